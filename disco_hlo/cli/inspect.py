@@ -141,6 +141,7 @@ def _times(plan: Plan) -> list[Any]:
         name = f"{one.name} (this plan)" if one.name == plan.chosen else one.name
         ran = one.samples > 0 and not one.error
         measured = time_text(one.median_ns) if ran else one.error or "not measured"
+        measured += " (numbers not compared)" if ran and one.only_timed else ""
         guess = time_text(one.predicted_ns) if one.predicted_ns else ""
         add_row(made, name, guess, measured, f"± {time_text(one.spread_ns)}" if ran else "")
     rest = [("bound", predicted.bound_ns), ("full overlap", predicted.full_overlap_ns)]

@@ -94,7 +94,7 @@ def canonicalize(data: bytes) -> CanonicalModule:
     module = hlo_proto.parse(data)
     check_module(module)
     try:
-        return _canonical(module)
+        return _canonical(module, _backend(module, data))
     except (ArithmeticError, LookupError, RecursionError, ValueError) as error:  # what no check foresaw
         raise ModuleError(
             f"module {module.name!r} is inconsistent: something in it has an operand, a member or a computation that "
@@ -102,10 +102,9 @@ def canonicalize(data: bytes) -> CanonicalModule:
         ) from error
 
 
-def _canonical(module: Message) -> CanonicalModule:
+def _canonical(module: Message, backend: str) -> CanonicalModule:
     index = ModuleIndex(module)
     digests = ComputationDigests(index)
-    backend = _backend(module)
     forms: dict[int, _Form] = {}
     for computation, kind in scheduled_computations(index):
         try:
@@ -137,9 +136,7 @@ def _settled_form(index: ModuleIndex, computation: int, kind: str, digests: Comp
             break
         # What a loop is given XLA has copied where that was needed. Where it was not, since values are equal that the
         # body alone does not show to be, a copy would change what the loop does to its caller's buffers.
-        if kind == "loop" and any(
-            flat.ops[_maker(flat, *edge)].proto.opcode == "parameter" for edge in form.edges_to_copy
-        ):
+        if kind == "loop" and any(_is_given(flat, *edge) for edge in form.edges_to_copy):
             break
         flat = with_copies(flat, form.edges_to_copy)
     if form.edges_to_copy or form.rules.too_soon or form.rules.shared_results:
@@ -293,6 +290,17 @@ def _maker(flat: FlatComputation, reader: int, number: int) -> int:
     return position
 
 
+def _is_given(flat: FlatComputation, reader: int, number: int) -> bool:
+    """Whether an operand is what the computation was given, barriers aside."""
+    position, members = _maker(flat, reader, number), list[int]()
+    while (op := flat.ops[position]).proto.opcode in ("get-tuple-element", "opt-barrier", "tuple"):
+        if op.proto.opcode == "get-tuple-element":
+            members.append(op.proto.tuple_index)
+        member = members.pop() if op.proto.opcode == "tuple" and members else 0
+        position = op.operands[member]
+    return bool(op.proto.opcode == "parameter")
+
+
 @dataclass(frozen=True, slots=True)
 class _Fact:
     """What a node has of its op and of the shapes it reads."""
@@ -407,8 +415,11 @@ class _SourceLines:
         return f"{self.frames.file_names[location.file_name_id - 1]}:{location.line}"
 
 
-def _backend(module: Message) -> str:
+def _backend(module: Message, data: bytes) -> str:
     """``gpu`` where the module holds what only XLA:GPU emits, else ``cpu``."""
+    # The mark of XLA:GPU's scheduler. Small modules may have no instruction with settings.
+    if b"fingerprint_before_lhs" in data:
+        return "gpu"
     for computation in module.computations:
         for instruction in computation.instructions:
             config = instruction.backend_config

@@ -58,10 +58,10 @@ def decode(data: bytes | None) -> tuple[Entry, ...]:
 
 
 def was_measured(plan: Plan, module_sha256: str, versions: Mapping[str, str]) -> bool:
-    """Whether the search that made the plan ran this module on its devices, under this very software."""
+    """Whether the search that made the plan compared this module on its devices, under this very software."""
     if plan.measured is None or plan.module_sha256 != module_sha256 or dict(plan.versions) != dict(versions):
         return False
-    return any(one.name == plan.chosen and one.samples for one in plan.measured.candidates)
+    return plan.chosen in plan.measured.results
 
 
 def was_compared(slot: PlanSlot, module_sha256: str, versions: Mapping[str, str]) -> bool:

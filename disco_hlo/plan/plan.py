@@ -96,6 +96,8 @@ class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
     samples: Count
     error: Text = ""
     """Why it could not be run; then the times are zero."""
+    only_timed: bool | UnsetType = UNSET
+    """True where nobody looked whether it computes what XLA's default computes; else left out."""
 
 
 class Measured(Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,6 +116,11 @@ class Measured(Struct, frozen=True, forbid_unknown_fields=True):
     evaluations_per_s: float
     searches_s: Annotated[tuple[float, ...], Meta(min_length=2, max_length=1 << 10)] | UnsetType = UNSET
     """Of each search, as :attr:`SearchRecord.searches`."""
+
+    @property
+    def results(self) -> dict[str, Candidate]:
+        """By name, what ran and is known to compute what XLA's default computes."""
+        return {one.name: one for one in self.candidates if one.samples and not (one.error or one.only_timed)}
 
     def __post_init__(self) -> None:
         """Refuse parts that are not those of the whole, to the millisecond that each is rounded to."""

@@ -40,10 +40,10 @@ def _read(source: CanonicalModule) -> Strategy:
         groups += [group] if is_listed(group) else []
     asynchronous = graph.backend == "gpu"
     strategy = Strategy(tuple(groups), buckets, _order(source, kernels, token_of, bucket_of))
-    if kernels.changed:
-        strategy = replace(
-            strategy, order=_in_time(unit_graph(graph, strategy), strategy.order, asynchronous)
-        )
+    units = unit_graph(graph, strategy)
+    # A copy that canonical form gives a value, and XLA's own module does without, is no instruction.
+    if kernels.changed or {unit.done_token(asynchronous) for unit in units.units} - {*strategy.order}:
+        strategy = replace(strategy, order=_in_time(units, strategy.order, asynchronous))
     found = normal_form(graph, strategy)
     try:
         check_order(unit_graph(graph, found), found.order, asynchronous)

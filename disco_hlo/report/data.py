@@ -155,6 +155,7 @@ def _candidates(plan: Plan, strings: Strings) -> list[dict[str, Any]]:
             "spread": one.spread_ns,
             "samples": one.samples,
             "error": strings(one.error) if one.error else None,
+            "onlyTimed": bool(one.only_timed),
         }
         for one in plan.measured.candidates
     ]

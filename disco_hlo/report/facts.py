@@ -204,7 +204,7 @@ def order_facts(order: Sequence[str], explicit: bool) -> OrderFacts:
 
 def step_times(plan: Plan) -> StepTimes:
     """Step time before and after, predicted and measured."""
-    ran = {} if plan.measured is None else {c.name: c for c in plan.measured.candidates if not c.error}
-    chosen = ran.get(plan.chosen)
-    predicted_ns = chosen.predicted_ns if chosen and chosen.predicted_ns else plan.prediction.plan_ns
-    return StepTimes(plan.prediction.default_ns, predicted_ns, ran.get(DEFAULT), chosen)
+    candidates, results = (plan.measured.candidates, plan.measured.results) if plan.measured else ((), {})
+    predicted = [one.predicted_ns for one in candidates if one.name == plan.chosen and not one.error]
+    predicted_ns = next(filter(None, predicted), plan.prediction.plan_ns)
+    return StepTimes(plan.prediction.default_ns, predicted_ns, results.get(DEFAULT), results.get(plan.chosen))

@@ -25,7 +25,13 @@ from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import configure, one_line
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure, steps_in_a_row
+from disco_hlo.plugin.measuring.candidates import (
+    Trial,
+    compare_with_default,
+    compile_trials,
+    measure,
+    steps_in_a_row,
+)
 from disco_hlo.plugin.measuring.profiling import Kept, profile_step
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
@@ -156,6 +162,7 @@ class _Benchmark:
             self._run(trials)
         else:
             measure(self.session, trials, budget_s=1.0)
+            compare_with_default(self.session, trials[0], [one for one in trials[1:] if not one.error])
         found = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
         own = before.of_this_process_since()
         every = self.session.channel.all_gather(

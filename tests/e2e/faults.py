@@ -100,15 +100,20 @@ def one_element_off() -> None:
 
     first_unlike = Reference._first_unlike
 
+    def changed(array: Any) -> Any:
+        import jax
+        import numpy as np
+
+        values = np.array(array)
+        values.reshape(-1)[:1] *= 1.001
+        return jax.device_put(values, next(iter(array.devices())))
+
     class Off:
         def __init__(self, runner: Runner) -> None:
             self._runner = runner
 
-        def each_output(self) -> Iterator[tuple[int, int, Any]]:
-            for number, device, values in self._runner.each_output():
-                changed = values.copy()
-                changed.reshape(-1)[:1] *= 1.001
-                yield number, device, changed
+        def output_arrays(self) -> list[list[Any]]:
+            return [list(map(changed, output)) for output in self._runner.output_arrays()]
 
     Reference._first_unlike = lambda self, runner: first_unlike(self, Off(runner))  # type: ignore[method-assign,arg-type]
 
@@ -124,9 +129,11 @@ def default_wins() -> None:
 
 
 def _let_win(name: str) -> None:
-    from disco_hlo.plugin.phases import search_phase
+    from disco_hlo.plugin.phases import finalists
 
-    search_phase.chosen = lambda trials, forced: [trial.name for trial in trials].index(name)
+    finalists.chosen = lambda trials, _forced: next(
+        (number for number, trial in enumerate(trials) if trial.name == name and not trial.error), 0
+    )
 
 
 def no_look() -> None:

@@ -178,6 +178,29 @@ def test_a_search_that_one_rank_cannot_follow_is_the_default_on_all(
 
 
 @pytest.mark.product_only
+def test_a_fastest_candidate_that_is_wrong_on_one_rank_is_taken_by_none(
+    together: tuple[Job, list[Run]], fresh: Callable[..., Job], alone: list[Run]
+) -> None:
+    job = fresh(together[0])
+    runs = job.train_ranks(
+        fault="plan_wins", ENABLE_SEARCH="1", each=[{}, {"fault": "one_element_off"}], DISCO_LOG="debug"
+    )
+    assert (
+        len(runs[0].lines("plan: not measured: compared: rank 1: output 0 differs from XLA's default at [0"))
+        == 1
+    )
+    assert len(runs[0].lines("nothing beats XLA's default beyond noise")) == 1
+    for run, default in zip(runs, alone, strict=True):
+        assert not is_ours(run)
+        assert_same_losses(run, default)
+    candidates = json.loads((slot_of(job.directory) / "plan.json").read_text())["measured"]["candidates"]
+    wrong = [one for one in candidates if one["error"]]
+    assert [(one["name"], one["samples"]) for one in wrong] == [("plan", 0)]
+    timed = [one["name"] for one in candidates if one.get("only_timed")]
+    assert timed == [one["name"] for one in candidates if one["name"] not in ("XLA default", "plan")]
+
+
+@pytest.mark.product_only
 def test_four_ranks_search_under_mpi(tmp_path: Path) -> None:
     job = new_job(tmp_path / "four")
     know_all(job.directory, devices=4, processes=4)

@@ -12,6 +12,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import one_bucket, unfused
+from disco_hlo.plan.fitting import without_unfit
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
@@ -77,7 +78,7 @@ def _strategy_of_region(source: CanonicalModule, one: Wanted) -> Strategy:
     if one.kind == "unfused":
         return unfused(graph)
     if one.kind == "one-bucket":
-        return one_bucket(graph, read(source).groups)
+        return _in_one_bucket(source)
     if one.kind == "one-kernel":
         return one_kernel(source)
     if one.kind == "random":
@@ -87,6 +88,11 @@ def _strategy_of_region(source: CanonicalModule, one: Wanted) -> Strategy:
     if one.kind in SEARCHED:
         return _searched(source, one)
     raise ValueError(f"strategy {one.kind!r}: expected one of {', '.join(KINDS)}")
+
+
+def _in_one_bucket(source: CanonicalModule) -> Strategy:
+    """XLA's kernels with as few buckets as can be; those that such buckets leave no place for go."""
+    return without_unfit(source, one_bucket(source.graph, read(source).groups))
 
 
 def one_kernel(source: CanonicalModule) -> Strategy:
@@ -118,7 +124,7 @@ def _is_legal(source: CanonicalModule, strategy: Strategy) -> bool:
 def in_random_order(source: CanonicalModule, seed: int) -> Strategy:
     """Kernels as some other strategy has them, in an order drawn from all that are legal."""
     graph, dice = source.graph, random.Random(seed)
-    plain = (unfused(graph), read(source), one_bucket(graph, read(source).groups))
+    plain = (unfused(graph), read(source), _in_one_bucket(source))
     strategy = dice.choice(plain) if dice.random() < 0.6 else random_strategy(source, seed, attempts=60)
     units = unit_graph(graph, strategy)
     return replace(strategy, order=random_order(units, graph.backend == "gpu", dice))

@@ -112,3 +112,19 @@ def test_they_never_share_a_bucket() -> None:
     assert graph.nodes[first].collective != graph.nodes[second].collective
     assert len({graph.nodes[node].collective for node in graph.all_reduces}) == 2
     assert Bucket((first, second)) not in one_bucket(graph).buckets
+
+
+def test_a_module_without_settings_is_a_gpus_by_its_schedulers_mark() -> None:
+    """A step of one matmul of integers ran by the rules of a CPU, and XLA:GPU refused what was written for it."""
+    dot = """
+ENTRY %main (a: s32[4,2], b: s32[2,4]) -> s32[4,4] {
+  %a = s32[4,2]{1,0} parameter(0)
+  %b = s32[2,4]{1,0} parameter(1)
+  ROOT %dot = s32[4,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+    scheduled = 'is_scheduled=true, frontend_attributes={fingerprint_before_lhs="8e6c"}'
+    for said, backend in (("is_scheduled=true", "cpu"), (scheduled, "gpu")):
+        text = f"HloModule jit_step, {said}\n{dot}"
+        data = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+        assert canonicalize(data).graph.backend == backend

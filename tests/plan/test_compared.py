@@ -83,5 +83,8 @@ def test_a_plan_was_measured_where_its_own_module_ran_under_this_software() -> N
     assert not was_measured(plan, plan.module_sha256, NOW | {"jax": "0.12.1"})
     assert not was_measured(msgspec.structs.replace(plan, measured=None), plan.module_sha256, NOW)
     assert not was_measured(msgspec.structs.replace(plan, chosen="another"), plan.module_sha256, NOW)
+    timed = tuple(msgspec.structs.replace(one, only_timed=True) for one in plan.measured.candidates)
+    only_timed = msgspec.structs.replace(plan.measured, candidates=timed)
+    assert not was_measured(msgspec.structs.replace(plan, measured=only_timed), plan.module_sha256, NOW)
     unmeasured = msgspec.structs.replace(plan.measured, candidates=(Candidate("plan", 1, 0, 0, 0),))
     assert not was_measured(msgspec.structs.replace(plan, measured=unmeasured), plan.module_sha256, NOW)

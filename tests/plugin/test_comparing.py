@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plugin.measuring import comparing
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
+from disco_hlo.plugin.measuring import comparing, tolerances
+from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.reference import Program, Reference
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
+from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.dtypes import is_whole
@@ -52,7 +52,7 @@ def measured(
         trials = [Trial("default", None, 0), Trial("plain", plain, 0), Trial("changed", plain, 0)]
         compile_trials(session, source, trials[:2], tag="candidate")
         trials[2].executable = compiles.compile_module(request, change(apply(plain, source)))
-        measure(session, trials, budget_s=0.1)
+        compare_with_default(session, trials[0], trials[1:])
         return trials[1], trials[2], request.positive
 
     found: tuple[Trial, Trial, frozenset[int] | None] = in_session(folder, look, lambda: step)
@@ -244,12 +244,13 @@ class Changed:
     def __init__(self, runner: Runner, number: int, places: Array, values: Array) -> None:
         self._runner, self._number, self._places, self._values = runner, number, places, values
 
-    def each_output(self) -> Iterator[tuple[int, int, Array]]:
-        for number, device, values in self._runner.each_output():
-            if (number, device) == (self._number, 1):
-                values = values.copy()
-                values.reshape(-1)[self._places] = self._values
-            yield number, device, values
+    def output_arrays(self) -> list[list[Array]]:
+        arrays = self._runner.output_arrays()
+        own = arrays[self._number]
+        values = np.array(own[1])
+        values.reshape(-1)[self._places] = self._values
+        own[1] = jax.device_put(values, next(iter(own[1].devices())))
+        return arrays
 
 
 def least(change: Array, tiles: Array) -> int:
@@ -277,24 +278,23 @@ def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_p
         request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
         default = Program("default", compiles.compile_module(request, None))
         default.runner = Runner(request, default.executable, 0)
-        survey = survey_of(default.runner)
-        with ThreadPoolExecutor(1) as pool:
-            reference = Reference(session, default, survey, passes(survey, None)[0], pool)
-            assert reference._first_unlike(default.runner) == ""
-            said = []
-            for number, outputs in enumerate(default.runner.outputs()):
-                after, index = outputs[1].reshape(-1), survey.updated[number]
-                if is_whole(after.dtype) or not after.size:
-                    continue
-                before = np.zeros_like(after)
-                if index is not None:
-                    before = default.runner.floats(index, 1, np.arange(after.size))
-                change = np.where(np.abs(after - before) > 16 * np.spacing(np.abs(after)), after - before, 0)
-                for tiles in (np.arange(after.size)[:, None], tiles_of(outputs[1].shape)):
-                    if change.any() and (tile := least(change, tiles)) >= 0:
-                        places = tiles[tile]
-                        changed: Any = Changed(default.runner, number, places, before[places])
-                        said.append((number, reference._first_unlike(changed)))
+        survey, _ = survey_of(default.runner)
+        reference = Reference(session, default, survey, passes(survey, None)[0])
+        assert reference._first_unlike(default.runner) == ""
+        said = []
+        for number, outputs in enumerate(default.runner.outputs()):
+            after, index = outputs[1].reshape(-1), survey.updated[number]
+            if is_whole(after.dtype) or not after.size:
+                continue
+            before = np.zeros_like(after)
+            if index is not None:
+                before = default.runner.floats(index, 1, np.arange(after.size))
+            change = np.where(np.abs(after - before) > 16 * np.spacing(np.abs(after)), after - before, 0)
+            for tiles in (np.arange(after.size)[:, None], tiles_of(outputs[1].shape)):
+                if change.any() and (tile := least(change, tiles)) >= 0:
+                    places = tiles[tile]
+                    changed: Any = Changed(default.runner, number, places, before[places])
+                    said.append((number, reference._first_unlike(changed)))
         return said
 
     found = in_session(tmp_path, look, STEPS[name])
@@ -335,6 +335,31 @@ def test_a_program_in_which_two_elements_of_thousands_are_wrong_is_refused(tmp_p
     assert re.search(r"differs from XLA's default at \[1[12], 13\] of float32\[64, 64\]: by ", wrong.error)
 
 
+def test_a_program_whose_large_results_are_wrong_is_refused_where_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the right one is not: made-up weights, both runs and the comparison stay on the devices."""
+    there: list[tuple[int, ...]] = []
+    really = tolerances.on_each_device
+
+    def on_each_device(devices: Any, rule: Any, static: Any, *arguments: Any) -> Any:
+        if rule is tolerances._are_wrong:
+            there.append(arguments[-1][0].shape)
+        return really(devices, rule, static, *arguments)
+
+    monkeypatch.setattr(tolerances, "on_each_device", on_each_device)
+    parameters = {"w": models.random(0, 520, 520)}
+    step = models.trained(
+        "large_step",
+        lambda p, x: jnp.mean(jnp.tanh(x @ p["w"]) ** 2),
+        parameters,
+        (models.random(1, 8, 520),),
+        optax.sgd(0.1, momentum=0.9),
+    )
+    assert_refused(step, lambda module: exchange_opcode(module, "tanh", "cosine"), tmp_path)
+    assert set(there) == {(520, 520)}
+
+
 # --- what is kept -----------------------------------------------------------------------------------
 
 
@@ -344,35 +369,27 @@ def test_the_new_value_of_each_parameter_is_known_by_its_values() -> None:
     def surveyed(request: CompileRequest) -> tuple[Survey, int]:
         request.positive = frozenset()
         runner = Runner(request, compiles.compile_module(request, None), 0)
-        return survey_of(runner), len(runner.parameters)
+        return survey_of(runner)[0], len(runner.parameters)
 
     found, parameters = intercept(*models.mlp(), surveyed)
     # Parameters come in the order of the outputs: weights, momenta, and then the batch.
     assert found.updated == [*range(parameters - 1), None]
-    assert found.alike == [True] * parameters
-    assert found.devices == [2] * parameters
     assert found.not_finite == 0
 
 
 def test_large_outputs_are_compared_in_as_many_passes_as_memory_asks_for() -> None:
     f32, whole = np.dtype(np.float32), np.dtype(np.int32)
-    survey = Survey([(3000, 1000), (), (5,)], [f32, f32, whole], [2] * 3, [True, False, False], [None] * 3, 0)
-    assert [survey.kept_bytes(number) for number in range(3)] == [5, 10, 8]
-    [one] = passes(survey, None)
-    assert {number: len(spans) for number, spans in one.items()} == {0: 3, 1: 1, 2: 1}
-    several = passes(survey, 6 << 20)
-    assert [sorted(spans) for spans in several] == [[0], [0], [0, 1, 2]]
-    elements = sorted(
-        (n, e) for spans in several for n, of in spans.items() for s in of for e in (s.start, s.stop)
-    )
-    assert elements == [(0, 0), (0, 1048000), (0, 1048000), (0, 2096000), (0, 2096000), (0, 3000000),
-                        (1, 0), (1, 1), (2, 0), (2, 5)]  # fmt: skip
-    with pytest.raises(UnsupportedError, match="free memory does not do for comparing 100000000 elements"):
-        passes(Survey([(100_000_000,)], [f32], [1], [True], [None], 0), 1 << 20)
+    survey = Survey([(30, 10), (), (5,), (30, 10)], [f32, f32, whole, f32], [None] * 4, 0)
+    assert [survey.kept_bytes(number) for number in range(4)] == [1500, 5, 20, 1500]
+    assert passes(survey, None) == [{0, 1, 2, 3}]
+    assert passes(survey, 1505) == [{0, 1}, {2}, {3}]
+    assert passes(survey, 0) == [{0}, {1, 2}, {3}], "one, at least, and with it what takes no more"
+    with pytest.raises(UnsupportedError, match="free memory does not do for comparing 1000 elements"):
+        passes(Survey([(10,)] * 100, [f32] * 100, [None] * 100, 0), 1)
 
 
 def test_in_several_passes_a_wrong_program_is_refused_and_a_right_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "free_host_bytes", lambda: 1 << 12)
+    monkeypatch.setattr(comparing, "room_bytes", lambda _session: 0)
     assert_refused(relu_step(), reading_twice("select", 2, 1), tmp_path)

@@ -10,15 +10,22 @@ from typing import Any
 import pytest
 
 from disco_hlo.activation.local import LocalChannel
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.measuring import candidates
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
+from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.phases import finalists
+from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import compiles
+from tests.plugin.sessions import in_session
 
 NAMES = (DEFAULT, NO_FUSION, ONE_BUCKET, PLAN_BUCKETS, PLAN, "plan 2", "plan 3")
 Compiled = list[list[str]]
@@ -118,3 +125,74 @@ def test_what_failed_is_not_chosen_and_what_is_forced_is() -> None:
     assert finalists.chosen(trials, None) == 0
     assert finalists.chosen(trials, "chunk-2") == 2
     assert finalists.chosen(trials, PLAN) == 0
+
+
+# --- only what would win is compared ----------------------------------------------------------------
+
+TIMES = {DEFAULT: 100, "plan 2": 60, "plan 3": 70, NO_FUSION: 130}
+
+
+def confirmed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: Sequence[str], stop_after: int = 100
+) -> tuple[str | None, list[str], dict[str, str]]:
+    """The winner of a step's modules, of which some compute something else, by times that are given: its name, what was
+    compared one after the other, and what is said against each."""
+    stop, asked = Interruption(), list[str]()
+
+    def look(session: Session, source: CanonicalModule) -> tuple[str | None, list[str], dict[str, str]]:
+        plain = unfused(source.graph)
+        trials = [Trial(name, None if name == DEFAULT else plain, 0) for name in TIMES]
+        compile_trials(session, source, trials[:2], tag="candidate")
+        cosine = exchange_opcode(trials[1].module, "tanh", "cosine")
+        right, spoiled = trials[1].executable, compiles.compile_module(session.request, cosine)
+        for trial in trials[1:]:
+            trial.executable = spoiled if trial.name in wrong else right
+        for trial in trials:
+            trial.times_ns = [TIMES[trial.name]] * 5
+        really = candidates.compare
+
+        def compare(session: Session, programs: Sequence[Program]) -> None:
+            asked.extend(program.name for program in programs[1:])
+            stop.wanted = len(asked) >= stop_after
+            really(session, programs)
+
+        monkeypatch.setattr(candidates, "compare", compare)
+        winner = finalists.winner_of(session, trials, stop)
+        assert winner is None or winner.strategy is None or winner.compared
+        return winner and winner.name, asked, {trial.name: trial.error for trial in trials if trial.error}
+
+    found: tuple[str | None, list[str], dict[str, str]] = in_session(folder, look)
+    return found
+
+
+def test_only_the_winner_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert confirmed(tmp_path, monkeypatch, [NO_FUSION]) == ("plan 2", ["plan 2"], {})
+
+
+def test_where_the_fastest_is_wrong_it_is_out_and_the_next_becomes_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "disco_hlo"):
+        winner, asked, errors = confirmed(tmp_path, monkeypatch, ["plan 2"])
+    assert (winner, asked, list(errors)) == ("plan 3", ["plan 2", "plan 3"], ["plan 2"])
+    assert "differs from XLA's default at" in errors["plan 2"]
+    assert f"plan 2: not measured: {errors['plan 2']}" in caplog.text
+
+
+def test_where_all_that_are_faster_are_wrong_xlas_default_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    winner, asked, _ = confirmed(tmp_path, monkeypatch, ["plan 2", "plan 3"])
+    assert (winner, asked) == (DEFAULT, ["plan 2", "plan 3"])
+
+
+def test_ctrl_c_between_two_comparisons_leaves_no_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert confirmed(tmp_path, monkeypatch, ["plan 2"], stop_after=1)[:2] == (None, ["plan 2"])
+
+
+def test_what_was_compared_before_ctrl_c_is_the_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert confirmed(tmp_path, monkeypatch, [], stop_after=1)[0] == "plan 2"

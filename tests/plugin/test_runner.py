@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring import runner
-from disco_hlo.plugin.measuring.inputs import arguments
+from disco_hlo.plugin.measuring.inputs import arguments, made_up, scrambled
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs
 from disco_hlo.plugin.measuring.inputs.made_up import floats_at, synthetic_values
 from disco_hlo.plugin.measuring.runner import Runner
@@ -341,6 +341,24 @@ def test_floats_at_some_places_are_those_of_the_array(dtype: Any, nudge: float) 
         np.arange(0, values.size, 100_003),
     ):
         np.testing.assert_array_equal(floats_at(places, parameter, 5, 1, 1, **more), values[places])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    "more", [{}, {"signed": True}, {"signed": True, "nudge": 1e-6, "change": 13}], ids=str
+)
+def test_devices_make_the_very_numbers_that_the_host_makes(dtype: Any, more: dict[str, Any]) -> None:
+    parameter = Parameter((3, (1 << 21) + 5), np.dtype(dtype), sharded=True)
+    assert made_up.are_made_on_devices(parameter)
+    devices = tuple(jax.local_devices()[:2])
+    tables = [jax.device_put(scrambled.table(), device) for device in devices]
+    for place, made in zip(
+        (1, 3),
+        made_up.floats_on_devices(devices, tables, parameter, 5, 1, (1, 3), **more),
+        strict=True,
+    ):
+        assert made.shape == parameter.shape
+        np.testing.assert_array_equal(np.asarray(made), synthetic_values(parameter, 5, 1, place, **more))
 
 
 def test_each_draw_changes_other_floats_upwards() -> None:

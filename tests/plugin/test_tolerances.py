@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_hlo.plugin.measuring.tolerances import Allowed, spans_of
+from disco_hlo.plugin.measuring import tolerances
+from disco_hlo.plugin.measuring.tolerances import Allowed, parts_of
 
 Array = Any
 DIGIT = 2.0**-23
@@ -19,9 +22,15 @@ DIGIT = 2.0**-23
 
 def learnt(values: Array, by: Array, before: Array | None = None, shift: Array | None = None) -> Allowed:
     """What is allowed where a rounding of the inputs moves ``values`` by so much."""
-    allowed = Allowed(values.reshape(-1), None if before is None else before.reshape(-1), values.shape[-1])
-    allowed.learn((values + by).reshape(-1), None if shift is None else shift.reshape(-1))
+    told = None if before is None else [before]
+    allowed = Allowed([values], told)
+    moved_before = None if before is None else [before if shift is None else before + shift]
+    allowed.learn([values + by], told, moved_before)
     return allowed
+
+
+def unlike(allowed: Allowed, got: Array) -> tuple[int, str]:
+    return allowed.unlike([got.reshape(allowed.shape)])
 
 
 def off(values: Array, place: int, by: float) -> Array:
@@ -42,8 +51,8 @@ def test_one_element_may_be_off_as_far_as_roundings_move_its_neighbours(even: tu
     values, by = even
     by[3, 5] = 0  # that it did not move says nothing
     allowed = learnt(values, by)
-    assert allowed.unlike(off(values, 3 * 64 + 5, 1e-4)) == (0, "")
-    place, how = allowed.unlike(off(values, 3 * 64 + 5, 2e-4))
+    assert unlike(allowed, off(values, 3 * 64 + 5, 1e-4)) == (0, "")
+    place, how = unlike(allowed, off(values, 3 * 64 + 5, 2e-4))
     assert place == 3 * 64 + 5
     assert how.startswith("by 0.0002, where roundings make 0.0001")
 
@@ -52,8 +61,8 @@ def test_a_quiet_row_or_column_is_compared_as_such(even: tuple[Array, Array]) ->
     values, by = even
     by[8:16], by[:, 8:16] = by[8:16] * 1e-3, by[:, 8:16] * 1e-3
     allowed = learnt(values, by)
-    assert allowed.unlike(off(values, 10 * 64 + 10, 3e-6)) != (0, "")
-    assert allowed.unlike(off(values, 40 * 64 + 40, 3e-6)) == (0, "")
+    assert unlike(allowed, off(values, 10 * 64 + 10, 3e-6)) != (0, "")
+    assert unlike(allowed, off(values, 40 * 64 + 40, 3e-6)) == (0, "")
 
 
 def test_an_element_that_moves_far_may_be_off_far_and_its_neighbours_may_not(
@@ -62,41 +71,41 @@ def test_an_element_that_moves_far_may_be_off_far_and_its_neighbours_may_not(
     values, by = even
     by[3, 5] = 1e-3
     allowed = learnt(values, by)
-    assert allowed.unlike(off(values, 3 * 64 + 5, 2e-3)) == (0, "")
-    assert allowed.unlike(off(values, 3 * 64 + 6, 4e-3)) != (0, "")
+    assert unlike(allowed, off(values, 3 * 64 + 5, 2e-3)) == (0, "")
+    assert unlike(allowed, off(values, 3 * 64 + 6, 4e-3)) != (0, "")
 
 
 def test_what_moves_all_elements_a_little_is_seen_in_the_norm(even: tuple[Array, Array]) -> None:
     values, by = even
     allowed = learnt(values, by)
-    assert allowed.unlike((values + 3e-5).reshape(-1)) == (0, "")
-    assert "of its norm, where roundings make" in allowed.unlike((values + 6e-5).reshape(-1))[1]
+    assert unlike(allowed, (values + 3e-5).reshape(-1)) == (0, "")
+    assert "of its norm, where roundings make" in unlike(allowed, (values + 6e-5).reshape(-1))[1]
 
 
 def test_the_last_digits_may_always_differ() -> None:
     values = np.array([1.0, 1.5, 100.0], np.float32)
     allowed = learnt(values, np.zeros(3, np.float32))
-    assert allowed.unlike(off(values, 0, 4 * DIGIT)) == (0, "")
-    assert allowed.unlike(off(values, 0, 5 * DIGIT)) != (0, "")
-    assert allowed.unlike(off(values, 2, 200 * DIGIT)) == (0, "")
+    assert unlike(allowed, off(values, 0, 4 * DIGIT)) == (0, "")
+    assert unlike(allowed, off(values, 0, 5 * DIGIT)) != (0, "")
+    assert unlike(allowed, off(values, 2, 200 * DIGIT)) == (0, "")
     updated = learnt(values - 1, np.zeros(3, np.float32), before=values)
-    assert updated.unlike(off(values - 1, 0, 4 * DIGIT)) == (0, ""), "of what was subtracted"
+    assert unlike(updated, off(values - 1, 0, 4 * DIGIT)) == (0, ""), "of what was subtracted"
 
 
 def test_how_far_the_input_moved_that_is_updated_does_not_count() -> None:
     before = np.linspace(1, 2, 100, dtype=np.float32)
     shift = np.full(100, 0.1, np.float32)
     allowed = learnt(before + np.float32(1e-3), shift, before=before, shift=shift)
-    assert allowed.unlike(off(before + np.float32(1e-3), 7, 1e-4)) != (0, "")
+    assert unlike(allowed, off(before + np.float32(1e-3), 7, 1e-4)) != (0, "")
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.bool_, ml_dtypes.int4])
 def test_whole_numbers_and_truth_values_are_compared_bit_by_bit(dtype: Any) -> None:
     values = np.array([1, 0, 1, 1]).astype(dtype)
     other = np.array([1, 0, 0, 1]).astype(dtype)
-    allowed = Allowed(values, None, 4)
-    assert allowed.unlike(values.copy()) == (0, "")
-    place, how = allowed.unlike(other)
+    allowed = Allowed([values], None)
+    assert unlike(allowed, values.copy()) == (0, "")
+    place, how = unlike(allowed, other)
     assert place == 2
     assert how == f"it is {other[2]} and not {values[2]}"
 
@@ -104,11 +113,11 @@ def test_whole_numbers_and_truth_values_are_compared_bit_by_bit(dtype: Any) -> N
 def test_what_is_not_finite_must_be_the_same() -> None:
     values = np.array([1, np.inf, -np.inf, np.nan], np.float32)
     allowed = learnt(values, np.zeros(4, np.float32))
-    assert allowed.unlike(values + np.float32(DIGIT)) == (0, "")
+    assert unlike(allowed, values + np.float32(DIGIT)) == (0, "")
     for place, instead in ((0, np.nan), (1, -np.inf), (2, 1.0), (3, np.inf)):
         other = values.copy()
         other[place] = instead
-        found, how = allowed.unlike(other)
+        found, how = unlike(allowed, other)
         assert found == place
         assert " and not " in how
 
@@ -116,25 +125,89 @@ def test_what_is_not_finite_must_be_the_same() -> None:
 def test_complex_numbers_are_compared_whole() -> None:
     values = np.array([3 + 4j], np.complex64)
     allowed = learnt(values, np.zeros(1, np.complex64))
-    assert allowed.unlike(values.copy()) == (0, "")
-    assert allowed.unlike(values.conj())[1].startswith("by 8, where")
+    assert unlike(allowed, values.copy()) == (0, "")
+    assert unlike(allowed, values.conj())[1].startswith("by 8, where")
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float64, ml_dtypes.float8_e4m3fn])
 def test_types_are_compared_to_their_own_last_digits(dtype: Any) -> None:
     digit = float(ml_dtypes.finfo(dtype).eps)
     values = np.ones(8, dtype)
-    allowed = Allowed(values, None, 8)
-    allowed.learn(values, None)
-    assert allowed.unlike((values.astype(np.float64) * (1 + 3 * digit)).astype(dtype)) == (0, "")
-    assert allowed.unlike((values.astype(np.float64) * (1 + 6 * digit)).astype(dtype)) != (0, "")
+    allowed = Allowed([values], None)
+    allowed.learn([values], None, None)
+    assert unlike(allowed, (values.astype(np.float64) * (1 + 3 * digit)).astype(dtype)) == (0, "")
+    assert unlike(allowed, (values.astype(np.float64) * (1 + 6 * digit)).astype(dtype)) != (0, "")
+
+
+# --- large outputs are compared on the devices ------------------------------------------------------
+
+SHAPES = [(11, 1000), (3, 50, 64), (9000,), (5, 3)]
+"""In parts of 4096 elements: several and a rest; none left; longer than a part; less than a part."""
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("updates", [True, False])
+def test_devices_and_host_come_to_one_verdict(
+    shape: tuple[int, ...], dtype: Any, updates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And say the same of it, for one element and for all of them, off by less and by more than is allowed."""
+    monkeypatch.setattr(tolerances, "_ELEMENTS", 1 << 12)
+    random = np.random.default_rng(7)
+    size = int(np.prod(shape))
+    devices = jax.local_devices()[:2]
+
+    def drawn(scale: float) -> list[Array]:
+        return [random.normal(0, scale, shape).astype(dtype) for _ in devices]
+
+    before = drawn(1.0)
+    values = [(one + random.normal(0, 1e-2, shape)).astype(dtype) for one in before]
+    moves = [random.normal(0, 1e-3, shape) * random.choice([0, 1, 30], shape) for _ in range(2)]
+    moved = [(one + by).astype(dtype) for one, by in zip(values, moves, strict=True)]
+    moved_before = [(one * dtype(1.001)).astype(dtype) for one in before]
+    values[0].reshape(-1)[3], moved[0].reshape(-1)[5] = np.inf, np.nan
+
+    def placed(arrays: list[Array]) -> list[Array]:
+        return [jax.device_put(one, device) for one, device in zip(arrays, devices, strict=True)]
+
+    told = [before, moved_before] if updates else [None, None]
+    host = Allowed(values, told[0], on_devices=False)
+    there = Allowed(placed(values), told[0] and placed(told[0]), on_devices=True)
+    verdicts = []
+    for run in range(2):
+        if run:
+            host.learn(moved, *told)
+            there.learn(placed(moved), *(one and placed(one) for one in told))
+        for by in (0, 1e-6, 1e-5, 1e-4, 1e-3, 4e-3, 1e-2, 0.1, np.inf, np.nan):
+            for place in (size - 1, size // 2, 3, slice(None)):
+                got = [one.copy() for one in values]
+                changed = got[1].reshape(-1)
+                changed[place] = (changed[place] + np.asarray(by)).astype(dtype)
+                verdicts.append(host.unlike(got))
+                assert there.unlike(placed(got)) == verdicts[-1]
+    assert there.moved_square == pytest.approx(host.moved_square, rel=1e-9)
+    assert there.changed_square == pytest.approx(host.changed_square, rel=1e-9)
+    assert {bool(words) for _, words in verdicts} == {False, True}
+
+
+def test_devices_and_host_compare_large_whole_numbers_alike() -> None:
+    values = np.arange(1 << 19, dtype=np.int32)
+    other = values.copy()
+    other[1 << 18] = -1
+    host, there = (
+        Allowed([one], None, on_devices=on) for one, on in ((values, False), (jnp.array(values), True))
+    )
+    assert host.unlike([values]) == there.unlike([jnp.array(values)]) == (0, "")
+    assert host.unlike([other]) == there.unlike([jnp.array(other)])
+    assert host.unlike([other]) == (1 << 18, "it is -1 and not 262144")
 
 
 @given(st.lists(st.integers(0, 5000), max_size=3).map(tuple) | st.tuples(st.integers(0, 3), st.just(3 << 20)))
 def test_spans_are_all_of_an_array_in_whole_rows(shape: tuple[int, ...]) -> None:
-    spans = spans_of(shape)
-    assert sum(span.stop - span.start for span in spans) == np.prod(shape, dtype=int)
-    assert [span.start for span in spans[1:]] == [span.stop for span in spans[:-1]]
-    for span in spans:
-        assert 0 < span.stop - span.start <= 1 << 20
-        assert (span.stop - span.start) % span.columns == 0
+    parts = parts_of(shape)
+    ends = [one.place(one.count, 0) for one in parts]
+    assert [one.start for one in parts] == [0, *ends][: len(parts)]
+    assert [0, *ends][-1] == np.prod(shape, dtype=int)
+    for one in parts:
+        assert 0 < one.rows * one.columns <= 1 << 20
+        assert one.columns == shape[-1] if shape and shape[-1] <= 1 << 20 else one.rows == 1

@@ -1,7 +1,8 @@
-"""Compile strategies on every rank, check their numbers, and time them one after another.
+"""Compile strategies on every rank, time them in turn, and compare the numbers of what is to be used.
 
 DisCo trusts its simulator to the end; here the finalists run on the devices, alternately with XLA's
-default, and the fastest wins. Rank 0 writes each module and sends it, so that all ranks compile the
+default, and the fastest wins, if it computes what the default computes. To see that takes longer than to time
+it, so only what would win is compared. Rank 0 writes each module and sends it, so that all ranks compile the
 same bytes; a candidate that fails anywhere is out everywhere. One that ends the process, because XLA
 crashes on it, leaves its mark in the plan's folder, and is not tried a second time; of several that were
 being compiled at once, each is first tried alone.
@@ -29,9 +30,9 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.comparing import compare
+from disco_hlo.plugin.measuring.comparing import compare, make_runner, settle_inputs
 from disco_hlo.plugin.measuring.cores import compiles_at_once
-from disco_hlo.plugin.measuring.lockstep import run_on_all
+from disco_hlo.plugin.measuring.lockstep import coming_back, run_on_all
 from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.measuring.room import lack_of_memory
 from disco_hlo.plugin.measuring.runner import Runner
@@ -62,6 +63,8 @@ class Trial:
     executable: Any = None
     runner: Runner | None = None
     times_ns: list[int] = field(default_factory=list)
+    compared: bool = False
+    """Whether it was seen to compute what XLA's default computes; its times do not say so."""
     error: str = ""
 
     @property
@@ -183,8 +186,8 @@ def _sha256(module: bytes) -> str:
 def measure(
     session: Session, trials: Sequence[Trial], *, budget_s: float, stop: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Run the compiled trials alternately and note their times; check their outputs first. On GPU several
-    steps are run in a row, as a training loop does.
+    """Run the compiled trials alternately and note their times. What they compute is seen by
+    :func:`compare_with_default` alone. On GPU several steps are run in a row, as a training loop does.
 
     Args:
         stop: asked on rank 0 between rounds; the measurement ends on all ranks once it answers True.
@@ -200,7 +203,7 @@ def measure(
         raise shared(UnsupportedError(f"{alive[0].name} has no room on made-up inputs: {reason}"))
     for trial in alive[1:]:
         trial.error = lack_of_memory(session, trial.name, trial.executable)
-    _compare(session, _still_alive(alive))
+    _first_runs(session, _still_alive(alive))
     alive = _still_alive(alive)
     at_once = steps_in_a_row(session, alive[0].runner)
     complete = True
@@ -216,15 +219,36 @@ def measure(
     return complete
 
 
-def _compare(session: Session, trials: Sequence[Trial]) -> None:
-    """See which compute what the first does, XLA's default; what does not on any rank is out on all."""
-    programs = [
-        Program(trial.name, trial.executable, functools.partial(marked, session, trial, "run"))
-        for trial in trials
-    ]
+def compare_with_default(session: Session, default: Trial, others: Sequence[Trial]) -> None:
+    """See which trials compute what XLA's default computes; one that does not on any rank is out on all, and its times
+    with it.
+
+    Raises:
+        As :func:`~disco_hlo.plugin.measuring.comparing.compare`.
+    """
+    programs = [_program(session, trial) for trial in (default, *others)]
     compare(session, programs)
-    for trial, program in zip(trials, programs, strict=True):
-        trial.runner, trial.error = program.runner, program.error
+    for trial, program in zip(others, programs[1:], strict=True):
+        trial.error, trial.compared = program.error, not program.error
+        if trial.error:
+            trial.times_ns.clear()
+
+
+def _program(session: Session, trial: Trial) -> Program:
+    return Program(trial.name, trial.executable, functools.partial(marked, session, trial, "run"))
+
+
+def _first_runs(session: Session, alive: Sequence[Trial]) -> None:
+    """Make the inputs, and run each once, which leaves a mark of a candidate that ends the process."""
+    default = alive[0]
+    default.runner = settle_inputs(session, _program(session, default))
+    for trial in alive[1:]:
+        try:
+            trial.runner = make_runner(session, _program(session, trial), inputs_of=default.runner)
+            with marked(session, trial, "run"):
+                run_on_all(session, f"first run of {trial.name}", trial.runner.run)
+        except Exception as error:
+            trial.error = one_line(error)
 
 
 def _round(session: Session, alive: Sequence[Trial], at_once: int) -> None:
@@ -232,8 +256,11 @@ def _round(session: Session, alive: Sequence[Trial], at_once: int) -> None:
     for trial in alive:
         assert trial.runner is not None
         timed = functools.partial(time_once, trial.runner, at_once)
+        first = not trial.times_ns  # what reads memory that nobody wrote may end otherwise than its first run
+        guard = marked(session, trial, "run") if first else contextlib.nullcontext()
         try:
-            trial.times_ns.append(run_on_all(session, f"a run of {trial.name}", timed))
+            with guard, coming_back(session.request.module_name):
+                trial.times_ns.append(run_on_all(session, f"a run of {trial.name}", timed))
         except Exception as error:
             trial.error = one_line(error)
             trial.times_ns.clear()

@@ -8,30 +8,31 @@ a rounding, and where another program is too far off it runs some more times bef
 A step returns updated parameters and moments, of which the gradient is a thousandth: what is looked at is by how much
 an output differs from the input that it updates.
 
-Host memory holds what the default computed and a byte beside each number, once for all devices that hold the same, and
-of other runs one output at a time. Where that takes more than a part of what the host has free, the outputs are
-compared in several passes, for each of which all programs run again.
+Large outputs are compared on the devices. These hold what the default computed and a byte beside each number. Where
+that takes more than what is free beside a run, the outputs are compared in several passes, for each of which all
+programs run again.
 """
 
 from __future__ import annotations
 
-import json
-import socket
+import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
 from disco_hlo.plugin.measuring.reference import Program, Reference
+from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.survey import Spans, Survey, passes, survey_of
+from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.host_memory import free_host_bytes
+from disco_hlo.plugin.xla.executables import memory
 
-_OF_FREE_MEMORY = 4
-"""A part of so many of the host's free memory is taken."""
+_LONG_S = 5.0
+"""Somebody who waits for longer is told how far it is."""
+_ARRAYS = 3
+"""Of the size of an output, that exist while it is compared."""
 
 
 def compare(session: Session, programs: Sequence[Program]) -> None:
@@ -44,15 +45,49 @@ def compare(session: Session, programs: Sequence[Program]) -> None:
         ActivationError: it cannot on another rank.
     """
     seed, hardly = session.settings.seed, Counter[str]()
-    with ThreadPoolExecutor(compiles_at_once(session), "disco-compare") as pool:
-        for number, permuted in enumerate((True, False)):
-            for program in programs:
-                program.runner = None  # before other inputs are made: both may not have room
-            # Timing and profiling have the seed itself.
-            own_seed = seed + 1 if permuted else seed
-            hardly |= _Inputs(session, programs, own_seed, permuted, pool).compare()
-            LOGGER.debug("compared on inputs %d", number)
+    for number, permuted in enumerate((True, False)):
+        started = time.monotonic()
+        for program in programs:
+            program.runner = None  # before other inputs are made: both may not have room
+        # Timing and profiling have the seed itself.
+        own_seed = seed + 1 if permuted else seed
+        hardly |= _Inputs(session, programs, own_seed, permuted).compare()
+        took_s = time.monotonic() - started
+        say = session.say if took_s >= _LONG_S else LOGGER.debug
+        say("compared on the %s of two sets of inputs (%.1f s)", "second" if number else "first", took_s)
     _say_hardly(session, hardly)
+
+
+def settle_inputs(session: Session, default: Program) -> Runner:
+    """A runner of XLA's default, which has run once, on the inputs that steps are timed on; whether these are positive
+    is settled.
+
+    Raises:
+        As :func:`compare`.
+    """
+    _Inputs(session, [default], session.settings.seed, False).settled()
+    assert default.runner is not None
+    return default.runner
+
+
+def make_runner(
+    session: Session,
+    program: Program,
+    inputs_of: Runner | None,
+    seed: int | None = None,
+    permuted: bool = False,
+) -> Runner:
+    """A program's runner on made-up inputs, those of another runner where that is given; on all ranks."""
+    # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
+    with session.stage(f"inputs of {program.name}"):
+        return Runner(
+            session.request,
+            program.executable,
+            session.settings.seed if seed is None else seed,
+            inputs_of=inputs_of,
+            together=lambda: all_have(session, "inputs"),
+            permuted=permuted,
+        )
 
 
 def _say_hardly(session: Session, hardly: Counter[str]) -> None:
@@ -68,20 +103,22 @@ def _say_hardly(session: Session, hardly: Counter[str]) -> None:
 class _Inputs:
     """Programs on one set of inputs."""
 
-    def __init__(
-        self, session: Session, programs: Sequence[Program], seed: int, permuted: bool, pool: Executor
-    ) -> None:
+    def __init__(self, session: Session, programs: Sequence[Program], seed: int, permuted: bool) -> None:
         self._session = session
         self._default, self._others = programs[0], programs[1:]
-        self._seed, self._permuted, self._pool = seed, permuted, pool
+        self._seed, self._permuted = seed, permuted
+        self._first: list[list[Any]] | None = None
+        """What the default's first run returned."""
 
     def compare(self) -> Counter[str]:
         """Compare the programs; returns which outputs are hardly compared, with the number of their elements."""
-        survey = self._settled()
+        survey = self.settled()
         assert self._default.runner is not None
         hardly = Counter[str]()
-        for spans in _passes(self._session, survey):
-            reference = Reference(self._session, self._default, survey, spans, self._pool)
+        every = self._passes(survey)
+        first, self._first = self._first if len(every) == 1 else None, None
+        for outputs in every:
+            reference = Reference(self._session, self._default, survey, outputs, first)
             for program in self._others:
                 if not program.error:
                     self._check(reference, program)
@@ -97,7 +134,7 @@ class _Inputs:
         except Exception as error:
             program.error = one_line(error)
 
-    def _settled(self) -> Survey:
+    def settled(self) -> Survey:
         """The default's first run. Where signs among its inputs give infinities and NaNs that positive ones do not,
         its inputs and those of all that follow are positive."""
         session, request = self._session, self._session.request
@@ -118,10 +155,13 @@ class _Inputs:
 
     def _first_run(self) -> Survey:
         default = self._default
-        default.runner = None
+        default.runner = self._first = None
         runner = self._make_runner(default)
         with default.guard():
-            return run_on_all(self._session, f"first run of {default.name}", lambda: survey_of(runner))
+            survey, self._first = run_on_all(
+                self._session, f"first run of {default.name}", lambda: survey_of(runner)
+            )
+        return survey
 
     def _not_finite(self, survey: Survey) -> int:
         """How many numbers are not finite on all ranks together."""
@@ -130,34 +170,23 @@ class _Inputs:
         return sum(map(int, answers))
 
     def _make_runner(self, program: Program) -> Runner:
-        session = self._session
-        # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
-        with session.stage(f"inputs of {program.name}"):
-            program.runner = Runner(
-                session.request,
-                program.executable,
-                self._seed,
-                inputs_of=self._default.runner,
-                together=lambda: all_have(session, "inputs"),
-                permuted=self._permuted,
-            )
-        assert program.runner is not None
-        return program.runner
+        runner = make_runner(self._session, program, self._default.runner, self._seed, self._permuted)
+        program.runner = runner
+        return runner
 
+    def _passes(self, survey: Survey) -> list[frozenset[int]]:
+        """The outputs that are compared in one pass each; the same on every rank.
 
-# --- passes ---------------------------------------------------------------------------------------
-
-
-def _passes(session: Session, survey: Survey) -> list[Spans]:
-    """The parts of the outputs that are compared in one pass each; the same on every rank.
-
-    Raises:
-        UnsupportedError: memory does not do for it.
-    """
-    mine = [socket.gethostname(), free_host_bytes(), survey.alike]
-    answers = session.channel.all_gather(json.dumps(mine).encode(), tag="memory", timeout_s=session.timeout_s)
-    ranks = [json.loads(answer) for answer in answers]
-    on_host = Counter(host for host, _, _ in ranks)
-    limits = [free // _OF_FREE_MEMORY // on_host[host] for host, free, _ in ranks if free is not None]
-    survey.alike[:] = [all(alike) for alike in zip(*(alike for _, _, alike in ranks), strict=True)]
-    return passes(survey, min(limits, default=None))
+        Raises:
+            UnsupportedError: memory does not do for it.
+        """
+        session, room = self._session, room_bytes(self._session)
+        with session.stage("room for comparing"):
+            needs = [memory(program.executable) for program in (self._default, *self._others)]
+        # A run takes what it returns and writes in between; a look at an output, a few arrays like that. What the first
+        # run returned is there already.
+        run = max(one.outputs_bytes + one.temporaries_bytes for one in needs)
+        look = _ARRAYS * max(map(survey.kept_bytes, range(len(survey.shapes))), default=0)
+        mine = b"" if room is None else b"%d" % max(0, room + survey.output_bytes - run - look)
+        answers = session.channel.all_gather(mine, tag="memory", timeout_s=session.timeout_s)
+        return passes(survey, min(map(int, filter(None, answers)), default=None))

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.plugin.measuring.lockstep import anywhere, run_on_all
 from disco_hlo.plugin.measuring.roundings import rounding_of
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.survey import Spans, Survey
-from disco_hlo.plugin.measuring.tolerances import HIGH, TIMES, Allowed, Span, same_bits, widened
+from disco_hlo.plugin.measuring.survey import Survey
+from disco_hlo.plugin.measuring.tolerances import HIGH, TIMES, Allowed
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -53,15 +50,18 @@ class Reference:
     session: Session
     default: Program
     survey: Survey
-    spans: Spans
-    pool: Executor
-    _allowed: dict[tuple[int, int], list[Allowed]] = field(default_factory=dict)
-    """By output and local device."""
+    outputs: frozenset[int]
+    """Those of the pass."""
+    first: list[list[Any]] | None = None
+    """What a run of the default returned, all of it, where that is there."""
+    _allowed: dict[int, Allowed] = field(default_factory=dict)
+    """By output."""
     _runs: int = 0
 
     def __post_init__(self) -> None:
         """Run the default, and run it on changed inputs."""
-        self._run("a run of XLA's default", self._keep)
+        first, self.first = self.first, None
+        self._run("a run of XLA's default", self._keep, first)
         module = executables.read_executable(self.default.executable)
         self._rounding = rounding_of(module, self.session.request.backend.platform)
         self._learn(_RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS)
@@ -85,35 +85,38 @@ class Reference:
     def hardly_compared(self) -> Counter[str]:
         """Outputs of which an element could be missing, with the number of their elements."""
         found = Counter[str]()
-        for (number, _), parts in self._allowed.items():
-            moved, changed = (
-                sum(getattr(part, what) for part in parts if part.is_float) ** 0.5
-                for what in ("moved_square", "changed_square")
-            )
-            if moved and TIMES * HIGH * moved >= changed:
-                found[f"{number} {self.survey.name(number)}"] = self.survey.sizes[number]
+        for number, allowed in self._allowed.items():
+            if allowed.is_float:
+                moved, changed = allowed.moved_square**0.5, allowed.changed_square**0.5
+                if moved and TIMES * HIGH * moved >= changed:
+                    found[f"{number} {self.survey.name(number)}"] = self.survey.sizes[number]
         return found
 
     # --- the default ------------------------------------------------------------------------------
 
-    def _run(self, what: str, take: Callable[[int, int, NDArray[Any]], None]) -> None:
+    def _run(
+        self, what: str, take: Callable[[int, list[Any]], None], ran: list[list[Any]] | None = None
+    ) -> None:
         runner, guard = self.default.runner, self.default.guard
         assert runner is not None
 
         def run() -> None:
-            for number, device, values in runner.each_output():
-                if number in self.spans and not (device and self.survey.alike[number]):
-                    take(number, device, values.reshape(-1))
+            for number, arrays in self._chosen(ran or runner.output_arrays()):
+                take(number, arrays)
 
         with guard():
             run_on_all(self.session, what, run)
 
-    def _keep(self, number: int, device: int, values: NDArray[Any]) -> None:
-        def keep(span: Span) -> Allowed:
-            part = values[span.start : span.stop].copy()
-            return Allowed(part, self._before(number, device, span), span.columns)
+    def _chosen(self, arrays: list[list[Any]]) -> Iterator[tuple[int, list[Any]]]:
+        """The outputs of the pass, one after the other. Those that are done with give their room back."""
+        arrays.reverse()
+        for number in range(len(arrays)):
+            own = arrays.pop()
+            if number in self.outputs:
+                yield number, own
 
-        self._allowed[number, device] = list(self.pool.map(keep, self.spans[number]))
+    def _keep(self, number: int, arrays: list[Any]) -> None:
+        self._allowed[number] = Allowed(arrays, self._before(number))
 
     def _learn(self, runs: int) -> None:
         """Run on inputs that are changed by a rounding until that has been done so often."""
@@ -128,22 +131,18 @@ class Reference:
             with self.session.stage("inputs as they were"):
                 self.default.runner.nudge(0.0)
 
-    def _take_in(self, number: int, device: int, values: NDArray[Any]) -> None:
-        def take_in(span: Span, part: Allowed) -> None:
-            if part.is_float:
-                before = self._before(number, device, span)
-                moved = self._before(number, device, span, changed=True)
-                shift = None if before is None or moved is None else widened(moved) - widened(before)
-                part.learn(values[span.start : span.stop], shift)
-
-        list(self.pool.map(take_in, self.spans[number], self._allowed[number, device]))
-
-    def _before(self, number: int, device: int, span: Span, *, changed: bool = False) -> NDArray[Any] | None:
+    def _take_in(self, number: int, arrays: list[Any]) -> None:
         index, runner = self.survey.updated[number], self.default.runner
-        if index is None or runner is None:
-            return None
-        places = np.arange(span.start, span.stop)
-        return runner.floats(index, device, places, *((self._rounding, self._runs) if changed else ()))
+        assert runner is not None
+        if self._allowed[number].is_float:
+            before = None if index is None else runner.inputs_as_they_were(index)
+            self._allowed[number].learn(arrays, before, self._before(number))
+
+    def _before(self, number: int) -> list[Any] | None:
+        """What an output is the new value of, as the inputs are now."""
+        index, runner = self.survey.updated[number], self.default.runner
+        assert runner is not None
+        return None if index is None else runner.input_arrays(index)
 
     # --- another program --------------------------------------------------------------------------
 
@@ -154,28 +153,13 @@ class Reference:
             return run_on_all(self.session, f"a run of {program.name}", lambda: self._first_unlike(runner))
 
     def _first_unlike(self, runner: Runner) -> str:
-        first: NDArray[Any] = np.empty(0)
-        for number, device, values in runner.each_output():
-            if number not in self.spans:
-                continue
-            if (why := self.survey.other_shape(number, values)) != "":
+        for number, arrays in self._chosen(runner.output_arrays()):
+            if (why := self.survey.other_shape(number, arrays[0])) != "":
                 return why
-            flat = values.reshape(-1)
-            if device == 0:
-                first = flat
-            elif self.survey.alike[number] and same_bits(first, flat):
-                continue
-            parts = self._allowed[number, 0 if self.survey.alike[number] else device]
-            for span, (place, how) in zip(
-                self.spans[number],
-                self.pool.map(partial(_unlike, flat), self.spans[number], parts),
-                strict=True,
-            ):
-                if how:
-                    at = list(map(int, np.unravel_index(span.start + place, values.shape)))
-                    return f"output {number} differs from XLA's default at {at} of {self.survey.name(number)}: {how}"
+            place, how = self._allowed[number].unlike(arrays)
+            if how:
+                at = list(map(int, np.unravel_index(place, arrays[0].shape)))
+                return (
+                    f"output {number} differs from XLA's default at {at} of {self.survey.name(number)}: {how}"
+                )
         return ""
-
-
-def _unlike(values: NDArray[Any], span: Span, part: Allowed) -> tuple[int, str]:
-    return part.unlike(values[span.start : span.stop])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -217,22 +217,27 @@ class Runner:
         changed as by :meth:`nudge`."""
         return self._inputs.floats(index, device, places, nudge, change)
 
+    def input_arrays(self, index: int) -> list[Any]:
+        """What parameter ``index`` holds on each local device."""
+        return [shard.data for shard in self._inputs.like(index).addressable_shards]
+
+    def inputs_as_they_were(self, index: int) -> list[Any]:
+        """What parameter ``index`` holds on each local device when nothing is changed, made for the caller."""
+        return self._inputs.made(index)
+
     def donated_bytes(self) -> int:
         """Device memory that the arguments of one more run in a row take, as the runs so far have shown."""
         return self._inputs.donated_bytes(self._handed_on())
 
     def outputs(self) -> Outputs:
         """Run once; returns the outputs of the local devices as numpy arrays, ``[output][local device]``."""
-        found: list[list[NDArray[Any]]] = []
-        for number, _, values in self.each_output():
-            if number == len(found):
-                found.append([])
-            found[number].append(values)
-        return tuple(map(tuple, found))
+        import jax
 
-    def each_output(self) -> Iterator[tuple[int, int, NDArray[Any]]]:
-        """Run once; gives the outputs one after the other, as number, local device and values. Who keeps none has one
-        at a time in host memory."""
+        with jax.transfer_guard("allow"):
+            return tuple(tuple(np.asarray(one) for one in output) for output in self.output_arrays())
+
+    def output_arrays(self) -> list[list[Any]]:
+        """Run once; returns the outputs where they lie, ``[output][local device]``."""
         import jax
 
         arguments = self._inputs.fresh()
@@ -240,13 +245,7 @@ class Runner:
             arrays = executables.result_arrays(executables.execute(self._executable, arguments))
             jax.block_until_ready(arrays)
         self._inputs.learn_donation(arguments)
-        arguments.clear()
-        for number, output in enumerate(arrays):
-            for device in range(len(output)):
-                with jax.transfer_guard("allow"):
-                    values = np.asarray(output[device])
-                output[device] = None  # it keeps its copy on the host
-                yield number, device, values
+        return arrays
 
 
 def _largest(arrays: Iterable[Any]) -> float:

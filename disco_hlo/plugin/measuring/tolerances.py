@@ -8,20 +8,24 @@ last digits of an output are always rounded.
 
 So one wrong element or tile stands out, where a norm over the result would hide it. What moves all elements a little is
 seen in the norm.
+
+An output is compared in parts of a million elements. The rules are written once, for arrays ``[part, row, column]``,
+and are computed where these lie: those of large outputs by a program on the device, others by numpy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.plugin.xla.dtypes import is_whole
+from disco_hlo.plugin.xla.each_device import on_each_device
 
 TIMES = 4.0
 """An element may lie so many times as far off as roundings move it."""
@@ -35,170 +39,355 @@ _A_FEW = 4
 _MANY = 64
 """Of so many elements the norm is compared, too."""
 _ELEMENTS = 1 << 20
-"""Elements that are looked at at once: temporary arrays are a few times as large."""
+"""Of a part."""
+_ON_DEVICES = 1 << 18
+"""Outputs of so many elements are compared where they lie; for fewer no program is compiled."""
+_USUAL = frozenset({"bfloat16", "float16", "float32", "float64"})
 
 
-@dataclass(frozen=True)
-class Span:
-    """A part of a flat array; rows of it where a row is no longer than a part."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Parts of a flat array that are alike: so many, one behind the other, each of rows and columns."""
 
     start: int
-    stop: int
+    count: int
+    rows: int
     columns: int
 
+    def of(self, values: Any) -> Any:
+        """``[part, row, column]``."""
+        size = self.count * self.rows * self.columns
+        return values.reshape(-1)[self.start : self.start + size].reshape(self.count, self.rows, self.columns)
 
-def spans_of(shape: Sequence[int]) -> list[Span]:
-    """The parts in which an array of this shape is compared."""
+    def place(self, part: int, within: int) -> int:
+        """Of an element in the flat array."""
+        return self.start + part * self.rows * self.columns + within
+
+
+def parts_of(shape: Sequence[int]) -> tuple[Parts, ...]:
+    """The parts in which an array of this shape is compared: whole rows where a row is no longer than a part, and what
+    is left."""
     size = math.prod(shape)
-    columns = shape[-1] if shape else 1
-    if columns > _ELEMENTS:
-        return [
-            Span(start, min(size, start + _ELEMENTS), min(size - start, _ELEMENTS))
-            for start in range(0, size, _ELEMENTS)
-        ]
-    step = _ELEMENTS // max(1, columns) * columns
-    return [Span(start, min(size, start + step), columns) for start in range(0, size, max(1, step))]
+    if not size:
+        return ()
+    columns = min(shape[-1] if shape else 1, _ELEMENTS)
+    if shape and shape[-1] > _ELEMENTS:
+        rows, step = 1, _ELEMENTS
+    else:
+        rows = _ELEMENTS // columns
+        step = rows * columns
+    count, rest = divmod(size, step)
+    found = [Parts(0, count, rows, columns)] if count else []
+    if rest:
+        columns = min(columns, rest)
+        found.append(Parts(count * step, 1, rest // columns, columns))
+    return tuple(found)
 
 
-class Allowed:
-    """What the default computed in one part of a result, and how far off another program may be.
-
-    Args:
-        values: flat; kept.
-        before: what the step updates there; None where it updates nothing.
-        columns: how many elements of it are a row.
-    """
-
-    def __init__(self, values: NDArray[Any], before: NDArray[Any] | None, columns: int) -> None:
-        self.values = values
-        self._rows, self._columns = values.size // max(1, columns), columns
-        self._runs = 0
-        self.is_float = not is_whole(values.dtype)
-        if not self.is_float:
-            return
-        kind = ml_dtypes.finfo(values.dtype)
-        wide = widened(values)
-        largest = np.abs(wide)
-        self.changed_square = _square(wide if before is None else wide - widened(before))
-        if before is not None:
-            np.maximum(largest, np.abs(widened(before)), out=largest)
-        digit = float(kind.eps) * _NEXT  # the power of two next to it is what the last digit is worth
-        last_digit = np.where(np.isfinite(largest), largest, 0) * largest.dtype.type(digit)
-        last_digit += largest.dtype.type(kind.smallest_normal)
-        self._last_digits_square = _square(last_digit)
-        self._powers = _powers(last_digit)
-        self._in_rows = np.zeros(self._rows)
-        self._in_columns = np.zeros(self._columns)
-
-    @property
-    def moved_square(self) -> float:
-        """The mean, over the runs, of the sum of squares of how far elements moved."""
-        return float(self._in_rows.sum()) / max(1, self._runs)
-
-    def learn(self, moved: NDArray[Any], shift: NDArray[Any] | None) -> None:
-        """Take in what the default computes on changed inputs.
-
-        Args:
-            shift: how far the change of inputs moved what the step updates.
-        """
-        self._runs += 1
-        with np.errstate(all="ignore"):
-            change = widened(moved) - widened(self.values)
-            if shift is not None:
-                change -= shift
-            size = np.nan_to_num(np.abs(change), nan=0.0, posinf=0.0)
-        np.maximum(self._powers, _powers(size), out=self._powers)
-        squares = np.square(size, dtype=np.float64).reshape(self._rows, self._columns)
-        self._in_rows += squares.sum(1)
-        self._in_columns += squares.sum(0)
-
-    def unlike(self, got: NDArray[Any]) -> tuple[int, str]:
-        """Where another program's values are too far off, and how far; no words where nowhere."""
-        if same_bits(self.values, got):
-            return 0, ""
-        if not self.is_float:
-            place = int(np.argmax(self.values != got))
-            return place, f"it is {got[place]} and not {self.values[place]}"
-        want, have = widened(self.values), widened(got)
-        with np.errstate(all="ignore"):
-            apart = np.abs(have - want)
-        largest = apart.max()
-        if not np.isfinite(largest):
-            strange = ~(np.isfinite(want) & np.isfinite(have))
-            wrong = strange & ~((want == have) | (np.isnan(want) & np.isnan(have)))
-            if wrong.any():
-                place = int(np.argmax(wrong))
-                return place, f"it is {have[place]:.3g} and not {want[place]:.3g}"
-            apart[strange] = 0
-            largest = apart.max()
-        return self._too_far(apart, float(largest))
-
-    def _too_far(self, apart: NDArray[Any], largest: float) -> tuple[int, str]:
-        """As :meth:`unlike`, of finite differences."""
-        rows, columns = self._near()
-        least = max(float(near.min()) for near in (rows, columns))
-        if largest > TIMES * least:
-            allowed = self._allowed(apart.dtype, rows, columns)
-            if (apart > allowed).any():
-                place = int(np.argmax(apart / allowed))
-                return place, f"by {apart[place]:.2g}, where roundings make {allowed[place]:.2g}"
-        limit = TIMES * (self.moved_square + self._last_digits_square) ** 0.5
-        if (
-            apart.size < _MANY
-            or largest * apart.size**0.5 <= limit
-            or (norm := _square(apart) ** 0.5) <= limit
-        ):
-            return 0, ""
-        return int(np.argmax(apart)), f"by {norm:.2g} of its norm, where roundings make {limit:.2g}"
-
-    def _near(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """How far the elements of each row and each column may move; 0 where these are only a few."""
-        runs = max(1, self._runs)
-        rows, columns = np.zeros(self._rows), np.zeros(self._columns)
-        if self._columns >= _A_FEW:
-            rows = np.sqrt(self._in_rows / (runs * self._columns))
-        if self._rows >= _A_FEW:
-            columns = np.sqrt(self._in_columns / (runs * self._rows))
-        if max(self._rows, self._columns) < _A_FEW:
-            rows += (self.moved_square / (self._rows * self._columns)) ** 0.5
-        return HIGH * rows, HIGH * columns
-
-    def _allowed(
-        self, dtype: np.dtype[Any], rows: NDArray[np.float64], columns: NDArray[np.float64]
-    ) -> NDArray[Any]:
-        """By how much each element may differ."""
-        allowed: NDArray[Any] = np.maximum(rows.astype(dtype)[:, None], columns.astype(dtype)[None]).reshape(
-            -1
-        )
-        np.maximum(allowed, _sizes(self._powers, dtype), out=allowed)
-        allowed *= dtype.type(TIMES)
-        return allowed
+# --- the rules: for numpy, and for programs of JAX ------------------------------------------------
 
 
-def widened(part: NDArray[Any]) -> NDArray[Any]:
+class Seen(NamedTuple):
+    """What is known of some :class:`Parts` of a float output."""
+
+    powers: Any
+    """``[part, row, column]``: the exponent of how far each element may be off by itself."""
+    in_rows: Any
+    """``[part, row]``: sums of squares of how far elements moved."""
+    in_columns: Any
+    """``[part, column]``"""
+    last_digits: Any
+    """``[part]``: sum of squares."""
+    changed: Any
+    """``[part]``: sum of squares of what the step changes."""
+
+
+def _begin(xp: Any, values: Any, before: Any) -> Seen:
+    kind = ml_dtypes.finfo(values.dtype)
+    wide = widened(values)
+    largest = xp.abs(wide)
+    real = largest.dtype.type
+    changed = wide if before is None else wide - widened(before)
+    if before is not None:
+        largest = xp.maximum(largest, xp.abs(widened(before)))
+    digit = float(kind.eps) * _NEXT  # the power of two next to it is what the last digit is worth
+    last_digit = _finite(xp, largest) * real(digit) + real(float(kind.smallest_normal))
+    count, rows, columns = values.shape
+    return Seen(
+        _powers(last_digit),
+        xp.zeros((count, rows), np.float64),
+        xp.zeros((count, columns), np.float64),
+        _squares(xp, last_digit, (1, 2)),
+        _squares(xp, _finite(xp, xp.abs(changed)), (1, 2)),
+    )
+
+
+def _learn(xp: Any, seen: Seen, values: Any, moved: Any, before: Any, moved_before: Any) -> Seen:
+    change = widened(moved) - widened(values)
+    if before is not None:
+        change = change - (widened(moved_before) - widened(before))
+    size = _finite(xp, xp.abs(change))
+    return seen._replace(
+        powers=xp.maximum(seen.powers, _powers(size)),
+        in_rows=seen.in_rows + _squares(xp, size, 2),
+        in_columns=seen.in_columns + _squares(xp, size, 1),
+    )
+
+
+class _Verdict(NamedTuple):
+    """How another program's values differ."""
+
+    strange: Any
+    """``[part, row, column]``: what is not finite, and not the same."""
+    apart: Any
+    allowed: Any
+    norm: Any
+    """``[part]``"""
+    limit: Any
+
+
+def _judge(xp: Any, seen: Seen, values: Any, runs: Any, got: Any) -> _Verdict:
+    want, have = widened(values), widened(got)
+    apart = xp.abs(have - want)
+    strange = ~(xp.isfinite(want) & xp.isfinite(have))
+    same = (want == have) | (xp.isnan(want) & xp.isnan(have))
+    apart = xp.where(strange, apart.dtype.type(0), apart)
+    _, rows, columns = values.shape
+    near_rows, near_columns = xp.zeros_like(seen.in_rows), xp.zeros_like(seen.in_columns)
+    if columns >= _A_FEW:
+        near_rows = xp.sqrt(seen.in_rows / (runs * columns))
+    if rows >= _A_FEW:
+        near_columns = xp.sqrt(seen.in_columns / (runs * rows))
+    moved = seen.in_rows.sum(1) / runs
+    if max(rows, columns) < _A_FEW:
+        near_rows = near_rows + xp.sqrt(moved / (rows * columns))[:, None]
+    near = xp.maximum(
+        (HIGH * near_rows).astype(apart.dtype)[:, :, None],
+        (HIGH * near_columns).astype(apart.dtype)[:, None],
+    )
+    allowed = xp.maximum(near, _sizes(seen.powers, apart.dtype)) * apart.dtype.type(TIMES)
+    norm = xp.sqrt(_squares(xp, apart, (1, 2)))
+    return _Verdict(strange & ~same, apart, allowed, norm, TIMES * xp.sqrt(moved + seen.last_digits))
+
+
+def _is_wrong(verdict: _Verdict) -> Any:
+    """``[part]``"""
+    wrong = (verdict.strange | (verdict.apart > verdict.allowed)).any((1, 2))
+    if math.prod(verdict.apart.shape[1:]) >= _MANY:
+        wrong = wrong | (verdict.norm > verdict.limit)
+    return wrong
+
+
+def _words(verdict: _Verdict, values: NDArray[Any], got: NDArray[Any]) -> tuple[int, str]:
+    """Where one part is wrong, and how."""
+    strange, apart, allowed = (one.reshape(-1) for one in verdict[:3])
+    if strange.any():
+        place = int(np.argmax(strange))
+        return place, f"it is {_shown(got, place)} and not {_shown(values, place)}"
+    if (apart > allowed).any():
+        place = int(np.argmax(apart / allowed))
+        return place, f"by {apart[place]:.2g}, where roundings make {allowed[place]:.2g}"
+    norm, limit = float(verdict.norm[0]), float(verdict.limit[0])
+    return int(np.argmax(apart)), f"by {norm:.2g} of its norm, where roundings make {limit:.2g}"
+
+
+def _shown(values: NDArray[Any], place: int) -> str:
+    return f"{widened(values).reshape(-1)[place]:.3g}"
+
+
+def widened(part: Any) -> Any:
     """In a type that numpy computes in: itself, or f32."""
     return part if part.dtype.kind in "fc" and part.dtype.itemsize > 2 else part.astype(np.float32)
 
 
-def same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Whether two contiguous arrays of one type and size are equal, bit by bit."""
-    return np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
+def _finite(xp: Any, sizes: Any) -> Any:
+    return xp.where(xp.isfinite(sizes), sizes, sizes.dtype.type(0))
 
 
-def _powers(sizes: NDArray[Any]) -> NDArray[Any]:
+def _squares(xp: Any, sizes: Any, axis: int | tuple[int, int]) -> Any:
+    return xp.square(sizes.astype(np.float64)).sum(axis)
+
+
+def _powers(sizes: Any) -> Any:
     """The powers of two next to sizes, as floats have them in their exponent: a quarter of the sizes' memory."""
     integer, mantissa, kept = _LAYOUT[sizes.dtype.itemsize]
     near = sizes * sizes.dtype.type(_NEXT)
-    powers: NDArray[Any] = ((near.view(integer) >> mantissa) + 1).astype(kept)
-    return powers
+    return ((near.view(integer) >> integer(mantissa)) + integer(1)).astype(kept)
 
 
-def _sizes(powers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _sizes(powers: Any, dtype: np.dtype[Any]) -> Any:
     """The powers of two that :func:`_powers` kept."""
     integer, mantissa, _ = _LAYOUT[dtype.itemsize]
-    return (powers.astype(integer) << mantissa).view(dtype)
+    return (powers.astype(integer) << integer(mantissa)).view(dtype)
 
 
-def _square(values: NDArray[Any]) -> float:
-    sizes = np.abs(values)
-    return float(np.square(np.where(np.isfinite(sizes), sizes, 0), dtype=np.float64).sum())
+# --- one output on this process's devices ---------------------------------------------------------
+
+
+def are_compared_on_devices(values: Any) -> bool:
+    """Whether an output, of which this is an array, is compared where it lies: of a usual type, and large."""
+    dtype = np.dtype(values.dtype)
+    return (dtype.name in _USUAL or dtype.kind in "biu") and math.prod(values.shape) >= _ON_DEVICES
+
+
+class Allowed:
+    """What the default computed of one output, and how far off another program may be.
+
+    Args:
+        values: on each local device; kept.
+        before: what the step updates there; None where it updates nothing.
+        on_devices: whether they are compared where they lie; by their number and type where nobody says.
+    """
+
+    def __init__(
+        self, values: Sequence[Any], before: Sequence[Any] | None, on_devices: bool | None = None
+    ) -> None:
+        first = values[0]
+        self.shape, self._dtype = tuple(first.shape), np.dtype(first.dtype)
+        self._parts = parts_of(self.shape)
+        self._runs = 0
+        self.is_float = not is_whole(self._dtype)
+        self._on_devices = are_compared_on_devices(first) if on_devices is None else on_devices
+        self._values = self._there(values)
+        self._seen: list[list[Any]] = []
+        """By device, what :class:`Seen` has of each of the parts, one behind the other."""
+        if self.is_float and self._parts:
+            self._seen = self._each(_begun, (self._parts,), self._values, *self._befores(before))
+
+    @property
+    def moved_square(self) -> float:
+        """The mean, over the runs, of the sum of squares of how far elements moved; of all devices together."""
+        return self._sum("in_rows") / max(1, self._runs)
+
+    @property
+    def changed_square(self) -> float:
+        """Sum of squares of what the step changes; of all devices together."""
+        return self._sum("changed")
+
+    def learn(
+        self, moved: Sequence[Any], before: Sequence[Any] | None, moved_before: Sequence[Any] | None
+    ) -> None:
+        """Take in what the default computes on changed inputs.
+
+        Args:
+            before: as of the class.
+            moved_before: what became of that by the change of inputs.
+        """
+        self._runs += 1
+        if not self._seen:
+            return
+        told = (*self._befores(before), *self._befores(moved_before))
+        self._seen = self._each(
+            _learnt, (self._parts,), *self._across(), self._values, self._there(moved), *told
+        )
+
+    def unlike(self, got: Sequence[Any]) -> tuple[int, str]:
+        """Where another program's values are too far off, on the first device where they are, as a place in the flat
+        array, and how far; no words where nowhere."""
+        if not self._parts:
+            return 0, ""
+        own = self._there(got)
+        runs = [np.full(1, max(1, self._runs), np.float64)] * len(own)
+        told = (*self._across(), self._values, runs, own)
+        for device, [wrong] in enumerate(self._each(_are_wrong, (self._parts, self.is_float), *told)):
+            flags = np.asarray(wrong)
+            if flags.any():
+                return self._explain(device, int(np.argmax(flags)), own[device])
+        return 0, ""
+
+    def _explain(self, device: int, number: int, got: Any) -> tuple[int, str]:
+        """Of one part, by numpy."""
+        fields, group = len(Seen._fields), 0
+        while number >= self._parts[group].count:
+            number -= self._parts[group].count
+            group += 1
+        parts = self._parts[group]
+
+        def one(whole: Any) -> NDArray[Any]:
+            cut: NDArray[Any] = np.asarray(whole[number : number + 1])
+            return cut
+
+        values, other = one(parts.of(self._values[device])), one(parts.of(got))
+        if not self.is_float:
+            place = int(np.argmax(values != other))
+            words = f"it is {other.reshape(-1)[place]} and not {values.reshape(-1)[place]}"
+        else:
+            seen = Seen(*map(one, self._seen[device][group * fields : (group + 1) * fields]))
+            with np.errstate(all="ignore"):
+                verdict = _judge(np, seen, values, float(max(1, self._runs)), other)
+                place, words = _words(verdict, values, other)
+        return parts.place(number, place), words
+
+    # --- where it is computed ---------------------------------------------------------------------
+
+    def _there(self, arrays: Sequence[Any]) -> list[Any]:
+        """Where they are compared, with a dimension at least."""
+        if self._on_devices:
+            return list(arrays)
+        return [np.array(one).reshape(np.shape(one) or (1,)) for one in arrays]
+
+    def _befores(self, before: Sequence[Any] | None) -> list[list[Any]]:
+        return [] if before is None else [self._there(before)]
+
+    def _across(self) -> list[list[Any]]:
+        """What is seen, by part and then by device."""
+        return [list(one) for one in zip(*self._seen, strict=True)]
+
+    def _each(
+        self, rule: Callable[..., Any], static: tuple[Any, ...], *arguments: Sequence[Any]
+    ) -> list[list[Any]]:
+        """What a rule gives on each device."""
+        if self._on_devices:
+            import jax
+
+            devices = tuple(next(iter(one.devices())) for one in self._values)
+            found = on_each_device(devices, rule, (True, *static), *arguments)
+            jax.block_until_ready(found)  # what it took is free before the next output takes as much
+            return [list(own) for own in zip(*found, strict=True)]
+        with np.errstate(all="ignore"):
+            return [list(rule(False, *static, *own)) for own in zip(*arguments, strict=True)]
+
+    def _sum(self, name: str) -> float:
+        place, fields = Seen._fields.index(name), len(Seen._fields)
+        return sum(float(np.asarray(one).sum()) for own in self._seen for one in own[place::fields])
+
+
+def _module(in_jax: bool) -> Any:
+    if in_jax:
+        import jax.numpy
+
+        return jax.numpy
+    return np
+
+
+def _begun(in_jax: bool, every: tuple[Parts, ...], values: Any, before: Any = None) -> tuple[Any, ...]:
+    xp = _module(in_jax)
+    found: list[Any] = []
+    for parts in every:
+        found += _begin(xp, parts.of(values), None if before is None else parts.of(before))
+    return tuple(found)
+
+
+def _learnt(in_jax: bool, every: tuple[Parts, ...], *told: Any) -> tuple[Any, ...]:
+    xp, fields = _module(in_jax), len(Seen._fields)
+    own, arrays = told[: fields * len(every)], told[fields * len(every) :]
+    found: list[Any] = []
+    for number, parts in enumerate(every):
+        values, moved, *befores = map(parts.of, arrays)
+        before, moved_before = befores or (None, None)
+        seen = Seen(*own[fields * number : fields * (number + 1)])
+        found += _learn(xp, seen, values, moved, before, moved_before)
+    return tuple(found)
+
+
+def _are_wrong(in_jax: bool, every: tuple[Parts, ...], is_float: bool, *told: Any) -> tuple[Any]:
+    xp, fields = _module(in_jax), len(Seen._fields)
+    own, (values, runs, got) = told[:-3], told[-3:]
+    found: list[Any] = []
+    for number, parts in enumerate(every):
+        if is_float:
+            seen = Seen(*own[fields * number : fields * (number + 1)])
+            found.append(_is_wrong(_judge(xp, seen, parts.of(values), runs[0], parts.of(got))))
+        else:
+            found.append((parts.of(values) != parts.of(got)).any((1, 2)))
+    return (xp.concatenate(found),)

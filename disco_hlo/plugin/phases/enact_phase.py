@@ -261,7 +261,7 @@ def describe(plan: Plan) -> str:
     shape = f"{groups} op group{'s' * (groups != 1)}, {buckets} all-reduce bucket{'s' * (buckets != 1)}"
     if plan.structure is not UNSET:
         shape = f"{plan.structure.name}, {shape}"
-    times = {one.name: one.median_ns for one in plan.measured.candidates} if plan.measured else {}
+    times = {name: one.median_ns for name, one in plan.measured.results.items()} if plan.measured else {}
     default, chosen = times.get(DEFAULT, 0), times.get(plan.chosen, 0)
     if not default or not chosen:
         return f"{shape}, {plan.prediction.default_ns / max(plan.prediction.plan_ns, 1):.2f}x predicted"

@@ -1,8 +1,12 @@
-"""The candidates on all ranks: handed out, compiled, measured, and one of them chosen.
+"""The candidates on all ranks: handed out, compiled, measured, and one of them chosen and compared.
 
 A step of thousands of instructions takes a minute to compile. So the likeliest winners are compiled first, as many at a
 time as there are cores for it, and for as long as the search may take, or a minute: where the next ones would not be
 done by then, what is left is not compiled. Rank 0's clock decides for all ranks.
+
+What the clock puts first is compared with XLA's default, element by element. Where it computes something else, it is
+out, and the next is chosen. So nothing is enacted or saved as measured that was not compared, and the others cost no
+more than their timing.
 """
 
 from __future__ import annotations
@@ -19,7 +23,12 @@ from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
+from disco_hlo.plugin.measuring.candidates import (
+    Trial,
+    compare_with_default,
+    compile_trials,
+    measure,
+)
 from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.phases.finding import MEASURE_BUDGET_S, SHORTEST_COMPILING_S, Found
 from disco_hlo.plugin.session import Session
@@ -49,16 +58,51 @@ def compile_and_measure(
     session.say("compiling and measuring XLA's default and %d candidates", len(trials) - 1)
     if not compile_finalists(session, source, trials, stop):
         return False
+    compiled = sum(not trial.error for trial in trials)
+    session.say("timing the %d that are compiled in turn, for up to %.0f s", compiled, MEASURE_BUDGET_S)
     if not measure(session, trials, budget_s=MEASURE_BUDGET_S, stop=lambda: bool(stop)):
         return False
     for trial in trials:
         if trial.error:
-            session.say("%s: not measured: %s", trial.name, trial.error)
+            _say_out(session, trial)
         else:
             session.say(
                 "%s: %.2f ms (predicted %.2f)", trial.name, trial.median_ns / 1e6, trial.predicted_ns / 1e6
             )
     return True
+
+
+def winner_of(session: Session, trials: Sequence[Trial], stop: Interruption) -> Trial | None:
+    """What to go on with, of trials that :func:`compile_and_measure` has timed: the fastest, once it is seen to compute
+    what XLA's default computes, or the default; None where somebody interrupted before that was seen. The same on all
+    ranks.
+
+    Raises:
+        DiscoError: XLA's default cannot be compared with.
+    """
+    forced = session.settings.forced_structure
+    while not session.tell(bool(stop), "interrupted"):
+        first = session.tell(chosen(trials, forced) if session.leads else None, "winner")
+        winner: Trial = trials[first]
+        if winner.strategy is None:
+            return winner
+        session.say(
+            "%s is first; comparing its numbers with those of XLA's default, element by element, on two sets of inputs",
+            winner.name,
+        )
+        started = time.monotonic()
+        compare_with_default(session, trials[0], [winner])
+        if winner.compared:
+            session.say(
+                "%s computes what XLA's default computes (%.1f s)", winner.name, time.monotonic() - started
+            )
+            return winner
+        _say_out(session, winner)
+    return None
+
+
+def _say_out(session: Session, trial: Trial) -> None:
+    session.say("%s: not measured: %s", trial.name, trial.error)
 
 
 def compile_finalists(

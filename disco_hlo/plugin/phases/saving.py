@@ -55,6 +55,8 @@ def save_interrupted(outcome: Outcome) -> None:
         session.say("interrupted: the measured plan in %s is kept; %s", _shown(slot.path), goes_on)
     elif found.last.best.predicted_ns >= found.last.case.default.makespan_ns:
         session.say("interrupted before anything better than XLA's default was found; %s", goes_on)
+    elif error := _searched(outcome.trials).error:
+        session.say("interrupted: the best plan so far is of no use (%s); %s", error, goes_on)
     elif save(outcome, _searched(outcome.trials)):
         session.say("interrupted: the best plan so far is in %s, unmeasured; %s", _shown(slot.path), goes_on)
 
@@ -65,7 +67,7 @@ def _is_measured(slot: PlanSlot) -> bool:
         plan = None if stored is None else plans.decode(stored.plan_json, str(slot.path))
     except PlanError:
         return False
-    return plan is not None and plan.measured is not None and any(c.samples for c in plan.measured.candidates)
+    return plan is not None and plan.measured is not None and plan.chosen in plan.measured.results
 
 
 def _searched(trials: Sequence[Trial]) -> Trial:
@@ -86,7 +88,7 @@ def save(outcome: Outcome, winner: Trial) -> bool:
             "nothing beats XLA's default beyond noise, so this training goes on with that; %s says so",
             _shown(slot.path),
         )
-    elif winner.times_ns:
+    elif winner.compared:
         session.say(
             "%s; why: disco report %s -o plan.html",
             _victory(winner, outcome.trials[0]),
@@ -162,6 +164,7 @@ def _measured(outcome: Outcome) -> plans.Measured:
                 spread_ns=trial.spread_ns,
                 samples=len(trial.times_ns),
                 error=trial.error[:4000],
+                only_timed=True if _only_timed(trial) else UNSET,
             )
             for trial in outcome.trials
         ),
@@ -172,6 +175,10 @@ def _measured(outcome: Outcome) -> plans.Measured:
         evaluations_per_s=round(evaluations / max(sum(seconds), 1e-9), 1),
         searches_s=seconds if len(seconds) > 1 else UNSET,
     )
+
+
+def _only_timed(trial: Trial) -> bool:
+    return bool(trial.times_ns) and trial.strategy is not None and not trial.compared
 
 
 def _notes(step: Step, winner: Trial, trials: Sequence[Trial]) -> tuple[str, ...]:

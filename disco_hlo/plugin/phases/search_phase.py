@@ -1,7 +1,7 @@
 """The search phase, ``ENABLE_SEARCH=1`` (DisCo, section 3.1), run while the step's compile waits.
 
-Capture the step, profile it, search on rank 0, measure the finalists beside XLA's default, save the
-fastest as a plan, and hand its executable to JAX, so that the training goes on with it.
+Capture the step, profile it, search on rank 0, measure the finalists beside XLA's default, compare the fastest with it,
+save that as a plan, and hand its executable to JAX, so that the training goes on with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
-from disco_hlo.plugin.phases.finalists import chosen, compile_and_measure, trials_of
+from disco_hlo.plugin.phases.finalists import compile_and_measure, trials_of, winner_of
 from disco_hlo.plugin.phases.finding import Found, find, look_again, looks
 from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
 from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted, save_timelines
@@ -88,15 +88,15 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
                 best = None if found is None else found.last
                 trials += restructured_trials(session, source.graph, slot, store, best)
         started = time.monotonic()
-        complete = compile_and_measure(session, source, trials, stop)
+        compared = (
+            winner_of(session, trials, stop) if compile_and_measure(session, source, trials, stop) else None
+        )
     measure_s = time.monotonic() - started
     exchange(session)
-    forced = session.settings.forced_structure
-    winner = trials[session.tell(chosen(trials, forced) if session.leads and complete else 0, "winner")]
-    saved = False
+    winner, saved = compared or trials[0], False
     if found is not None:
         outcome = Outcome(session, step, slot, found, trials, profile_s, measure_s)
-        if complete:
+        if compared is not None:
             saved = save(outcome, winner)
         else:
             save_interrupted(outcome)

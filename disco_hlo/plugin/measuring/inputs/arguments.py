@@ -14,7 +14,14 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin.measuring.inputs.decisions import equal_parameters
 from disco_hlo.plugin.measuring.inputs.device_values import Devices
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
-from disco_hlo.plugin.measuring.inputs.made_up import floats_at, is_integer, synthetic_values
+from disco_hlo.plugin.measuring.inputs.made_up import (
+    are_made_on_devices,
+    floats_at,
+    floats_on_devices,
+    is_integer,
+    synthetic_values,
+)
+from disco_hlo.plugin.measuring.inputs.scrambled import table
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -61,6 +68,8 @@ class Inputs:
         self.index_bounds = index_bounds
         self.equal = equal
         self.permuted = permuted
+        self._tables: list[Any] = []
+        """What the devices make their numbers of."""
         self._values = [self._make(index) for index in range(len(parameters))]
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
@@ -119,17 +128,20 @@ class Inputs:
     ) -> NDArray[Any]:
         """What parameter ``index`` holds on a local device at some places of the flat array, changed as by
         :meth:`nudge`."""
-        here = [place for place, one in enumerate(self.request.devices) if one in self.request.local_devices]
         return floats_at(
             places,
             self.parameters[index],
             self.seed,
             index,
-            self._as_at(index, here[device]),
+            self._as_at(index, self._local_places()[device]),
             signed=self._signed(index),
             nudge=nudge,
             change=change,
         )
+
+    def _local_places(self) -> list[int]:
+        here = self.request.backend.process_index()
+        return [place for place, one in enumerate(self.request.devices) if one.process_index == here]
 
     def _as_at(self, index: int, place: int) -> int:
         """The device whose values a parameter has at a place: its own, or everywhere those of the first."""
@@ -155,12 +167,40 @@ class Inputs:
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         parameter, devices = self.parameters[index], self.request.devices
+        buffers = self.made(index, nudge, change)
+        # The executable looks at the per-device buffers alone; how they would join is of no account to it.
+        stacked = parameter.shape and (parameter.shape[0] * len(devices), *parameter.shape[1:])
+        mesh = Mesh(np.array(devices, dtype=object), ("device",))
+        sharding = NamedSharding(mesh, PartitionSpec("device") if stacked else PartitionSpec())
+        return jax.make_array_from_single_device_arrays(stacked, sharding, buffers)
+
+    def made(self, index: int, nudge: float = 0.0, change: int = 0) -> list[Any]:
+        """What parameter ``index`` holds on each local device, made anew, changed as by :meth:`nudge`."""
+        if are_made_on_devices(self.parameters[index]):
+            return self._made_on_devices(index, nudge, change)
+        return self._made_on_host(index, nudge, change)
+
+    def _made_on_devices(self, index: int, nudge: float, change: int) -> list[Any]:
+        import jax
+
+        local = self.request.local_devices
+        if not self._tables:
+            with jax.transfer_guard("allow"):
+                self._tables = [jax.device_put(table(), device) for device in local]
+        places = [self._as_at(index, place) for place in self._local_places()]
+        return floats_on_devices(
+            local, self._tables, self.parameters[index], self.seed, index, places,
+            signed=self._signed(index), nudge=nudge, change=change,
+        )  # fmt: skip
+
+    def _made_on_host(self, index: int, nudge: float, change: int) -> list[Any]:
+        import jax
+
+        parameter, devices = self.parameters[index], self.request.devices
         with jax.transfer_guard("allow"):
             made: NDArray[Any] | None = None
             buffers = []
-            for place, device in enumerate(devices):
-                if device.process_index != self.request.backend.process_index():
-                    continue
+            for place in self._local_places():
                 if made is None or (
                     parameter.sharded and index not in self.equal and not is_integer(parameter)
                 ):
@@ -168,9 +208,5 @@ class Inputs:
                         parameter, self.seed, index, self._as_at(index, place), signed=self._signed(index), nudge=nudge,
                         change=change, bound=self.index_bounds.get(index, 2), permuted=self.permuted,
                     )  # fmt: skip
-                buffers.append(jax.device_put(made, device, may_alias=False))
-        # The executable looks at the per-device buffers alone; how they would join is of no account to it.
-        stacked = parameter.shape and (parameter.shape[0] * len(devices), *parameter.shape[1:])
-        mesh = Mesh(np.array(devices, dtype=object), ("device",))
-        sharding = NamedSharding(mesh, PartitionSpec("device") if stacked else PartitionSpec())
-        return jax.make_array_from_single_device_arrays(stacked, sharding, buffers)
+                buffers.append(jax.device_put(made, devices[place], may_alias=False))
+        return buffers

@@ -18,6 +18,7 @@ that they decide about a collective: all devices must take the same branches the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,14 +26,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.plugin.measuring.cores import own_cores
-from disco_hlo.plugin.measuring.inputs.scrambled import Scrambled
+from disco_hlo.plugin.measuring.inputs.scrambled import Scrambled, turns
 from disco_hlo.plugin.xla.dtypes import is_whole
+from disco_hlo.plugin.xla.each_device import PerDevice, on_each_device
 from disco_hlo.plugin.xla.executables import Parameter
 
 _AT_ONCE = 1 << 18
 """Numbers made at once: they stay in a cache, and other memory than theirs is hardly needed."""
 _WORTH_THREADS, _THREADS = 8, 8
 _LARGEST_PERMUTED = 1 << 22
+_MANY = 1 << 18
+"""Of so many numbers each device makes its own: fewer are made before a program for it is compiled."""
+_USUAL = frozenset({"bfloat16", "float16", "float32"})
 _SIGN, _NUDGE = range(2)
 """Coins; that of a nudge is the first of several."""
 
@@ -92,28 +97,77 @@ def floats_at(
     change: int = 0,
 ) -> NDArray[Any]:
     """Those of the :func:`synthetic_values` of a float parameter that stand at ``places`` of the flat array."""
+    key = _key(parameter, seed, index, place)
+    asked = _asked(parameter, signed, nudge, change)
+    values = _floats(np, Scrambled.at(places, key), *asked)
+    if parameter.dtype.kind == "c":
+        turned = Scrambled.at(places, [*key, 1]).numbers()
+        values = values * (1 + 1j * turned)
+    made: NDArray[Any] = values.astype(parameter.dtype, copy=False)
+    return made
+
+
+def are_made_on_devices(parameter: Parameter) -> bool:
+    """Whether :func:`floats_on_devices` makes these values: many, of a usual type."""
+    return parameter.dtype.name in _USUAL and _MANY <= math.prod(parameter.shape) < 1 << 32
+
+
+def floats_on_devices(
+    devices: tuple[Any, ...],
+    tables: PerDevice,
+    parameter: Parameter,
+    seed: int,
+    index: int,
+    places: Sequence[int],
+    *,
+    signed: bool = False,
+    nudge: float = 0.0,
+    change: int = 0,
+) -> list[Any]:
+    """The :func:`synthetic_values` of a float parameter, made on the devices of this process, which stand at
+    ``places``.
+
+    Args:
+        tables: the table of ``scrambled``, on each device.
+    """
+    count = math.prod(parameter.shape)
+    asked = [np.atleast_1d(one) for one in _asked(parameter, signed, nudge, change)]
+    own = [turns(_key(parameter, seed, index, place), count) for place in places]
+    same = [[one] * len(devices) for one in asked]
+    return on_each_device(devices, _made, (parameter.shape, parameter.dtype), tables, own, *same)[0]
+
+
+def _made(shape: tuple[int, ...], dtype: np.dtype[Any], table: Any, turns: Any, *asked: Any) -> tuple[Any]:
+    import jax.numpy as jnp
+
+    drawn = Scrambled.of_all(table, turns, math.prod(shape))
+    return (_floats(jnp, drawn, *asked).astype(dtype).reshape(shape),)
+
+
+def _key(parameter: Parameter, seed: int, index: int, place: int) -> list[int]:
+    return [seed, index, place if parameter.sharded else 0]
+
+
+def _asked(parameter: Parameter, signed: bool, nudge: float, change: int) -> tuple[Any, ...]:
+    """What :func:`_floats` is told: size, whether signed, what raised and lowered numbers are multiplied with, and by
+    which coin they are chosen."""
     import ml_dtypes
 
     kind = ml_dtypes.finfo(parameter.dtype)
+    wide = np.dtype(np.float64 if parameter.dtype in (np.float64, np.complex128) else np.float32).type
     signed = signed and float(kind.min) < 0  # there are floats without a sign
     longest = max(*parameter.shape[-2:], 1, 1)
     size = max(longest**-0.5 if signed else 1 / longest, 4 * float(kind.smallest_normal))
-    key = [seed, index, place if parameter.sharded else 0]
-    drawn = Scrambled(places, key)
-    wide = np.dtype(np.float64 if parameter.dtype in (np.float64, np.complex128) else np.float32).type
-    values = drawn.numbers().astype(wide, copy=False)
-    values += wide(0.5)
-    values *= wide(size)
-    if signed:
-        np.negative(values, out=values, where=drawn.coin(_SIGN))
-    if nudge:
-        # Divided rather than lowered: where the last digit is all of a number, in a type of scales, nothing is left.
-        by = wide(1 + max(nudge, float(kind.eps)))
-        values *= np.where(drawn.coin(_NUDGE + change), by, 1 / by)
-    if parameter.dtype.kind == "c":
-        turned = Scrambled(places, [*key, 1]).numbers()
-        values = values * (1 + 1j * turned)
-    return values.astype(parameter.dtype, copy=False)
+    # Divided rather than lowered: where the last digit is all of a number, in a type of scales, nothing is left.
+    up = wide(1 + max(nudge, float(kind.eps)) if nudge else 1)
+    return wide(size), np.bool_(signed), up, 1 / up, np.uint32(_NUDGE + change)
+
+
+def _floats(xp: Any, drawn: Scrambled, size: Any, signed: Any, up: Any, down: Any, coin: Any) -> Any:
+    """The numbers, by numpy or in a program of JAX: the same bits."""
+    values = (drawn.numbers().astype(size.dtype) + size.dtype.type(0.5)) * size
+    values = xp.where(drawn.coin(np.uint32(_SIGN)) & signed, -values, values)
+    return values * xp.where(drawn.coin(coin), up, down)
 
 
 def _integers(random: np.random.Generator, count: int, bound: int, permuted: bool) -> NDArray[Any]:
