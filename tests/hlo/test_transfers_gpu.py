@@ -126,5 +126,5 @@ ENTRY %main (a: s32[4,2], b: s32[2,4]) -> s32[4,4] {
     scheduled = 'is_scheduled=true, frontend_attributes={fingerprint_before_lhs="8e6c"}'
     for said, backend in (("is_scheduled=true", "cpu"), (scheduled, "gpu")):
         text = f"HloModule jit_step, {said}\n{dot}"
-        data = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+        data = module_of(text)
         assert canonicalize(data).graph.backend == backend
