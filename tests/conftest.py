@@ -41,8 +41,9 @@ settings.load_profile("repeatable")
 ONCE = (
     "activation", "cli", "core", "e2e", "estimator", "examples", "hlo", "mutate", "optimize", "plan", "profiler",
     "report", "scripts", "search", "simulator", "structure", "whatif",
+    "fuzz/test_program.py", "plugin/test_slow_downs.py",
 )  # fmt: skip
-"""Folders whose subject does not depend on the versions of JAX and Python, and what more in them starts whole
+"""Folders and files whose subject does not depend on the versions of JAX and Python, and what more in them starts whole
 trainings: one leg runs them."""
 
 
@@ -116,5 +117,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         place = item.path.relative_to(Path(__file__).parent)
-        if place.parts[0] in ONCE and place.as_posix() not in BOTH:
+        if {place.parts[0], place.as_posix()} & {*ONCE} and place.as_posix() not in BOTH:
             item.add_marker("product_only")
