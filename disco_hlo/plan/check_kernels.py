@@ -39,13 +39,23 @@ class Kernels:
         reads = self._fused_reads(step.instruction)
         numbers = step.instruction.operand_ids
         first = {numbers[place]: (place, leaf) for place, leaf in reversed(places)}
-        shared = [reads.may_be_shared(place) for place, _ in first.values()]
+        shared = [
+            self._has_the_form(step, *at, result, body) and reads.may_be_shared(at[0])
+            for at in first.values()
+        ]
         homes = {
             (home[0].id, home[1]) if home is not None and home[0].opcode != "bitcast" else None
             for home in (behind(body, body.by_id[name], at[1], "opt-barrier") for name, at in first.items())
         }
         is_seen = len(homes) == 1 and None not in homes
         return all(shared) if is_seen else any(shared)
+
+    def _has_the_form(self, step: Step, place: int, leaf: int, result: int, body: Body) -> bool:
+        """Whether XLA may give a kernel's result the buffer of an array of this form: XLA:CPU where type and layout are
+        the result's, XLA:GPU also where only the size is."""
+        read = list(leaves(body.by_id[step.instruction.operand_ids[place]].shape))[leaf]
+        written = self._values.shapes[step.results[result]]
+        return self._gpu or bool(read.element_type == written.element_type and lies_alike(read, written))
 
     def _fused_reads(self, fusion: Message) -> FusedReads:
         kernel = fused(fusion, self._bodies)

@@ -389,7 +389,11 @@ def test_two_names_are_no_matter_to_a_kernel_whose_result_takes_no_operands_plac
     beside = f"{product}\nr = f32[4,4] add s a"
     assert said(module(TWO_NAMES, {"sum": beside})) == ""
     only_one = f"{SUM.rsplit(chr(10), 1)[0]}\nt = f32[4,4] reverse a dims=0\nr = f32[4,4] add t b"
-    assert "by two names" in said(module(TWO_NAMES, {"sum": only_one}))
+    assert (
+        said(module(TWO_NAMES, {"sum": only_one})) == ""
+    )  # on CPU, the result takes no other layout's place
+    alike, only_one = TWO_NAMES.replace("{0,1}", ""), only_one.replace("{0,1}", "")
+    assert "by two names" in said(module(alike, {"sum": only_one}))
 
 
 def test_a_branch_has_its_operands_by_as_many_names_as_it_likes_since_they_outlive_it() -> None:
