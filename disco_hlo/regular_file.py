@@ -1,4 +1,4 @@
-"""Reading a file that may be anything: a device never ends, a pipe waits for a writer, a link leads elsewhere.
+"""Files, whole. One to be read may be anything: a device never ends, a pipe waits for a writer, a link leads away.
 
 Nothing is made room for that is not there: Python's ``read(n)`` takes n bytes before it reads the first.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -45,6 +46,24 @@ def read_regular(path: Path, most_bytes: int, *, follow_links: bool = True) -> b
     if len(data) > info.st_size:
         raise OSError(errno.EBUSY, "it is being written", str(path))
     return data
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file, which appears whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        Path(draft).unlink(missing_ok=True)
+        raise
 
 
 def unzipped(data: bytes, most_bytes: int) -> bytes:

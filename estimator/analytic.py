@@ -37,7 +37,6 @@ from disco_hlo.estimator.kernel_tables import (
     VALUE_ROWS,
     KernelTables,
     Structure,
-    array_of,
     structure,
 )
 from disco_hlo.hlo.cost_model import CostModel, Kernels
@@ -60,7 +59,7 @@ class DeviceModel:
     memory_bandwidth: _Number
     """Bytes read plus written per second, from main memory."""
     flops_per_s: _Number
-    """Of a large matrix multiplication."""
+    """Of a large f32 matmul."""
     hoists: bool
     """Whether loop-invariant values inside a kernel move out of its inner loops (XLA:CPU)."""
     shortest_kernel_ns: _Number = 0.0
@@ -97,15 +96,21 @@ class _Step:
 
 
 class AnalyticModel(CostModel):
-    """Estimated times of single ops and op groups of any graph on one device."""
+    """Estimated times of single ops and op groups of any graph on one device.
 
-    def __init__(self, device: DeviceModel) -> None:
+    Args:
+        device: what is known of it.
+        library_flops_per_s: flop rates of library calls by the dtype that they multiply; the device's for the rest.
+    """
+
+    def __init__(self, device: DeviceModel, library_flops_per_s: Mapping[str, float] | None = None) -> None:
         self.device = device
+        self.library_flops_per_s = dict(library_flops_per_s or {})
         self._known: dict[int, _Step] = {}
 
-    def __reduce__(self) -> tuple[type[AnalyticModel], tuple[DeviceModel]]:
+    def __reduce__(self) -> tuple[type[AnalyticModel], tuple[DeviceModel, dict[str, float]]]:
         """A copy in another process makes its own tables."""
-        return AnalyticModel, (self.device,)
+        return AnalyticModel, (self.device, self.library_flops_per_s)
 
     def tables(self, graph: Graph) -> KernelTables:
         """The flat arrays that :func:`~disco_hlo.estimator.kernel_cost.kernel_ns` reads."""
@@ -157,9 +162,13 @@ class AnalyticModel(CostModel):
             graph.nodes[operand].shape.size_bytes for operand in set(node.operands)
         )
         work = node.flops + TRANSCENDENTAL_FLOPS * node.transcendentals
-        return max(
-            streaming_ns(tables.curve, tables.constant, float(moved)), 1e9 * work / self.device.flops_per_s
-        )
+        flops_per_s = self.library_flops_per_s.get(multiplied_dtype(graph, node), self.device.flops_per_s)
+        return max(streaming_ns(tables.curve, tables.constant, float(moved)), 1e9 * work / flops_per_s)
+
+
+def multiplied_dtype(graph: Graph, node: Node) -> str:
+    """Dtype of a library call's first operand; empty where it reads nothing."""
+    return graph.nodes[node.operands[0]].shape.dtype if node.operands else ""
 
 
 def _whole_times(tables: KernelTables, kernels: Kernels, scratch: Scratch) -> NDArray[np.int64]:
@@ -176,7 +185,7 @@ def element_ns(node: Node, device: DeviceModel) -> float:
     work = node.flops + TRANSCENDENTAL_FLOPS * node.transcendentals
     if not work:
         return 0.0
-    return 1e9 * work / max(array_of(node.shape).element_count, 1) / device.flops_per_s
+    return 1e9 * work / max(node.shape.first_array.element_count, 1) / device.flops_per_s
 
 
 def _tables(graph: Graph, shapes: Structure, device: DeviceModel) -> KernelTables:

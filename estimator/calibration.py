@@ -7,7 +7,7 @@ Three things are learned, in this order, each from ops that show it alone:
 2. the time of one element evaluation by opcode, from ops that take longer than their bytes do; an
    op that streams its bytes only bounds its arithmetic from above. Ops that only say where a value
    comes from (broadcast, slice) are index arithmetic inside a kernel and cost nothing;
-3. the extra time of reading across the memory's grain, from the kernels that do: what they take
+3. the extra time of reading across the memory's grain, from the ops that do: what they take
    beyond their evaluations.
 
 Medians, so that a few disturbed measurements move nothing; for 2 the lower quartile, since
@@ -25,9 +25,15 @@ from statistics import median
 
 import numpy as np
 
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, device_arrays, element_ns
+from disco_hlo.backends import BACKENDS
+from disco_hlo.estimator.analytic import (
+    AnalyticModel,
+    DeviceModel,
+    device_arrays,
+    element_ns,
+    multiplied_dtype,
+)
 from disco_hlo.estimator.kernel_cost import kernel_work, streaming_ns
-from disco_hlo.estimator.kernel_tables import array_of
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
 
 STREAMING_OPCODES = frozenset({
@@ -60,19 +66,8 @@ class MeasuredOp:
     def evaluations(self) -> int:
         """Element evaluations: of a reduction one for each element it reads."""
         if self.node.opcode == "reduce":
-            return array_of(self.graph.nodes[self.node.operands[0]].shape).element_count
-        return array_of(self.node.shape).element_count
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredKernel:
-    """One fused kernel with its measured time."""
-
-    graph: Graph
-    members: tuple[int, ...]
-    """Ascending."""
-    results: tuple[int, ...]
-    time_ns: float
+            return self.graph.nodes[self.node.operands[0]].shape.first_array.element_count
+        return self.node.shape.first_array.element_count
 
 
 def measured_ops(graphs: Iterable[Graph], times_ns: Mapping[str, float]) -> list[MeasuredOp]:
@@ -87,10 +82,8 @@ def measured_ops(graphs: Iterable[Graph], times_ns: Mapping[str, float]) -> list
     return [found[key] for key in sorted(found) if found[key].time_ns > 0]
 
 
-def calibrated(
-    base: DeviceModel, ops: Iterable[MeasuredOp], kernels: Iterable[MeasuredKernel] = ()
-) -> DeviceModel:
-    """``base`` with everything replaced that the measured ops and fused kernels tell."""
+def calibrated(base: DeviceModel, ops: Iterable[MeasuredOp]) -> DeviceModel:
+    """``base`` with everything replaced that the measured ops tell."""
     ops = list(ops)
     if not ops:
         return base
@@ -99,15 +92,29 @@ def calibrated(
     streaming = _continued(streaming, base.memory_bandwidth)
     device = replace(base, streaming=streaming, shortest_kernel_ns=min(op.time_ns for op in ops))
     device = replace(device, element_ns={**base.element_ns, **_element_times(device, along)})
-    single = [
-        MeasuredKernel(op.graph, (op.node.id,), (op.node.id,), op.time_ns) for op in ops if _is_emitted(op)
-    ]
-    return replace(device, strided_ns=_strided_ns(device, [*single, *kernels]))
+    return replace(device, strided_ns=_strided_ns(device, filter(_is_emitted, ops)))
+
+
+def library_flops_per_s(graphs: Iterable[Graph], times_ns: Mapping[str, float]) -> dict[str, float]:
+    """Flop rate of the library calls that have a measured time, by the dtype that they multiply: their median, each
+    weighted by its flops, since a small one shows what a call costs."""
+    calls: dict[str, dict[str, tuple[float, int]]] = defaultdict(dict)
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.kind is Kind.FIXED and node.flops and times_ns.get(node.key, 0) > 0:
+                rate = 1e9 * node.flops / times_ns[node.key]
+                calls[multiplied_dtype(graph, node)][node.key] = rate, node.flops
+    found = {}
+    for dtype, by_key in sorted(calls.items()):
+        rates, flops = zip(*sorted(by_key.values()), strict=True)
+        passed = np.cumsum(np.array(flops, np.float64))
+        found[dtype] = rates[int(np.searchsorted(passed, passed[-1] / 2))]
+    return found
 
 
 def _is_emitted(op: MeasuredOp) -> bool:
     """Copies to another layout run as a library transposition on CPU, and say nothing of kernels."""
-    return op.node.opcode != "copy" or op.graph.backend != "cpu"
+    return op.node.opcode != "copy" or not BACKENDS[op.graph.backend].transposes_by_library
 
 
 def _moved_bytes(graph: Graph, node: Node) -> int:
@@ -152,13 +159,13 @@ def _continued(
 
 def _reads_across(op: MeasuredOp) -> bool:
     """Whether neighbouring results come from operand elements that lie apart."""
-    operand = array_of(op.graph.nodes[op.node.operands[0]].shape) if op.node.operands else Shape("f32")
+    operand = op.graph.nodes[op.node.operands[0]].shape.first_array if op.node.operands else Shape("f32")
     minor = _minor_dimension(operand)
     if minor is None:
         return False
     if op.node.opcode == "reduce":
         return minor not in op.node.dimensions
-    result = _minor_dimension(array_of(op.node.shape))
+    result = _minor_dimension(op.node.shape.first_array)
     if op.node.opcode == "copy":
         return result != minor
     if op.node.opcode == "transpose" and result is not None and len(op.node.dimensions) > result:
@@ -188,15 +195,14 @@ def _lower_quartile(values: list[float]) -> float:
     return sorted(values)[(len(values) - 1) // 4]
 
 
-def _strided_ns(device: DeviceModel, kernels: list[MeasuredKernel]) -> float:
+def _strided_ns(device: DeviceModel, ops: Iterable[MeasuredOp]) -> float:
     model = AnalyticModel(device)
     extra = []
-    for kernel in kernels:
-        tables, scratch = model.tables(kernel.graph), model.scratch(kernel.graph)
-        members, results = np.array(kernel.members), np.array(kernel.results)
-        moved, work, strided = kernel_work(tables, members, results, False, scratch)
-        if strided >= _ENOUGH_ELEMENTS and kernel.time_ns > _BEYOND_BYTES * _streaming(device, moved):
-            extra.append(max(kernel.time_ns - work, 0.0) / strided)
+    for op in ops:
+        tables, scratch, alone = model.tables(op.graph), model.scratch(op.graph), np.array([op.node.id])
+        moved, work, strided = kernel_work(tables, alone, alone, False, scratch)
+        if strided >= _ENOUGH_ELEMENTS and op.time_ns > _BEYOND_BYTES * _streaming(device, moved):
+            extra.append(max(op.time_ns - work, 0.0) / strided)
     return median(extra) if extra else device.strided_ns
 
 

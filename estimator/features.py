@@ -29,7 +29,7 @@ from disco_hlo.estimator.encoding import (
     prepare,
     room,
 )
-from disco_hlo.estimator.kernel_tables import KernelTables, array_of
+from disco_hlo.estimator.kernel_tables import KernelTables
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
 from disco_hlo.hlo.graph import Graph, Node
@@ -80,7 +80,7 @@ def _shape_numbers(
     elements = tables.value[at.ELEMENTS]
     size_bytes = np.floor(elements * tables.value[at.ITEM_BYTES])
     read_bytes = np.bincount(flat.reader, size_bytes[flat.operand], len(graph))
-    shapes = [array_of(shape) for shape in flat_shapes(graph).distinct]
+    shapes = [shape.first_array for shape in flat_shapes(graph).distinct]
     # The two dimensions whose neighbours lie closest in memory.
     minor = np.ones((len(shapes), 2), np.int64)
     for row, shape in enumerate(shapes):
@@ -113,8 +113,8 @@ def _shape_numbers(
 def _reduction(graph: Graph, node: Node) -> tuple[int, float]:
     """Of a reduction (elements that go into one, whether the operand's minor dimension is among what is reduced)."""
     result, operand = (
-        max(array_of(node.shape).element_count, 1),
-        array_of(graph.nodes[node.operands[0]].shape),
+        max(node.shape.first_array.element_count, 1),
+        graph.nodes[node.operands[0]].shape.first_array,
     )
     layout = [dimension for dimension in operand.layout if operand.dims[dimension] > 1]
     return max(operand.element_count // result, 1), float(bool(layout) and layout[0] in node.dimensions)

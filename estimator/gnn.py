@@ -14,8 +14,9 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.encoding import GraphFeatures
 from disco_hlo.estimator.features import graph_features
 from disco_hlo.estimator.known import new_space, nothing_known, row_digests, times_ns, with_room
@@ -36,26 +37,29 @@ class GnnModel(CostModel):
     Args:
         weights: a trained network.
         times_ns: measured times of single ops by ``Node.key``, as far as there are any.
-        device: the analytical estimate to correct, instead of the one it was trained with.
+        analytic: the analytical estimate to correct, instead of the one it was trained with.
 
     Raises:
         ProfileError: the weights are of a network that has no compiled form.
     """
 
     def __init__(
-        self, weights: Weights, times_ns: Mapping[str, float] | None = None, device: DeviceModel | None = None
+        self,
+        weights: Weights,
+        times_ns: Mapping[str, float] | None = None,
+        analytic: AnalyticModel | None = None,
     ) -> None:
         self.weights = weights
-        self.analytic = AnalyticModel(device or weights.device)
+        self.analytic = analytic or AnalyticModel(weights.device)
         self._network = network(weights)
         self._times_ns = dict(times_ns or {})
         self._steps: dict[int, tuple[ref[Graph], GraphFeatures]] = {}
         self._known = nothing_known()
         self._space = new_space(self._network, 1, 1)
 
-    def __reduce__(self) -> tuple[type[GnnModel], tuple[Weights, dict[str, float], DeviceModel]]:
+    def __reduce__(self) -> tuple[type[GnnModel], tuple[Weights, dict[str, float], AnalyticModel]]:
         """A copy in another process makes its own tables; what is kept of a graph is for this one."""
-        return GnnModel, (self.weights, self._times_ns, self.analytic.device)
+        return GnnModel, (self.weights, self._times_ns, self.analytic)
 
     def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``, launch not included.
@@ -98,7 +102,7 @@ class GnnModel(CostModel):
 
 
 def estimator_for(
-    backend: str, device_kind: str, local: DeviceModel, times_ns: Mapping[str, float] | None = None
+    backend: str, device_kind: str, local: AnalyticModel, times_ns: Mapping[str, float] | None = None
 ) -> AnalyticModel | GnnModel:
     """The best estimator there is for a device: trained where weights ship for it or for one of the same processor,
     else the analytical one.
@@ -111,9 +115,11 @@ def estimator_for(
     """
     try:
         weights = shipped(backend, device_kind)
+        if weights is not None:  # the network has no part in library calls: they go by this device's rates
+            trained = AnalyticModel(weights.device, local.library_flops_per_s)
         if weights is not None and weights.device_kind == device_kind:
-            return GnnModel(weights, times_ns)
-        if weights is not None and backend == "gpu":
+            return GnnModel(weights, times_ns, trained)
+        if weights is not None and BACKENDS[backend].estimator_by_kind:
             # What it was trained with fits it better than this GPU's own analytical model, once both are put right by
             # what this GPU's kernels took (docs/estimator.md).
             _say_once(
@@ -121,7 +127,7 @@ def estimator_for(
                 f"fused ops on {device_kind}: estimated as on {weights.device_kind}, put right by what the step's "
                 "measured kernels take here",
             )
-            return GnnModel(weights, times_ns)
+            return GnnModel(weights, times_ns, trained)
         if weights is not None:
             _say_once(
                 logging.INFO,
@@ -133,7 +139,7 @@ def estimator_for(
     except ProfileError as error:
         reason = str(error)
     _say_once(logging.WARNING, f"fused ops on {device_kind} are estimated analytically: {reason}")
-    return AnalyticModel(local)
+    return local
 
 
 @functools.cache

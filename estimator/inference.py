@@ -18,7 +18,8 @@ from disco_hlo.compiled import compiled, inner
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import POOLINGS
 from disco_hlo.estimator.encoding import Batch
-from disco_hlo.estimator.lanes import (
+from disco_hlo.estimator.network import Array, Network
+from disco_hlo.estimator.simd import (
     LANES,
     exp,
     filled,
@@ -33,7 +34,6 @@ from disco_hlo.estimator.lanes import (
     times_plus,
     total,
 )
-from disco_hlo.estimator.network import Array, Network
 
 _SUM: Final = POOLINGS.index("sum")
 _MEAN: Final = POOLINGS.index("mean")
@@ -47,7 +47,7 @@ _NODE_SLOPE: Final = np.float32(0.1)
 _NORM_EPSILON: Final = np.float32(1e-5)
 _LEAST: Final = np.float32(-3e38)
 _ROWS: Final = 6
-"""Rows of a matrix product taken together."""
+"""Rows of a matmul taken together."""
 
 
 class Room(NamedTuple):

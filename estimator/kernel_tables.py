@@ -93,7 +93,7 @@ def structure(graph: Graph) -> Structure:
     examples = [graph.nodes[x] for x in first.tolist()]
     is_mapped = np.array([node.opcode not in _NEVER_INSIDE for node in examples])[of_key]
     shape_of = flat_shapes(graph).of_key[of_key]
-    arrays = [array_of(shape) for shape in flat_shapes(graph).distinct]
+    arrays = [shape.first_array for shape in flat_shapes(graph).distinct]
     maps, map_of, target = _edges(graph, examples, of_key, is_mapped, arrays, shape_of.tolist())
     kept = ~flat.is_cloned[target] & is_mapped[flat.reader]
     reader = flat.reader[kept]
@@ -121,13 +121,6 @@ def structure(graph: Graph) -> Structure:
         np.array([shape.element_count for shape in arrays], np.float64)[shape_of],
         np.array([DTYPE_BYTES.get(shape.dtype, 4) for shape in arrays], np.float64)[shape_of],
     )
-
-
-def array_of(shape: Shape) -> Shape:
-    """The shape itself, or the first array of a tuple (the results of a variadic reduce are alike)."""
-    while shape.dtype == "tuple" and shape.elements:
-        shape = shape.elements[0]
-    return shape
 
 
 def _edges(
@@ -251,12 +244,12 @@ def _rearranged(operand: Sequence[int], result: Sequence[int]) -> tuple[int, ...
 def _added_loops(graph: Graph, node: Node) -> list[int]:
     if node.opcode not in ("reduce", "reduce-window") or not node.operands:
         return []
-    operand = array_of(graph.nodes[node.operands[0]].shape)
+    operand = graph.nodes[node.operands[0]].shape.first_array
     if node.opcode == "reduce":
         return [
             operand.dims[dimension] for dimension in sorted(node.dimensions) if dimension < len(operand.dims)
         ]
-    return [node.flops // max(array_of(node.shape).element_count, 1) + 1]
+    return [node.flops // max(node.shape.first_array.element_count, 1) + 1]
 
 
 def _major_to_minor(shape: Shape) -> tuple[int, ...]:

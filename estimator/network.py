@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from disco_hlo.errors import ProfileError
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.architecture import POOLINGS
-from disco_hlo.estimator.lanes import LANES
+from disco_hlo.estimator.simd import LANES
 from disco_hlo.estimator.weights import Weights
 
 Array = NDArray[np.float32]

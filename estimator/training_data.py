@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import calibrated, measured_ops
@@ -72,7 +73,7 @@ def label_ns(measurements: Sequence[Measurement], backend: str) -> float:
     Their middle; on CPU the least of them, since what else runs on the machine only adds.
     """
     low_ns = [measurement.low_ns for measurement in measurements]
-    return float(min(low_ns) if backend == "cpu" else np.median(low_ns))
+    return float(min(low_ns) if BACKENDS[backend].shares_processor else np.median(low_ns))
 
 
 def base_device(about: Mapping[str, Any]) -> DeviceModel:
@@ -80,9 +81,10 @@ def base_device(about: Mapping[str, Any]) -> DeviceModel:
     config = about.get("config", {})
     try:
         bandwidth, flops = float(config["bandwidth"]), float(config["flops"])
+        backend = BACKENDS[about["backend"]]
     except (KeyError, TypeError, ValueError) as error:
         raise ProfileError(f"the data set does not say what it was measured with ({error})") from error
-    return DeviceModel(bandwidth, flops, hoists=about.get("backend") == "cpu")
+    return DeviceModel(bandwidth, flops, hoists=backend.hoists)
 
 
 def load(dataset: Dataset) -> TrainingData:

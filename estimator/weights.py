@@ -7,9 +7,7 @@ where its training data came from. Nothing in it is executed, and nothing is bel
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import resources
@@ -22,11 +20,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.estimator.architecture import Architecture
-from disco_hlo.regular_file import read_regular
+from disco_hlo.regular_file import read_regular, write_whole
 
 Record = TypeVar("Record", Architecture, DeviceModel)
 
@@ -173,12 +172,7 @@ def _check(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], so
 def save_file(weights: Weights, path: Path) -> None:
     """Write a weights file, whole or not at all. :class:`ProfileError` where it cannot be written."""
     try:
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(to_bytes(weights))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        write_whole(path, to_bytes(weights))
     except OSError as error:
         raise ProfileError(f"cannot write the weights {path}: {error}") from error
 
@@ -196,8 +190,8 @@ def load_file(path: Path) -> Weights:
 
 def shipped_name(backend: str, device_kind: str) -> str:
     """File name of the weights of a device: of the GPU's kind; on CPU one file serves every kind."""
-    if backend == "cpu":
-        return "cpu.safetensors"
+    if not BACKENDS[backend].estimator_by_kind:
+        return f"{backend}.safetensors"
     return re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-") + ".safetensors"
 
 

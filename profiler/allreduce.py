@@ -12,8 +12,7 @@ and damps outliers (Huber weights).
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -81,27 +80,6 @@ def sweep_sizes(
     steps = math.ceil(math.log2(maximum_bytes / minimum_bytes) * per_octave)
     ratio = (maximum_bytes / minimum_bytes) ** (1 / steps)
     return tuple(sorted({round(minimum_bytes * ratio**step / 64) * 64 for step in range(steps + 1)}))
-
-
-def sweep(
-    measure: Callable[[int], Sequence[int]],
-    sizes_bytes: Sequence[int],
-    budget_s: float = math.inf,
-    clock: Callable[[], float] = time.monotonic,
-) -> tuple[SweepPoint, ...]:
-    """Measure the sizes in ascending order, each by ``measure(size_bytes) -> times in ns``.
-
-    Stops once ``budget_s`` seconds are spent, but not before there are points enough for a fit.
-    In a job of several processes hand in a ``clock`` that agrees between them or no budget: all of
-    them must make the same calls. Raises :class:`ProfileError` for times that are none.
-    """
-    started = clock()
-    points: list[SweepPoint] = []
-    for size in sorted(set(sizes_bytes)):
-        if len(points) >= MINIMUM_POINTS and clock() - started > budget_s:
-            break
-        points.append(point_of(size, measure(size)))
-    return tuple(points)
 
 
 def point_of(size_bytes: int, times_ns: Sequence[int]) -> SweepPoint:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import collective_bytes, collective_kind
 from disco_hlo.hlo.graph import Kind
@@ -19,7 +20,7 @@ class Issued:
     """A collective as a module issues it, be it of one array or of several."""
 
     units: frozenset[str]
-    """What traces may call it (:func:`~disco_hlo.profiler.transfers.unit_of_name`)."""
+    """What traces may call it (:func:`~disco_hlo.profiler.collectives.unit_of_name`)."""
     kind: str
     """By its name."""
     sizes_bytes: tuple[int, ...]
@@ -45,7 +46,7 @@ def issued(module: CanonicalModule, owner: Mapping[str, str]) -> tuple[Issued, .
         kind = str(collective_kind(graph.nodes[members[0]]))
         units = frozenset({unit_of_name(one.name), *inside[one.name]})
         sizes = tuple(collective_bytes(graph, node) for node in members)
-        one_by_one = graph.backend == "cpu" and len(one.proto.operand_ids) > 1
+        one_by_one = not BACKENDS[graph.backend].asynchronous and len(one.proto.operand_ids) > 1
         found.append(Issued(units, kind, sizes if one_by_one else (sum(sizes),)))
     return tuple(found)
 

@@ -2,9 +2,9 @@
 
 DisCo measures ops in the step itself (section 4.2). A GPU's step runs its kernels in command buffers (CUDA graphs),
 and there a trace tells the buffer's name, not the instruction's. Started one by one, kernels have their names, but
-short ones take about a microsecond longer, what lies between two is another time, and what they lose beside transfers,
-too. So a module is compiled and traced twice, with command buffers for the times and without for the names: on each
-device its kernels run in the same order in both, and so do its transfers, its copies and its memsets.
+short ones take about a microsecond longer, what lies between two is another time, and what they lose during
+collectives, too. So a module is compiled and traced twice, with command buffers for the times and without for the
+names: on each device its kernels run in the same order in both, and so do its collectives, its copies and its memsets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from disco_hlo.profiler.transfers import by_place, is_transfer, span
 
 KERNELS, TRANSFERS, MEMSETS = "kernels", "transfers", "memsets"
 _LEAST_NAMED = 0.98
-"""Of the time of all kernels, and of all transfers; a trace that leaves more without a name is of something else."""
+"""Of the time of all kernels, and of all collectives; a trace that leaves more without a name is of something else."""
 _MOST_BESIDE = 0.02
 """As much of the kernels' time may pass with memsets that have no name, and with copies of each direction. The module
 without command buffers may have more of them or fewer: libraries clear what they work on in other ways, and the host
@@ -44,7 +44,7 @@ Pair = tuple[Execution, Execution]
 
 @dataclass(frozen=True)
 class Lane:
-    """What runs in one order with its like: kernels, transfers, memsets, copies of one direction."""
+    """What runs in one order with its like: kernels, collectives, memsets, copies of one direction."""
 
     total_ns: int
     """On all devices in all runs, where several at once count once."""
@@ -84,7 +84,7 @@ def with_names(timed: Trace, timed_module: str, named: Trace, named_module: str)
 
 def refusal(found: WithNames, timed_module: str, named_module: str) -> str:
     """Why a trace has too few names; empty where it has enough. Each lane is judged by its own: over slow links
-    transfers take most of the time, and must not stand for kernels."""
+    collectives take most of the time, and must not stand for kernels."""
     runs = len({(one.run, one.device) for one in found.trace.executions})
     kernels = found.lanes.get(KERNELS, Lane(0, 0, {}))
     for name, lane in found.lanes.items():
@@ -139,7 +139,7 @@ def _lanes(items: Iterable[Execution]) -> dict[str, list[Execution]]:
 
 
 def lane_of(item: Execution) -> str:
-    """Kernels, transfers, memsets, or copies of one direction."""
+    """Kernels, collectives, memsets, or copies of one direction."""
     if is_transfer(item):
         return TRANSFERS
     memory = _MEMORY.match(item.kernel)

@@ -1,12 +1,12 @@
-"""What kernels and transfers cost each other on one GPU, and what lies between two kernels.
+"""What kernels and collectives cost each other on one GPU, and what lies between two kernels.
 
-DisCo's simulator lets compute and communication run beside each other at full speed. They share
+DisCo's simulator lets compute and communication overlap with each other at full speed. They share
 memory bandwidth and multiprocessors, so neither does. Two traces of the same kernels tell by how
-much: one in which every transfer runs alone, and one in which they run under the compute. What kernels lose is read in
-``losses.py``, what transfers do here.
+much: one in which every collective runs alone, and one in which they run under the compute. What kernels lose is read
+in ``losses.py``, what collectives do here.
 
-A transfer that begins beside kernels also waits until multiprocessors are free for its thread blocks, which takes it
-the same whatever its size: beside compute it takes wait + factor x its time alone. Transfers of many sizes tell the
+A collective that begins during kernels also waits until multiprocessors are free for its thread blocks, which takes it
+the same whatever its size: during compute it takes wait + factor x its time alone. Collectives of many sizes tell the
 two apart; from few, or from sizes alike, only a factor can be read, and the wait is in it.
 """
 
@@ -34,13 +34,13 @@ from disco_hlo.profiler.transfers import Moved, by_place, is_transfer, moved_ns,
 _LONG_NS = 5_000
 """Kernels shorter than this are launches rather than work; their times say little."""
 _MUCH = 0.5
-"""Of a transfer's time: one that shared less says little of what it takes beside kernels."""
+"""Of a collective's time: one that shared less says little of what it takes during kernels."""
 _ENOUGH_NS = 20_000
-"""Less time than this at once, all transfers of a step together, says nothing."""
+"""Less time than this at once, all collectives of a step together, says nothing."""
 _MOST_WAIT_NS = 1_000_000
 """The longest wait that is believed."""
 _FEW = 8
-"""Fewer transfers than this do not tell a wait from a factor."""
+"""Fewer collectives than this do not tell a wait from a factor."""
 _APART = 2.0
 """Nor do those of which the quarter that takes longest alone does not take this many times as long as the quarter
 that takes least; and only pairs so far apart are looked at for the factor."""
@@ -49,8 +49,8 @@ _BETTER = 0.75
 _WAIT_NS = 20_000
 """A longer gap between two kernels is a wait for something, not the launch of the second one."""
 MUCH_MOVED = 1 / 3
-"""Of a step: where transfers take more, what they take longer in one run than in another hides launches, and what
-transfers cost kernels."""
+"""Of a step: where collectives take more, what they take longer in one run than in another hides launches, and what
+collectives cost kernels."""
 
 
 def contention(
@@ -61,17 +61,17 @@ def contention(
     products: Collection[str] = (),
     moved: tuple[Moved, Moved] | None = None,
 ) -> Contention | None:
-    """Slow-down of compute beside transfers and of transfers beside compute, each at least 1, and the wait of
-    transfers that begin beside compute, 0 where it cannot be told from their slow-down.
+    """Slow-down of compute during collectives and of collectives during compute, each at least 1, and the wait of
+    collectives that begin during compute, 0 where it cannot be told from their slow-down.
 
     Args:
-        alone: a trace of the module whose order lets no kernel run beside a transfer.
+        alone: a trace of the module whose order lets no kernel overlap with a collective.
         beside: a trace of the same kernels, by the same names, in an order that does.
         alone_module: the name of the first module.
         beside_module: the name of the second; by default the same.
-        products: tokens of kernels that hold a product; what these and what others lose is told apart. The kind that
-            shares too little time with transfers goes by all kernels together, at most at twice its time.
-        moved: how long the transfers of either trace move data, where other processes have devices, too.
+        products: tokens of kernels that hold a matmul; what these and what others lose is told apart. The kind that
+            shares too little time with collectives goes by all kernels together, at most at twice its time.
+        moved: how long the collectives of either trace move data, where other processes have devices, too.
 
     Returns:
         None where too little ran at the same time to tell (a fast link).
@@ -88,7 +88,7 @@ def contention(
     all_kernels = lost.all_kernels or 1.0
     if not products:
         return Contention(all_kernels, factor, round(wait_ns))
-    # All together lose no more than the kind that loses most: products were seen to lose more than they can.
+    # All together lose no more than the kind that loses most: matmuls were seen to lose more than they can.
     of_products, of_others = (
         min(all_kernels, MOST_OF_PRODUCTS) if one is None else one for one in (lost.products, lost.others)
     )
@@ -100,19 +100,20 @@ def contention(
 def gap_in_step_ns(
     trace: Trace, module_name: str, step_ns: int, owners: Mapping[str, str] = MappingProxyType({})
 ) -> int | None:
-    """What a step takes beyond its kernels and transfers, for each kernel that the launch cost is added to; at least 0.
+    """What a step takes beyond its kernels and collectives, for each kernel that the launch cost is added to; at
+    least 0.
 
     A profiler writes down when every kernel begins and ends, which takes time between them. So the kernels' own times
     are taken from the trace, and the step's from runs that were not traced.
 
     Args:
-        trace: of a module in which nothing runs beside anything else.
+        trace: of a module in which nothing overlaps with anything else.
         step_ns: what it took untraced.
         owners: by instruction inside a loop the entry instruction that runs it (``keys.owners``). An entry instruction
             has one launch, whatever kernels it has; a loop one for each of its kernels.
 
     Returns:
-        None where that says little of launches: transfers, which never take the same, are much of the step, what is
+        None where that says little of launches: collectives, which never take the same, are much of the step, what is
         left is more than a launch can be, or a device was slower at times, and the untraced step may be one of these.
 
     Raises:
@@ -139,7 +140,7 @@ def gap_in_step_ns(
 def launch_gap_ns(trace: Trace, module_name: str) -> int:
     """Time between the end of one kernel and the start of the next on the same device, the mean.
 
-    Gaps in which the device waited are left out, and those beside a transfer.
+    Gaps in which the device waited are left out, and those during a collective.
 
     Raises:
         ProfileError: the trace holds no two kernels in a row.
@@ -160,7 +161,7 @@ def launch_gap_ns(trace: Trace, module_name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a transfer took in one place and run, less its waiting for other devices."""
+    """What a collective took in one place and run, less its waiting for other devices."""
 
     length_ns: int
     shared_ns: int
@@ -168,7 +169,7 @@ class _Work:
 
 
 def _transfers(trace: Trace, module_name: str, moved: Moved) -> dict[str, _Work]:
-    """Of each transfer the median over the runs of the time in which it moves data, as the device has it that comes
+    """Of each collective the median over the runs of the time in which it moves data, as the device has it that comes
     last."""
     found: dict[str, dict[int, list[tuple[int, _Work]]]] = defaultdict(lambda: defaultdict(list))
     for (run, _), items in by_place(trace, module_name).items():
@@ -195,7 +196,7 @@ Beside = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def _beside(alone: Mapping[str, _Work], beside: Mapping[str, _Work]) -> Beside | None:
-    """Of the transfers; None where they shared too little time to tell anything."""
+    """Of the collectives; None where they shared too little time to tell anything."""
     long = [unit for unit in beside if unit in alone and alone[unit].length_ns >= _LONG_NS]
     common = [unit for unit in long if beside[unit].shared_ns >= _MUCH * beside[unit].length_ns]
     shared = np.array([beside[unit].shared_ns for unit in common], np.float64)
@@ -211,7 +212,7 @@ def _slow_down(shared: NDArray[np.float64], without: NDArray[np.float64]) -> flo
 def _wait_and_factor(shared: NDArray[np.float64], without: NDArray[np.float64]) -> tuple[float, float]:
     """The factor, and the wait in ns, with which ``wait + factor x without`` is nearest to ``shared``.
 
-    The factor is the median slope over pairs of transfers that lie far apart, which a few disturbed ones cannot move;
+    The factor is the median slope over pairs of collectives that lie far apart, which a few disturbed ones cannot move;
     the wait is what makes the sum right. Where that is negative, or the two are not told apart, it is 0 and the
     factor is that of the sum.
     """

@@ -96,8 +96,8 @@ class MeasuredCosts(CostModel):
         return self.estimator.read_classes(graph)
 
     def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
-        """Of each node as a kernel of its own, the share of its time that must be done before a transfer begins beside
-        it, ``[len(graph)]``: what was measured, else for products what others show."""
+        """Of each node as a kernel of its own, the share of its time that must be done before a collective begins
+        during it, ``[len(graph)]``: what was measured, else for products what others show."""
         flat, contention = flat_graph(graph), self.profile.contention
         otherwise = 0.0 if contention is None else contention.hold
         found = [
@@ -105,7 +105,7 @@ class MeasuredCosts(CostModel):
             for node in (graph.nodes[x] for x in flat.example.tolist())
         ]
         times_ns, shares = self.op_ns(graph), np.array(found, np.float64)[flat.of_key]
-        # Older profiles have launches for holds: a few us of kernels beside which transfers begin at once.
+        # Older profiles have launches for holds: a few us of kernels during which collectives begin at once.
         return np.where((times_ns >= LEAST_NS) & (shares * times_ns > AT_ONCE_NS), shares, 0.0)
 
     def _estimates(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ _LEAST_NS = 100_000
 """A difference that a step's own noise does not make: some kernels of a few us, more or less."""
 
 Computed = Mapping[str, Sequence[int]]
-"""By device, how long its kernels ran in each run, ns; transfers, in which it waits for others, left out."""
+"""By device, how long its kernels ran in each run, ns; collectives, in which it waits for others, left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class StepFacts(Struct, frozen=True, forbid_unknown_fields=True):
     launch_ns: Nanoseconds | None = None
     """What lies between two of its kernels."""
     contention: Contention | None = None
-    """Kernels differ in what they share with transfers: convolutions were slowed by a third where a transformer's
+    """Kernels differ in what they share with collectives: convolutions were slowed by a third where a transformer's
     matmuls were not."""
     apart: dict[str, InStep] | None = None
     """All of its collectives of each kind in one run, one by one; none of a kind: the trace did not tell, nor will

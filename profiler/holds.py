@@ -1,13 +1,13 @@
-"""How much of a kernel must be done before a transfer can begin beside it.
+"""How much of a kernel must be done before a collective can begin during it.
 
-DisCo's simulator starts a transfer as soon as its channel is free (section 4.4). On a GPU it is a kernel like others
-and needs multiprocessors for its thread blocks. Where a matrix product begins at the same moment, whose thread blocks
-are in line already, the transfer comes behind the last of them: the product's last wave leaves multiprocessors free
-(docs/simulator.md, "Delays", has what two H200s showed). A transfer issued before such a product runs
+DisCo's simulator starts a collective as soon as its channel is free (section 4.4). On a GPU it is a kernel like others
+and needs multiprocessors for its thread blocks. Where a matmul begins at the same moment, whose thread blocks
+are in line already, the collective comes behind the last of them: the matmul's last wave leaves multiprocessors free
+(docs/simulator.md, "Delays", has what two H200s showed). A collective issued before such a matmul runs
 behind it, not beside it.
 
-Read on a trace in which kernels run under transfers, in a known order: when a transfer could have begun follows from
-that, and what ran when it did.
+Read on a trace in which kernels run under collectives, in a known order: when a collective could have begun follows
+from that, and what ran when it did.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import ENTRY_UNIT, by_place, is_transfer
 
 LEAST_NS = 20_000
-"""Kernels shorter than this hold a transfer for less than it takes to launch it."""
+"""Kernels shorter than this hold a collective for less than it takes to launch it."""
 AT_ONCE_NS = 10_000
-"""A transfer that waited no longer was not held: so long takes its launch, or that of the kernel. Taken for a hold, it
-made products come first beside which transfers ran from their beginning, and the search looked for these."""
+"""A collective that waited no longer was not held: so long takes its launch, or that of the kernel. Taken for a hold,
+it made matmuls come first that delay no collective, and the search looked for these."""
 _LAUNCH_NS = 5_000
-"""A kernel that begins so shortly behind the moment at which a transfer could was in line with it."""
+"""A kernel that begins so shortly behind the moment at which a collective could was in line with it."""
 _AT_THE_END_NS = 500
 """One that ends so shortly behind that moment held nothing."""
 _BEGINNING = 0.02
-"""Of a kernel's time: where a transfer could have begun by then, it shows the whole of what the kernel holds."""
+"""Of a kernel's time: where a collective could have begun by then, it shows the whole of what the kernel holds."""
 _HALF = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A transfer on one device, by the time of the kernel that ran when it could have begun."""
+    """A collective on one device, by the time of the kernel that ran when it could have begun."""
 
     could: float
     """When that was, 0 at the kernel's beginning, 1 at its end."""
@@ -46,12 +46,12 @@ class _Seen:
 
 
 def holds(beside: Trace, module_name: str, order: Sequence[str]) -> dict[str, float]:
-    """By unit, the share of its time that must be done before a transfer begins beside it: 0, or most of it.
+    """By unit, the share of its time that must be done before a collective begins during it: 0, or most of it.
 
-    Of kernels beside which the trace shows no transfer's beginning nothing is known, and they are left out.
+    Of kernels during which the trace shows no collective's beginning nothing is known, and they are left out.
 
     Args:
-        beside: a trace of a module whose order lets kernels run beside transfers.
+        beside: a trace of a module whose order lets kernels overlap with collectives.
         order: that order, as a strategy has it: units, and ``b2.start`` and ``b2.done``.
     """
     found: dict[str, dict[tuple[int, str], list[_Seen]]] = defaultdict(lambda: defaultdict(list))
@@ -63,7 +63,7 @@ def holds(beside: Trace, module_name: str, order: Sequence[str]) -> dict[str, fl
 
 
 def _beginnings(executions: Sequence[Execution], order: Sequence[str]) -> list[tuple[str, str, _Seen]]:
-    """Of one run on one device: transfers, and the kernel that ran, or was in line, when each could have begun."""
+    """Of one run on one device: collectives, and the kernel that ran, or was in line, when each could have begun."""
     spans = _spans(executions)
     kernels = sorted((*span, unit) for unit, span in spans.items() if unit[0] != "b")
     found: list[tuple[str, str, _Seen]] = []
@@ -87,7 +87,7 @@ def _beginnings(executions: Sequence[Execution], order: Sequence[str]) -> list[t
 
 
 def _spans(executions: Sequence[Execution]) -> Mapping[str, Interval]:
-    """From the beginning of each unit to its end; of a bucket, its transfer."""
+    """From the beginning of each unit to its end; of a bucket, its collective."""
     spans: dict[str, Interval] = {}
     for one in executions:
         named = ENTRY_UNIT.match(one.op)
@@ -99,7 +99,7 @@ def _spans(executions: Sequence[Execution]) -> Mapping[str, Interval]:
 
 
 def _share(transfers: Sequence[Sequence[_Seen]]) -> float | None:
-    """From how each transfer fared on all devices: it begins on the device that lets it in last."""
+    """From how each collective fared on all devices: it begins on the device that lets it in last."""
     held: list[float] = []
     free: list[float] = []
     for seen in transfers:

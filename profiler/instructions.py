@@ -9,7 +9,7 @@ of its executions (:func:`body_times`), since one run shows it as often as the l
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -36,7 +36,7 @@ class InstructionTimes:
     """Runs times devices that executed it."""
     last_arrival_ns: int
     """Median over the runs of the shortest time on any local device. For a collective this is its
-    time on the device that arrived last, so the transfer without the waiting for it."""
+    time on the device that arrived last, so the collective without the waiting for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +66,6 @@ class Span:
     track: str
     device: int
     kernel: str
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """Communication against compute on one timeline; lengths of unions, so nothing counts twice."""
-
-    communication_ns: int
-    compute_ns: int
-    hidden_ns: int
-    """Communication while at least one compute instruction ran."""
-
-    @property
-    def exposed_ns(self) -> int:
-        """Communication that nothing hid."""
-        return self.communication_ns - self.hidden_ns
 
 
 def instruction_times(
@@ -249,22 +234,17 @@ def coverage(trace: Trace, module_name: str, owner: Mapping[str, str] | None = N
 def spans(
     trace: Trace,
     module_name: str,
-    run: int | None = None,
     owner: Mapping[str, str] | None = None,
 ) -> tuple[Span, ...]:
-    """The timeline of one run on all local devices, bodies of loops included, by start time.
+    """The timeline of the run of median wall time on all local devices, bodies of loops included, by start time.
 
-    ``run`` counts the module's runs in the trace from 0; without it the run of median wall time is
-    taken. Raises :class:`ProfileError` for a module or a run that the trace does not hold.
+    Raises :class:`ProfileError` for a module that the trace does not hold.
     """
     executions = _of_module(trace, module_name)
     owners = owner if owner is not None else _inferred_owners(executions)
     walls = _wall_ns(trace, executions)
-    numbers = sorted(walls)
-    if run is not None and not 0 <= run < len(numbers):
-        raise ProfileError(f"the trace holds runs 0 to {len(numbers) - 1} of {module_name}, not {run}")
-    by_wall = sorted(numbers, key=lambda number: (walls[number], number))
-    chosen = by_wall[(len(by_wall) - 1) // 2] if run is None else numbers[run]
+    by_wall = sorted(walls, key=lambda number: (walls[number], number))
+    chosen = by_wall[(len(by_wall) - 1) // 2]
     picked = [item for item in executions if item.run == chosen]
     origin = min(item.start_ns for item in picked)
     return tuple(
@@ -274,17 +254,6 @@ def spans(
         )
         for item in picked
     )  # fmt: skip
-
-
-def overlap(timeline: Iterable[Span], is_communication: Callable[[Span], bool], device: int = 0) -> Overlap:
-    """How much of one device's communication ran under its compute (GPU; loops count by their bodies)."""
-    own = [span for span in timeline if span.device == device]
-    loops = {span.owner for span in own if span.owner != span.op}
-    leaves = [span for span in own if span.op not in loops]
-    communication = _union([span for span in leaves if is_communication(span)])
-    compute = _union([span for span in leaves if not is_communication(span)])
-    hidden = length_ns(communication) + length_ns(compute) - length_ns(merged(communication + compute))
-    return Overlap(length_ns(communication), length_ns(compute), hidden)
 
 
 def _of_module(trace: Trace, module_name: str) -> list[Execution]:

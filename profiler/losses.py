@@ -1,12 +1,12 @@
-"""What kernels lose beside transfers, on one GPU.
+"""What kernels lose during collectives, on one GPU.
 
-DisCo's simulator lets compute run at full speed beside communication. They share memory bandwidth and
-multiprocessors, and a matrix product whose thread blocks just fill these takes another round of them where a transfer
-has a few: it loses much, if the transfer was there when it began, and little if the transfer came later.
+DisCo's simulator lets compute run at full speed during communication. They share memory bandwidth and
+multiprocessors, and a matmul whose thread blocks just fill these takes another round of them where a collective
+has a few: it loses much, if the collective was there when it began, and little if the collective came later.
 
-A transfer moves data once it runs on all devices (``transfers.py``); on one that is there sooner it waits, beside
+A collective moves data once it runs on all devices (``transfers.py``); on one that is there sooner it waits, beside
 kernels that lose by it all the same. The simulator's devices are never apart. So all that kernels lost is held against
-the time in which data moved beside them. Read on two traces of the same kernels: one in which every transfer runs
+the time in which data moved beside them. Read on two traces of the same kernels: one in which every collective runs
 alone, and one in which they run under the compute.
 """
 
@@ -33,7 +33,7 @@ from disco_hlo.profiler.transfers import (
 _LONG_NS = 5_000
 """Kernels shorter than this are launches rather than work; their times say little."""
 _SOME = 0.05
-"""Of a kernel's time: of one that had a transfer beside it for less, what it took longer is mostly noise."""
+"""Of a kernel's time: of one that had a collective beside it for less, what it took longer is mostly noise."""
 _DRIFT_NS = 1_000_000
 """Kernels with nothing beside them, taking less than this together, do not tell what the machine did between two
 traces."""
@@ -42,7 +42,7 @@ _ENOUGH_NS = 20_000
 MOST = 10.0
 """The largest slow-down that is believed."""
 MOST_OF_PRODUCTS = 2.0
-"""The largest of products: one whose thread blocks fill the multiprocessors once takes two rounds where a transfer has
+"""The largest of matmuls: one whose thread blocks fill the multiprocessors once takes two rounds where a collective has
 some of them, no more, however long it lasts."""
 
 
@@ -52,7 +52,7 @@ class SlowDowns:
 
     all_kernels: float | None
     products: float | None
-    """Of kernels that hold a product and began beside a transfer."""
+    """Of kernels that hold a matmul and began during a collective."""
     others: float | None
 
 
@@ -64,7 +64,7 @@ class _Ran:
     """Unit and device."""
     length_ns: int
     beside_ns: int
-    """How much of it had a transfer beside it, waiting or not."""
+    """How much of it had a collective beside it, waiting or not."""
     moved_ns: int
     """And how much had data moving."""
     began_beside: bool
@@ -81,8 +81,8 @@ def slow_downs(
     """What kernels lose.
 
     Args:
-        products: tokens of kernels that hold a product.
-        moved: how long the transfers of ``beside`` move data.
+        products: tokens of kernels that hold a matmul.
+        moved: how long the collectives of ``beside`` move data.
     """
     was: dict[tuple[str, int], list[int]] = defaultdict(list)
     for run in _by_run(alone, alone_module, {}).values():

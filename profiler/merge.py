@@ -19,7 +19,7 @@ def merge(profiles: Sequence[Profile]) -> Profile:
     """One profile from several of the same platform and link.
 
     Rates and launch cost are medians, the noise is the largest. The slow-downs are medians over those that
-    found any: 1.0 and 1.0 is also what a profile says whose traces could not tell. That of transfers holds their wait
+    found any: 1.0 and 1.0 is also what a profile says whose traces could not tell. That of collectives holds their wait
     where this is 0: where any profile tells the two apart, both are medians over those that do.
 
     Raises:

@@ -10,8 +10,6 @@ A profile file is data from outside: it is decoded by schema and refused with th
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +18,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from disco_hlo.backends import BACKENDS
+from disco_hlo.cores import own_cores
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.cost_model import LinearPieces, by_ring
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.fields import Factor, Nanoseconds, Positive, Share, Spread
 from disco_hlo.profiler.in_step import InStep, in_the_step, with_total_of
-from disco_hlo.regular_file import read_regular
+from disco_hlo.regular_file import read_regular, write_whole
 
 FORMAT = "disco-hlo profile"
 VERSION = 9
@@ -70,6 +70,12 @@ class Platform:
     jax: _Text
     jaxlib: _Text
 
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ProfileError(
+                f"a profile of {' or '.join(BACKENDS)} is expected, this is one of {self.backend!r:.80}"
+            )
+
     def __str__(self) -> str:
         driver = f", driver {self.driver}" if self.driver else ""
         return f"{self.device_kind} ({self.backend}{driver}, jax {self.jax}, jaxlib {self.jaxlib})"
@@ -87,7 +93,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """What one thing takes longer while the other runs: slow-downs of at least 1, and a transfer's wait."""
+    """What one thing takes longer while the other runs: factors of at least 1, and a collective's wait."""
 
     compute: Factor
     """Time of compute while a collective runs, over its time alone."""
@@ -96,17 +102,19 @@ class Contention:
     transfer_wait_ns: Nanoseconds = 0
     """What a collective that begins while compute runs takes longer besides, whatever its size. 0: unknown, or none."""
     products: Factor | None = None
-    """As ``compute``, of kernels that hold a product (:data:`~disco_hlo.hlo.opcodes.PRODUCTS`) and began beside a
+    """As ``compute``, of kernels that hold a matmul (:data:`~disco_hlo.hlo.opcodes.PRODUCTS`) and began during a
     collective. Both of these are known, or neither."""
     others: Factor | None = None
     """And of the other kernels."""
     hold: Share = 0.0
-    """Share of a product's time that must be done before a collective begins beside it, of those not among
+    """Share of a matmul's time that must be done before a collective begins during it, of those not among
     :attr:`Profile.holds`."""
 
     def __post_init__(self) -> None:
         if (self.products is None) != (self.others is None):
-            raise ProfileError(f"a slow-down of products and of others, or neither, is expected, got {self}")
+            raise ProfileError(
+                f"a slow-down factor of matmuls and of others, or neither, is expected, got {self}"
+            )
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ class Collectives:
         swept = self.swept.line if self.swept is not None else otherwise
         if swept is None:
             return None
-        if backend == "gpu":
+        if BACKENDS[backend].asynchronous:
             return swept if self.together is None else with_total_of(self.together, swept)
         return in_the_step(swept, self.in_step, self.together)
 
@@ -149,7 +157,7 @@ class Profile:
     link: Link = field(default_factory=lambda: Link(1, 1))
     contention: Contention | None = None
     holds: Mapping[str, Share] = field(default_factory=dict)
-    """By cost key of an op, the share of its time that must be done before a collective begins beside it, 0 to 1
+    """By cost key of an op, the share of its time that must be done before a collective begins during it, 0 to 1
     (:mod:`disco_hlo.profiler.holds`)."""
     noise: Spread = 0.0
     """Relative run-to-run spread of a whole step; differences below it mean nothing."""
@@ -224,7 +232,7 @@ def _weighted_median(values: Iterable[tuple[int, int]]) -> int:
 
 def host_cpu_kind() -> str:
     """Device kind of CPU profiles: the host's CPU and how many cores this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(own_cores())
     name = "cpu"
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -250,17 +258,8 @@ def save(profile: Profile, path: Path) -> None:
     text = to_json(profile)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        write_whole(path, text.encode())
     except OSError as error:
-        raise ProfileError(f"cannot write the profile {path}: {error}") from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError as error:
-        Path(draft).unlink(missing_ok=True)
         raise ProfileError(f"cannot write the profile {path}: {error}") from error
 
 

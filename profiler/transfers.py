@@ -1,6 +1,6 @@
-"""Transfers and kernels in a trace; on GPU an execution is one kernel, and transfers are NCCL's.
+"""Collectives and kernels in a trace; on GPU an execution is one kernel, and collectives are NCCL's.
 
-A transfer begins on the device that is there first and waits for the others; it moves data once it runs on all, and
+A collective begins on the device that is there first and waits for the others; it moves data once it runs on all, and
 ends on all together. So it moves for as long as it takes on the device that comes last. Where devices are of several
 processes, whose traces have clocks of their own, that is the shortest of its times on any of them.
 """
@@ -52,7 +52,7 @@ def by_place(trace: Trace, module_name: str) -> dict[tuple[int, int], list[Execu
 
 
 Moved = Mapping[tuple[int, str, int], int]
-"""How long transfers move data, ns, by run, unit, and how often the unit was transferred before in that run."""
+"""How long collectives move data, ns, by run, unit, and how often the unit was transferred before in that run."""
 
 
 def moved_ns(trace: Trace, module_name: str, among: Container[str] = ()) -> Moved:
@@ -78,7 +78,7 @@ def least(of_all: Sequence[Moved]) -> Moved:
 def numbered(
     items: Iterable[Execution], among: Container[str] = ()
 ) -> Iterator[tuple[tuple[str, int], Execution]]:
-    """Transfers of one run on one device, each by its unit and how often that was there before."""
+    """Collectives of one run on one device, each by its unit and how often that was there before."""
     seen: Counter[str] = Counter()
     for item in items:
         if not is_transfer(item) and item.op not in among:
@@ -89,6 +89,6 @@ def numbered(
 
 
 def moving(item: Execution, key: tuple[int, str, int], moved: Moved) -> Interval:
-    """The part of a transfer in which it moves data; all of it where nobody knows better."""
+    """The part of a collective in which it moves data; all of it where nobody knows better."""
     length_ns = item.end_ns - item.start_ns
     return item.end_ns - min(length_ns, moved.get(key, length_ns)), item.end_ns

@@ -69,13 +69,13 @@ def run_once(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name in arguments.steps:
         source = canonicalize(gzip.decompress(STEPS[name].read_bytes()))
         for method in METHODS:
-            costs = costs_for(source.graph, profile, None)
+            costs = costs_for(source, profile, None)
             start = unfused(source.graph) if method == "backtracking" else read(source)
             settings = SearchSettings(
                 method=method, seed=arguments.seed, evaluations=arguments.candidates, seeds=1, finalists=1
             )
             warm_up(source.graph, costs, costs.machine, settings)
-            costs = costs_for(source.graph, profile, None)  # which has seen no candidate
+            costs = costs_for(source, profile, None)  # which has seen no candidate
             began = time.process_time()
             found = search(source.graph, costs, costs.machine, start=start, settings=settings)
             spent_s = time.process_time() - began

@@ -20,6 +20,7 @@ find_package()
 
 from evaluation.step import EXAMPLES, intercepted  # noqa: E402
 
+from disco_hlo.backends import BACKENDS  # noqa: E402
 from disco_hlo.errors import UnsupportedError  # noqa: E402
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel  # noqa: E402
 from disco_hlo.estimator.dataset import Dataset  # noqa: E402
@@ -189,7 +190,7 @@ def xla_kernels(source: CanonicalModule) -> list[FusedOp]:
 def affordable(config: Config, source: CanonicalModule) -> Callable[[FusedOp], bool]:
     """Whether a fused op is small and quick enough to be measured: by its bytes, then by the analytical estimate."""
     graph = source.graph
-    hoists = graph.backend == "cpu"
+    hoists = BACKENDS[graph.backend].hoists
     model = AnalyticModel(DeviceModel(config.bandwidth, config.scalar_flops, hoists=hoists))
 
     def fits(op: FusedOp) -> bool:

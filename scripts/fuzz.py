@@ -20,10 +20,12 @@ from checkout import ROOT, find_package
 sys.path.insert(0, str(ROOT))
 find_package()
 
+from disco_hlo.cores import own_cores  # noqa: E402
+
 
 def main() -> int:
     """Read the command line and run."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(own_cores())
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -24,6 +24,7 @@ from draw_fused_ops import Config, say  # first: it finds the packages
 
 import numpy as np  # isort: skip
 
+from disco_hlo.cores import own_cores
 from disco_hlo.errors import IllegalStrategyError, ProfileError, UnsupportedError
 from disco_hlo.estimator.dataset import Dataset, Measurement, Sample
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
@@ -59,7 +60,7 @@ class Measuring:
         self.total = Counter(sample.source for sample in self.samples.values())
         limits = self.config.measure
         self.inputs = Inputs(limits.input_bytes)
-        self.compiler = PackCompiler(cores(), limits.reuse_after_bytes, limits.held_bytes or None)
+        self.compiler = PackCompiler(len(own_cores()), limits.reuse_after_bytes, limits.held_bytes or None)
         self.longest_s = 0.0
         self.done = 0
 
@@ -249,8 +250,3 @@ def summary(times: Any, load: float) -> Measurement:
     """A row of times as it is stored."""
     low, middle, high = np.quantile(times, (0.25, 0.5, 0.75))
     return Measurement(round(low), round(middle), round((high - low) / 2), len(times), round(load, 2))
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

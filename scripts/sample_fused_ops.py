@@ -25,8 +25,9 @@ from draw_fused_ops import Config, drawn_mark, prepare, read_config, say  # firs
 
 import msgspec  # isort: skip
 
-from measure_fused_ops import Measuring, cores
+from measure_fused_ops import Measuring
 
+from disco_hlo.cores import own_cores
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.estimator.dataset import Dataset
 from disco_hlo.profiler.profile import host_cpu_kind
@@ -50,7 +51,7 @@ def facts(config: Config) -> dict[str, Any]:
         "device_kind": host_cpu_kind() if on_cpu else str(device.device_kind),
         "driver": "" if on_cpu else " ".join(str(device.client.platform_version).split()),
         "jax": jax.__version__,
-        "parallelism": cores() if on_cpu else 1,
+        "parallelism": len(own_cores()) if on_cpu else 1,
         "config": msgspec.to_builtins(config),
     }
 
@@ -146,7 +147,7 @@ def parent(args: argparse.Namespace, config: Config) -> int:
         and (step.file or not args.until_drawn)
     ]
     drawing_until = time.time() + (1.0 if args.until_drawn else _DRAWING_SHARE) * args.seconds
-    drawn = crew.run("--draw", missing, cores(), drawing_until)
+    drawn = crew.run("--draw", missing, len(own_cores()), drawing_until)
     say(f"{drawn.count(0)} of {len(missing)} missing steps drawn from")
     refused = [code for code in drawn if code not in (0, _OUT_OF_TIME)]
     if refused and len(refused) == len(missing):

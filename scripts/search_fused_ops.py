@@ -1,7 +1,7 @@
 """Fused ops that searches choose, for scripts/sample_fused_ops.py to measure.
 
-Of all kernels that never ran a search takes those that the estimator flatters (``profiler.promises``), and random
-ones hold few of their kind. So the estimator also learns from the kernels of plans: what it, and the analytical
+Of all kernels that never ran a search takes those that the estimator underestimates (``profiler.corrections``), and
+random ones hold few of their kind. So the estimator also learns from the kernels of plans: what it, and the analytical
 estimate that it corrects, would have chosen.
 
 The kernels that the shipped weights for the H200 learned from were chosen on 2026-11-23, by searches of two seeds: one
@@ -49,7 +49,7 @@ def chosen_kernels(source: CanonicalModule, searches: int, candidates: int, seed
     )
     starts = searchable(source.graph, read(source)), unfused(source.graph)
     for number in range(searches):
-        costs = costs_for(source.graph, profile, None)
+        costs = costs_for(source, profile, None)
         if number % 2 and isinstance(costs.estimator, GnnModel):
             costs = Costs(profile, costs.estimator.analytic)
         plans: list[Strategy] = []

@@ -24,10 +24,11 @@ FOLDERS = {
 }
 
 # Names that belong to one place each: (what, the only files that may import it).
+JAXLINK = {f"disco_hlo/plugin/xla/jaxlink/{name}.py" for name in ("calls", "process", "requests")}
 TRAINING_FILES = {"estimator/model.py", "estimator/train.py"}
 RESERVED = {
-    "jax._src": {"disco_hlo/plugin/xla/jaxlink.py"},
-    "jaxlib": {"disco_hlo/plugin/xla/jaxlink.py", "disco_hlo/plugin/xla/executables.py"},
+    "jax._src": JAXLINK,
+    "jaxlib": {*JAXLINK, "disco_hlo/plugin/xla/executables.py"},
     "mpi4py": {"disco_hlo/activation/mpi.py"},
     "dgl": TRAINING_FILES,
     "torch": TRAINING_FILES,

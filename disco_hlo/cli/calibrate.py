@@ -166,19 +166,21 @@ def _print(profile: Profile, aside: bool = False) -> None:
         own = f"{loop.own_ns / 1e3:.1f} µs of its own each, first turn {loop.first_more_ns / 1e3:+.1f} µs"
         add_row(rows, f"a loop of {loop.executions} turns a step", own)
     if profile.contention is not None:
-        slowed = f"compute {profile.contention.compute:.3f}, transfers {profile.contention.communication:.3f}"
+        slowed = (
+            f"compute {profile.contention.compute:.3f}, collectives {profile.contention.communication:.3f}"
+        )
         add_row(rows, "slowed by each other", slowed)
         if profile.contention.products is not None and profile.contention.others is not None:
             products, others = profile.contention.products, profile.contention.others
-            add_row(rows, "of compute by kind", f"products {products:.3f}, others {others:.3f}")
+            add_row(rows, "of compute by kind", f"matmuls {products:.3f}, others {others:.3f}")
         if profile.contention.transfer_wait_ns:
             wait_us = profile.contention.transfer_wait_ns / 1e3
-            add_row(rows, "wait of a transfer beside kernels", f"{wait_us:.1f} µs")
+            add_row(rows, "wait of a collective during kernels", f"{wait_us:.1f} µs")
     if profile.holds:
         held = [share for share in profile.holds.values() if share]
         share = f", {100 * median(held):.0f} % of their time" if held else ""
         add_row(
-            rows, "products that hold transfers", f"{len(held)} of {len(profile.holds)} kinds seen{share}"
+            rows, "matmuls that delay collectives", f"{len(held)} of {len(profile.holds)} kinds seen{share}"
         )
     add_row(rows, "noise of a step", f"{100 * profile.noise:.1f} %")
     show(rows, aside=aside)

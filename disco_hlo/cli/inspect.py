@@ -73,7 +73,7 @@ def _regions(bundle: Bundle) -> list[RegionFacts]:
 
     strategies = [bundle.default or bundle.strategy]
     try:
-        costs = costs_for(bundle.source.graph, bundle.profile, bundle.plan.target.device_kind, strategies)
+        costs = costs_for(bundle.source, bundle.profile, bundle.plan.target.device_kind, strategies)
         return simulated(bundle, costs).rows(bundle)
     except DiscoError as error:  # the rest of the plan can be shown
         say(f"the regions are shown without times: {error}")

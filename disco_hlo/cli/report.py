@@ -56,7 +56,7 @@ def report(
     if bundle.source is not None:
         known = bundle.profile if profile is None else load(profile)
         strategies = read(bundle.source), bundle.plan.strategy
-        costs = costs_for(bundle.source.graph, known, bundle.plan.target.device_kind, strategies)
+        costs = costs_for(bundle.source, known, bundle.plan.target.device_kind, strategies)
     inner = () if bundle.source is None else not_simulated(bundle.source)
     said = () if costs is None else (*costs.lines, *inner)
     data = page_data(bundle, costs, said)

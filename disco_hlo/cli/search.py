@@ -96,7 +96,7 @@ def search(
     opened = open_named(module)
     known = opened.profile if profile is None else load(profile)
     source, xla = opened.source, read(opened.source)
-    case = Case(source, xla, costs_for(source.graph, known, opened.device_kind, [xla]))
+    case = Case(source, xla, costs_for(source, known, opened.device_kind, [xla]))
     gc.enable()  # a search may run for hours
     kept = time.monotonic()
 

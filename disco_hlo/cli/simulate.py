@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from msgspec import UNSET
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.cli.modules import Opened, open_named
 from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath, RegionName
 from disco_hlo.cli.output import (
@@ -77,13 +78,13 @@ def simulate(
     opened = open_named(module)
     source, graph = opened.source, opened.source.graph
     check_region(region, region_names(source))
-    if imagined is not None and graph.backend != "gpu":
+    if imagined is not None and not BACKENDS[graph.backend].machines_described:
         raise DiscoError(f"--machine {machine} has GPUs; this module was compiled for {graph.backend}")
     strategies = {DEFAULT: read(source)}
     if plan is not None:
         strategies[PLAN] = _strategy(opened, plan)
     known = opened.profile if profile is None else load(profile)
-    costs = costs_for(graph, known, opened.device_kind, list(strategies.values()))
+    costs = costs_for(source, known, opened.device_kind, list(strategies.values()))
     if imagined is not None:
         costs = costs.on(*imagined)
     costs = costs.imagine(network) if network else costs
@@ -107,7 +108,7 @@ def simulate(
             trace, json.dumps(_trace(source, last, found[last], region), separators=(",", ":")).encode()
         )
     inner = not_simulated(source)
-    is_silent = not inner and not any(one.graph.all_reduces for one in _computations(source))
+    is_silent = not inner and not any(one.graph.all_reduces for one in source.computations.values())
     silent = (
         ("the step has no collective that a bucket could have: no network changes its time",)
         if is_silent
@@ -129,10 +130,6 @@ def simulate(
         _print_gains(last, timelines[last].makespan_ns, gained, aside)
     if trace is not None and not is_stdout(trace):
         show(f"trace of {last}: {printable(str(trace))} (open it in ui.perfetto.dev)")
-
-
-def _computations(source: CanonicalModule) -> tuple[CanonicalModule, ...]:
-    return (source, *(region.source for region in source.regions))
 
 
 def _unknown_trips(source: CanonicalModule) -> list[str]:

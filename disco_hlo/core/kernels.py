@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from disco_hlo.core.backends import BACKENDS
+from disco_hlo.backends import BACKENDS
 from disco_hlo.core.legality import kernel_refusal, results_refusal
 from disco_hlo.core.legality_gpu import find_heroes, is_input_fusion
 from disco_hlo.core.reasons import LEGAL, sentence

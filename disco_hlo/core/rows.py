@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.core.backends import BACKENDS
+from disco_hlo.backends import BACKENDS
 from disco_hlo.core.gpu_facts import GpuFacts, gpu_facts
 from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes, flat_users, grouped
 from disco_hlo.hlo.graph import Graph, Kind, Node, once_per_graph, overwritten_names
@@ -134,10 +134,7 @@ def keeps_own_buffer(graph: Graph, node: Node) -> bool:
 
 def element_count(node: Node) -> int:
     """Elements of a node's array, or of the first where it has several (a reduce of several arrays)."""
-    shape = node.shape
-    while shape.elements:
-        shape = shape.elements[0]
-    return shape.element_count
+    return node.shape.first_array.element_count
 
 
 def reads_per_element(graph: Graph, node: Node) -> int:

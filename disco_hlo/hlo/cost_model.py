@@ -213,8 +213,8 @@ class CostModel(ABC):
         return np.zeros(len(graph), np.int64)
 
     def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
-        """Of each node as a kernel of its own, the share of its time that must be done before a transfer begins beside
-        it, ``[len(graph)]``. None unless that was measured."""
+        """Of each node as a kernel of its own, the share of its time that must be done before a collective begins
+        during it, ``[len(graph)]``. None unless that was measured."""
         return np.zeros(len(graph))
 
 
@@ -260,7 +260,7 @@ def as_all_reduces(graph: Graph, model: CostModel) -> AsAllReduces:
         if kind == chosen:
             sizes[members] = bytes_of_kind
             continue
-        # What takes no more than the least all-reduce is one of a byte still: no bytes mean no transfer.
+        # What takes no more than the least all-reduce is one of a byte still: no bytes mean no collective.
         as_long = line.sizes(model.collective(kind).exact(bytes_of_kind))
         sizes[members] = np.maximum(as_long, np.minimum(bytes_of_kind, 1))
     return AsAllReduces(line, sizes)

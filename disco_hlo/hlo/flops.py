@@ -57,10 +57,10 @@ def _counts(proto: Message, shape: Shape, operands: Sequence[Shape], index: Modu
     if opcode == "convolution":
         return Counts(flops=_convolution_flops(proto, shape, operands))
     if opcode == "reduce":
-        return Counts(flops=max(0, operands[0].element_count - _first_array(shape).element_count))
+        return Counts(flops=max(0, operands[0].element_count - shape.first_array.element_count))
     if opcode in ("reduce-window", "select-and-scatter"):
         window = prod(dimension.size for dimension in proto.window.dimensions)
-        return Counts(flops=_first_array(shape).element_count * max(0, window - 1))
+        return Counts(flops=shape.first_array.element_count * max(0, window - 1))
     if opcode == "custom-call":
         return Counts(flops=_library_matmul_flops(proto, shape, operands))
     if opcode == "fusion":
@@ -68,17 +68,11 @@ def _counts(proto: Message, shape: Shape, operands: Sequence[Shape], index: Modu
     return Counts()
 
 
-def _first_array(shape: Shape) -> Shape:
-    while shape.dtype == "tuple" and shape.elements:
-        shape = shape.elements[0]
-    return shape
-
-
 def _convolution_flops(proto: Message, shape: Shape, operands: Sequence[Shape]) -> int:
     """For each output element one multiply-add per position in the window and input channel."""
     window = prod(int(dimension.size) for dimension in proto.window.dimensions)
     channels = operands[1].dims[int(proto.convolution_dimension_numbers.kernel_input_feature_dimension)]
-    return 2 * _first_array(shape).element_count * window * channels
+    return 2 * shape.first_array.element_count * window * channels
 
 
 def _library_matmul_flops(proto: Message, shape: Shape, operands: Sequence[Shape]) -> int:
@@ -89,7 +83,7 @@ def _library_matmul_flops(proto: Message, shape: Shape, operands: Sequence[Shape
     contracting = [int(d) for d in numbers.get("lhs_contracting_dimensions", [])]
     if any(d >= len(operands[0].dims) for d in contracting):
         return 0
-    return 2 * _first_array(shape).element_count * prod(operands[0].dims[d] for d in contracting)
+    return 2 * shape.first_array.element_count * prod(operands[0].dims[d] for d in contracting)
 
 
 def _body_counts(proto: Message, index: ModuleIndex) -> Counts:

@@ -53,6 +53,14 @@ class Shape:
         return count
 
     @property
+    def first_array(self) -> Shape:
+        """The shape itself, or the first array of a tuple (the results of a variadic reduce are alike)."""
+        shape = self
+        while shape.dtype == "tuple" and shape.elements:
+            shape = shape.elements[0]
+        return shape
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of storage, tuple members included, padding excluded."""
         if self.dtype == "tuple":

@@ -52,13 +52,13 @@ COLLECTIVES = frozenset({
 })  # fmt: skip
 
 TRANSFERS = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
-"""Collectives that may run beside kernels as a plan says, where they are of one array."""
+"""Collectives that may overlap with kernels as a plan says, where they are of one array."""
 
 ASYNCHRONOUS = frozenset({"async-done", "async-start", "async-update", "copy-done", "copy-start"})
 """Parts of pairs that no bucket holds: copies of slices, which run next to the kernels."""
 
 PRODUCTS = frozenset({"convolution", "custom-call", "dot"})
-"""Matrix products, convolutions and whatever else libraries compute: their thread blocks are made to fill a device."""
+"""Matmuls, convolutions and whatever else libraries compute: their thread blocks are made to fill a device."""
 
 SIDE_EFFECTS = frozenset({
     "domain", "infeed", "outfeed", "recv", "recv-done", "rng", "rng-get-and-update-state", "send",

@@ -11,9 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.calibration import calibrated, measured_ops
+from disco_hlo.estimator.calibration import calibrated, library_flops_per_s, measured_ops
 from disco_hlo.estimator.gnn import estimator_for
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
@@ -26,14 +28,15 @@ from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
-from disco_hlo.simulator.costs import CPU, GPU, MachineModel, speed_ppm
+from disco_hlo.simulator.costs import MACHINES, MachineModel, speed_ppm
 from disco_hlo.whatif.collectives import PHASES, pieces
-from disco_hlo.whatif.machine import Machine
+from disco_hlo.whatif.machine import Machine, names
+from disco_hlo.whatif.machine import load as load_machine
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
-SHIPPED_DEVICE, _SHIPPED = "NVIDIA H200", "nvidia-h200-nvlink"
-"""What a GPU step without a profile is taken to run on, and the profile for it."""
+SHIPPED_DEVICE, _SHIPPED = "NVIDIA H200", {"gpu": "nvidia-h200-nvlink"}
+"""What a GPU step without a profile is taken to run on, and the profile for it by backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +167,25 @@ class Costs(MeasuredCosts):
         return pieces(machine, opcode, max(2, max(map(len, kind.groups), default=devices)))
 
 
-def costs_of(profile: Profile, graph: Graph, plans: Sequence[Strategy] = ()) -> Costs:
+def costs_of(profile: Profile, source: CanonicalModule, plans: Sequence[Strategy] = ()) -> Costs:
     """Measured times where the profile has them, else the estimator for its device, calibrated by it.
 
     Args:
-        plans: of ``graph``, XLA's own first, then those that searches found. What their measured kernels take
+        source: the step; all its regions calibrate the estimator.
+        plans: of the step, XLA's own first, then those that searches found. What their measured kernels take
             corrects the estimates of others.
     """
-    platform = profile.platform
+    platform, graph = profile.platform, source.graph
+    backend = BACKENDS[platform.backend]
     swept = profile.transfers is not None
     if not swept:
         profile = replace(profile, all_reduce=CONSTANTS[platform.backend].all_reduce)
-    base = DeviceModel(profile.memory_bandwidth, profile.flops_per_s, hoists=platform.backend == "cpu")
+    base = DeviceModel(profile.memory_bandwidth, profile.flops_per_s, hoists=backend.hoists)
     times = {key: float(time.median_ns) for key, time in profile.ops.items()}
-    device = calibrated(base, measured_ops([graph], times))
-    estimator = estimator_for(platform.backend, platform.device_kind, device, times)
+    graphs = [one.graph for one in source.computations.values()]
+    rates = {**_described_rates(profile), **library_flops_per_s(graphs, times)}
+    analytic = AnalyticModel(calibrated(base, measured_ops(graphs, times)), rates)
+    estimator = estimator_for(platform.backend, platform.device_kind, analytic, times)
     costs = Costs(profile, estimator, corrections(graph, seen_kernels(profile, graph, estimator, plans)))
     lines = [f"times from the profile of {platform}"]
     if unmeasured := costs.unmeasured(graph):
@@ -193,8 +200,19 @@ def costs_of(profile: Profile, graph: Graph, plans: Sequence[Strategy] = ()) -> 
     return costs
 
 
+def _described_rates(profile: Profile) -> dict[str, float]:
+    """Flop rates of matmuls where nobody measured one: of f32 the microbenchmark's, of 16 bits what the package says of
+    this device, if it does."""
+    kind = profile.platform.device_kind
+    machine = next((one for one in map(load_machine, names()) if kind and one.device_kind == kind), None)
+    found = {"f32": profile.flops_per_s}
+    if machine is not None:
+        found.update(dict.fromkeys(("bf16", "f16"), machine.gpu.matmul_flops_per_ns * 1e9))
+    return found
+
+
 def costs_for(
-    graph: Graph, profile: Profile | None, device_kind: str | None, plans: Sequence[Strategy] = ()
+    source: CanonicalModule, profile: Profile | None, device_kind: str | None, plans: Sequence[Strategy] = ()
 ) -> Costs:
     """Costs of a step by the best that is at hand without a device; ``lines`` say what that is.
 
@@ -206,16 +224,18 @@ def costs_for(
     Raises:
         ProfileError: the profile was taken on another kind of device.
     """
+    graph = source.graph
     if profile is not None:
         # On CPU the profile names the processor, which JAX does not; of a module alone nobody knows the device.
-        known = graph.backend == "gpu" and device_kind != UNKNOWN_DEVICE
+        known = BACKENDS[graph.backend].names_devices and device_kind != UNKNOWN_DEVICE
         profile.require(device_kind if known else None, graph.backend)
-        return costs_of(profile, graph, plans)
+        return costs_of(profile, source, plans)
     shipped = shipped_profile(graph.backend, device_kind)
     if shipped is None:
         return _analytic(graph.backend)
-    costs = costs_of(shipped, graph, plans)
-    first = f"no profile: taken instead: {_SHIPPED}, which comes with disco-hlo (--profile names another)"
+    costs = costs_of(shipped, source, plans)
+    name = _SHIPPED[graph.backend]
+    first = f"no profile: taken instead: {name}, which comes with disco-hlo (--profile names another)"
     costs.lines = (first, *costs.lines)
     return costs
 
@@ -226,9 +246,9 @@ def shipped_profile(backend: str, device_kind: str | None) -> Profile | None:
     Raises:
         ProfileError: the package is damaged.
     """
-    if backend != "gpu" or device_kind not in (None, UNKNOWN_DEVICE, SHIPPED_DEVICE):
+    if backend not in _SHIPPED or device_kind not in (None, UNKNOWN_DEVICE, SHIPPED_DEVICE):
         return None
-    with as_file(files("disco_hlo") / "data" / "profiles" / f"{_SHIPPED}.json") as path:
+    with as_file(files("disco_hlo") / "data" / "profiles" / f"{_SHIPPED[backend]}.json") as path:
         return load(path)
 
 
@@ -238,7 +258,7 @@ def _analytic(backend: str) -> Costs:
         Platform(constants.name, backend, "", "", ""), {}, constants.launch_ns,
         constants.memory_bytes_per_s, constants.flops_per_s, constants.all_reduce,
     )  # fmt: skip
-    device = DeviceModel(constants.memory_bytes_per_s, constants.flops_per_s, hoists=backend == "cpu")
+    device = DeviceModel(constants.memory_bytes_per_s, constants.flops_per_s, hoists=BACKENDS[backend].hoists)
     costs = Costs(profile, AnalyticModel(device))
     costs.lines = (f"no profile: analytic model of {constants}",)
     return costs
@@ -273,7 +293,7 @@ def machine_of(profile: Profile) -> MachineModel:
     No all-reduce counts as a kernel on the compute stream, however small: XLA:GPU makes such kernels before
     the hook, where they are ops like others, and what a plan all-reduces goes through NCCL.
     """
-    machine = GPU if profile.platform.backend == "gpu" else CPU
+    machine = MACHINES[profile.platform.backend]
     machine = replace(
         machine,
         launch_ns=profile.launch_ns,

@@ -92,7 +92,7 @@ def rehearse(module: bytes, device_kind: str) -> Optimized:
     """Do once, with times that mean nothing, all that a search for this step of such devices does."""
     source = canonicalize(module)
     profile, xla = stand_in_profile(source.graph.backend, device_kind), read(source)
-    case = Case(source, xla, costs_of(profile, source.graph, (xla,)))
+    case = Case(source, xla, costs_of(profile, source, (xla,)))
     settings = SearchSettings(seconds=_SEARCH_S)
     warm_up_in_time(source.graph, case.costs, case.costs.machine, settings, None)
     found = optimize(case, settings, Budget.of(_SEARCH_S))

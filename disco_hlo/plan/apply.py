@@ -9,17 +9,17 @@ them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.core.kernels import emitter_kind
+from disco_hlo.cores import own_cores
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Kind, external_reads, is_cloned
-from disco_hlo.hlo.opcodes import FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.plan.aliasing import may_overwrite
 from disco_hlo.plan.assemble import assembled
@@ -29,12 +29,10 @@ from disco_hlo.plan.order import check_order, default_unit_order
 from disco_hlo.plan.partitions import KernelWork
 from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
-from disco_hlo.plan.writer import ComputationWriter, tuple_shape, vector_shape
+from disco_hlo.plan.writer import ComputationWriter, is_reshaped, tuple_shape, vector_shape
 
-_KERNELS_ON_CPU = FUSIBLE | {"dynamic-update-slice"}
-"""Ops that XLA:CPU emits as kernels alone, whether they are fusible nodes or not."""
-_KERNELS_ON_GPU = frozenset({"dynamic-update-slice", "scatter"})
-"""Ops that are no fusible nodes, but that XLA:GPU emits as kernels, never as calls."""
+_UPDATES = frozenset({"dynamic-update-slice", "scatter"})
+"""Ops that update an operand in place."""
 
 
 def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | None = None) -> bytes:
@@ -53,7 +51,7 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
         IllegalStrategyError: the strategy is not legal on this module.
     """
     numbers = _Numbers(source.module)
-    threads = parallelism or _available_cores()
+    threads = parallelism or len(own_cores())
     planned = planned_regions(source, strategy)
     written: list[Message] = []
     for region in source.regions:
@@ -70,7 +68,7 @@ def _rewritten(
     """A computation as the strategy says, with the new ones that it calls."""
     graph = source.graph
     units = unit_graph(graph, strategy)
-    asynchronous = graph.backend == "gpu"
+    asynchronous = BACKENDS[graph.backend].asynchronous
     order = strategy.order or default_unit_order(units, asynchronous)
     check_order(units, order, asynchronous)
     check_strategy(graph, strategy, units, attested_groups(source))
@@ -112,10 +110,6 @@ def attested_groups(source: CanonicalModule) -> set[Kernel]:
     return found
 
 
-def _available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(slots=True)
 class _Packed:
     """Where the result of a bucketed all-reduce lies: a stretch of its bucket's vector."""
@@ -145,6 +139,7 @@ class _Rewriter:
 
     def __post_init__(self) -> None:
         self.graph = self.source.graph
+        self.backend = BACKENDS[self.graph.backend]
         old = self.source.index.computation(self.source.computation)
         self.entry = ComputationWriter(old.id, old.name, self.prefix)
         self.results: dict[int, list[int]] = {}
@@ -218,8 +213,9 @@ class _Rewriter:
 
     def _write_single(self, token: str, node_id: int) -> None:
         node, proto = self.graph.nodes[node_id], self.source.protos[node_id]
-        kernels = _KERNELS_ON_GPU if self.graph.backend == "gpu" else _KERNELS_ON_CPU
-        needs_kernel = node.opcode in kernels or (node.kind is Kind.FIXED and node_id in self.in_kernels)
+        needs_kernel = node.opcode in self.backend.kernels_alone or (
+            node.kind is Kind.FIXED and node_id in self.in_kernels
+        )
         if (
             node.kind is Kind.FUSIBLE
             or node_id in self.wrapped
@@ -243,7 +239,7 @@ class _Rewriter:
         main = self.graph.nodes[results[0]].opcode
         body = self._computation(f"{token}_computation")
         # What is updated in place must be an operand of the kernel itself.
-        updates = any(self.graph.nodes[member].opcode in _KERNELS_ON_GPU for member in members)
+        updates = any(self.graph.nodes[member].opcode in _UPDATES for member in members)
         cut_inside = group.kind in ("loop", "input") and not updates
         local, operands = self._kernel_inputs(body, token, inside, cut_inside=cut_inside)
         for member in members:
@@ -267,9 +263,7 @@ class _Rewriter:
         self, body: ComputationWriter, token: str, member: int, reads: list[Message]
     ) -> Message:
         proto, opcode = self.source.protos[member], self.graph.nodes[member].opcode
-        # XLA:GPU lowers any bitcast, and only through a bitcast does it update an operand in place.
-        is_reshaped = opcode == "bitcast" and reads[0].shape.element_type == proto.shape.element_type
-        if is_reshaped and self.graph.backend == "cpu":
+        if is_reshaped(self.backend, opcode, reads, proto.shape):
             return body.reshaped(f"{token}.bitcast", reads[0], proto.shape)
         return body.copy(proto, f"{token}.{opcode}", reads)
 
@@ -332,7 +326,7 @@ class _Rewriter:
     def _kernel_config(self, group: Group, work: KernelWork) -> bytes:
         if group.kind == "triton":
             return triton_config(group.config)
-        if self.graph.backend != "cpu":
+        if not self.backend.partitions_kernels:
             # As XLA:GPU writes it, and by which a module is known as its.
             return backend_config({"operation_queue_id": "0"})
         return task_config(work, self.parallelism)
@@ -350,7 +344,7 @@ class _Rewriter:
             operands = [self._concatenate(token, members)]
             results = [operands[0].shape]
         issued = self._collective(token, like, operands, results)
-        if self.graph.backend != "gpu":
+        if not self.backend.asynchronous:
             self._publish(token, issued)
             return
         self.in_flight[token] = issued
@@ -386,12 +380,8 @@ class _Rewriter:
                 start = limit
 
     def _concatenate(self, token: str, members: Sequence[int]) -> Message:
-        """The vector that a bucket transfers: one kernel on GPU, one instruction on CPU.
-
-        XLA:CPU carries out a concatenate by itself as a copy of each operand. In a fusion it looks for the operand
-        of each element: 36 ms on a busy machine where copying 88 gradients takes 0.2.
-        """
-        if self.graph.backend == "cpu":
+        """The vector that a bucket transfers: one kernel on GPU, one instruction on CPU."""
+        if self.backend.concatenates_by_copy:
             return self._joined(token, members)
         body = self._computation(f"{token}_pack_computation")
         gradients = [self.graph.nodes[member].operands[0] for member in members]
@@ -444,7 +434,7 @@ class _Rewriter:
         """The collective itself: synchronous on CPU, the start of an async pair on GPU."""
         opcode = like.opcode
         result = results[0] if len(results) == 1 else tuple_shape(results)
-        if self.graph.backend != "gpu":
+        if not self.backend.asynchronous:
             reduced = self.entry.copy(like, f"{token}_{opcode}", operands)
             reduced.shape.CopyFrom(result)
             self._renew_channel(reduced)

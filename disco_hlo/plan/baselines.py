@@ -53,7 +53,7 @@ def varied(source: CanonicalModule, strategy: Strategy) -> Strategy:
 def varied_buckets(strategy: Strategy) -> Strategy:
     """The same kernels, with every other of the buckets of several taken apart; no order.
 
-    For measuring what transfers of different sizes take: buckets that were filled up to a threshold are all of one.
+    For measuring what collectives of different sizes take: buckets that were filled up to a threshold are all of one.
     """
     buckets: list[Bucket] = []
     several = 0
@@ -65,10 +65,10 @@ def varied_buckets(strategy: Strategy) -> Strategy:
 
 
 def one_at_a_time(graph: Graph, strategy: Strategy) -> Strategy:
-    """The same kernels and buckets in an order that ends every transfer before anything else runs.
+    """The same kernels and buckets in an order that ends every collective before anything else runs.
 
-    For measuring: no kernel is slowed by a transfer, nor a transfer by a kernel. On a backend whose
-    collectives are asynchronous; elsewhere nothing runs beside them anyway.
+    For measuring: no kernel is slowed by a collective, nor a collective by a kernel. On a backend whose
+    collectives are asynchronous; elsewhere nothing overlaps with them anyway.
     """
     order: list[str] = []
     for token in default_order(graph, strategy, asynchronous=False):

@@ -65,7 +65,7 @@ def without_unfit(source: CanonicalModule, strategy: Strategy) -> Strategy:
 def in_the_order_of(graph: Graph, strategy: Strategy, other: Strategy, asynchronous: bool) -> Strategy:
     """``strategy`` in an order as near to that of ``other`` as its own kernels and buckets allow.
 
-    A kernel comes where the last of its ops came, a transfer is started and awaited where the last of
+    A kernel comes where the last of its ops came, a collective is started and awaited where the last of
     its members was.
 
     Raises:

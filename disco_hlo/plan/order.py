@@ -1,7 +1,7 @@
 """The order of a strategy's units: the default one, and what makes another legal.
 
 An order has every token of the strategy once. Where collectives are asynchronous (GPU), bucket 2
-has two: at ``b2.start`` its transfer is issued to a communication channel, at ``b2.done`` whatever
+has two: at ``b2.start`` its collective is issued to a communication channel, at ``b2.done`` whatever
 is issued later begins to wait for it. Elsewhere it is the single token ``b2``. DisCo leaves the
 order to a ready queue (section 4.4); here it is part of the plan.
 """
@@ -36,19 +36,6 @@ def default_order(graph: Graph, strategy: Strategy, asynchronous: bool) -> tuple
         IllegalStrategyError: as :func:`unit_graph`.
     """
     return default_unit_order(unit_graph(graph, strategy), asynchronous)
-
-
-def execution_order(graph: Graph, strategy: Strategy, asynchronous: bool) -> tuple[str, ...]:
-    """``strategy.order`` after checking it, or the default order where it is empty.
-
-    Raises:
-        IllegalStrategyError: as :func:`unit_graph` and :func:`check_order`.
-    """
-    units = unit_graph(graph, strategy)
-    if not strategy.order:
-        return default_unit_order(units, asynchronous)
-    check_order(units, strategy.order, asynchronous)
-    return strategy.order
 
 
 def default_unit_order(units: UnitGraph, asynchronous: bool) -> tuple[str, ...]:

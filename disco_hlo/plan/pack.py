@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.canonical import CanonicalModule
@@ -23,7 +24,7 @@ from disco_hlo.hlo.graph import Shape, external_reads, is_cloned
 from disco_hlo.hlo.proto import Message, shape_of, shape_to_proto
 from disco_hlo.plan.kernels import FUSION_KINDS, task_config, triton_config
 from disco_hlo.plan.partitions import KernelWork
-from disco_hlo.plan.writer import ComputationWriter
+from disco_hlo.plan.writer import ComputationWriter, is_reshaped
 
 _KERNELS_PER_CALL = 7
 """With the counter's kernel as many as XLA:CPU runs in order."""
@@ -126,7 +127,7 @@ class _PackWriter:
         self.names: list[str] = []
 
     def write(self, kernels: Sequence[PackedKernel], name: str) -> Pack:
-        if kernels[0].source.graph.backend == "cpu":
+        if BACKENDS[kernels[0].source.graph.backend].overlaps_kernels:
             written = self._in_calls(kernels)
         else:
             written = (self._kernel(kernel, self._operands(kernel), self.entry) for kernel in kernels)
@@ -310,7 +311,7 @@ class _PackWriter:
         self, body: ComputationWriter, source: CanonicalModule, node_id: int, reads: list[Message], token: str
     ) -> Message:
         proto, opcode = source.protos[node_id], source.graph.nodes[node_id].opcode
-        if opcode == "bitcast" and reads[0].shape.element_type == proto.shape.element_type:
+        if is_reshaped(BACKENDS[source.graph.backend], opcode, reads, proto.shape):
             return body.reshaped(f"{token}.bitcast", reads[0], proto.shape)
         return self._copy(body, source, proto, f"{token}.{opcode}", reads)
 
@@ -318,7 +319,7 @@ class _PackWriter:
         graph = kernel.source.graph
         if kernel.kind == "triton":
             return triton_config(kernel.config)
-        if graph.backend != "cpu":
+        if not BACKENDS[graph.backend].partitions_kernels:
             return b""
         nodes = [graph.nodes[member] for member in kernel.members]
         flops = sum(node.flops for node in nodes)

@@ -147,7 +147,7 @@ SEARCHED = "plan"
 """Name of the candidate that the search itself puts first."""
 
 
-class Region(Struct, frozen=True, forbid_unknown_fields=True):
+class RegionStrategy(Struct, frozen=True, forbid_unknown_fields=True):
     """The strategy of one computation that XLA schedules."""
 
     computation: Text
@@ -159,7 +159,7 @@ class Region(Struct, frozen=True, forbid_unknown_fields=True):
 class Strategies(Struct, frozen=True, forbid_unknown_fields=True):
     """A strategy for each region of a step, that of the entry computation first."""
 
-    regions: Annotated[tuple[Region, ...], Meta(min_length=1, max_length=1 << 16)]
+    regions: Annotated[tuple[RegionStrategy, ...], Meta(min_length=1, max_length=1 << 16)]
 
     def __post_init__(self) -> None:
         """Refuse regions that come twice or in another order."""
@@ -183,7 +183,7 @@ class Strategies(Struct, frozen=True, forbid_unknown_fields=True):
 def by_region(strategy: Strategy) -> Strategies:
     """A strategy as a plan holds it."""
     return Strategies(tuple(
-        Region(name, one.groups, one.buckets, one.order)
+        RegionStrategy(name, one.groups, one.buckets, one.order)
         for name, one in ((ENTRY, strategy), *strategy.regions)
     ))  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.bitcasts import behind_bitcasts
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
@@ -38,7 +39,7 @@ def _read(source: CanonicalModule) -> Strategy:
     for name, group in kernels.groups.items():
         token_of[name] = f"g{len(groups)}" if is_listed(group) else f"n{group.nodes[0]}"
         groups += [group] if is_listed(group) else []
-    asynchronous = graph.backend == "gpu"
+    asynchronous = BACKENDS[graph.backend].asynchronous
     strategy = Strategy(tuple(groups), buckets, _order(source, kernels, token_of, bucket_of))
     units = unit_graph(graph, strategy)
     # A copy that canonical form gives a value, and XLA's own module does without, is no instruction.
@@ -140,7 +141,9 @@ def _order(
             token = token_of.get(origin.name)
         elif origin.name in bucket_of:
             token = bucket_of[origin.name] + (".start" if origin.role == "start" else "")
-            if origin.role != "start" and graph.backend == "gpu":  # a transfer that nothing runs beside
+            if (
+                origin.role != "start" and BACKENDS[graph.backend].asynchronous
+            ):  # and yet nothing overlaps with it
                 order.setdefault(f"{token}.start")
                 token += ".done"
             starts.update(dict.fromkeys(origin.nodes, bucket_of[origin.name]))

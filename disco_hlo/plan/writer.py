@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from disco_hlo.backends import Backend
 from disco_hlo.hlo.graph import Shape
 from disco_hlo.hlo.proto import Computation, Message, shape_of, shape_to_proto
 
@@ -110,6 +111,13 @@ class ComputationWriter:
             candidate = f"{name}.{number}"
         self.names.add(candidate)
         return candidate
+
+
+def is_reshaped(backend: Backend, opcode: str, reads: Sequence[Message], shape: Message) -> bool:
+    """Whether an op of a kernel is written by :meth:`ComputationWriter.reshaped`: a bitcast that keeps the element
+    type, where the backend does not lower any."""
+    keeps_type = opcode == "bitcast" and reads[0].shape.element_type == shape.element_type
+    return keeps_type and not backend.lowers_bitcasts
 
 
 def _row_major(shape: Shape) -> Shape:

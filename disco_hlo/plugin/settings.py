@@ -51,7 +51,7 @@ class Settings:
     """``DISCO_PATIENCE``: unchanged candidates after which the search stops."""
     looks: int | None = None
     """``DISCO_LOOKS``: how often the best plan's kernels are measured and the search is made again; None is once on
-    GPU, where new kernels gain most and keep least of what estimates promise, and not on CPU."""
+    GPU, where new kernels gain most and are most underestimated, and not on CPU."""
     timeout_s: float = 600.0
     """``DISCO_TIMEOUT_S``: longest a rank waits for another."""
     channel: str = "auto"

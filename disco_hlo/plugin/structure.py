@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan import plan as plans
@@ -89,7 +90,7 @@ def refuse_unsupported(source: CanonicalModule) -> None:
         IllegalMoveError: naming the collective.
     """
     graph = source.graph
-    for node in graph.nodes if graph.backend == "cpu" else ():
+    for node in graph.nodes if BACKENDS[graph.backend].gathers_outermost_only else ():
         if node.opcode not in ("all-gather", "reduce-scatter") or not node.shape.layout:
             continue
         outside = node.shape.layout[node.shape.layout.index(node.dimensions[0]) + 1 :]

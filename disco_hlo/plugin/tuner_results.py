@@ -22,6 +22,7 @@ import msgspec
 
 from disco_hlo.activation.channel import Channel
 from disco_hlo.activation.kvstore import CoordinationStore, KvChannel
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, PlanError
 from disco_hlo.plan.files import read_bounded, replace_files
 from disco_hlo.plugin.logs import LOGGER, one_line
@@ -46,7 +47,8 @@ def folder_of(request: CompileRequest, directory: Path, timeout_s: float) -> Pat
 
     The first request that spans all processes of a job waits for what rank 0 has. One request at a time.
     """
-    if request.backend.platform == "cpu":
+    backend = BACKENDS.get(request.backend.platform)
+    if backend is None or not backend.autotunes:
         return None
     here = (jaxlink.job_number(), directory)
     if here in _handed_out:
@@ -86,7 +88,7 @@ def exchange(session: Session) -> None:
         ActivationError: ranks were silent.
     """
     folder, channel = session.request.tuner_results, session.channel
-    if session.facts.backend == "cpu" or channel.size == 1:
+    if not BACKENDS[session.facts.backend].autotunes or channel.size == 1:
         return
     mine = {} if folder is None else _picks_in(folder)
     every = channel.all_gather(

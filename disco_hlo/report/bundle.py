@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec import UNSET, structs
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError, ModuleError, PlanError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.regions import ENTRY
@@ -25,7 +26,7 @@ from disco_hlo.plan.files import read_bounded
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
-from disco_hlo.plan.plan import MAX_BYTES, Plan, Region, by_region, decode
+from disco_hlo.plan.plan import MAX_BYTES, Plan, RegionStrategy, by_region, decode
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, MAX_MODULE_BYTES, MODULE_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plan.strategy import Strategy
@@ -247,7 +248,7 @@ def _source_beside(path: Path, plan: Plan, missing: list[str]) -> CanonicalModul
     return source
 
 
-def _check_tokens(strategy: Region, path: Path) -> None:
+def _check_tokens(strategy: RegionStrategy, path: Path) -> None:
     limits = {"g": len(strategy.groups), "b": len(strategy.buckets), "n": 1 << 31}
     for token in strategy.order:
         match = _TOKEN.fullmatch(token)
@@ -270,7 +271,7 @@ def _check_one(source: CanonicalModule, strategy: Strategy) -> None:
     units = unit_graph(graph, strategy)
     check_strategy(graph, strategy, units, attested_groups(source))
     if strategy.order:
-        check_order(units, strategy.order, graph.backend == "gpu")
+        check_order(units, strategy.order, BACKENDS[graph.backend].asynchronous)
 
 
 def _unzipped(data: bytes, path: Path) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.order import default_order
 from disco_hlo.plan.strategy import Strategy
@@ -26,5 +27,5 @@ def with_order(graph: Graph, strategy: Strategy) -> Strategy:
     """
     if strategy.order:
         return strategy
-    order = default_order(graph, strategy, graph.backend == "gpu")
+    order = default_order(graph, strategy, BACKENDS[graph.backend].asynchronous)
     return replace(strategy, order=order)

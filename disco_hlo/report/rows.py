@@ -54,7 +54,7 @@ def group_rows(
 def bucket_rows(
     bundle: Bundle, plan: Predicted | None, default: Predicted | None, strings: Strings
 ) -> list[dict[str, Any]]:
-    """The buckets in the order of their transfers: members, when each was ready, when they travelled."""
+    """The buckets in the order of their collectives: members, when each was ready, when they travelled."""
     graph = bundle.source.graph if bundle.source else None
     ready = {} if plan is None or graph is None else ready_ns(graph, plan)
     homes = {} if default is None else _homes(default.built.units)

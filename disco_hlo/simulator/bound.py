@@ -2,11 +2,11 @@
 
 With C the compute of the step alone, M the least communication time of all its bytes, r the
 least compute that must precede any all-reduce and q the least that must follow one, every plan
-with these kernels takes at least max(C, r + M + q): before the first transfer starts at least r
+with these kernels takes at least max(C, r + M + q): before the first collective starts at least r
 was computed, between it and the end of the last lie at least M, and at least q comes after.
 The same holds for every part of the all-reduces: those before which at least r' must be computed take
 at least M' of the link, all of it after r', which is tight where gradients appear together behind a loop. And
-where kernels and transfers slow each other down, what hides costs the other side time
+where kernels and collectives slow each other down, what hides costs the other side time
 (``tight_bound_ns``). The paper's full overlap, FO = max(C, M), is looser. Where collectives block the
 compute stream nothing overlaps, and the bound is C + M.
 
@@ -29,9 +29,9 @@ from disco_hlo.simulator.costs import PPM, PRODUCT, MachineModel
 from disco_hlo.simulator.problem import Problem
 
 _MOST_TRANSFERS: Final = 2048
-"""From more than so many the tighter bound is not asked: it is made of what each task is to each transfer."""
+"""From more than so many the tighter bound is not asked: it is made of what each task is to each collective."""
 _MOST_RELEASES: Final = 512
-"""Moments from which on it looks at transfers."""
+"""Moments from which on it looks at collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ def bound(problem: Problem, communication_ns: int, overlaps: bool) -> Bound:
 
 @compiled
 def _behind_ns(compute_ns: Any, transfers: Any, offset: Any, member: Any) -> Any:
-    """The least that any of the transfers has behind it: the time of all tasks that one reaches through ``member``."""
+    """The least that any of the collectives has behind it: the time of all tasks that one reaches through
+    ``member``."""
     seen, stack = np.full(compute_ns.size, -1), np.empty(compute_ns.size, np.int64)
     least = np.int64(-1)
     for number in range(transfers.size):
@@ -125,21 +126,21 @@ def tight_bound_ns(
     gradients too, which makes it no shorter unless larger all-reduces can be faster: then M' is what the
     bytes take at the best rate of any bucket.
 
-    The rest of the compute, C - r - q, runs beside these transfers and holds them up, or runs while there are none, and
-    then takes its own time: it costs its time times the smaller of (1 - transfer speed) / compute speed and 1. In
-    the same way all transfers together cost the compute stream at least M times the smaller of
-    (1 - compute speed) / transfer speed and 1. The compute speed is that of the kernels which lose least.
+    The rest of the compute, C - r - q, overlaps with these collectives and holds them up, or runs while there are
+    none, and then takes its own time: it costs its time times the smaller of (1 - collective speed) / compute speed
+    and 1. In the same way all collectives together cost the compute stream at least M times the smaller of
+    (1 - compute speed) / collective speed and 1. The compute speed is that of the kernels which lose least.
 
-    A product that holds a transfer which begins beside it then goes at full speed, and pays for its hold: each saves
+    A matmul that holds a collective which begins during it then goes at full speed, and pays for its hold: each saves
     some of either cost, once (:func:`_saved_ns`).
 
-    Nor do the other, earlier transfers come for nothing. Such a one runs before r, slows what computes there, and needs
-    what is computed for it alone by then, which could else run beside the late ones; or it runs after r and takes its
-    time of the link there, unless that lies behind the last of the late ones, beside their q.
+    Nor do the other, earlier collectives come for nothing. Such a one runs before r, slows what computes there, and
+    needs what is computed for it alone by then, which could else overlap with the late ones; or it runs after r and
+    takes its time of the link there, unless that lies behind the last of the late ones, beside their q.
 
     Args:
-        problem: as for :func:`bound`, on a machine where transfers overlap. Of more than ``_MOST_TRANSFERS`` nothing is
-            said, which is 0.
+        problem: as for :func:`bound`, on a machine where collectives overlap. Of more than ``_MOST_TRANSFERS``
+            nothing is said, which is 0.
         sizes_bytes: of every task of the problem that communicates, in their order.
     """
     compute_ns = np.where(problem.communicates, 0, problem.duration_ns)
@@ -180,12 +181,12 @@ def tight_bound_ns(
 def _saved_ns(
     problem: Problem, may_run_beside: NDArray[np.bool_], held_up: float, slowed: float, transfer_speed: float
 ) -> float:
-    """What all products together that may run beside a transfer can at most save of what contention costs, by holding
-    transfers.
+    """What all matmuls together that may overlap with a collective can at most save of what contention costs, by
+    holding collectives.
 
-    One of d ns that holds h of them, and pays p for it, takes d + p, of which d - h + p beside the transfer. It does
-    not lose what ``slowed`` says of so much transfer, only p; nor does it hold the link up by ``held_up`` of its time,
-    but by h, in which nothing is transferred, and by what the transfer loses of its speed in the rest.
+    One of d ns that holds h of them, and pays p for it, takes d + p, of which d - h + p during the collective. It does
+    not lose what ``slowed`` says of so much collective, only p; nor does it hold the link up by ``held_up`` of its
+    time, but by h, in which nothing is transferred, and by what the collective loses of its speed in the rest.
     """
     first = problem.products & (problem.hold_ns > 0) & may_run_beside
     long_ns, held_ns = problem.duration_ns[first], problem.hold_ns[first]
@@ -236,7 +237,7 @@ def least_communication_ns(
 
 
 def reaches(problem: Problem, transfers: NDArray[np.intp], forward: bool) -> NDArray[np.bool_]:
-    """Whether each task must precede (else: follow) each transfer, ``[tasks, transfers]``."""
+    """Whether each task must precede (else: follow) each collective, ``[tasks, collectives]``."""
     found = np.zeros((len(problem), len(transfers)), np.bool_)
     found[transfers, np.arange(len(transfers))] = True
     order = problem.topological

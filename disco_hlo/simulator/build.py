@@ -1,7 +1,7 @@
 """From a strategy to the tasks that the engine runs: the one part of the simulator that reads HLO.
 
 It follows what ``apply`` writes. A group or single op is one task on the compute stream. A bucket
-is a transfer on a channel, or a task on the compute stream where collectives block or where it
+is a collective on a channel, or a task on the compute stream where collectives block or where it
 is small enough for a one-shot kernel. A concatenated bucket of several has a ``pack`` kernel
 before it; generated kernels cut their gradients out of its result themselves, for any other
 reader one ``unpack`` kernel per gradient does so. With an order, ``b2.start`` packs and issues,
@@ -51,7 +51,7 @@ class Built:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """For each task, the token of its unit (``b2`` for a bucket's transfer, pack and unpacks)."""
+        """For each task, the token of its unit (``b2`` for a bucket's collective, pack and unpacks)."""
         return tuple(self.units.units[unit].token for unit in self.unit_of)
 
 
@@ -129,7 +129,7 @@ class _Tasks:
     hold_ns: list[int] = field(default_factory=list)
     unit_of: list[int] = field(default_factory=list)
     main: dict[int, int] = field(default_factory=dict)
-    """Kernel or transfer of each unit."""
+    """Kernel or collective of each unit."""
     pack: dict[int, int] = field(default_factory=dict)
     """Kernel that packs a bucket."""
     unpack: dict[int, int] = field(default_factory=dict)
@@ -207,7 +207,7 @@ def _add_repeats(
 
 
 def holds_product(graph: Graph, unit: Unit) -> bool:
-    """Whether a kernel loses beside transfers what products lose."""
+    """Whether a kernel loses during collectives what matmuls lose."""
     return any(graph.nodes[node].opcode in PRODUCTS for node in unit.nodes)
 
 
@@ -287,7 +287,7 @@ def cuts_gradient(graph: Graph, kernel: Group | int, gradient: int) -> bool:
 
 
 def _spread_over_channels(tasks: _Tasks, units: UnitGraph, order: Sequence[str], channels: int) -> None:
-    """Give the transfers to the channels in turn, in the order in which they are issued."""
+    """Give the collectives to the channels in turn, in the order in which they are issued."""
     starts = (token.removesuffix(".start") for token in order if token.endswith(".start"))
     issued = [tasks.main[units.index[token]] for token in starts]
     for turn, task in enumerate(task for task in issued if tasks.resource[task] > 0):

@@ -15,7 +15,7 @@ A collective at the head of its channel's queue is held until the compute stream
 stream waits, or as the kernel that runs has done its hold, all of its thread blocks having found a place. One that
 begins while a kernel runs has its wait to do as well. So a channel may hold a collective that runs nothing.
 
-A product loses to collectives if one was there when it began. One that began before them goes at full speed; but where
+A matmul loses to collectives if one was there when it began. One that began before them goes at full speed; but where
 it held one, it has to do besides half of what it would have lost during its hold: on half of the devices that
 collective had begun, and waited.
 """

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
@@ -22,8 +23,8 @@ from disco_hlo.hlo.graph import Graph
 PPM = 1_000_000
 """Full speed: speeds are integers in millionths of what a task does when it runs alone."""
 COMPUTE, NO_COMPUTE, BESIDE_COMPUTE, PRODUCT, ANY_COMPUTE = 0, 1, 2, 3, 4
-"""Rows of a table of speeds by the number of transfers under way: of compute beside them, of each
-of them while the compute stream idles, of each of them while it computes, of products that began beside them, and of
+"""Rows of a table of speeds by the number of collectives under way: of compute beside them, of each
+of them while the compute stream idles, of each of them while it computes, of matmuls that began during them, and of
 kernels that are not told apart."""
 MIN_SPEED_PPM = 100_000
 """The slowest a task may become. With :data:`MAX_TOTAL` it keeps the engine inside 64 bits."""
@@ -34,7 +35,7 @@ UNITS_NS = (1, 1_000, 1_000_000)
 MAX_TOTAL_NS = MAX_TOTAL * UNITS_NS[-1]
 """The most that a step may take: 25 years."""
 MAX_WAIT_NS = 10_000_000
-"""The longest that a transfer may wait for a busy device."""
+"""The longest that a collective may wait for a busy device."""
 
 
 def unit_for(total_ns: float) -> int:
@@ -46,9 +47,9 @@ class Pace(NamedTuple):
     """How tasks go beside each other, as the engines take it."""
 
     speed_ppm: NDArray[np.int64]
-    """``[rows, channels + 1]``, by row (:data:`COMPUTE`, ..) and number of transfers under way."""
+    """``[rows, channels + 1]``, by row (:data:`COMPUTE`, ..) and number of collectives under way."""
     wait_ns: int
-    """What a transfer has more to do, unless the compute stream idles when it begins."""
+    """What a collective has more to do, unless the compute stream idles when it begins."""
 
 
 def checked(times: ArrayLike, count: int, name: Callable[[int], str]) -> NDArray[np.int64]:
@@ -82,27 +83,27 @@ class MachineModel:
 
     name: str
     asynchronous: bool
-    """Whether transfers run on channels beside the compute stream (GPU). Where they do not (CPU),
+    """Whether collectives run on channels beside the compute stream (GPU). Where they do not (CPU),
     an all-reduce occupies the compute stream and buckets have one token."""
     launch_ns: int = 0
     """Added to every kernel on the compute stream: the gap that launching it leaves."""
     compute_speed_ppm: int = PPM
-    """Speed of compute while a transfer runs, all kinds of kernels together."""
+    """Speed of compute while a collective runs, all kinds of kernels together."""
     product_speed_ppm: int = 0
     """Of kernels that hold one of :data:`~disco_hlo.hlo.opcodes.PRODUCTS`, which may lose more; 0: as of all."""
     other_speed_ppm: int = 0
     """And of the others; 0: as of all."""
     transfer_speed_ppm: int = PPM
-    """Speed of a transfer while compute runs."""
+    """Speed of a collective while compute runs."""
     transfer_wait_ns: int = 0
-    """What a transfer has more to do, whatever its size, unless the compute stream idles when it begins: its
-    thread blocks wait for multiprocessors. Time of running alone, like its duration; 0 where transfers block."""
+    """What a collective has more to do, whatever its size, unless the compute stream idles when it begins: its
+    thread blocks wait for multiprocessors. Time of running alone, like its duration; 0 where collectives block."""
     channels: int = 1
-    """Number of transfers that can be under way at once; not looked at where they block."""
+    """Number of collectives that can be under way at once; not looked at where they block."""
     shared_link: bool = True
-    """Whether transfers under way at once divide one link equally, or each has its own."""
+    """Whether collectives under way at once divide one link equally, or each has its own."""
     one_shot_max_bytes: int = 0
-    """All-reduces up to this size are one kernel on the compute stream, not a transfer."""
+    """All-reduces up to this size are one kernel on the compute stream, not a collective."""
     memory_bytes_per_us: int = 0
     """Bytes read plus bytes written by a large copy; 0: the copies that buckets need take no time."""
 
@@ -126,22 +127,22 @@ class MachineModel:
             )
 
     def speed_ppm(self) -> NDArray[np.int64]:
-        """Speeds beside 0, 1, .. transfers, ``[4, channels + 1]``; ``[4, 1]`` where transfers block."""
+        """Speeds beside 0, 1, .. collectives, ``[4, channels + 1]``; ``[4, 1]`` where collectives block."""
         return self.pace().speed_ppm[:ANY_COMPUTE]
 
     @property
     def fastest_ppm(self) -> int:
-        """Speed beside a transfer of the kernels that lose least."""
+        """Speed during a collective of the kernels that lose least."""
         kinds = (self.product_speed_ppm, self.other_speed_ppm)
         return max(kind or self.compute_speed_ppm for kind in kinds)
 
     @property
     def wait_ns(self) -> int:
-        """Of transfers, where they wait."""
+        """Of collectives, where they wait."""
         return self.transfer_wait_ns if self.asynchronous else 0
 
     def pace(self) -> Pace:
-        """Speeds (``[5, channels + 1]``) and wait of this machine's transfers and kernels."""
+        """Speeds (``[5, channels + 1]``) and wait of this machine's collectives and kernels."""
         count = self.channels if self.asynchronous else 0
         compute = self.compute_speed_ppm
         products, others = self.product_speed_ppm or compute, self.other_speed_ppm or compute
@@ -156,10 +157,12 @@ class MachineModel:
         return self.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
 
 
-CPU = MachineModel("cpu", asynchronous=False)
+CPU = MachineModel("cpu", BACKENDS["cpu"].asynchronous)
 """XLA:CPU: collectives block the thread that runs them (measured: 4 % of them overlapped)."""
-GPU = MachineModel("gpu", asynchronous=True)
+GPU = MachineModel("gpu", BACKENDS["gpu"].asynchronous)
 """XLA:GPU: one compute stream in issue order, NCCL beside it."""
+MACHINES = {machine.name: machine for machine in (CPU, GPU)}
+"""By ``Graph.backend``."""
 
 
 def speed_ppm(slow_down: float) -> int:
@@ -174,9 +177,9 @@ class BucketTimes:
     """What a bucket takes, but for cutting gradients out of it."""
 
     main_ns: int
-    """Its transfer; with the launch where that occupies the compute stream."""
+    """Its collective; with the launch where that occupies the compute stream."""
     on_channel: bool
-    """Whether the transfer runs beside the compute stream."""
+    """Whether the collective overlaps with the compute stream."""
     pack_ns: int | None
     """Copying its gradients together before; None where they stay where they are."""
 
@@ -205,7 +208,7 @@ def bucket_times(
 
 
 def holds_ns(model: CostModel, graph: Graph, nodes_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How much of each node as a kernel of its own must be done before a transfer begins beside it, ``[len(graph)]``.
+    """How much of each node as a kernel of its own must be done before a collective begins during it, ``[len(graph)]``.
 
     Raises:
         DiscoError: the cost model gave what is no share.

@@ -2,11 +2,11 @@
 
 DisCo (section 4.4) starts an all-reduce as soon as its gradient exists and leaves the order of the
 gradients to chance. Here the order is chosen: the ancestors of the next all-reduce come first, it
-starts at once, and whatever waits for a transfer comes as late as there is other work to do. So the
+starts at once, and whatever waits for a collective comes as late as there is other work to do. So the
 link is busy early, and no unit stands in front of a wait that it need not share.
 
 The clock that decides what "late enough" means is a rough simulation: one compute stream, one
-communication channel that serves transfers in the order they are issued.
+communication channel that serves collectives in the order they are issued.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 
 _ENDLESS: Final = 1 << 40
-"""A transfer's time that no step's kernels, counted as one each, come near; and a rank that no bucket has."""
+"""A collective's time that no step's kernels, counted as one each, come near; and a rank that no bucket has."""
 
 
 def beside_transfers(graph: Graph, strategy: Strategy) -> Strategy:
-    """The same kernels and buckets in an order that has as many kernels run beside transfers as it can.
+    """The same kernels and buckets in an order that has as many kernels overlap with collectives as it can.
 
-    For measuring what they cost each other. Without times of kernels: every transfer starts once its
+    For measuring what they cost each other. Without times of kernels: every collective starts once its
     gradients exist, these come early, and what waits for it comes last.
     """
     units = unit_graph(graph, strategy)
@@ -98,7 +98,7 @@ def issue_order(
     Args:
         needed_at, needed: unit i waits for ``needed[needed_at[i] : needed_at[i + 1]]``.
         compute_ns, transfer_ns, is_bucket: ``[units]`` int64, see :func:`list_schedule`.
-        asynchronous: whether transfers run on the channel, not on the compute stream.
+        asynchronous: whether collectives run on the channel, not on the compute stream.
     """
     dependent_at, dependent = dependents(needed_at, needed)
     topological = _topological(needed_at, dependent_at, dependent)
@@ -162,7 +162,7 @@ def _issue_ranks(
     """For each unit the position, among all buckets, of the first bucket that waits for it.
 
     Buckets are ranked by the earliest time their last input could exist (the longest path to them),
-    the longer transfer first among equals. A unit that no bucket waits for gets the number of buckets.
+    the longer collective first among equals. A unit that no bucket waits for gets the number of buckets.
     """
     count = topological.size
     begin, finish = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -199,7 +199,7 @@ def _issue(
     """Units as they start. Ready ones go by: their keys, when their inputs arrived, smallest node.
 
     Readers of what arrived first come first: should the real link be slower than the assumed one, they wait least.
-    What reads no transfer finishes what is begun, so it comes before.
+    What reads no collective finishes what is begun, so it comes before.
     """
     missing, arrival, ready_at = (
         np.diff(needed_at),

@@ -1,8 +1,8 @@
 """Peak memory of a simulated step.
 
 XLA assigns buffers along its schedule, not along the clock: a buffer lives from the entry that
-makes it to the last entry that needs it, and the operand of a transfer to the entry that waits
-for the transfer. So the peak depends on the order alone.
+makes it to the last entry that needs it, and the operand of a collective to the entry that waits
+for the collective. So the peak depends on the order alone.
 
 Callable from Python and from functions compiled by numba::
 

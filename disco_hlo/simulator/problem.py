@@ -96,17 +96,17 @@ class Problem:
     communicates: NDArray[np.bool_]
     """``[tasks]``: counted as communication; always so on a channel."""
     speed_ppm: NDArray[np.int64]
-    """``[4, channels + 1]``: speeds beside 0, 1, .. running transfers, of compute, of each transfer
-    while the compute stream idles, of each transfer while it computes, and of :attr:`products`."""
+    """``[4, channels + 1]``: speeds beside 0, 1, .. running collectives, of compute, of each collective
+    while the compute stream idles, of each collective while it computes, and of :attr:`products`."""
     products: NDArray[np.bool_]
-    """``[tasks]``: tasks on the compute stream that go at the speeds of the last row if a transfer ran when they began,
-    at full speed if none did, and pay for what they hold (:mod:`disco_hlo.simulator.contention`)."""
+    """``[tasks]``: tasks on the compute stream that go at the speeds of the last row if a collective ran when they
+    began, at full speed if none did, and pay for what they hold (:mod:`disco_hlo.simulator.contention`)."""
     hold_ns: NDArray[np.int64]
-    """``[tasks]``: how much of a task on the compute stream must be done before one on a channel can begin beside it,
-    less than all, so that one which is held to the end begins beside it, too."""
+    """``[tasks]``: how much of a task on the compute stream must be done before one on a channel can begin during it,
+    less than all, so that one which is held to the end begins during it, too."""
     order: NDArray[np.int32]
     """What the compute stream goes through: ``i`` runs task i, or issues it to its channel; ``~i``
-    waits until transfer i has finished, which it must do once at least."""
+    waits until collective i has finished, which it must do once at least."""
     transfer_wait_ns: int = 0
     """What a task on a channel has more to do, unless the compute stream idles when it begins."""
     buffers: Buffers = field(default_factory=lambda: Buffers.of(()))
@@ -295,7 +295,7 @@ def _check_dependencies(problem: Problem, issued: NDArray[np.int64], settled: ND
 def settled_places(order: NDArray[np.int32], resource: NDArray[np.int32]) -> NDArray[np.int64]:
     """For each task, the place in ``order`` after which it is sure to have finished.
 
-    That is where a compute task runs, and where a transfer is first waited for;
+    That is where a compute task runs, and where a collective is first waited for;
     ``len(order)`` if it never is.
     """
     settled = np.full(len(resource), len(order), np.int64)

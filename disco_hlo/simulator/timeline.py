@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import Pace
-from disco_hlo.simulator.critical_path import Link, critical_path
 from disco_hlo.simulator.engine import evaluate
 from disco_hlo.simulator.memory import peak_bytes
 from disco_hlo.simulator.problem import Problem
@@ -66,11 +65,6 @@ class Timeline:
     def peak_bytes(self) -> int:
         """Most memory in use at any moment, parameters and constants included."""
         return peak_bytes(self.problem)
-
-    @cached_property
-    def critical_path(self) -> tuple[Link, ...]:
-        """A chain of tasks from 0 to the makespan, each with why it did not start earlier."""
-        return critical_path(self.problem, self.spans_ns, self.started)
 
     def spans(self, resource: int) -> tuple[Span, ...]:
         """What runs on the compute stream (0) or on a channel (1..), in time order."""

@@ -35,7 +35,7 @@ class Gpu:
     compute_units: Count
     clock_ghz: Positive
     flops_per_cycle: Positive
-    """Of 16-bit matrix products, in one compute unit; a multiplication and an addition are two."""
+    """Of 16-bit matmuls, in one compute unit; a multiplication and an addition are two."""
     matmul_efficiency: Share
     """Share of the peak that a large matmul reaches."""
     memory_gb_per_s: Positive
@@ -47,7 +47,7 @@ class Gpu:
 
     @property
     def peak_flops_per_ns(self) -> float:
-        """Of 16-bit matrix products."""
+        """Of 16-bit matmuls."""
         return self.compute_units * self.clock_ghz * self.flops_per_cycle
 
     @property

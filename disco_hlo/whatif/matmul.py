@@ -17,7 +17,7 @@ from math import ceil
 from disco_hlo.whatif.machine import Gpu
 
 TILE = 128
-"""Rows and columns of an output tile: assumed, CUTLASS's default for 16-bit products."""
+"""Rows and columns of an output tile: assumed, CUTLASS's default for 16-bit matmuls."""
 BYTES = 2
 """Of an element."""
 

@@ -82,11 +82,6 @@ class SubLayer:
         """Matmul and reduce-scatter overlap without costing each other anything."""
         return max(self.matmul_ns, self.scatter_ns) + self.gather_ns
 
-    @property
-    def ideal_near_memory_ns(self) -> float:
-        """And the reduction happens near the memory."""
-        return max(self.matmul_ns, self.near_memory_scatter_ns) + self.gather_ns
-
     def t3_ns(self, arbitration: Arbitration) -> float:
         """With T3."""
         return self.fused_ns[arbitration] + self.gather_ns

@@ -208,7 +208,7 @@ def costs(profile: Profile, step: Step, plans: FoundPlans | None = None) -> Cost
     known = [read(step.source)]
     if plans is not None:  # of the others nobody has measured a kernel
         known += ([] if plans.before_looks is None else [plans.before_looks]) + plans.searched[:1]
-    return costs_of(profile, step.source.graph, known)
+    return costs_of(profile, step.source, known)
 
 
 def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans | None = None) -> FoundPlans:
@@ -220,7 +220,7 @@ def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans 
     also = () if before is None else before.searched
     started, budget = time.monotonic(), Budget.of(settings.budget_s, COMPILE_S)
     xla = read(step.source)
-    case = Case(step.source, xla, costs_of(profile, step.source.graph, (xla, *also)))
+    case = Case(step.source, xla, costs_of(profile, step.source, (xla, *also)))
     found = optimize(case, search_settings(settings), budget, also=also)
     strategies = [one for one in candidates(found, settings.finalists) if one.strategy is not None]
     return FoundPlans(

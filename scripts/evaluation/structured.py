@@ -164,7 +164,7 @@ def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> 
     started = time.monotonic()
     try:
         xla = read(source)
-        costs = costs_of(profile, graph, [xla])
+        costs = costs_of(profile, source, [xla])
         _note_prediction(record, variant, XLA_ORDER, costs, xla_ran(source))
         made = [with_order(graph, xla, costs, costs.machine)]
         made.append(best_buckets(graph, xla.groups, costs, costs.machine))

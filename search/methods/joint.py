@@ -9,12 +9,12 @@ process takes longer than searching all run here, one after the other.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from dataclasses import replace
 from functools import cached_property
 
+from disco_hlo.cores import own_cores
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
@@ -102,7 +102,7 @@ class _Joint:
             )
             for number, share in enumerate(_shares(settings))
         ]  # fmt: skip
-        self.processes = settings.processes or _cores()
+        self.processes = settings.processes or len(own_cores())
         here, away = self._divided()
         self.here = deque(here)
         """Islands that are still to run in this process, one after the other."""
@@ -240,13 +240,6 @@ class _Joint:
 def _start_of(number: int, strategies: tuple[Strategy, ...]) -> int:
     """Which of the strategies an island begins with: the unfused step is the last, where it is not the only one."""
     return len(strategies) - 1 if number % UNFUSED_EVERY == UNFUSED_EVERY - 1 else 0
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _shares(settings: SearchSettings) -> list[int | None]:

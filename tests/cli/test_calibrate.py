@@ -41,20 +41,20 @@ def test_a_machine_is_measured_once_and_its_times_are_reused(disco: Disco, tmp_p
 def test_the_wait_of_transfers_is_told_where_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     profile = plans.sockets_profile()
     _print(profile)
-    assert "wait of a transfer" not in capsys.readouterr().out
+    assert "wait of a collective" not in capsys.readouterr().out
     waiting = replace(profile, contention=Contention(1.05, 1.02, 32_500))
     _print(waiting)
-    assert "wait of a transfer beside kernels" in (out := capsys.readouterr().out)
+    assert "wait of a collective during kernels" in (out := capsys.readouterr().out)
     assert "32.5 µs" in out
     assert (_facts(profile)["transfer_wait_ns"], _facts(waiting)["transfer_wait_ns"]) == (0, 32_500)
 
 
-def test_what_products_and_others_lose_is_told_where_it_was_measured(
+def test_what_matmuls_and_others_lose_is_told_where_it_was_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     by_kind = replace(plans.sockets_profile(), contention=Contention(1.25, 1.5, products=4.0, others=1.0625))
     _print(by_kind)
-    assert "products 4.000, others 1.062" in capsys.readouterr().out
+    assert "matmuls 4.000, others 1.062" in capsys.readouterr().out
     assert _facts(by_kind)["contention_by_kind"] == [4.0, 1.0625]
     assert _facts(plans.sockets_profile())["contention_by_kind"] is None
 
@@ -69,7 +69,7 @@ def test_what_holds_transfers_is_told_where_it_was_measured(capsys: pytest.Captu
     assert "0 of 1 kinds seen " in out
     assert "% of their time" not in out
     _print(plans.sockets_profile())
-    assert "hold transfers" not in capsys.readouterr().out
+    assert "delay collectives" not in capsys.readouterr().out
 
 
 def test_a_command_that_cannot_be_measured_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_kernels_of_different_features_have_different_digests() -> None:
     assert len(found) == len(set(predictions.tolist()))
 
 
-LOCAL = DeviceModel(2e11, 1e12, hoists=True)
+LOCAL = AnalyticModel(DeviceModel(2e11, 1e12, hoists=True))
 
 
 @pytest.fixture(autouse=True)
@@ -110,8 +110,7 @@ def test_a_device_without_weights_gets_the_analytical_model_and_a_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     found = estimator_for("gpu", "Nobody's GPU", LOCAL)
-    assert isinstance(found, AnalyticModel)
-    assert found.device == LOCAL
+    assert found is LOCAL
     assert "Nobody's GPU are estimated analytically: no estimator was trained for it" in caplog.text
 
 
@@ -153,5 +152,5 @@ def test_on_another_cpu_it_corrects_that_machine_s_own_estimate(
     monkeypatch.setattr(gnn, "shipped", lambda *_: random_weights(device_kind="Old CPU, 2 cores"))
     found = estimator_for("cpu", "New CPU, 64 cores", LOCAL)
     assert isinstance(found, GnnModel)
-    assert found.analytic.device == LOCAL
+    assert found.analytic is LOCAL
     assert "New CPU, 64 cores: the estimator trained on Old CPU, 2 cores corrects" in caplog.text

@@ -14,11 +14,11 @@ from jax.sharding import Mesh
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.executed import executed_difference
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, LoadedExecutable
 from tests.fuzz.strategies import Wanted, strategy_of
+from tests.plan.executed import executed_difference
 
 TINY = llama.load("tiny")._replace(length=16, dtype="float32")
 STEPS = 5

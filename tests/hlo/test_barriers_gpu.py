@@ -9,10 +9,10 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.executed import executed_difference, without_barriers
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from tests.hlo.small_modules import module_of
+from tests.plan.executed import executed_difference, without_barriers
 
 CONFIG = 'backend_config={"operation_queue_id":"0"}'
 STEP = f"""

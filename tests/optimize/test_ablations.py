@@ -23,7 +23,7 @@ def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order() -> None:
     source = captured("h200_models/vgg19")
     xla, profile = read(source), shipped_profile("gpu", None)
     assert profile is not None
-    case = Case(source, xla, costs_of(profile, source.graph, [xla]))
+    case = Case(source, xla, costs_of(profile, source, [xla]))
     found = candidates(optimize(case, SearchSettings(evaluations=2000, seeds=1), Budget.of(None)), 1)
     trials = {name: strategy for name, strategy, _ in found}
     tried, plan = trials[OUR_KERNELS], trials[PLAN]

@@ -34,7 +34,7 @@ def profile() -> Profile:
 
 def test_an_h200_s_kernels_are_estimated_by_the_network_trained_there(profile: Profile) -> None:
     graph = transformer().graph
-    costs = costs_of(replace(profile, ops={}), graph)
+    costs = costs_of(replace(profile, ops={}), transformer())
     assert isinstance(costs.estimator, GnnModel)
     kernels = unit_graph(graph, read(transformer())).kernels(graph)
     keys = kernel_keys(graph, kernels)
@@ -49,8 +49,25 @@ def test_an_h200_s_kernels_are_estimated_by_the_network_trained_there(profile: P
 def test_another_gpu_s_are_estimated_analytically(profile: Profile, caplog: pytest.LogCaptureFixture) -> None:
     gnn._say_once.cache_clear()
     other = replace(profile, platform=replace(profile.platform, device_kind="Other GPU"))
-    assert isinstance(costs_of(other, transformer().graph).estimator, AnalyticModel)
+    assert isinstance(costs_of(other, transformer()).estimator, AnalyticModel)
     assert caplog.text.count("Other GPU are estimated analytically") == 1
+
+
+@pytest.mark.parametrize(
+    ("device_kind", "bf16_flops_per_s"), [("NVIDIA H100 80GB HBM3", 791.5e12), ("Other GPU", 5e13)]
+)
+def test_matmuls_that_nobody_measured_go_by_the_machine_else_by_the_microbenchmark(
+    profile: Profile, device_kind: str, bf16_flops_per_s: float
+) -> None:
+    other = replace(
+        profile, ops={}, flops_per_s=5e13, platform=replace(profile.platform, device_kind=device_kind)
+    )
+    estimator = costs_of(other, transformer()).estimator
+    rates = (estimator.analytic if isinstance(estimator, GnnModel) else estimator).library_flops_per_s
+    assert rates["f32"] == 5e13
+    assert rates.get("bf16", 5e13) == pytest.approx(bf16_flops_per_s, rel=1e-3)
+    measured = costs_of(replace(profile, flops_per_s=5e13), transformer()).estimator.analytic
+    assert measured.library_flops_per_s["f32"] > 2e14
 
 
 def test_a_transfer_beside_compute_takes_its_wait_and_its_slow_down(profile: Profile) -> None:
@@ -66,51 +83,51 @@ def test_a_transfer_beside_compute_takes_its_wait_and_its_slow_down(profile: Pro
 
 
 def test_without_a_profile_the_constants_are_stated() -> None:
-    (line,) = costs_for(plans.h200().graph, None, "NVIDIA A100").lines
+    (line,) = costs_for(plans.h200(), None, "NVIDIA A100").lines
     assert line.startswith("no profile: analytic model of an H200 on NVLink: 4000 GB/s of memory")
-    (line,) = costs_for(plans.cpu().graph, None, None).lines
+    (line,) = costs_for(plans.cpu(), None, None).lines
     assert line.startswith("no profile: analytic model of two CPU cores")
 
 
 @pytest.mark.parametrize("device_kind", [None, "unknown", "NVIDIA H200"])
 def test_a_gpu_step_without_a_profile_takes_the_one_that_ships(device_kind: str | None) -> None:
-    costs = costs_for(plans.h200().graph, None, device_kind)
+    costs = costs_for(plans.h200(), None, device_kind)
     assert costs.lines[0].startswith("no profile: taken instead: nvidia-h200-nvlink, which comes with")
     assert costs.lines[1].startswith("times from the profile of NVIDIA H200 (gpu, driver")
     assert costs.machine.compute_speed_ppm < 1_000_000
 
 
 def test_what_the_profile_lacks_is_named_with_what_was_used_instead() -> None:
-    lines = costs_for(plans.h200().graph, plans.sockets_profile(), "NVIDIA H200").lines
+    lines = costs_for(plans.h200(), plans.sockets_profile(), "NVIDIA H200").lines
     assert lines[0] == "times from the profile of NVIDIA H200 (gpu, driver 580, jax 0.11.2, jaxlib 0.11.2)"
     assert "ops are not in the profile and are estimated from bytes and flops, first n" in lines[1]
 
 
 def test_a_profile_of_another_device_is_refused() -> None:
     with pytest.raises(ProfileError, match="the profile was taken on NVIDIA H200"):
-        costs_for(plans.h200().graph, plans.sockets_profile(), "NVIDIA A100")
+        costs_for(plans.h200(), plans.sockets_profile(), "NVIDIA A100")
     wrong = r"taken on NVIDIA H200 \(gpu\), this step is compiled for cpu"
     with pytest.raises(ProfileError, match=wrong):
-        costs_for(plans.cpu().graph, plans.sockets_profile(), None)
+        costs_for(plans.cpu(), plans.sockets_profile(), None)
     with pytest.raises(ProfileError, match=wrong):
-        costs_for(plans.cpu().graph, plans.sockets_profile(), "cpu")
+        costs_for(plans.cpu(), plans.sockets_profile(), "cpu")
 
 
 def test_what_kernels_hold_is_known_where_the_profile_has_it() -> None:
     """``disco search`` and ``disco simulate`` went without, and promised other times than the plugin."""
     graph, profile = plans.h200().graph, plans.sockets_profile()
     holds = replace(profile, contention=replace(profile.contention or Contention(1.0, 1.0), hold=0.8))
-    costs = costs_for(graph, holds, "NVIDIA H200")
+    costs = costs_for(plans.h200(), holds, "NVIDIA H200")
     held_ns, whole_ns = holds_ns(costs, graph, costs.op_ns(graph)), costs.op_ns(graph)
     assert (held_ns == (0.8 * whole_ns).astype(int))[held_ns > 0].all()
     assert (held_ns > 0).sum() > 50
-    estimated = costs_for(graph, None, "NVIDIA A100")
+    estimated = costs_for(plans.h200(), None, "NVIDIA A100")
     assert not holds_ns(estimated, graph, estimated.op_ns(graph)).any()
 
 
 def test_what_if_on_another_network_only_all_reduces_change() -> None:
     graph, profile = plans.h200().graph, plans.sockets_profile()
-    costs = costs_for(graph, profile, "NVIDIA H200")
+    costs = costs_for(plans.h200(), profile, "NVIDIA H200")
     imagined = costs.imagine(Network(64, 12.5, 5.0))
     assert imagined.collective(ALL_REDUCE)([0, 125_000]).tolist() == [60_000, 80_000]
     assert imagined.machine == costs.machine
@@ -121,6 +138,6 @@ def test_what_if_on_another_network_only_all_reduces_change() -> None:
 
 def test_a_profile_without_a_sweep_is_completed_and_says_so() -> None:
     bare = replace(plans.sockets_profile(), all_reduce=None)
-    costs = costs_of(bare, plans.h200().graph)
+    costs = costs_of(bare, plans.h200())
     assert costs.lines[-1].startswith("the profile has no all-reduce sweep; taken instead: an H200 on NVLink")
     assert costs.collective(ALL_REDUCE)([1000]).tolist() == [20_006]

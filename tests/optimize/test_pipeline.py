@@ -36,7 +36,7 @@ def source() -> CanonicalModule:
 
 def case_of(source: CanonicalModule) -> Case:
     xla = read(source)
-    return Case(source, xla, costs_for(source.graph, None, None, [xla]))
+    return Case(source, xla, costs_for(source, None, None, [xla]))
 
 
 def searched(source: CanonicalModule, budget: Budget) -> Optimized:

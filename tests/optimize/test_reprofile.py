@@ -25,7 +25,7 @@ PROFILE = Path(__file__).parents[2] / "disco_hlo" / "data" / "profiles" / "nvidi
 
 @pytest.fixture
 def told() -> MeasuredCosts:
-    return costs_of(replace(load(PROFILE), ops={}), transformer().graph)
+    return costs_of(replace(load(PROFILE), ops={}), transformer())
 
 
 def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates(told: MeasuredCosts) -> None:
@@ -41,7 +41,7 @@ def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates(told: 
     assert look.kernels == len(plan.groups) == unknown_kernels(transformer(), told.profile, plan)
     assert look.ratio == pytest.approx(1.2, abs=0.01)
     assert unknown_kernels(transformer(), known, plan) == 0
-    again = costs_of(known, graph, (plan,))
+    again = costs_of(known, transformer(), (plan,))
     assert with_kernels(again, slower, transformer(), plan) == (known, Reprofiled(0, 0, 0))
     nodes = tuple(sorted(plan.groups[0].nodes + plan.groups[1].nodes))
     larger = Kernels.of_lists([nodes], [nodes])

@@ -16,7 +16,6 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_bucket, unfused
-from disco_hlo.plan.executed import executed_difference
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
@@ -25,6 +24,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.executables import memory
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.plan.executed import executed_difference
 from tests.steps import models
 from tests.steps.intercept import captured_step, intercept
 from tests.steps.strategies import random_strategy

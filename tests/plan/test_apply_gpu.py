@@ -15,7 +15,6 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused
-from disco_hlo.plan.executed import executed_difference
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.read import read
@@ -27,6 +26,7 @@ from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.simulator.list_schedule import list_schedule
 from tests.captured import captured, stored
+from tests.plan.executed import executed_difference
 
 UNWRAPPED = {
     "parameter", "constant", "fusion", "custom-call", "get-tuple-element", "bitcast", "tuple", "async-start",

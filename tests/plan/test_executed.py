@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from jaxlib import _hlo
 
-from disco_hlo.plan.executed import executed_difference, settled, without_barriers, without_unmoved_starts
 from disco_hlo.plan.strategy import Strategy
 from tests.hlo.small_modules import module_of
+from tests.plan.executed import executed_difference, settled, without_barriers, without_unmoved_starts
 
 GIVEN = """
 HloModule jit_step, is_scheduled=true

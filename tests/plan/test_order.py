@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.order import check_order, default_order, default_unit_order, execution_order, unit_graph
+from disco_hlo.plan.order import check_order, default_order, default_unit_order, unit_graph
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import groups_with_own_copies
 from tests.plan.small_graphs import graph
@@ -246,12 +246,6 @@ def test_default_order_of_chained_all_reduces() -> None:
     )
 
 
-def test_an_explicit_order_is_kept_and_an_empty_one_is_filled_in() -> None:
-    order = ("n1", "n5", "b1", "n7", "n2", "b0", "n4")
-    assert execution_order(STEP, Strategy((), SEPARATE, order), False) == order
-    assert execution_order(STEP, Strategy((), SEPARATE), False)[:2] == ("n1", "n2")
-
-
 @pytest.mark.parametrize(
     ("order", "message"),
     [
@@ -264,7 +258,7 @@ def test_an_explicit_order_is_kept_and_an_empty_one_is_filled_in() -> None:
 )
 def test_bad_orders_are_named(order: str, message: str) -> None:
     with pytest.raises(IllegalStrategyError, match=message):
-        execution_order(STEP, Strategy((), SEPARATE, tuple(order.split())), False)
+        check_order(unit_graph(STEP, Strategy((), SEPARATE)), order.split(), False)
 
 
 def test_a_done_stands_after_its_start() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from disco_hlo.activation.local import LocalChannel
+from disco_hlo.cores import own_cores
 from disco_hlo.plugin.measuring import cores
-from disco_hlo.plugin.measuring.cores import compiles_at_once, fewest_cores, own_cores
+from disco_hlo.plugin.measuring.cores import compiles_at_once, fewest_cores
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 

@@ -81,7 +81,7 @@ def test_a_compile_that_is_not_understood_is_left_to_jax(
         return x + 1
 
     x = np.float32(1.0)
-    monkeypatch.setattr(jaxlink, "_request", unreadable)
+    monkeypatch.setattr(jaxlink.requests, "_request", unreadable)
     install(lambda request: None)
     with caplog.at_level(logging.WARNING, "disco_hlo"):
         assert float(jax.jit(nameless)(x)) == 2.0
@@ -200,7 +200,7 @@ def test_our_compiles_keep_what_the_autotuner_picks(
         debug.xla_gpu_per_fusion_autotune_cache_dir = users[0]
         debug.xla_gpu_experimental_autotune_cache_mode = getattr(AutotuneCacheMode, users[1])
         request.tuner_results = tmp_path
-        monkeypatch.setattr(jaxlink.os, "access", lambda path, mode: writable)
+        monkeypatch.setattr(jaxlink.requests.os, "access", lambda path, mode: writable)
         monkeypatch.setattr(compiler, "backend_compile_and_load", noting)
         compiles.capture(request)
         monkeypatch.undo()
@@ -239,5 +239,5 @@ def test_where_all_ranks_know_why_rank_0_speaks(
 
     for rank in (0, 1):
         before = len(caplog.messages)
-        assert jaxlink._ask(fail, _Rank(rank)) is None  # type: ignore[arg-type]
+        assert jaxlink.requests._ask(fail, _Rank(rank)) is None  # type: ignore[arg-type]
         assert len(caplog.messages) - before == (rank in speakers)

@@ -26,23 +26,6 @@ def test_a_host_says_how_much_memory_is_left() -> None:
     assert free > 1 << 20
 
 
-def test_without_jax_distributed_there_is_no_job() -> None:
-    assert job.key_value_store() is None
-    assert job.job_id() == ""
-
-
-def test_only_a_passed_deadline_is_a_timeout() -> None:
-    class Client:
-        def blocking_key_value_get_bytes(self, key: str, timeout_ms: int) -> bytes:
-            raise RuntimeError({"late": "DEADLINE_EXCEEDED: waited", "lost": "UNAVAILABLE: gone"}[key])
-
-    store = job.KeyValueStore(Client())
-    with pytest.raises(TimeoutError, match=r"key late: not there after 1\.5 s"):
-        store.get("late", 1.5)
-    with pytest.raises(RuntimeError, match="UNAVAILABLE"):
-        store.get("lost", 1.5)
-
-
 def test_who_initializes_again_is_in_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax._src import distributed
 

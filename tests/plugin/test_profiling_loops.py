@@ -88,7 +88,7 @@ def test_all_that_a_loop_runs_has_a_measured_time(tmp_path: Path) -> None:
     assert together.sizes == ((4 * WIDTH * WIDTH, 2 * LAYERS),), "every turn of both loops gathers"
     line = profile.line(gather)
     assert line is not None
-    predicted = step_times(source, read(source), costs_of(profile, source.graph), as_compiled=True)
+    predicted = step_times(source, read(source), costs_of(profile, source), as_compiled=True)
     assert predicted.executions == {ENTRY: 1.0, **{region.name: float(LAYERS) for region in loops}}
     gathers_ns = 2 * LAYERS * int(line(4 * WIDTH * WIDTH))
     assert predicted.communication_ns >= gathers_ns

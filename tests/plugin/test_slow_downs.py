@@ -39,7 +39,7 @@ def profile() -> Profile:
 
 
 def step_ns(profile: Profile, source: CanonicalModule, strategy: Strategy) -> int:
-    costs = costs_of(profile, source.graph, [read(source)])
+    costs = costs_of(profile, source, [read(source)])
     return simulate(build(source.graph, strategy, costs, machine_of(profile)).problem).makespan_ns
 
 

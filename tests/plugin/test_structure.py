@@ -160,17 +160,17 @@ def test_a_tensor_parallel_step_has_its_layers_between_them() -> None:
 
 
 def test_why_no_structure_is_tried() -> None:
-    graph = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto())).graph
-    plan = unfused(graph)
-    assert "collectives block on this device" in why_not(graph, plan, costs_of(profile("cpu", 1.0), graph))
-    assert "of the step to communication alone" in why_not(graph, plan, costs_of(profile("gpu", 0.0), graph))
-    assert why_not(graph, plan, costs_of(profile("gpu", 100.0), graph)) == ""
+    step = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
+    graph, plan = step.graph, unfused(step.graph)
+    assert "collectives block on this device" in why_not(graph, plan, costs_of(profile("cpu", 1.0), step))
+    assert "of the step to communication alone" in why_not(graph, plan, costs_of(profile("gpu", 0.0), step))
+    assert why_not(graph, plan, costs_of(profile("gpu", 100.0), step)) == ""
 
 
 def found(source: CanonicalModule) -> Optimized:
     """What a search found that found nothing."""
     graph = source.graph
-    case = Case(source, unfused(graph), costs_of(profile("cpu", 1.0), graph))
+    case = Case(source, unfused(graph), costs_of(profile("cpu", 1.0), source))
     return Optimized(case, SearchResult(case.xla, 1, 1, (), 0, 0, 0.0, ""), (Scheduled(case.xla, 1, 0),))
 
 

@@ -37,7 +37,6 @@ def test_two_processes_capture_enact_and_run_in_lockstep(reports: list[dict[str,
     for rank, report in enumerate(reports):
         assert report["ran"] is True
         assert report["same_module"] is True
-        assert report["timeout"] == "key never put: not there after 0.05 s"
         assert report["job"] == report["address"]
         assert report["places"] == [rank, 2, 4]
         assert report["local"] == [2, 2]

@@ -12,7 +12,6 @@ from disco_hlo.profiler.allreduce import (
     SweepPoint,
     fit,
     point_of,
-    sweep,
     sweep_sizes,
 )
 
@@ -141,32 +140,10 @@ def test_the_same_points_in_any_order_give_the_same_fit():
     assert fit(measured[::-1]) == fit(measured)
 
 
-def test_a_sweep_measures_in_ascending_order_and_takes_medians():
-    calls = []
-
-    def measure(size):
-        calls.append(size)
-        return [size + 10, size + 30, size]
-
-    assert sweep(measure, [4096, 1024, 2048, 1024]) == (
-        SweepPoint(1024, 1034, 10, 3),
-        SweepPoint(2048, 2058, 10, 3),
-        SweepPoint(4096, 4106, 10, 3),
-    )
-    assert calls == [1024, 2048, 4096]
-
-
-def test_a_sweep_stops_at_its_budget_but_can_still_be_fitted():
-    ticks = iter(range(100))
-    found = sweep(lambda size: [size], SIZES, budget_s=0.5, clock=lambda: float(next(ticks)))
-    assert [point.size_bytes for point in found] == list(SIZES[:3])
-    assert fit(found).line.lines[0].ns_per_byte == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize("times", [[], [0], [-5, 5], [float("nan")], [float("inf")]])
 def test_times_that_are_none_are_refused(times):
     with pytest.raises(ProfileError, match="positive times in ns for an all-reduce of 1024 bytes"):
-        sweep(lambda size: times, [1024])
+        point_of(1024, times)
 
 
 def test_two_sizes_make_no_line():

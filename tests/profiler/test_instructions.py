@@ -8,12 +8,10 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.instructions import (
     InstructionTimes,
-    Overlap,
     Span,
     body_times,
     coverage,
     instruction_times,
-    overlap,
     spans,
 )
 from disco_hlo.profiler.trace import Execution, RunWindow, Trace, read
@@ -149,29 +147,6 @@ def test_spans_are_the_run_of_median_wall_time():
         Span("a", "a", 0, 50, "worker 1", 0, ""),
         Span("b", "b", 60, 70, "worker 1", 0, ""),
     )
-    assert [span.end_ns for span in spans(trace, "step", run=0)] == [90]
-    with pytest.raises(ProfileError, match="runs 0 to 2 of step, not 3"):
-        spans(trace, "step", run=3)
-
-
-def test_overlap_counts_unions():
-    timeline = spans(
-        trace_of(
-            ran("all-reduce", 0, 0, 100, kernel="k"), ran("all-reduce", 0, 90, 110, kernel="k"),
-            ran("dot", 0, 20, 60, kernel="k"), ran("dot", 0, 50, 70, kernel="k"),
-            ran("dot", 0, 105, 200, kernel="k"),
-            ran("dot", 0, 0, 200, device=1, kernel="k"),
-        ),
-        "step",
-    )  # fmt: skip
-    found = overlap(timeline, lambda span: span.op == "all-reduce")
-    assert found == Overlap(communication_ns=110, compute_ns=145, hidden_ns=55)
-    assert found.exposed_ns == 55
-
-
-def test_overlap_looks_into_loops():
-    timeline = spans(trace_of(ran("while", 0, 0, 100), ran("all-reduce", 0, 10, 40)), "step")
-    assert overlap(timeline, lambda span: span.op == "all-reduce") == Overlap(30, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["cpu_jax_0_10_2", "cpu_jax_0_12_0"])
@@ -198,8 +173,6 @@ def test_asynchronous_all_reduces_of_a_real_gpu_trace_belong_to_their_start():
     assert times["wrapped_tanh"] == InstructionTimes(6816, 112, 8, 6768)
     assert times["while.22"].median_ns > 50_000
     assert "wrapped_sine" not in times
-    found = overlap(spans(trace, "jit_step", owner=owner), lambda span: "all-reduce" in span.op)
-    assert (found.communication_ns, found.hidden_ns) == (127551, 0)
 
 
 def turned(run, start, *parts):

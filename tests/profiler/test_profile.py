@@ -154,10 +154,11 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
             '{"format": "something else"}',
             "expected a disco-hlo profile of version 9, got format 'something else'",
         ),
+        (body(platform={**json.loads(body())["platform"], "backend": "tpu"}), "this is one of 'tpu'"),
         (body(holds={"abc": 1.5}), r"Expected `float` <= 1.0 - at `\$.holds\[...\]`"),
         (
             body(contention={"compute": 1.1, "communication": 1.2, "products": 2.0}),
-            "a slow-down of products and of others, or neither, is expected",
+            "a slow-down factor of matmuls and of others, or neither, is expected",
         ),
         (body(launch_ns=-1), r"Expected `int` >= 0 - at `\$.launch_ns`"),
         (body(launch_ns=1.5), r"\$.launch_ns"),

@@ -172,5 +172,5 @@ def content(plan_file: Path) -> dict[str, Any]:
     bundle = open_bundle(plan_file)
     costs = None
     if bundle.source is not None:
-        costs = costs_for(bundle.source.graph, bundle.profile, None)
+        costs = costs_for(bundle.source, bundle.profile, None)
     return page_data(bundle, costs)

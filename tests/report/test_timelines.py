@@ -52,7 +52,7 @@ def simulated(vgg19_plan: Path) -> tuple[Bundle, Predicted, Predicted, Any]:
     assert bundle.source is not None
     assert bundle.default is not None
     graph = bundle.source.graph
-    costs = costs_for(graph, bundle.profile, "NVIDIA H200")
+    costs = costs_for(bundle.source, bundle.profile, "NVIDIA H200")
     plan, default = predict(graph, bundle.strategy, costs), predict(graph, bundle.default, costs)
     return bundle, plan, default, costs
 

@@ -18,7 +18,6 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
         "bench_memory.py missing.py",
         "bench_search.py --against missing",
         "bench_search.py --seeds 0",
-        "bench_startup.py --no-such-option",
         "network_testbed.py --rate slow -- true",
     ],
 )

@@ -190,7 +190,7 @@ def captured(model: str) -> tuple[Graph, Strategy, Costs]:
     """A step that was captured on an H200, XLA's plan of it, and costs over staged links."""
     module = canonicalize(gzip.decompress((ROOT / f"tests/data/h200_models/{model}.hlo.pb.gz").read_bytes()))
     profile = load(ROOT / "disco_hlo/data/profiles/nvidia-h200-staged.json")
-    return module.graph, read(module), costs_for(module.graph, profile, None)
+    return module.graph, read(module), costs_for(module, profile, None)
 
 
 MODELS = pytest.mark.parametrize("model", ["resnet50", "bert"])

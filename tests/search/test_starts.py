@@ -73,7 +73,7 @@ def test_a_kernel_that_the_rules_refuse_stands_while_it_returns_what_it_did() ->
 
 @pytest.mark.parametrize("link", ["nvlink", "staged", "sockets"])
 def test_the_plan_of_xla_takes_what_the_simulator_says(h200: CanonicalModule, link: str) -> None:
-    costs = costs_for(h200.graph, load(ROOT / f"disco_hlo/data/profiles/nvidia-h200-{link}.json"), None)
+    costs = costs_for(h200, load(ROOT / f"disco_hlo/data/profiles/nvidia-h200-{link}.json"), None)
     graph, machine = h200.graph, costs.machine
     starts = prepare(graph, [read(h200)])
     (state,) = starts.states
@@ -87,7 +87,7 @@ def test_the_plan_of_xla_takes_what_the_simulator_says(h200: CanonicalModule, li
 
 
 def test_a_search_from_the_plan_of_xla_promises_what_the_simulator_says(h200: CanonicalModule) -> None:
-    costs = costs_for(h200.graph, load(ROOT / "disco_hlo/data/profiles/nvidia-h200-staged.json"), None)
+    costs = costs_for(h200, load(ROOT / "disco_hlo/data/profiles/nvidia-h200-staged.json"), None)
     chosen = SearchSettings(method="backtracking", evaluations=60, finalists=2)
     result = search(h200.graph, costs, costs.machine, start=read(h200), settings=chosen)
     assert result.predicted_ns < result.start_ns

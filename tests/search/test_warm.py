@@ -47,7 +47,7 @@ def versions():
 root = Path(sys.argv[1])
 source = canonicalize(gzip.decompress((root / "tests/data/h200_transformer_default.hlo.pb.gz").read_bytes()))
 profile = load(root / "disco_hlo/data/profiles/nvidia-h200-staged.json")
-costs, machine = costs_of(profile, source.graph), machine_of(profile)
+costs, machine = costs_of(profile, source), machine_of(profile)
 settings = SearchSettings(evaluations=40_000, seeds=1, processes=1)
 warm_up(source.graph, costs, machine, settings)
 before = versions()

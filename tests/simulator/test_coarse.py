@@ -54,9 +54,6 @@ def test_a_step_of_hours_takes_a_thousand_times_as_long_as_one_of_seconds(seed: 
     assert timelines[1].makespan_ns == 1000 * timelines[0].makespan_ns
     assert timelines[1].spans_ns.tolist() == (1000 * timelines[0].spans_ns).tolist()
     assert timelines[1].peak_bytes == timelines[0].peak_bytes
-    assert [link.task for link in timelines[1].critical_path] == [
-        link.task for link in timelines[0].critical_path
-    ]
 
 
 def test_what_takes_longer_than_anything_is_refused() -> None:

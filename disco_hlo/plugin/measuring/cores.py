@@ -8,11 +8,11 @@ nobody waits for a later one, so they cannot wait for each other.
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections import defaultdict
 from collections.abc import Iterable
 
+from disco_hlo.cores import own_cores
 from disco_hlo.plugin.session import Session
 
 _COMPILES_AT_ONCE = 8
@@ -27,13 +27,6 @@ def compiles_at_once(session: Session) -> int:
     mine = json.dumps([socket.gethostname(), own_cores()]).encode()
     answers = session.channel.all_gather(mine, tag="cores", timeout_s=session.timeout_s)
     return min(_COMPILES_AT_ONCE, fewest_cores(json.loads(answer) for answer in answers))
-
-
-def own_cores() -> list[int]:
-    """The cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def fewest_cores(ranks: Iterable[tuple[str, list[int]]]) -> int:

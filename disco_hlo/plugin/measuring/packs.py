@@ -21,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.cores import own_cores
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plan.check_module import check_module
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
@@ -277,5 +278,4 @@ class CompiledPack:
 
 def load_per_core() -> float:
     """Processes that want to run, per core this process may use, over the last minute."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return os.getloadavg()[0] / cores
+    return os.getloadavg()[0] / len(own_cores())

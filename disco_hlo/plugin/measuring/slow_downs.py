@@ -45,7 +45,7 @@ def adding_up(
     found = profile.contention or Contention(1.0, 1.0)
     one_by_one = in_every_region(source, varied(source, xla), one_at_a_time)
     overlapping = in_every_region(source, varied(source, xla), beside_transfers)
-    costs = costs_of(profile, source.graph, [xla])
+    costs = costs_of(profile, source, [xla])
     by_itself = step_times(source, one_by_one, costs)
     if by_itself.communication_ns > MUCH_MOVED * alone_ns:
         return found

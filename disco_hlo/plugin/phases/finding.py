@@ -82,7 +82,7 @@ def find(
     settings, budget = session.settings, Budget.of(session.settings.budget_s, COMPILE_S)
     compiles = say_what_predicting_takes(session)
     also = plans_in(before.candidates) if before is not None else []
-    case = Case(source, xla, costs_of(profile, source.graph, (xla, *also)), room_bytes)
+    case = Case(source, xla, costs_of(profile, source, (xla, *also)), room_bytes)
     if before is None:
         session.say("%s", outlook(session, case))
     if compiles:

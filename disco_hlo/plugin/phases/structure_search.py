@@ -182,7 +182,7 @@ def _most_promising(
     for name, one in made.items():
         graph = one.source.graph
         try:
-            costs = costs_of(found.case.costs.profile, graph)
+            costs = costs_of(found.case.costs.profile, one.source)
             predicted[name] = best_buckets(graph, read(one.source).groups, costs, costs.machine).predicted_ns
         except Exception as error:
             _say_left_out(session, name, error)
@@ -202,7 +202,7 @@ def _searched(
             if profiled is None:
                 return None
             budget = Budget.of(settings.budget_s * SEARCH_SHARE)
-            case = Case(source, xla, costs_of(profiled.profile, source.graph, [xla]), room)
+            case = Case(source, xla, costs_of(profiled.profile, source, [xla]), room)
             return optimize(case, replace(search_settings(settings), finalists=1), budget).best
     except Exception as error:
         _say_left_out(session, name, error)

@@ -17,7 +17,7 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.xla import hook
 from disco_hlo.plugin.xla.executables import LoadedExecutable, read_executable
 from disco_hlo.plugin.xla.hook import OwnCompile
-from disco_hlo.plugin.xla.jaxlink import (
+from disco_hlo.plugin.xla.jaxlink.requests import (
     EARLY,
     LATE,
     CompileOptionValue,

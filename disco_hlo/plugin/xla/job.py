@@ -1,14 +1,11 @@
-"""Where a module runs: facts about its devices, the memory they have left, and the job's key-value store."""
+"""Where a module runs: facts about its devices, and the memory they have left."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 
@@ -44,53 +41,6 @@ def device_facts(request: CompileRequest) -> DeviceFacts:
         jax_version=jax.__version__,
         jaxlib_version=version("jaxlib"),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class KeyValueStore:
-    """The key-value store of a ``jax.distributed`` job."""
-
-    client: Any
-
-    def put(self, key: str, value: bytes) -> None:
-        """Store ``value``; a key can be stored once."""
-        self.client.key_value_set_bytes(key, value)
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        """Wait for ``key``. Raises TimeoutError if nobody stores it within ``timeout_s``."""
-        with _timeouts(f"key {key}", timeout_s):
-            return bytes(self.client.blocking_key_value_get_bytes(key, max(1, int(timeout_s * 1000))))
-
-    def delete(self, key: str) -> None:
-        """Forget ``key``."""
-        self.client.key_value_delete(key)
-
-    def barrier(self, name: str, process_indices: Sequence[int], timeout_s: float) -> None:
-        """Wait until all of ``process_indices`` are at barrier ``name``. Raises TimeoutError."""
-        with _timeouts(f"barrier {name}", timeout_s):
-            self.client.wait_at_barrier(name, max(1, int(timeout_s * 1000)), list(process_indices))
-
-
-@contextlib.contextmanager
-def _timeouts(what: str, timeout_s: float) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if "DEADLINE_EXCEEDED" in str(error):
-            raise TimeoutError(f"{what}: not there after {timeout_s:g} s") from error
-        raise
-
-
-def key_value_store() -> KeyValueStore | None:
-    """The store of this job, or None where ``jax.distributed`` is not initialized."""
-    job = jaxlink.distributed_job()
-    return None if job is None else KeyValueStore(job.client)
-
-
-def job_id() -> str:
-    """A name that the processes of one ``jax.distributed`` job share (its coordinator's address), or ""."""
-    job = jaxlink.distributed_job()
-    return "" if job is None else job.address
 
 
 def free_device_bytes(request: CompileRequest) -> int | None:

@@ -151,11 +151,11 @@ def test_stopping_gives_back_what_is_still_watched(observation: Observation) -> 
 
 
 def test_a_jax_that_calls_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(jaxlink._CALL_NAMES, "pxla.MeshExecutable", ("create_rust_call",))
+    monkeypatch.setitem(jaxlink.calls._CALL_NAMES, "pxla.MeshExecutable", ("create_rust_call",))
     with pytest.raises(UnsupportedError, match=r"pxla.MeshExecutable.create_rust_call is missing"):
         jaxlink.watch_calls(lambda _: None)
     monkeypatch.undo()
-    assert not hasattr(jax._src.pjit._pjit_call_impl_python, jaxlink._WRAPPED)  # type: ignore[attr-defined]
+    assert not hasattr(jax._src.pjit._pjit_call_impl_python, jaxlink.requests.WRAPPED)  # type: ignore[attr-defined]
 
 
 def test_what_fails_while_it_looks_at_a_module_leaves_it_alone(caplog: pytest.LogCaptureFixture) -> None:

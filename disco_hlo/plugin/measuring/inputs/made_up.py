@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.plugin.measuring.cores import own_cores
+from disco_hlo.cores import own_cores
 from disco_hlo.plugin.measuring.inputs.scrambled import Scrambled, turns
 from disco_hlo.plugin.xla.dtypes import is_whole
 from disco_hlo.plugin.xla.each_device import PerDevice, on_each_device

@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import pytest
 
-from disco_hlo.estimator import lanes as wide
+from disco_hlo.estimator import simd as wide
 
 LANES = wide.LANES
 

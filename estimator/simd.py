@@ -1,6 +1,6 @@
 """Sixteen float32 at a time, written as such: what the compiled network computes with.
 
-Left to itself the compiler keeps the sums of a matrix product in memory. Here a value is a vector of
+Left to itself the compiler keeps the sums of a matmul in memory. Here a value is a vector of
 LLVM's, in whatever registers the processor has for it, so that a loop says what stays in them. Nothing is
 reordered: the same numbers give the same bits.
 

@@ -1,0 +1,45 @@
+"""Where the plugin meets JAX: the files of this package alone touch private jax names.
+
+Four things of stock JAX are used, without a fork:
+
+* ``jax._src.compiler.compile_or_get_cached``, which every ``jit``, ``shard_map`` and ``pmap`` compile goes
+  through, is wrapped: a compile becomes a :class:`CompileRequest`, handed to the plugin's handler (``requests``).
+* the HLO hook (``jax.extend.xla``, stage POST_SCHEDULER) shows a module just before code generation and may
+  replace it. It does nothing except during a compile of ours (``compiles``). Where the structure of a step is to
+  change, it is also registered at stage PRE_SCHEDULER: on GPU after sharding and before layouts and fusion, on CPU
+  after the last pass, so that there the fusing and combining passes are off for such compiles alone.
+* ``compiler.backend_compile_and_load`` compiles past the persistent compilation cache, whose key knows
+  nothing of hooks.
+* ``pxla.UnloadedMeshExecutable.load`` gives what JAX will call. Only where calls are watched (``calls``), a
+  stand-in for its executable sees each call; how that is kept off JAX's C++ path, and given back to it, is told in
+  ``docs/calls.md``.
+
+(DisCo, section 5: the module that enacts the optimized strategy inside the framework's compiler.)
+"""
+
+from disco_hlo.plugin.xla.jaxlink.calls import Execute, LoadedModule, unwatch_calls, watch_calls
+from disco_hlo.plugin.xla.jaxlink.process import (
+    DistributedJob,
+    distributed_job,
+    jit_is_disabled,
+    job_number,
+    process_count,
+    profiler_runs,
+)  # fmt: skip
+from disco_hlo.plugin.xla.jaxlink.requests import (
+    CompileRequest,
+    Handler,
+    array_handler,
+    compiler_module,
+    install,
+    keeps_donation,
+    only_compiles,
+    ours,
+    uninstall,
+)  # fmt: skip
+
+__all__ = [
+    "CompileRequest", "DistributedJob", "Execute", "Handler", "LoadedModule", "array_handler", "compiler_module",
+    "distributed_job", "install", "jit_is_disabled", "job_number", "keeps_donation", "only_compiles", "ours",
+    "process_count", "profiler_runs", "uninstall", "unwatch_calls", "watch_calls",
+]  # fmt: skip

@@ -1,0 +1,331 @@
+"""Compiles that JAX asks for: taken over, shown by the hook, and carried out anew."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import inspect
+import io
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from disco_hlo.errors import UnsupportedError, is_shared
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.xla import hook
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+
+Handler = Callable[["CompileRequest"], LoadedExecutable | None]
+CompileOptionValue = str | bool | int | float
+
+_HOOK_NAME = "disco-hlo"
+WRAPPED = "_disco_hlo_original"
+"""The attribute of a wrapper that is JAX's own function."""
+_REQUEST_ARGUMENTS = {
+    "backend", "computation", "devices", "compile_options", "host_callbacks", "executable_devices"
+}  # fmt: skip
+_COMPILE_ARGUMENTS = {"backend", "module", "executable_devices", "options", "host_callbacks"}
+EARLY, LATE = "PRE_SCHEDULER", "POST_SCHEDULER"
+"""Stages of the hook: before XLA lays out, fuses and orders; when all is decided."""
+_registering = threading.Lock()
+_registered: set[tuple[str, str]] = set()
+
+
+@dataclass(eq=False)
+class CompileRequest:
+    """One compile that JAX asked for: what it would compile, on which devices, and how."""
+
+    module_name: str
+    """Name of the module, for instance ``jit_train_step``."""
+    backend: Any
+    """The PJRT client."""
+    mlir_module: Any
+    """The StableHLO module. Never changed."""
+    devices: tuple[Any, ...]
+    """Every device the module runs on, in partition order, those of other processes included."""
+    options: Any
+    """jaxlib CompileOptions. Never changed; copies are."""
+    host_callbacks: Sequence[Any]
+    executable_devices: Any
+    """jaxlib DeviceList."""
+    _compile_default: Callable[[], LoadedExecutable] = field(repr=False)
+    positive: frozenset[int] | None = None
+    """Entry parameters whose made-up values have to be positive; None: all. Whoever runs the step sets it, before the
+    first run, to what the step's graph says, and the same on every rank."""
+    index_bounds: Mapping[int, int] = field(default_factory=dict)
+    """Below what the made-up values must stay of each entry parameter that is read as an index; other integers are 0
+    or 1. Set together with :attr:`positive`."""
+    equal: frozenset[int] = frozenset()
+    """Entry parameters whose made-up values have to be equal on all devices. Set together with :attr:`positive`."""
+    tuner_results: Path | None = None
+    """Where compiles of our own keep what XLA:GPU's autotuner picked, and find it again; None: nowhere."""
+    _default: LoadedExecutable | None = field(default=None, init=False, repr=False)
+
+    @functools.cached_property
+    def stablehlo(self) -> bytes:
+        """``mlir_module`` as MLIR bytecode."""
+        written = io.BytesIO()
+        self.mlir_module.operation.write_bytecode(written)
+        return written.getvalue()
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of what is compiled, for which devices, by which options of the script's; not of where the script has it."""
+        options = sorted((name, str(value)) for name, value in self.options.env_option_overrides)
+        text = f"{[device.id for device in self.devices]} {options} {self.mlir_module}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def local_devices(self) -> tuple[Any, ...]:
+        """The devices of this process, in partition order."""
+        here = self.backend.process_index()
+        return tuple(device for device in self.devices if device.process_index == here)
+
+    @property
+    def process_indices(self) -> tuple[int, ...]:
+        """Process indices that take part, ascending."""
+        return tuple(sorted({device.process_index for device in self.devices}))
+
+    def call_default(self) -> LoadedExecutable:
+        """Compile as JAX would without us, persistent cache included. Later calls return the same."""
+        if self._default is None:
+            with hook.ordinary_compile(self.module_name):
+                self._default = self._compile_default()
+        return self._default
+
+
+class _Thread(threading.local):
+    ours = 0
+    """How deep it is in compiles of our own."""
+    last: tuple[LoadedExecutable, CompileRequest] | None = None
+    """Its last compile, until JAX loads what came of it; None unless calls are watched."""
+
+
+_thread = _Thread()
+_are_watched = threading.Event()
+"""Whether somebody asks for the last compile."""
+
+
+@contextlib.contextmanager
+def ours() -> Iterator[None]:
+    """Mark what this thread compiles as the plugin's own, so that it is not intercepted.
+
+    The handler's thread is marked already; a thread that the handler starts must mark itself.
+    """
+    _thread.ours += 1
+    try:
+        yield
+    finally:
+        _thread.ours -= 1
+
+
+def install(handler: Handler) -> None:
+    """Hand every compile of this process to ``handler``: it returns an executable, or None for XLA's default.
+
+    An exception of the handler is logged and the default compiled. Installing again replaces the handler.
+
+    Raises:
+        UnsupportedError: this jax lacks the hook or compiles by other functions than those known here.
+    """
+    compiler = compiler_module()
+    _hook_extension()
+    uninstall()
+    original = compiler.compile_or_get_cached
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compile_or_get_cached(*args: Any, **kwargs: Any) -> LoadedExecutable:
+        if _thread.ours:
+            return original(*args, **kwargs)
+        try:
+            arguments = signature.bind(*args, **kwargs).arguments
+            request = _request(arguments, lambda: original(*args, **kwargs))
+        except Exception as error:  # a compile that we do not understand is JAX's alone
+            LOGGER.warning("a module runs as XLA compiles it: %s", one_line(error))
+            return original(*args, **kwargs)
+        executable = _ask(handler, request)
+        if executable is None:
+            executable = request.call_default()
+        if _are_watched.is_set():
+            _thread.last = (executable, request)
+        return executable
+
+    setattr(compile_or_get_cached, WRAPPED, original)
+    compiler.compile_or_get_cached = compile_or_get_cached
+
+
+def watch_compiles(*, watched: bool) -> None:
+    """From now on keep the last compile of each thread for :func:`last_compile`, or keep none."""
+    (_are_watched.set if watched else _are_watched.clear)()
+
+
+def last_compile() -> tuple[LoadedExecutable, CompileRequest] | None:
+    """The last compile of this thread, once, unless it is the plugin's own."""
+    last, _thread.last = _thread.last, None
+    return None if _thread.ours else last
+
+
+def uninstall() -> None:
+    """Give JAX its own compile function back. Does nothing if it was not wrapped."""
+    compiler = compiler_module()
+    compiler.compile_or_get_cached = getattr(
+        compiler.compile_or_get_cached, WRAPPED, compiler.compile_or_get_cached
+    )
+
+
+def only_compiles() -> bool:
+    """Whether JAX does no more than compile: neither keeps the executable nor compiles anew by a profile of its own."""
+    import jax
+
+    return not jax.config.jax_compilation_cache_dir and not jax.config.jax_enable_pgle
+
+
+def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
+    try:
+        with ours():
+            return handler(request)
+    except Exception as error:  # no failure of ours may stop the training
+        told = is_shared(error) and request.backend.process_index() != request.process_indices[0]
+        level = logging.DEBUG if told else logging.WARNING
+        LOGGER.log(
+            level, "%s runs as XLA compiles it: %s", request.module_name, one_line(error), exc_info=True
+        )
+        return None
+
+
+def _request(arguments: Mapping[str, Any], compile_default: Callable[[], LoadedExecutable]) -> CompileRequest:
+    module = arguments["computation"]
+    return CompileRequest(
+        module_name=str(module.operation.attributes["sym_name"].value),
+        backend=arguments["backend"],
+        mlir_module=module,
+        devices=tuple(np.asarray(arguments["devices"]).flatten()),
+        options=arguments["compile_options"],
+        host_callbacks=arguments["host_callbacks"],
+        executable_devices=arguments["executable_devices"],
+        _compile_default=compile_default,
+    )
+
+
+def compiler_module() -> Any:
+    """jax's own module of compile functions. Raises :class:`UnsupportedError` where they are not those known here."""
+    from jax._src import compiler
+
+    expected = {"compile_or_get_cached": _REQUEST_ARGUMENTS, "backend_compile_and_load": _COMPILE_ARGUMENTS}
+    for name, wanted in expected.items():
+        function = getattr(compiler, name, None)
+        if function is None:
+            raise UnsupportedError(unsupported(f"jax._src.compiler.{name} is missing"))
+        missing = wanted - set(inspect.signature(function).parameters)
+        if missing:
+            lacking = ", ".join(sorted(missing))
+            raise UnsupportedError(unsupported(f"jax._src.compiler.{name} takes no {lacking}"))
+    return compiler
+
+
+def unsupported(what: str) -> str:
+    """What an error says of a jax that lacks ``what``."""
+    import jax
+
+    return f"jax {jax.__version__} is not supported: {what}; use jax 0.10.2 to 0.12"
+
+
+def _hook_extension() -> Any:
+    try:
+        import jax.extend.xla as extension
+    except ImportError as error:
+        raise UnsupportedError(unsupported("jax.extend.xla is missing")) from error
+    if not hasattr(extension, "register_hlo_module_transformation"):
+        raise UnsupportedError(unsupported("jax.extend.xla.register_hlo_module_transformation is missing"))
+    return extension
+
+
+def register_hook(backend: Any, stage_name: str) -> None:
+    """Register the hook for the platform of ``backend``, once. That exists by now: nothing can deadlock."""
+    platform = {"gpu": "cuda"}.get(backend.platform, backend.platform)
+    with _registering:
+        if (platform, stage_name) in _registered:
+            return
+        if platform not in ("cpu", "cuda"):
+            raise UnsupportedError(f"platform {platform} is not supported: expected cpu or cuda")
+        extension = _hook_extension()
+        stage = extension.PipelineStage[stage_name]
+        callback = hook.on_module if stage_name == LATE else hook.on_early_module
+        # Each stage has a name of its own: early versions of the hook keep one callback per name.
+        name = _HOOK_NAME if stage_name == LATE else f"{_HOOK_NAME}-structure"
+        if platform == "cuda" and _jax_version() < (0, 11):
+            import jaxlib._xla as _xla
+
+            _xla.register_xla_transform_c_api(backend, name, stage.value, callback)
+        else:
+            extension.register_hlo_module_transformation(callback, name=name, stage=stage, platforms=platform)
+        _registered.add((platform, stage_name))
+
+
+def compile_past_cache(
+    request: CompileRequest, module: Any, extra: Mapping[str, CompileOptionValue]
+) -> LoadedExecutable:
+    """Compile ``module`` as the request would be, with debug options for this compile alone."""
+    compiler = compiler_module()
+    options = copy.deepcopy(request.options)
+    options.env_option_overrides = [*options.env_option_overrides, *extra.items()]
+    if request.tuner_results is not None:
+        _keep_tuner_results(options.executable_build_options.debug_options, request.tuner_results)
+    with ours():
+        return compiler.backend_compile_and_load(
+            backend=request.backend,
+            module=module,
+            executable_devices=request.executable_devices,
+            options=options,
+            host_callbacks=request.host_callbacks,
+        )
+
+
+def _keep_tuner_results(debug_options: Any, directory: Path) -> None:
+    """As ``XLA_FLAGS=--xla_gpu_per_fusion_autotune_cache_dir``. The user's own directory stays, unless this rank may
+    only read it, as JAX has it on all ranks but the first: each rank tunes a share, and nobody else keeps that."""
+    from jaxlib.xla_client import AutotuneCacheMode
+
+    option, mode = "xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_experimental_autotune_cache_mode"
+    if getattr(debug_options, option) and getattr(debug_options, mode) != AutotuneCacheMode.READ:
+        return
+    setattr(debug_options, option, str(directory))
+    writable = os.access(directory, os.W_OK)
+    setattr(debug_options, mode, AutotuneCacheMode.UPDATE if writable else AutotuneCacheMode.READ)
+
+
+def renamed(stablehlo: bytes, name: str) -> Any:
+    """A copy of a module, in an MLIR context of its own: several threads may compile theirs at once."""
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
+
+    with mlir.make_ir_context() as context:
+        module = ir.Module.parse(stablehlo, context=context)
+        module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+    return module
+
+
+def array_handler(like: Any) -> Any:
+    """What makes an array like this one, over all its devices, of an output that an execution leaves."""
+    from jax._src.interpreters.pxla import global_aval_to_result_handler
+
+    return global_aval_to_result_handler(like.aval, like.sharding, True)
+
+
+def keeps_donation() -> bool:
+    """Whether a module that the hook replaces keeps its donated arguments (jax 0.11 and later)."""
+    return _jax_version() >= (0, 11)
+
+
+def _jax_version() -> tuple[int, ...]:
+    import jax
+
+    return tuple(jax.__version_info__)
