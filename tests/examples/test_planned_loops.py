@@ -16,7 +16,8 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
-from disco_hlo.plugin.xla.jaxlink import CompileRequest, LoadedExecutable
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.fuzz.strategies import Wanted, strategy_of
 from tests.plan.executed import executed_difference
 
