@@ -48,7 +48,7 @@ def compiled(function: Function) -> Function:
     _refuse_a_numba_that_compiles_nothing()
     directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
     # Its types know less than it does.
-    njit: Any = functools.partial(numba.njit, nogil=True, **_pipeline("OuterCompiler"))
+    njit: Any = functools.partial(numba.njit, nogil=True, no_cfunc_wrapper=True, **_pipeline("OuterCompiler"))
     if directory is None:
         return cast(Function, _of_any_value(njit()(function)))
     settings: Any = numba.config  # its names are made at run time

@@ -6,10 +6,25 @@ many inner functions do. So arrays are handed down as pointers, made once at the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from numba import types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+Int = int | np.int64
+Ints = NDArray[np.int64]
+
+
+class Row(Protocol):
+    """64-bit integers by their places: an array, or a pointer to one."""
+
+    def __getitem__(self, place: int, /) -> int:
+        """What stands there."""
+
+    def __setitem__(self, place: int, value: Int, /) -> None:
+        """Write it."""
 
 
 @intrinsic

@@ -141,7 +141,8 @@ def embed_kernel(net: Any, batch: Any, kernel: Any, room: Any, pooled: Any) -> N
             new = load(heard, at)
             store(node, at, plus(load(node, at), larger(new, times(new, filled(_NODE_SLOPE)))))
     _pool(net.pooling, node, nodes, batch.node[start:end], pooled)
-    pooled[net.pooling.size * row :] = batch.kernel[kernel]
+    for i in range(batch.kernel.shape[1]):
+        pooled[net.pooling.size * row + i] = batch.kernel[kernel, i]
 
 
 @inner

@@ -178,5 +178,7 @@ def _copy(known: Known, larger: Known) -> None:
     for old in range(known.time_ns.size):
         if known.time_ns[old] != 0:
             slot = _slot(larger, known.digest[old, 0], known.digest[old, 1])
-            larger.digest[slot], larger.time_ns[slot] = known.digest[old], known.time_ns[old]
+            for half in range(2):
+                larger.digest[slot, half] = known.digest[old, half]
+            larger.time_ns[slot] = known.time_ns[old]
             larger.used[0] += 1

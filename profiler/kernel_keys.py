@@ -99,11 +99,13 @@ def _texts(lines: _Lines, kernels: FlatKernels) -> tuple[NDArray[np.int64], NDAr
         wanted = end + _most_bytes(lines, order[:known], results.size)
         if wanted > out.size:
             larger = np.empty(2 * wanted, np.uint8)
-            larger[:end] = out[:end]
+            for k in range(end):
+                larger[k] = out[k]
             out = larger
         end = _write(lines, order[:known], results, number, out, end)
         ends[i] = end
-        number[members] = _OUTSIDE
+        for x in members:
+            number[x] = _OUTSIDE
         for k in range(known):
             number[order[k] if order[k] >= 0 else ~order[k]] = _OUTSIDE
     return ends, out[:end]

@@ -22,8 +22,9 @@ class SearchSettings:
     seed: int = 0
     unchanged: int = 1000
     """Stop after this many candidates in a row that did not improve the best."""
-    moves: tuple[str, ...] = ("fuse", "duplicate", "merge")
-    """Methods of Algorithm 1, in the order in which each step applies them."""
+    moves: tuple[str, ...] = ()
+    """Methods of Algorithm 1, in the order in which each step applies them; none named: fuse, duplicate and merge, and
+    other moves that say so (``moves.table``)."""
     tries: int = 16
     """Proposals drawn for one application of a method until a legal one is found."""
     evaluations: int | None = None

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from numpy.typing import NDArray
+from disco_hlo.pointers import Ints
 
 _LOOK_S = 0.05
 """From one look at the clock to the next."""
@@ -20,7 +20,7 @@ Halted = Callable[[], bool] | None
 """Asked a few times a second whether to end; None: nobody asks."""
 
 
-def interruptible(function: Callable[[], Result], control: NDArray[Any], cell: int, halted: Halted) -> Result:
+def interruptible(function: Callable[[], Result], control: Ints, cell: int, halted: Halted) -> Result:
     """What ``function`` returns, which ends soon once ``control[cell]`` is not 0.
 
     Args:

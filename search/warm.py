@@ -23,6 +23,7 @@ from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.methods.child import environment
 from disco_hlo.search.methods.island import FEWEST_PROPOSALS
 from disco_hlo.search.run import search
+from disco_hlo.search.undisturbed import without_collector
 from disco_hlo.simulator.costs import MachineModel
 
 _ARRAY = Shape("f32", (8,), (0,))
@@ -85,7 +86,8 @@ def warm_up(graph: Graph, costs: CostModel, machine: MachineModel, settings: Sea
     few = replace(settings, evaluations=_CANDIDATES, seconds=None, seeds=1, memory_limit_bytes=None)
     small = _small_step(graph.backend, transfers=bool(graph.all_reduces))
     start = Strategy((Group((2,), (1,)),), tuple(Bucket((x,)) for x in small.all_reduces))
-    search(small, costs, machine, start=start, settings=few)
+    with without_collector():  # the compiler makes much that lives on
+        search(small, costs, machine, start=start, settings=few)
 
 
 def _small_step(backend: str, *, transfers: bool) -> Graph:

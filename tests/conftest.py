@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 for name in list(os.environ):
     if name == "ENABLE_SEARCH" or name.startswith("DISCO_") or name == "JAX_COMPILATION_CACHE_DIR":
@@ -37,9 +38,36 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 
-ONCE = ("activation", "cli", "examples", "report", "scripts", "search", "simulator")
-"""Folders whose subject does not depend on the versions of JAX and Python: one leg runs them. What joins
-them to JAX (``hlo``, ``plan``, ``plugin``, ``profiler``, ``e2e``) runs on both."""
+ONCE = (
+    "activation", "cli", "core", "e2e", "estimator", "examples", "hlo", "mutate", "optimize", "plan", "profiler",
+    "report", "scripts", "search", "simulator", "structure", "whatif",
+    "fuzz/test_program.py", "plugin/test_slow_downs.py",
+)  # fmt: skip
+"""Folders and files whose subject does not depend on the versions of JAX and Python, and what more in them starts whole
+trainings: one leg runs them."""
+
+
+BOTH = (
+    "e2e/test_enact.py",
+    "e2e/test_ranks.py",
+    "e2e/test_structure.py",
+    "e2e/test_unset.py",
+    "estimator/test_model.py",
+    "estimator/test_train.py",
+    "estimator/test_training_script.py",
+    "plan/test_apply.py",
+    "plan/test_storage_steps.py",
+    "profiler/test_timeline.py",
+    "profiler/test_trace.py",
+    "structure/test_buffers.py",
+    "structure/test_groups.py",
+    "structure/test_random.py",
+)
+"""What joins them to JAX, to XLA, and to torch; like the folders that are not above, both legs run it."""
+
+
+TOGETHER = {"e2e": "trainings", "cli": "plans", "report": "plans"}
+"""Folders whose files share what takes long to make: one worker has all of them."""
 
 
 LONGEST_FIRST = (
@@ -47,35 +75,40 @@ LONGEST_FIRST = (
     "examples/test_models.py",  # ...the other worker does what needs no search, here and on Python 3.11
     "estimator/test_training_script.py",
     "examples/test_scripts.py",
-    "e2e/test_trouble.py",
+    "examples/test_planned_loops.py",
     "plan/test_captured_models.py",
     "fuzz/test_fuzz.py",
     "plan/test_apply.py",
+    "cli/test_capture.py",
     "search/test_starts.py",
     "search/test_joint.py",
-    "cli/test_capture.py",
     "activation/test_mpi.py",
-    "plan/test_apply_gpu.py",
+    "plan/test_storage_steps.py",
     "structure/test_schedules.py",
     "structure/test_random.py",
     "plugin/test_lockstep.py",
     "activation/test_processes.py",
-    "plan/test_verify.py",
-    "e2e/test_enact.py",
-    "e2e/test_one_rank_fails.py",
-    "e2e/test_structure.py",
-    "e2e/test_second_look.py",
-    "e2e/test_twelve_faults.py",
+    "mutate/test_mutated.py",
+    "optimize/test_same_plan.py",
     "scripts/test_sample_fused_ops.py",
     "scripts/test_bench_structure.py",
-    "e2e/test_bad_plans.py",
-    "e2e/test_readme.py",
-    "e2e/test_same_plan.py",
-    "e2e/test_cache.py",
-    "cli/test_large.py",
-    "cli/test_docs.py",
 )
-"""Files that take more than ten seconds: begun last, one of them would leave the other worker idle."""
+"""Files that take more than ten seconds, and the first of folders that do: begun last, one of them would leave the
+other worker idle."""
+
+
+class ByFile(LoadFileScheduling):
+    """What ``--dist loadfile`` does, some folders as if each were one file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder = nodeid.removeprefix("tests/").partition("/")[0]
+        return TOGETHER.get(folder) or super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    """The one above for ``--dist loadfile``, and xdist's own for others."""
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None  # type: ignore[arg-type]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -83,5 +116,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] in ONCE:
+        place = item.path.relative_to(Path(__file__).parent)
+        if {place.parts[0], place.as_posix()} & {*ONCE} and place.as_posix() not in BOTH:
             item.add_marker("product_only")

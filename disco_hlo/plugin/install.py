@@ -21,7 +21,7 @@ _compiled: dict[str, None] = {}
 
 
 def install_from_environment() -> None:
-    """Install the phase that ``ENABLE_SEARCH`` names, or capturing (``DISCO_CAPTURE``). Imports no phase yet.
+    """Install the phase that ``ENABLE_SEARCH`` names, or capturing (``DISCO_CAPTURE``). Imports no more than it needs.
 
     Raises:
         SettingsError: a ``DISCO_*`` variable or the config file has a value that cannot be used.
@@ -31,6 +31,10 @@ def install_from_environment() -> None:
     settings = Settings.from_environment({**os.environ, "ENABLE_SEARCH": "0"} if capture else None)
     configure(settings.log_level)
     jaxlink.install(lambda request: _handle(request, settings, capture))
+    if settings.search and settings.when == "training":
+        from disco_hlo.plugin.phases.training_phase import observe
+
+        observe(settings)
     if not capture:
         atexit.unregister(_say_if_nothing_was_found)
         atexit.register(_say_if_nothing_was_found, settings)
@@ -51,6 +55,8 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
         from disco_hlo.plugin.phases.capture_phase import capture_in
 
         handle = capture_in(Path(capture))
+    elif settings.search and settings.when == "training":
+        from disco_hlo.plugin.phases.training_phase import handle
     elif settings.search:
         from disco_hlo.plugin.phases.search_phase import handle
     else:

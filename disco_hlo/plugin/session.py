@@ -17,10 +17,11 @@ from typing import Any
 
 from disco_hlo import __version__
 from disco_hlo.activation.agree import settle
-from disco_hlo.activation.channel import Channel, name_ranks, nobody_gone
+from disco_hlo.activation.channel import Channel, Gone, name_ranks, nobody_gone
 from disco_hlo.activation.choose import open_channel
 from disco_hlo.activation.decision import key_part
-from disco_hlo.activation.kvstore import CoordinationStore
+from disco_hlo.activation.kvstore import CoordinationStore, KvChannel
+from disco_hlo.activation.local import LocalChannel
 from disco_hlo.activation.pulse import Pulse
 from disco_hlo.errors import ActivationError, shared
 from disco_hlo.hlo.graph import Graph
@@ -122,6 +123,22 @@ def join(request: CompileRequest, settings: Settings) -> Session:
     return session
 
 
+def join_beside(request: CompileRequest, settings: Settings, tag: str, gone: Gone) -> Session:
+    """Join the ranks in another thread than the one that trains, which has the job's own channel to itself.
+
+    Args:
+        tag: tells this search from others of the job.
+        gone: whether this process ends, so that nobody waits any more.
+    """
+    facts, size = device_facts(request), len(request.process_indices)
+    job = jaxlink.distributed_job()
+    if size == 1 or job is None:
+        return Session(request, settings, facts, LocalChannel())
+    store = CoordinationStore(job.client)
+    channel = KvChannel(facts.process_index, size, f"{job.address} {tag}", store, gone)
+    return Session(request, settings, facts, channel)
+
+
 def _channel(processes: tuple[int, ...], process_index: int, settings: Settings) -> Channel:
     """The channel between these processes in the job that this one is in now."""
     job = jaxlink.distributed_job()
@@ -163,7 +180,7 @@ def _check_alike(session: Session) -> None:
     settings = session.settings
     mine = {
         "disco-hlo": __version__, "ENABLE_SEARCH": int(settings.search), "DISCO_SEED": settings.seed,
-        "DISCO_STRUCTURE": settings.structure, "DISCO_LOOKS": settings.looks,
+        "DISCO_STRUCTURE": settings.structure, "DISCO_LOOKS": settings.looks, "DISCO_WHEN": settings.when,
     }  # fmt: skip
     answers = session.channel.all_gather(json.dumps(mine).encode(), tag="join", timeout_s=session.timeout_s)
     theirs = [json.loads(answer) for answer in answers]

@@ -22,6 +22,7 @@ from disco_hlo.regular_file import read_regular
 _MOST_BYTES = 1 << 20
 """Of a file of settings."""
 _CHANNELS = ("auto", "mpi", "kv")
+_WHEN = ("compile", "training")
 
 
 class SettingsError(DiscoError):
@@ -59,6 +60,8 @@ class Settings:
     structure: str = "auto"
     """``DISCO_STRUCTURE``: auto tries schedules where communication inside the layer stays exposed; off never
     does; the name of a schedule takes that one, whatever the clock says."""
+    when: str = "compile"
+    """``DISCO_WHEN``: search while the step's ``compile`` waits, or while its ``training`` goes on."""
 
     @property
     def forced_structure(self) -> str | None:
@@ -192,6 +195,7 @@ _FIELDS = {
     "timeout_s": "timeout_s",
     "channel": "channel",
     "structure": "structure",
+    "when": "when",
 }
 _READERS: dict[str, Callable[[str], object]] = {
     "dir": _directory,
@@ -205,6 +209,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "timeout_s": _number(0.0, above=True),
     "channel": _one_of(_CHANNELS),
     "structure": _name,
+    "when": _one_of(_WHEN),
 }
 _EXPECTED = {
     "dir": "a directory",
@@ -218,4 +223,5 @@ _EXPECTED = {
     "timeout_s": "a number of seconds above 0",
     "channel": f"one of {', '.join(_CHANNELS)}",
     "structure": "auto, off, or the name of a schedule",
+    "when": f"one of {', '.join(_WHEN)}",
 }

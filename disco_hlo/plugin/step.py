@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from disco_hlo.errors import DiscoError
+from disco_hlo.errors import DiscoError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.inner_collectives import inner_collectives
 from disco_hlo.plan.check_module import faults
@@ -94,9 +94,7 @@ def training_step(
     if (request.module_name, fingerprint) in history.left:
         LOGGER.debug("%s (%s) is left alone again", request.module_name, key[:16])
         return None
-    regions = [region.source.graph for region in step.source.regions]
-    facts = facts_of(step.source.graph, len(request.devices), inner_collectives(step.source), regions)
-    named = None if settings.module is None else by_name or key.startswith(settings.module)
+    facts, named = _facts(request, step), _named(request, settings, step)
     choice = choose(facts, history.seen, named=named)
     history.seen.append(facts)
     waits = or_planned and named is None and qualifies(facts)
@@ -104,15 +102,48 @@ def training_step(
     if not choice.chosen and not waits:
         history.left.add((request.module_name, fingerprint))
         return None
-    own_faults = faults(step.module, step.source.graph.backend)
-    if own_faults:
-        LOGGER.warning(
-            "%s runs as XLA compiles it, whose numbers may be wrong: %s", request.module_name, own_faults[0]
-        )
+    if wrong := _wrong_numbers(step):
+        LOGGER.warning("%s runs as XLA compiles it, %s", request.module_name, wrong)
         history.left.add((request.module_name, fingerprint))
         return None
     history.taken[fingerprint] = choice.chosen
     return replace(step, chosen=choice.chosen)
+
+
+def called_step(request: CompileRequest, settings: Settings) -> Step:
+    """The module of what is known to be a step by its calls.
+
+    Raises:
+        UnsupportedError: no plan can be made for it, by the rules of ``select``, or XLA's own module is wrong.
+        DiscoError: it cannot be read.
+    """
+    module = compiles.capture(request)
+    step = Step(module, canonicalize(module))
+    choice = choose(_facts(request, step), (), named=_named(request, settings, step))
+    if not choice.chosen:
+        raise UnsupportedError(f"{request.module_name} {choice.reason}")
+    if wrong := _wrong_numbers(step):
+        raise UnsupportedError(wrong)
+    return step
+
+
+def _facts(request: CompileRequest, step: Step) -> ModuleFacts:
+    regions = [region.source.graph for region in step.source.regions]
+    return facts_of(step.source.graph, len(request.devices), inner_collectives(step.source), regions)
+
+
+def _named(request: CompileRequest, settings: Settings, step: Step) -> bool | None:
+    """Whether ``DISCO_MODULE`` names it; None where that names none."""
+    wanted = settings.module
+    if wanted is None:
+        return None
+    return settings.names(request.module_name) or step.source.graph.key.startswith(wanted)
+
+
+def _wrong_numbers(step: Step) -> str:
+    """What is wrong with XLA's own module, as a sentence's end; empty where nothing is."""
+    own_faults = faults(step.module, step.source.graph.backend)
+    return f"whose numbers may be wrong: {own_faults[0]}" if own_faults else ""
 
 
 def _tell(

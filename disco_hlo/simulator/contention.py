@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
-from disco_hlo.pointers import pointer_to
+from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row, pointer_to
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, NO_COMPUTE, PPM, PRODUCT, Pace
 
 # Progress.number.
@@ -77,19 +77,19 @@ class Progress(NamedTuple):
 class ProgressView(NamedTuple):
     """Pointers into :class:`Progress`."""
 
-    number: Any
-    lane: Any
-    queue: Any
-    queued_ns: Any
-    channel: Any
-    turn: Any
-    start_ns: Any
-    end_ns: Any
-    room: Any
+    number: Row
+    lane: Row
+    queue: Row
+    queued_ns: Row
+    channel: Row
+    turn: Row
+    start_ns: Row
+    end_ns: Row
+    room: int
     """Number of collectives that there is room for."""
-    channels: Any
-    speed_ppm: Any
-    wait_ns: Any
+    channels: int
+    speed_ppm: Row
+    wait_ns: int
 
 
 def new_progress(collectives: int, pace: Pace) -> Progress:
@@ -105,7 +105,7 @@ def new_progress(collectives: int, pace: Pace) -> Progress:
     )
 
 
-@compiled
+@inner
 def open_progress(progress: Any) -> Any:
     """Pointers into a record, valid while it lives."""
     channels, room = progress.queue.shape[1], progress.queue.shape[2]

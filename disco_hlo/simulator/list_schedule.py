@@ -107,10 +107,25 @@ def issue_order(
     rank = _issue_ranks(
         topological, needed_at, needed, dependent_at, dependent, compute_ns, transfer_ns, is_bucket
     )
-    on_channel = is_bucket * np.int64(asynchronous)
-    takes_ns = compute_ns + transfer_ns * (is_bucket - on_channel)
-    key = rank + _ENDLESS * (1 - is_bucket)
-    return _issue(needed_at, dependent_at, dependent, takes_ns, transfer_ns, on_channel, key)
+    on_channel, takes_ns = np.zeros(rank.size, np.int64), np.empty(rank.size, np.int64)
+    for i in range(rank.size):  # numba compiles arithmetic of whole arrays for a long time
+        takes_ns[i] = compute_ns[i]
+        if not is_bucket[i]:
+            rank[i] += _ENDLESS
+        elif asynchronous:
+            on_channel[i] = 1
+        else:
+            takes_ns[i] += transfer_ns[i]
+    return _issue(needed_at, dependent_at, dependent, takes_ns, transfer_ns, on_channel, rank)
+
+
+@inner
+def counts(begin: Any) -> Any:
+    """The lengths of flat lists, by where each begins."""
+    found = np.empty(begin.size - 1, np.int64)
+    for i in range(found.size):
+        found[i] = begin[i + 1] - begin[i]
+    return found
 
 
 @inner
@@ -120,7 +135,8 @@ def dependents(needed_at: Any, needed: Any) -> Any:
     begin = np.zeros(count + 2, np.int64)
     for other in needed:
         begin[other + 2] += 1
-    begin = np.cumsum(begin)
+    for i in range(count):
+        begin[i + 2] += begin[i + 1]
     found = np.empty(needed.size, np.int64)
     for i in range(count):
         for e in range(needed_at[i], needed_at[i + 1]):
@@ -132,7 +148,7 @@ def dependents(needed_at: Any, needed: Any) -> Any:
 @inner
 def _topological(needed_at: Any, dependent_at: Any, dependent: Any) -> Any:
     """Units, each behind all it waits for; without those that wait for each other in a circle."""
-    missing = np.diff(needed_at)
+    missing = counts(needed_at)
     found, queued, done = np.empty(missing.size, np.int64), 0, 0
     for i in range(missing.size):
         if missing[i] == 0:
@@ -170,8 +186,9 @@ def _issue_ranks(
         for e in range(needed_at[i], needed_at[i + 1]):
             begin[i] = max(begin[i], finish[needed[e]])
         finish[i] = begin[i] + compute_ns[i] + transfer_ns[i]
-    heap, left, shorter = np.empty(count, np.int64), 0, -transfer_ns
+    heap, left, shorter = np.empty(count, np.int64), 0, np.empty(count, np.int64)
     for i in range(count):
+        shorter[i] = -transfer_ns[i]
         if is_bucket[i]:
             left = push(heap, left, i, begin, shorter)
     buckets = left
@@ -201,11 +218,7 @@ def _issue(
     Readers of what arrived first come first: should the real link be slower than the assumed one, they wait least.
     What reads no collective finishes what is begun, so it comes before.
     """
-    missing, arrival, ready_at = (
-        np.diff(needed_at),
-        np.zeros(key.size, np.int64),
-        np.zeros(key.size, np.int64),
-    )
+    missing, arrival, ready_at = counts(needed_at), np.zeros(key.size, np.int64), np.zeros(key.size, np.int64)
     issued, count, alike = np.empty(key.size, np.int64), 0, np.zeros(key.size, np.int64)
     ready, readies = np.empty(key.size, np.int64), 0
     waiting, waits = np.empty(key.size, np.int64), 0

@@ -14,7 +14,8 @@ from disco_hlo.plan.fitting import in_the_order_of, without_unfit
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.xla.jaxlink import CompileOptionValue, CompileRequest
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.search.schedule import with_order
 from evaluation.record import ALONE_XLA
 from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import inner
-from disco_hlo.pointers import address_of, pointer_to
+from disco_hlo.pointers import Int, Row, address_of, pointer_to
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share
 from disco_hlo.search.arrays.rng import mix
 from disco_hlo.search.arrays.step import Step
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
 
 MAXIMUM_MEMBERS: Final = 512
 """Most nodes in one unit. It bounds what one move writes."""
@@ -109,7 +110,7 @@ def _width(step: Step) -> int:
 
 
 @inner
-def put(w: Any, row: Any, x: Any, value: Any) -> None:
+def put(w: ScratchView, row: Row, x: int, value: Int) -> None:
     """Write ``row[x]`` and log what stood there."""
     entry = 2 * w.number[at.LOGGED]
     w.log[entry] = address_of(row) + 8 * x
@@ -119,7 +120,7 @@ def put(w: Any, row: Any, x: Any, value: Any) -> None:
 
 
 @inner
-def roll_back(w: Any, mark: Any) -> None:
+def roll_back(w: ScratchView, mark: int) -> None:
     """Undo all writes since the log had ``mark`` entries."""
     for entry in range(w.number[at.LOGGED] - 1, mark - 1, -1):
         pointer_to(w.log[2 * entry])[0] = w.log[2 * entry + 1]
@@ -127,7 +128,7 @@ def roll_back(w: Any, mark: Any) -> None:
 
 
 @inner
-def has_room(g: Any, w: Any) -> Any:
+def has_room(g: GraphView, w: ScratchView) -> Any:
     """Whether the working space can take another move, however large. Otherwise it is refused."""
     words = w.number[at.LOGGED] + 16 * g.nodes
     changes = w.number[at.CHANGES] + 16 * g.nodes
@@ -135,14 +136,14 @@ def has_room(g: Any, w: Any) -> Any:
 
 
 @inner
-def note_change(w: Any, node: Any) -> None:
+def note_change(w: ScratchView, node: int) -> None:
     """Remember that the unit that owns ``node`` must be looked at again."""
     w.changed[w.number[at.CHANGES]] = node
     w.number[at.CHANGES] += 1
 
 
 @inner
-def retire(g: Any, s: Any, w: Any, unit: Any) -> None:
+def retire(g: GraphView, s: StateView, w: ScratchView, unit: int) -> None:
     """Take a unit out of the totals: it is no more, or no longer what it was."""
     if s.digest[unit] != 0:
         _count_cuts(g, s, w, unit, -1)
@@ -151,7 +152,7 @@ def retire(g: Any, s: Any, w: Any, unit: Any) -> None:
 
 
 @inner
-def enlist(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> None:
+def enlist(g: GraphView, s: StateView, w: ScratchView, unit: int, digest: int) -> None:
     """Count a unit, whose times are filled in, in the totals."""
     put(w, s.digest, unit, digest)
     _count(s, w, unit, 1)
@@ -159,7 +160,7 @@ def enlist(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> None:
 
 
 @inner
-def _count_cuts(g: Any, s: Any, w: Any, unit: Any, sign: Any) -> None:
+def _count_cuts(g: GraphView, s: StateView, w: ScratchView, unit: int, sign: int) -> None:
     """Where a kernel comes, or goes, that alone does not find a gradient in its bucket, what cuts it out does, too."""
     if not g.flags[unit] & at.UNCUT or g.flags[unit] & at.ALL_REDUCE:
         return
@@ -179,7 +180,7 @@ def _count_cuts(g: Any, s: Any, w: Any, unit: Any, sign: Any) -> None:
 
 
 @inner
-def cut_slot(s: Any, pairs: Any, start: Any, end: Any, besides: Any) -> Any:
+def cut_slot(s: StateView, pairs: Row, start: int, end: int, besides: int) -> Any:
     """The slot before which a gradient must be cut out of a shared bucket: that of the first unit, other than
     ``besides``, that does not find it there. ``NOWHERE`` where all do.
 
@@ -197,7 +198,7 @@ def cut_slot(s: Any, pairs: Any, start: Any, end: Any, besides: Any) -> Any:
 
 
 @inner
-def _count(s: Any, w: Any, unit: Any, sign: Any) -> None:
+def _count(s: StateView, w: ScratchView, unit: int, sign: int) -> None:
     share = np.int64(mix(np.uint64(s.digest[unit])))
     put(w, s.total, at.DIGEST_SUM, s.total[at.DIGEST_SUM] + sign * share)
     first = at.TIME_COLUMNS * unit
@@ -210,7 +211,7 @@ def _count(s: Any, w: Any, unit: Any, sign: Any) -> None:
 
 
 @inner
-def holds_copy(s: Any, unit: Any, node: Any) -> Any:
+def holds_copy(s: StateView, unit: int, node: int) -> Any:
     """Whether ``unit`` recomputes ``node`` that another owns; looked for in the shorter of both lists."""
     of_node, of_unit = s.copiers[node], s.copies[unit]
     while of_node != -1 and of_unit != -1:  # ends with the list
@@ -221,13 +222,13 @@ def holds_copy(s: Any, unit: Any, node: Any) -> Any:
 
 
 @inner
-def computes(s: Any, unit: Any, node: Any) -> Any:
+def computes(s: StateView, unit: int, node: int) -> Any:
     """Whether ``unit`` owns ``node`` or recomputes it."""
     return s.owner[node] == unit or holds_copy(s, unit, node)
 
 
 @inner
-def link(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+def link(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
     """Make one unit of two and return its head; it stands at the place of ``b``, if that has one."""
     place_a, place_b = s.place[a], s.place[b]
     retire(g, s, w, a)
@@ -255,7 +256,7 @@ def link(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
 
 
 @inner
-def _merge_nodes(s: Any, w: Any, head: Any, other: Any) -> None:
+def _merge_nodes(s: StateView, w: ScratchView, head: int, other: int) -> None:
     tail, left, right = head, s.next[head], other
     while right != -1:  # ends with the list
         if left != -1 and left < right:
@@ -268,7 +269,7 @@ def _merge_nodes(s: Any, w: Any, head: Any, other: Any) -> None:
 
 
 @inner
-def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
+def _merge_copies(s: StateView, w: ScratchView, head: int, other: int) -> None:
     """Give ``head`` the duplicates of ``other``, then drop those that the unit owns itself."""
     cell = s.copies[other]
     before, after = -1, s.copies[head]
@@ -300,7 +301,7 @@ def _merge_copies(s: Any, w: Any, head: Any, other: Any) -> None:
 
 
 @inner
-def _unlink_from_node(s: Any, w: Any, cell: Any) -> None:
+def _unlink_from_node(s: StateView, w: ScratchView, cell: int) -> None:
     node = s.cell_node[cell]
     after = s.next_of_node[cell]
     if s.copiers[node] == cell:
@@ -313,7 +314,7 @@ def _unlink_from_node(s: Any, w: Any, cell: Any) -> None:
 
 
 @inner
-def _free_cell(s: Any, w: Any, cell: Any) -> None:
+def _free_cell(s: StateView, w: ScratchView, cell: int) -> None:
     put(w, s.cell_node, cell, -1)
     put(w, s.cell_unit, cell, -1)
     put(w, s.next_of_node, cell, -1)
@@ -322,7 +323,7 @@ def _free_cell(s: Any, w: Any, cell: Any) -> None:
 
 
 @inner
-def add_copies(s: Any, w: Any, unit: Any, nodes: Any, count: Any) -> Any:
+def add_copies(s: StateView, w: ScratchView, unit: int, nodes: Row, count: int) -> Any:
     """Let ``unit`` recompute nodes, ascending; False where there is no room left for so many duplicates.
 
     Follow it up with ``upkeep.adopt_orphans``: their owners may have lost the last readers.
@@ -353,7 +354,7 @@ def add_copies(s: Any, w: Any, unit: Any, nodes: Any, count: Any) -> Any:
 
 
 @inner
-def remove_copy(s: Any, w: Any, unit: Any, node: Any) -> None:
+def remove_copy(s: StateView, w: ScratchView, unit: int, node: int) -> None:
     """Let ``unit`` no longer recompute ``node``."""
     before, cell = -1, s.copies[unit]
     while s.cell_node[cell] != node:  # ends: the unit recomputes the node
@@ -371,7 +372,7 @@ def remove_copy(s: Any, w: Any, unit: Any, node: Any) -> None:
 
 
 @inner
-def take_out(g: Any, s: Any, w: Any, node: Any) -> Any:
+def take_out(g: GraphView, s: StateView, w: ScratchView, node: int) -> Any:
     """Make a unit of its own of ``node``, without a place yet; returns the head of what is left."""
     unit, after = s.owner[node], s.next[node]
     computed = s.computed[unit] - owned_share(node)
@@ -400,7 +401,7 @@ def take_out(g: Any, s: Any, w: Any, node: Any) -> Any:
 
 
 @inner
-def _rename(g: Any, s: Any, w: Any, old: Any, new: Any) -> None:
+def _rename(g: GraphView, s: StateView, w: ScratchView, old: int, new: int) -> None:
     """Hand everything a unit goes by from its old head, which has left it, to the new one."""
     retire(g, s, w, old)
     x = new

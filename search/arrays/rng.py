@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -15,21 +16,25 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
 
 
-def seeded(seed: int) -> NDArray[np.uint64]:
-    """A generator: ``[1]``, advanced by every draw."""
+Generator = NDArray[np.uint64]
+"""``[1]``, advanced by every draw."""
+
+
+def seeded(seed: int) -> Generator:
+    """A generator that begins with a seed."""
     return np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64)
 
 
-@compiled
-def mix(word: Any) -> Any:
+@inner
+def mix(word: np.uint64) -> Any:
     """A well-spread 64-bit hash of a 64-bit word."""
     word = (word ^ (word >> _30)) * _MIX_1
     word = (word ^ (word >> _27)) * _MIX_2
     return word ^ (word >> _31)
 
 
-@compiled
-def draw(generator: Any, bound: Any) -> Any:
+@inner
+def draw(generator: Row, bound: int) -> Any:
     """An integer from 0 to ``bound`` - 1, uniform; ``bound`` from 1 to 2**31.
 
     ``generator`` is the array, or a pointer to its word (``disco_hlo.pointers``), which costs no counting
@@ -40,15 +45,8 @@ def draw(generator: Any, bound: Any) -> Any:
     return np.int64(((mix(word) >> _32) * np.uint64(bound)) >> _32)
 
 
-def mixed(words: NDArray[np.int64]) -> NDArray[np.int64]:
+def mixed(words: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.int64]:
     """:func:`mix` of many words, as signed ones."""
-    mixed_words: NDArray[np.int64] = _mix_all(words.astype(np.uint64)).view(np.int64)
+    on_arrays: Any = mix
+    mixed_words: NDArray[np.int64] = on_arrays.py_func(words.astype(np.uint64)).view(np.int64)
     return mixed_words
-
-
-@compiled
-def _mix_all(words: Any) -> Any:
-    found = np.empty_like(words)
-    for i in range(words.size):
-        found[i] = mix(words[i])
-    return found

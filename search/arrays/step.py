@@ -9,7 +9,7 @@ one takes it along (see ``state.to_strategy``).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,13 @@ from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, grouped
 from disco_hlo.hlo.graph import Graph, Kind, Node, rewriting
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.legal import bucket_of
+from disco_hlo.pointers import Ints
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.rng import mixed
-from disco_hlo.search.arrays.views import GraphView
+from disco_hlo.search.arrays.views import GraphView, row_numbers
 
 MAXIMUM_NODES = (1 << 24) - 2
 """Nodes are written down in 24 bits, plus 1 (see ``ready_queue``)."""
-_FEW: Final = 32
 _ACTIVE = (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE)
 
 
@@ -53,14 +53,14 @@ def build_step(graph: Graph) -> Step:
     count = len(graph)
     if count > MAXIMUM_NODES:
         raise DiscoError(f"The step has {count} nodes, expected at most {MAXIMUM_NODES}.")
-    flat, read = flat_graph(graph), rows(graph)
+    flat, read, known = flat_graph(graph), rows(graph), row_numbers(GraphView)
     active = np.isin(flat.kind, _ACTIVE)
     sources = _sources(active, flat.kind == Kind.FREE, flat.operand_at, flat.operand)
     earlier = _earlier(graph)
     node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
     for name, row in read._asdict().items():
-        if name in GraphView.rows:
-            node[GraphView.rows[name], : row.size] = row
+        if name in known:
+            node[known[name], : row.size] = row
     edges, placed = [read.edge], read.edge.size
     for row, (begin, items) in (
         (at.SOURCES_AT, sources),
@@ -103,7 +103,7 @@ def production_order(
 
 
 @compiled
-def _depths(source_at: Any, source: Any) -> Any:
+def _depths(source_at: Ints, source: Ints) -> Any:
     """For each node the number of ops on the longest path to it, itself included."""
     depth = np.ones(source_at.size - 1, np.int64)
     for x in range(depth.size):
@@ -135,7 +135,7 @@ def _through_free(graph: Graph, starts: Iterable[int]) -> list[int]:
 
 
 @compiled
-def _sources(active: Any, free: Any, operand_at: Any, operand: Any) -> Any:
+def _sources(active: NDArray[np.bool_], free: NDArray[np.bool_], operand_at: Ints, operand: Ints) -> Any:
     """What each executing node reads, nothing for the others: where each list begins, and all of them."""
     count = active.size
     begin, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -157,7 +157,8 @@ def _sources(active: Any, free: Any, operand_at: Any, operand: Any) -> Any:
             first, last = begin[y], end[y]
             if filled + max(last - first, 1) > read.size:
                 larger = np.empty(2 * read.size + last - first, np.int64)
-                larger[:filled] = read[:filled]
+                for k in range(filled):
+                    larger[k] = read[k]
                 read = larger
             if active[y]:
                 if seen[y] != x:
@@ -174,24 +175,29 @@ def _sources(active: Any, free: Any, operand_at: Any, operand: Any) -> Any:
             total += filled - begin[x]
     source_at, source = np.zeros(count + 1, np.int64), np.empty(total, np.int64)
     for x in range(count):
-        own = end[x] - begin[x] if active[x] else 0
-        source[source_at[x] : source_at[x] + own] = read[begin[x] : begin[x] + own]
-        source_at[x + 1] = source_at[x] + own
+        filled = source_at[x]
+        if active[x]:
+            for k in range(begin[x], end[x]):
+                source[filled] = read[k]
+                filled += 1
+        source_at[x + 1] = filled
     return source_at, source
 
 
 @inner
-def _sort(items: Any, first: Any, end: Any) -> None:
+def _sort(items: Ints, first: int, end: int) -> None:
     """Sort ``items[first:end]``. Most are two or three numbers, and in order."""
-    if end - first > _FEW:
-        items[first:end] = np.sort(items[first:end])
-        return
-    for place in range(first + 1, end):
-        item = items[place]
-        while place > first and items[place - 1] > item:  # ends: place goes down
-            items[place] = items[place - 1]
-            place -= 1
-        items[place] = item
+    gap = 1
+    while 3 * gap < end - first:  # ends: it grows
+        gap = 3 * gap + 1
+    while gap > 0:  # ends: it shrinks (Shell's sort)
+        for place in range(first + gap, end):
+            item = items[place]
+            while place - gap >= first and items[place - gap] > item:  # ends: place goes down
+                items[place] = items[place - gap]
+                place -= gap
+            items[place] = item
+        gap //= 3
 
 
 def _earlier(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

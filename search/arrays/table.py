@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
+from disco_hlo.compiled import compiled, inner
+from disco_hlo.pointers import Ints
 
 
 class Table(NamedTuple):
@@ -34,12 +35,22 @@ def with_room(table: Table, wanted: int) -> Table:
     if slots == table.key.size:
         return table
     larger = new_table(table.value.shape[1], slots)
-    _refill(table.key, table.value, larger.key, larger.value, larger.used)
+    known = table.key != 0
+    learn(larger, table.key[known], table.value[known])
     return larger
 
 
 @compiled
-def find(table: Any, key: Any) -> Any:
+def learn(table: Table, keys: Ints, values: Ints) -> None:
+    """Keep ``values[i]`` under ``keys[i]``. The caller sees to the room (``with_room``)."""
+    for i in range(keys.size):
+        slot = claim(table, keys[i])
+        for column in range(values.shape[1]):
+            table.value[slot, column] = values[i, column]
+
+
+@inner
+def find(table: Table, key: int) -> Any:
     """The slot that holds ``key``, or -1 - the slot where it belongs."""
     key = key if key != 0 else 1
     mask = table.key.size - 1
@@ -53,8 +64,8 @@ def find(table: Any, key: Any) -> Any:
     return slot if table.key[slot] == key else -1 - slot  # of a full table the last slot is taken over
 
 
-@compiled
-def claim(table: Any, key: Any) -> Any:
+@inner
+def claim(table: Table, key: int) -> Any:
     """The slot for ``key``, made if it was not there. The caller sees to the room (``with_room``)."""
     slot = find(table, key)
     if slot < 0:
@@ -62,11 +73,3 @@ def claim(table: Any, key: Any) -> Any:
         table.key[slot] = key if key != 0 else 1
         table.used[0] += 1
     return slot
-
-
-@compiled
-def _refill(key: Any, value: Any, new_key: Any, new_value: Any, new_used: Any) -> None:
-    larger = Table(new_key, new_value, new_used)
-    for slot in range(key.size):
-        if key[slot] != 0:
-            new_value[claim(larger, key[slot])] = value[slot]

@@ -8,7 +8,8 @@ They are made once, at the entry of what Python calls (:func:`open_views`).
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from llvmlite import ir
 from numba import types
@@ -16,10 +17,15 @@ from numba.core import cgutils
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
-from disco_hlo.compiled import compiled, shared
+from disco_hlo.compiled import inner, shared
 from disco_hlo.core import legality, legality_gpu, marks, reasons
-from disco_hlo.pointers import pointer_to
+from disco_hlo.pointers import Ints, Row, pointer_to
 from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.rng import Generator
+
+if TYPE_CHECKING:
+    from disco_hlo.search.arrays.board import Scratch, State
+    from disco_hlo.search.arrays.step import Step
 
 _POINTER: Final = types.CPointer(types.int64)
 
@@ -27,123 +33,150 @@ for module in (legality, legality_gpu, marks, reasons):
     shared(module)
 
 
-class View(types.Type):
-    """The type of a record of rows, to numba. ``rows`` are read as pointers by their names, and so are the arrays
-    named in ``arrays``; ``numbers`` are what they are."""
-
-    rows: ClassVar[dict[str, int]]
-    arrays: ClassVar[tuple[str, ...]] = ()
-    numbers: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self) -> None:
-        super().__init__(name=type(self).__name__)
+@dataclass(frozen=True)
+class _Field:
+    kind: str
+    row: int = -1
 
 
-class GraphView(View):
+def _row(number: int) -> Row:
+    return cast("Row", _Field("row", number))
+
+
+def _array() -> Row:
+    return cast("Row", _Field("array"))
+
+
+def _number() -> int:
+    return cast("int", _Field("number"))
+
+
+class GraphView:
     """Of :class:`~disco_hlo.search.arrays.step.Step`; see ``layout``."""
 
-    rows: ClassVar = {
-        "flags": at.FLAGS,
-        "operands_at": at.OPERANDS_AT,
-        "sources_at": at.SOURCES_AT,
-        "readers_at": at.READERS_AT,
-        "earlier_at": at.EARLIER_AT,
-        "later_at": at.LATER_AT,
-        "buffers_at": at.BUFFERS_AT,
-        "users_at": at.USERS_AT,
-        "shape": at.SHAPE,
-        "geometry": at.GEOMETRY,
-        "rank": at.RANK,
-        "channel": at.CHANNEL,
-        "key": at.KEY,
-        "alone": at.ALONE,
-        "slice_ns": at.SLICE,
-        "mixed": at.MIXED,
-        "gpu_flags": at.GPU_FLAGS,
-        "reduction": at.REDUCTION,
-        "transpose": at.TRANSPOSE,
-        "loop": at.LOOP,
-        "operand_loop": at.OPERAND_LOOP,
-        "shared_bytes": at.SHARED_BYTES,
-        "moved_bytes": at.MOVED,
-        "read": at.READ,
-        "hold_ns": at.HOLD,
-        "uncut_at": at.UNCUT_AT,
-        "element_count": at.ELEMENT_COUNT,
-        "reads_per_element": at.READS_PER_ELEMENT,
-    }
-    arrays = ("edge", "special", "limits")
-    numbers = ("special_mask", "nodes")
+    flags = _row(at.FLAGS)
+    operands_at = _row(at.OPERANDS_AT)
+    sources_at = _row(at.SOURCES_AT)
+    readers_at = _row(at.READERS_AT)
+    earlier_at = _row(at.EARLIER_AT)
+    later_at = _row(at.LATER_AT)
+    buffers_at = _row(at.BUFFERS_AT)
+    users_at = _row(at.USERS_AT)
+    shape = _row(at.SHAPE)
+    geometry = _row(at.GEOMETRY)
+    rank = _row(at.RANK)
+    channel = _row(at.CHANNEL)
+    key = _row(at.KEY)
+    alone = _row(at.ALONE)
+    slice_ns = _row(at.SLICE)
+    mixed = _row(at.MIXED)
+    gpu_flags = _row(at.GPU_FLAGS)
+    reduction = _row(at.REDUCTION)
+    transpose = _row(at.TRANSPOSE)
+    loop = _row(at.LOOP)
+    operand_loop = _row(at.OPERAND_LOOP)
+    shared_bytes = _row(at.SHARED_BYTES)
+    moved_bytes = _row(at.MOVED)
+    read = _row(at.READ)
+    hold_ns = _row(at.HOLD)
+    uncut_at = _row(at.UNCUT_AT)
+    element_count = _row(at.ELEMENT_COUNT)
+    reads_per_element = _row(at.READS_PER_ELEMENT)
+    edge = _array()
+    special = _array()
+    limits = _array()
+    special_mask = _number()
+    nodes = _number()
 
 
-class StateView(View):
+class StateView:
     """Of :class:`~disco_hlo.search.arrays.board.State`; see ``layout``. Part p of the unit with head h takes
     ``time_ns[TIME_COLUMNS * h + p]``."""
 
-    rows: ClassVar = {
-        "owner": at.OWNER,
-        "next": at.NEXT,
-        "count": at.COUNT,
-        "place": at.PLACE,
-        "order": at.ORDER,
-        "copies": at.COPIES,
-        "copiers": at.COPIERS,
-        "cell_node": at.CELL_NODE,
-        "cell_unit": at.CELL_UNIT,
-        "next_of_unit": at.NEXT_OF_UNIT,
-        "next_of_node": at.NEXT_OF_NODE,
-        "time_ns": at.TIMES,
-        "digest": at.DIGEST,
-        "waits": at.WAITS,
-        "leaves": at.LEAVES,
-        "computed": at.COMPUTED,
-        "returned": at.RETURNED_SUM,
-        "moment": at.MOMENT,
-        "total": at.TOTAL,
-    }
+    owner = _row(at.OWNER)
+    next = _row(at.NEXT)
+    count = _row(at.COUNT)
+    place = _row(at.PLACE)
+    order = _row(at.ORDER)
+    copies = _row(at.COPIES)
+    copiers = _row(at.COPIERS)
+    cell_node = _row(at.CELL_NODE)
+    cell_unit = _row(at.CELL_UNIT)
+    next_of_unit = _row(at.NEXT_OF_UNIT)
+    next_of_node = _row(at.NEXT_OF_NODE)
+    time_ns = _row(at.TIMES)
+    digest = _row(at.DIGEST)
+    waits = _row(at.WAITS)
+    leaves = _row(at.LEAVES)
+    computed = _row(at.COMPUTED)
+    returned = _row(at.RETURNED_SUM)
+    moment = _row(at.MOMENT)
+    total = _row(at.TOTAL)
 
 
-class ScratchView(View):
+class ScratchView:
     """Of :class:`~disco_hlo.search.arrays.board.Scratch`; see ``layout``."""
 
-    rows: ClassVar = {
-        "mark": at.MARK,
-        "inside": at.INSIDE,
-        "reached": at.REACHED,
-        "reached_back": at.REACHED_BACK,
-        "members": at.MEMBERS,
-        "neighbours": at.NEIGHBOURS,
-        "queue": at.QUEUE,
-        "queue_back": at.QUEUE_BACK,
-        "value": at.VALUE,
-        "needed": at.NEEDED,
-        "judged": at.JUDGED,
-        "readers": at.READERS,
-        "judging": at.JUDGING,
-        "results": at.RESULTS,
-        "heroes": at.HEROES,
-        "packed": at.PACKED,
-        "touched": at.TOUCHED,
-        "awaited": at.AWAITED,
-        "producers_of": at.PRODUCERS_OF,
-        "producers_at": at.PRODUCERS_AT,
-        "producer_count": at.PRODUCER_COUNT,
-        "evaluated": at.EVALUATED,
-        "about": at.ABOUT,
+    mark = _row(at.MARK)
+    inside = _row(at.INSIDE)
+    reached = _row(at.REACHED)
+    reached_back = _row(at.REACHED_BACK)
+    members = _row(at.MEMBERS)
+    neighbours = _row(at.NEIGHBOURS)
+    queue = _row(at.QUEUE)
+    queue_back = _row(at.QUEUE_BACK)
+    value = _row(at.VALUE)
+    needed = _row(at.NEEDED)
+    judged = _row(at.JUDGED)
+    readers = _row(at.READERS)
+    judging = _row(at.JUDGING)
+    results = _row(at.RESULTS)
+    heroes = _row(at.HEROES)
+    packed = _row(at.PACKED)
+    touched = _row(at.TOUCHED)
+    awaited = _row(at.AWAITED)
+    producers_of = _row(at.PRODUCERS_OF)
+    producers_at = _row(at.PRODUCERS_AT)
+    producer_count = _row(at.PRODUCER_COUNT)
+    evaluated = _row(at.EVALUATED)
+    about = _row(at.ABOUT)
+    number = _array()
+    log = _array()
+    changed = _array()
+    verdict = _array()
+    keyed = _array()
+    refused = _array()
+    producer = _array()
+
+
+def row_numbers(record: type) -> dict[str, int]:
+    """The rows of one of the records above, by name."""
+    return {
+        name: field.row
+        for name, field in vars(record).items()
+        if isinstance(field, _Field) and field.kind == "row"
     }
-    arrays = ("number", "log", "changed", "verdict", "keyed", "refused", "producer")
 
 
-_GRAPH, _STATE, _SCRATCH = GraphView(), StateView(), ScratchView()
+class View(types.Type):
+    """The type of a record, to numba: rows and arrays are pointers."""
+
+    def __init__(self, record: type) -> None:
+        fields = {name: field for name, field in vars(record).items() if isinstance(field, _Field)}
+        self.rows = row_numbers(record)
+        self.arrays = [name for name, field in fields.items() if field.kind == "array"]
+        self.numbers = [name for name, field in fields.items() if field.kind == "number"]
+        super().__init__(name=record.__name__)
 
 
-@register_model(GraphView)
-@register_model(StateView)
-@register_model(ScratchView)
+_GRAPH, _STATE, _SCRATCH = View(GraphView), View(StateView), View(ScratchView)
+
+
+@register_model(View)
 class _ViewModel(models.StructModel):
     """In memory: the first row, the numbers in a row, then arrays and numbers as they are named."""
 
-    def __init__(self, manager: Any, view: Any) -> None:
+    def __init__(self, manager: Any, view: View) -> None:
         fields = [("first", _POINTER), ("width", types.int64)]
         fields += [(name, _POINTER) for name in view.arrays]
         super().__init__(manager, view, fields + [(name, types.int64) for name in view.numbers])
@@ -190,25 +223,27 @@ def _opener(view: View) -> Any:
 _graph_view, _state_view, _scratch_view = _opener(_GRAPH), _opener(_STATE), _opener(_SCRATCH)
 
 
+Pools = tuple[Ints, Ints]
+"""What moves are drawn from: fusible nodes, and all-reduces in production order."""
+
+
 class PoolView(NamedTuple):
-    """What moves are drawn from, as pointers and lengths."""
+    """The same as pointers and lengths."""
 
-    fusible: Any
-    """Fusible nodes."""
-    fusibles: Any
-    ranked: Any
-    """All-reduces in production order."""
-    ranks: Any
+    fusible: Row
+    fusibles: int
+    ranked: Row
+    ranks: int
 
 
-@compiled
-def _pointer(array: Any) -> Any:
+@inner
+def _pointer(array: Ints) -> Any:
     return pointer_to(array.ctypes.data)
 
 
-@compiled
-def open_draws(generator: Any, pools: Any) -> Any:
-    """A pointer into the generator, and a view of (fusible nodes, all-reduces in production order)."""
+@inner
+def open_draws(generator: Generator, pools: Pools) -> Any:
+    """A pointer into the generator, and a view of what moves are drawn from."""
     fusible, ranked = pools
     view = PoolView(
         pointer_to(fusible.ctypes.data), fusible.size, pointer_to(ranked.ctypes.data), ranked.size
@@ -216,8 +251,8 @@ def open_draws(generator: Any, pools: Any) -> Any:
     return pointer_to(generator.ctypes.data), view
 
 
-@compiled
-def open_views(step: Any, state: Any, scratch: Any) -> Any:
+@inner
+def open_views(step: Step, state: State, scratch: Scratch) -> Any:
     """Pointers into a step, a state and a working space, valid while these live."""
     node, word, row = step.node, state.word, scratch.row
     graph_view = _graph_view(

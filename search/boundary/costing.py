@@ -6,23 +6,21 @@ these members and results turns up, and never again.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
-from disco_hlo.hlo.bitcasts import kernel_nodes
 from disco_hlo.hlo.cost_model import CostModel, Kernels, as_all_reduces, triton_emitter
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import Scratch, State
 from disco_hlo.search.arrays.digest import kernel_digests
 from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.arrays.table import Table, claim, find, new_table, with_room
+from disco_hlo.search.arrays.table import learn, new_table, with_room
 from disco_hlo.search.boundary.entries import look_up
 from disco_hlo.search.boundary.state import Given
-from disco_hlo.search.times.pricing import learn, listed, new_unknown
+from disco_hlo.search.times.pricing import listed, new_unknown
 from disco_hlo.simulator.costs import (
     MAX_TOTAL,
     MachineModel,
@@ -70,7 +68,7 @@ class UnitCosts:
         self.prices = new_table(at.TIME_COLUMNS)
         self.unknown = new_unknown(len(graph), self.collectives.line.array, _wire(machine))
         self._learn_given_buckets()
-        self._tiled_kernels, self._tiled = _tiled_kernels(graph, kept)
+        self._emitters = _emitters(kept)
 
     def price_all(self, state: State, scratch: Scratch) -> None:
         """Fill in digest and times of every unit."""
@@ -92,17 +90,17 @@ class UnitCosts:
         """
         if not count:
             return
-        self.prices = with_room(self.prices, count)
-        plain, tiled, number = _told_apart(self.unknown.key, count, self._tiled)
-        if plain.size:
-            self._learn_kernels(plain, Kernels.of_arrays(*listed(self.unknown, plain)))
-        if tiled.size:
-            self._learn_kernels(tiled, self._tiled_kernels.chosen(number))
-
-    def _learn_kernels(self, rows: NDArray[np.int64], kernels: Kernels) -> None:
+        # Several moves of one batch may have listed the same kernel: the last of these stands for all.
+        _, last = np.unique(self.unknown.key[:count][::-1], return_index=True)
+        rows = count - 1 - np.sort(last)
+        keys = self.unknown.key[rows]
+        emitters = [self._emitters.get(key, "") for key in keys.tolist()] if self._emitters else ()
+        kernels = Kernels.of_arrays(*listed(self.unknown, rows), emitters)
         times = checked(self.model.kernels_ns(self.graph, kernels), rows.size, lambda _: "a kernel")
-        times_ns = np.minimum(times, MAX_TOTAL)
-        _learn_kernels(self.prices, self.unknown.key, rows, times_ns, self.machine.launch_ns)
+        values = np.zeros((rows.size, at.TIME_COLUMNS), np.int64)
+        values[:, at.PACK], values[:, at.MAIN] = -1, np.minimum(times, MAX_TOTAL) + self.machine.launch_ns
+        self.prices = with_room(self.prices, rows.size)
+        learn(self.prices, keys, values)
 
     def _learn_given_buckets(self) -> None:
         """Buckets that a start writes in a form of its own are found by what they hold; others follow by rule."""
@@ -110,12 +108,7 @@ class UnitCosts:
         self.prices = with_room(self.prices, len(given))
         keys = kernel_digests([(members, (), ()) for members in given])[:, 0]
         times = np.array([self._variadic_ns(members) for members in given], np.int64)
-        learn(
-            self.prices,
-            self.unknown._replace(key=keys),
-            np.arange(keys.size),
-            times.reshape(-1, at.TIME_COLUMNS),
-        )
+        learn(self.prices, keys, times.reshape(-1, at.TIME_COLUMNS))
 
     def _variadic_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Times of a bucket, as the prices have them."""
@@ -124,63 +117,11 @@ class UnitCosts:
         return -1, times.main_ns, 0, int(times.on_channel)
 
 
-def _tiled_kernels(graph: Graph, kept: Given) -> tuple[Kernels, Table]:
-    """The Triton kernels of the starts, with their tiles, and the number of each by the key of its price."""
+def _emitters(kept: Given) -> dict[int, str]:
+    """Of the Triton kernels of the starts, by the keys of their prices."""
     tiled = {known: group for known, group in kept.groups.items() if group.kind == "triton"}
-    results = [kept.results[known] for known in tiled]
-    kernels = Kernels.of_lists(
-        [kernel_nodes(graph, group.ops) for group in tiled.values()],
-        results,
-        [triton_emitter(group.config) for group in tiled.values()],
-    )
-    number = with_room(new_table(1), len(kernels))
-    keys = kernel_digests([(*known, returned) for known, returned in zip(tiled, results, strict=True)])
-    _put_all(number, keys.sum(axis=1))
-    return kernels, number
-
-
-@compiled
-def _told_apart(key: Any, count: Any, tiled: Any) -> Any:
-    """Entries that are kernels like any other, and Triton kernels of a start, with the numbers of these.
-
-    Several moves of one batch may have listed the same kernel: the last of these stands for all.
-    """
-    slots = 4
-    while slots < 2 * count:  # ends: it doubles
-        slots *= 2
-    taken = np.full(slots, -1)
-    rows, numbers, filled = np.empty((2, count), np.int64), np.empty(count, np.int64), np.zeros(2, np.int64)
-    for row in range(count - 1, -1, -1):
-        slot = (key[row] ^ (key[row] >> 29)) & (slots - 1)
-        while taken[slot] >= 0 and key[taken[slot]] != key[row]:  # ends: half of the table is empty
-            slot = (slot + 1) & (slots - 1)
-        if taken[slot] >= 0:
-            continue
-        taken[slot] = row
-        known = find(tiled, key[row])
-        sort = 1 if known >= 0 else 0
-        if known >= 0:
-            numbers[filled[1]] = tiled.value[known, 0]
-        rows[sort, filled[sort]] = row
-        filled[sort] += 1
-    return rows[0, : filled[0]], rows[1, : filled[1]], numbers[: filled[1]]
-
-
-@compiled
-def _learn_kernels(prices: Any, key: Any, rows: Any, times_ns: Any, launch_ns: Any) -> None:
-    """Keep the times of these entries, which are kernels."""
-    for i in range(rows.size):
-        value = prices.value[claim(prices, key[rows[i]])]
-        value[:] = 0
-        value[at.PACK] = -1
-        value[at.MAIN] = times_ns[i] + launch_ns
-
-
-@compiled
-def _put_all(table: Any, keys: Any) -> None:
-    """Number the keys in the table."""
-    for i in range(keys.size):
-        table.value[claim(table, keys[i]), 0] = i
+    keys = kernel_digests([(*known, kept.results[known]) for known in tiled]).sum(axis=1).tolist()
+    return dict(zip(keys, [triton_emitter(group.config) for group in tiled.values()], strict=True))
 
 
 def _wire(machine: MachineModel) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from disco_hlo.hlo.flat_graph import flat_graph, grouped
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.units import UnitGraph
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.digest import lone_digest
+from disco_hlo.search.arrays.digest import kernel_digests
 from disco_hlo.search.arrays.step import Step
 from disco_hlo.search.boundary.state import Signature, signature
 from disco_hlo.simulator.build import cuts_gradient
@@ -65,7 +65,8 @@ def _uncut_by_others(graph: Graph, step: Step, given_digests: set[int]) -> set[U
             if flags[x] & at.ALL_REDUCE:
                 found.add((gradient, x, _WHATEVER_UNIT))
             elif not flags[x] & at.FUSIBLE:
-                digest = int(lone_digest(x, bool(flags[x] & at.RETURNED) or begin[x + 1] > begin[x]))
+                is_result = flags[x] & at.RETURNED or begin[x + 1] > begin[x]
+                digest = int(kernel_digests([((x,), (), (x,) if is_result else ())]).sum())
                 if digest not in given_digests and not cuts_gradient(graph, x, gradient):
                     found.add((gradient, x, digest))
     return found

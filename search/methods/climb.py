@@ -12,24 +12,25 @@ from typing import Any, Final
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.pointers import Ints, Row
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, has_room, roll_back
-from disco_hlo.search.arrays.rng import draw
-from disco_hlo.search.arrays.table import claim, find
-from disco_hlo.search.arrays.views import open_draws, open_views
+from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, Scratch, State, has_room, roll_back
+from disco_hlo.search.arrays.rng import Generator, draw
+from disco_hlo.search.arrays.step import Step
+from disco_hlo.search.arrays.table import Table, claim, find
+from disco_hlo.search.arrays.views import GraphView, Pools, ScratchView, StateView, open_draws, open_views
 from disco_hlo.search.moves.proposals import (
-    ABSORB,
-    FUSE,
-    KINDS,
-    REORDER,
-    SIBLING,
+    ONLY_ORDER,
+    SLOW_KEY,
     make_move,
     random_move,
+    refusal_key,
+    remember_refusal,
     second_unit,
 )
-from disco_hlo.search.moves.refusals import refusal_key, remember_refusal, renew, was_refused
-from disco_hlo.search.times.pricing import has_place, price_changed
-from disco_hlo.search.times.running_sums import ORDER_DIGEST, catch_up, open_segments
+from disco_hlo.search.moves.refusals import renew, was_refused
+from disco_hlo.search.times.pricing import Unknown, has_place, price_changed
+from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, SegmentsView, catch_up, open_segments
 from disco_hlo.search.times.segments import segments_ns
 from disco_hlo.simulator.costs import MAX_TOTAL
 
@@ -67,23 +68,23 @@ COMPUTE_SHARE: Final = 1024
 
 @compiled
 def climb(
-    step: Any,
-    state: Any,
-    scratch: Any,
-    generator: Any,
-    pools: Any,
-    weights: Any,
-    prices: Any,
-    unknown: Any,
-    waiting: Any,
-    seen: Any,
-    segments: Any,
-    control: Any,
+    step: Step,
+    state: State,
+    scratch: Scratch,
+    generator: Generator,
+    pools: Pools,
+    weights: Ints,
+    prices: Table,
+    unknown: Unknown,
+    waiting: Ints,
+    seen: Table,
+    segments: Segments,
+    control: Ints,
 ) -> Any:
     """Make proposals until none are left or the cost model must be asked.
 
     Args:
-        weights: ``[KINDS]`` int64, how often each kind of move is proposed.
+        weights: ``[moves]`` int64, how often each is proposed.
         waiting: ``[MOST_WAITING, 3]`` int64.
         seen: table of the scores of candidates by digest; has room for the proposals left.
         segments: up to date with the state where the score is that of its order.
@@ -96,8 +97,8 @@ def climb(
     c = open_segments(segments)
     source, pool = open_draws(generator, pools)
     total = 0
-    for kind in range(KINDS):
-        total += weights[kind]
+    for weight in weights:
+        total += weight
     waits = fresh_stamp(w)
     while True:  # ends: each pass makes one of the proposals left, or tries one of those again that waited
         if control[HALT] != 0:
@@ -127,8 +128,8 @@ def climb(
     return control[LISTED]
 
 
-@compiled
-def _random_kind(generator: Any, weights: Any, total: Any) -> Any:
+@inner
+def _random_kind(generator: Row, weights: Ints, total: int) -> Any:
     drawn = draw(generator, total)
     kind = 0
     while drawn >= weights[kind]:  # ends: the weights add up to more than was drawn
@@ -139,32 +140,32 @@ def _random_kind(generator: Any, weights: Any, total: Any) -> Any:
 
 @inner
 def _consider(
-    g: Any,
-    s: Any,
-    w: Any,
-    kind: Any,
-    a: Any,
-    b: Any,
-    prices: Any,
-    unknown: Any,
-    waiting: Any,
-    seen: Any,
-    c: Any,
-    waits: Any,
-    control: Any,
+    g: GraphView,
+    s: StateView,
+    w: ScratchView,
+    kind: int,
+    a: int,
+    b: int,
+    prices: Table,
+    unknown: Unknown,
+    waiting: Ints,
+    seen: Table,
+    c: SegmentsView,
+    waits: int,
+    control: Ints,
 ) -> None:
     """Try one move. What is still to be priced waits, its units marked in row ``awaited`` with ``waits``; and so does,
     untried, what comes to the same units after it."""
     if a < 0:
         return
     other = second_unit(s, kind, b)
-    waiting_too = kind != REORDER and (
+    waiting_too = not ONLY_ORDER[kind] and (
         w.awaited[s.owner[a]] == waits or (other >= 0 and w.awaited[other] == waits)
     )
-    if waiting_too and kind == ABSORB:  # whether it was refused takes longest to find, of this kind
+    if waiting_too and SLOW_KEY[kind]:
         _wait(waiting, kind, a, b, control)
         return
-    key = refusal_key(g, s, w, kind, a, b)
+    key, _ = refusal_key(g, s, w, kind, a, b)
     if was_refused(w, key):
         return
     if waiting_too:
@@ -172,8 +173,8 @@ def _consider(
         return
     mark = w.number[at.LOGGED]
     w.number[at.FELL] = 0
-    if not make_move(g, s, w, FUSE if kind == SIBLING else kind, a, b):
-        remember_refusal(g, s, w, key, kind, a, b)
+    if not make_move(g, s, w, kind, a, b):
+        remember_refusal(g, s, w, kind, a, b)
         return
     changes = w.number[at.CHANGES]
     control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED], False)
@@ -194,7 +195,7 @@ def _consider(
         roll_back(w, mark)
         return
     control[CURRENT] = score
-    if kind != REORDER:
+    if changes != 0:
         renew(s, w, changes)
     if score < control[BEST]:
         control[BEST] = score
@@ -202,7 +203,7 @@ def _consider(
 
 
 @inner
-def _wait(waiting: Any, kind: Any, a: Any, b: Any, control: Any) -> None:
+def _wait(waiting: Ints, kind: int, a: int, b: int, control: Ints) -> None:
     if control[WAITING] < MOST_WAITING:
         row = control[WAITING]
         waiting[row, 0], waiting[row, 1], waiting[row, 2] = kind, a, b
@@ -210,7 +211,7 @@ def _wait(waiting: Any, kind: Any, a: Any, b: Any, control: Any) -> None:
 
 
 @inner
-def _score(g: Any, s: Any, c: Any, seen: Any, control: Any) -> Any:
+def _score(g: GraphView, s: StateView, c: SegmentsView, seen: Table, control: Ints) -> Any:
     """Score of the state; looked up where the candidate was seen before."""
     control[EVALUATED] += 1
     digest = s.total[at.DIGEST_SUM]

@@ -15,7 +15,7 @@ from disco_hlo.plan.baselines import all_reduce_depths
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State, copy_state, new_scratch
-from disco_hlo.search.arrays.rng import mix, seeded
+from disco_hlo.search.arrays.rng import mixed, seeded
 from disco_hlo.search.arrays.table import new_table, with_room
 from disco_hlo.search.boundary.costing import UnitCosts, unit_of_step
 from disco_hlo.search.boundary.entries import count_order, run_order
@@ -24,7 +24,7 @@ from disco_hlo.search.boundary.state import to_strategy
 from disco_hlo.search.interruptible import Halted, interruptible
 from disco_hlo.search.methods import climb as cl
 from disco_hlo.search.moves.arrange import gradients_ready, list_order, regroup
-from disco_hlo.search.moves.proposals import KINDS
+from disco_hlo.search.moves.table import MOVES
 from disco_hlo.search.schedule import contiguous_buckets
 from disco_hlo.search.times.running_sums import new_segments
 from disco_hlo.simulator.coarse import coarse
@@ -56,7 +56,7 @@ class Climber:
         self.costs = UnitCosts(self.graph, self.step, self.model, self.machine, self.kept)
         self.scratch = new_scratch(self.step)
         # An island's seed is the user's times a million.
-        self.generator = seeded(int(mix(np.uint64(seed % 2**64))))
+        self.generator = seeded(int(mixed(np.array([seed % 2**64], np.uint64))[0]))
         node = self.step.node
         self.fusible = np.flatnonzero(node[at.FLAGS, : len(self.graph)] & at.FUSIBLE).astype(np.int64)
         ranked = np.array(sorted(self.graph.all_reduces, key=lambda x: node[at.RANK, x]), np.int64)
@@ -145,7 +145,7 @@ class Climber:
         control[[cl.LEFT, cl.THRESHOLD, cl.ORDERED]] = proposals, threshold, ordered
         control[[cl.CURRENT, cl.BEST]] = score
         control[[cl.LISTED, cl.WAITING, cl.RETRIES, cl.RETRIED, cl.HALT]] = 0
-        weights = np.zeros(KINDS, np.int64)
+        weights = np.zeros(len(MOVES), np.int64)
         for kind, weight in moves.items():
             weights[kind] = weight
 

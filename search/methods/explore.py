@@ -10,16 +10,18 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.pointers import Ints
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import roll_back
-from disco_hlo.search.arrays.rng import draw
-from disco_hlo.search.arrays.table import claim, find
-from disco_hlo.search.arrays.views import open_draws, open_views
-from disco_hlo.search.methods.tree import BEST, CANDIDATES, QUEUED, add_candidate, go_to, pop
+from disco_hlo.search.arrays.board import Scratch, State, roll_back
+from disco_hlo.search.arrays.rng import Generator, draw
+from disco_hlo.search.arrays.step import Step
+from disco_hlo.search.arrays.table import Table, claim, find
+from disco_hlo.search.arrays.views import GraphView, Pools, ScratchView, StateView, open_draws, open_views
+from disco_hlo.search.methods.tree import BEST, CANDIDATES, QUEUED, Tree, add_candidate, go_to, pop
 from disco_hlo.search.moves.proposals import make_move, random_apply
-from disco_hlo.search.times.pricing import price_changed
+from disco_hlo.search.times.pricing import Unknown, price_changed
 from disco_hlo.search.times.ready_queue import ready_queue
-from disco_hlo.simulator.contention import open_progress
+from disco_hlo.simulator.contention import Progress, ProgressView, open_progress
 from disco_hlo.simulator.costs import MAX_TOTAL
 
 # control
@@ -53,23 +55,23 @@ PAUSED, ASK, FULL, ENDED, CIRCLE = 0, 1, 2, 3, 4
 
 @compiled
 def explore(
-    step: Any,
-    state: Any,
-    scratch: Any,
-    generator: Any,
-    pools: Any,
-    methods: Any,
-    alpha: Any,
-    prices: Any,
-    unknown: Any,
-    progress: Any,
-    seen: Any,
-    started: Any,
-    tree: Any,
-    made: Any,
-    moves: Any,
-    trace: Any,
-    control: Any,
+    step: Step,
+    state: State,
+    scratch: Scratch,
+    generator: Generator,
+    pools: Pools,
+    methods: Ints,
+    alpha: float,
+    prices: Table,
+    unknown: Unknown,
+    progress: Progress,
+    seen: Table,
+    started: Ints,
+    tree: Tree,
+    made: Ints,
+    moves: Ints,
+    trace: Ints,
+    control: Ints,
 ) -> Any:
     """Explore candidates of the queue.
 
@@ -131,16 +133,16 @@ def explore(
 
 @inner
 def _judge(
-    g: Any,
-    s: Any,
-    w: Any,
-    alpha: Any,
-    p: Any,
-    seen: Any,
-    started: Any,
-    tree: Any,
-    trace: Any,
-    control: Any,
+    g: GraphView,
+    s: StateView,
+    w: ScratchView,
+    alpha: float,
+    p: ProgressView,
+    seen: Table,
+    started: Ints,
+    tree: Tree,
+    trace: Ints,
+    control: Ints,
 ) -> Any:
     """Lines 12 to 22 for one candidate, which the state is left without: ``PAUSED``, ``FULL`` or ``CIRCLE``."""
     cost = _cost_ns(g, s, w, p, seen, started)
@@ -162,7 +164,7 @@ def _judge(
 
 
 @inner
-def _cost_ns(g: Any, s: Any, w: Any, p: Any, seen: Any, started: Any) -> Any:
+def _cost_ns(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, seen: Table, started: Ints) -> Any:
     """Cost of a priced state; looked up where it was evaluated before. -1 where units wait for each other."""
     digest = s.total[at.DIGEST_SUM]
     slot = find(seen, digest)
@@ -178,7 +180,9 @@ def _cost_ns(g: Any, s: Any, w: Any, p: Any, seen: Any, started: Any) -> Any:
 
 
 @compiled
-def evaluate(step: Any, state: Any, scratch: Any, progress: Any, seen: Any, started: Any) -> Any:
+def evaluate(
+    step: Step, state: State, scratch: Scratch, progress: Progress, seen: Table, started: Ints
+) -> Any:
     """Cost in ns and digest of a priced state; looked up where it was evaluated before."""
     g, s, w = open_views(step, state, scratch)
     return _cost_ns(g, s, w, open_progress(progress), seen, started), s.total[at.DIGEST_SUM]

@@ -25,28 +25,17 @@ from disco_hlo.search.arrays.board import State, copy_state
 from disco_hlo.search.boundary.finalists import checked, kernels_of
 from disco_hlo.search.boundary.starts import Starts
 from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.moves.proposals import (
-    ABSORB,
-    DUPLICATE,
-    FUSE,
-    HAND_OVER,
-    MERGE,
-    REORDER,
-    SIBLING,
-    SPLIT,
-    UNFUSE,
-)
+from disco_hlo.search.moves.table import MOVES, weights
 from disco_hlo.search.undisturbed import without_collector
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
 
-KERNEL_MOVES: Final[Mapping[int, int]] = {FUSE: 4, DUPLICATE: 3, ABSORB: 2, UNFUSE: 2, SIBLING: 2}
-"""How often each move is proposed, in proportion."""
-FIRST_MOVES: Final[Mapping[int, int]] = {FUSE: 1, DUPLICATE: 1}
-"""Of the very first climb: few kernels of XLA are better for losing an op, and all that are tried must be priced."""
-BUCKET_MOVES: Final[Mapping[int, int]] = {MERGE: 2, SPLIT: 1, HAND_OVER: 1}
-ORDER_MOVES: Final[Mapping[int, int]] = {REORDER: 2}
+KERNEL_MOVES: Final = weights("kernels")
+BUCKET_MOVES: Final = weights("buckets")
+ORDER_MOVES: Final = weights("order")
+FIRST_MOVES: Final = {number: move.first_weight for number, move in enumerate(MOVES)}
+"""Of the very first climb."""
 KERNEL_DIVISORS: Final = (16, 64, 256, 0)
 """Each climb begins by allowing a loss of the average unit's time over this; 0: no loss at all."""
 ORDER_DIVISORS: Final = (32, 256, 0)

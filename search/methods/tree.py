@@ -16,6 +16,7 @@ from disco_hlo.compiled import compiled, inner
 from disco_hlo.pointers import address_of, pointer_to
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State
+from disco_hlo.search.arrays.views import ScratchView, StateView
 
 # Tree.number
 CURRENT: Final = 0
@@ -79,7 +80,7 @@ def grown(tree: Tree) -> Tree:
 
 
 @inner
-def add_candidate(tree: Any, s: Any, w: Any, cost_ns: Any) -> Any:
+def add_candidate(tree: Tree, s: StateView, w: ScratchView, cost_ns: int) -> Any:
     """Keep the state as a child of the current candidate, and queue it; False where there is no room."""
     new = tree.number[CANDIDATES]
     place = tree.writes_at[new]
@@ -106,7 +107,7 @@ def add_candidate(tree: Any, s: Any, w: Any, cost_ns: Any) -> Any:
 
 
 @compiled
-def go_to(tree: Any, state: Any, target: Any) -> None:
+def go_to(tree: Tree, state: State, target: int) -> None:
     """Turn the state, which nothing may have been changed in since, into another candidate."""
     word = state.word.ravel()
     up, down = tree.number[CURRENT], target
@@ -126,13 +127,13 @@ def go_to(tree: Any, state: Any, target: Any) -> None:
     tree.number[CURRENT] = target
 
 
-@compiled
-def _is_first(tree: Any, a: Any, b: Any) -> Any:
+@inner
+def _is_first(tree: Tree, a: int, b: int) -> Any:
     return tree.cost_ns[a] < tree.cost_ns[b] or (tree.cost_ns[a] == tree.cost_ns[b] and a < b)
 
 
-@compiled
-def _push(tree: Any, candidate: Any) -> None:
+@inner
+def _push(tree: Tree, candidate: int) -> None:
     place = tree.number[QUEUED]
     tree.number[QUEUED] += 1
     while place and _is_first(tree, candidate, tree.heap[(place - 1) // 2]):  # ends: place is halved
@@ -141,8 +142,8 @@ def _push(tree: Any, candidate: Any) -> None:
     tree.heap[place] = candidate
 
 
-@compiled
-def pop(tree: Any) -> Any:
+@inner
+def pop(tree: Tree) -> Any:
     """The cheapest candidate of the queue, which has one; among equals the oldest."""
     first: Any = tree.heap[0]
     tree.number[QUEUED] -= 1

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
+from disco_hlo.search.moves.draws import random_unit
 from disco_hlo.search.moves.duplicate import duplicate
+from disco_hlo.search.moves.move import Move
+from disco_hlo.search.moves.refusals import NO_KEY, was_refused, with_number, with_unit
 from disco_hlo.search.rules.neighbours import successors
 from disco_hlo.search.rules.upkeep import fell_at_sight
 
@@ -18,7 +25,7 @@ MOST_READERS = 32
 
 
 @inner
-def absorbers(g: Any, s: Any, w: Any, producer: Any) -> Any:
+def absorbers(g: GraphView, s: StateView, w: ScratchView, producer: int) -> Any:
     """Row ``readers``: the units that would recompute a unit; how many they are, 0 where it must stay for somebody."""
     if not g.flags[producer] & at.FUSIBLE:
         return 0
@@ -40,7 +47,7 @@ def absorbers(g: Any, s: Any, w: Any, producer: Any) -> Any:
 
 
 @inner
-def absorb(g: Any, s: Any, w: Any, producer: Any) -> Any:
+def absorb(g: GraphView, s: StateView, w: ScratchView, producer: int, _b: int) -> Any:
     """Duplicate the unit with head ``producer`` into all its readers."""
     if not has_room(g, w):
         return False
@@ -55,3 +62,27 @@ def absorb(g: Any, s: Any, w: Any, producer: Any) -> Any:
             w.number[at.CHANGES] = changes
             return False
     return True
+
+
+@inner
+def random_producer(_g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
+    """A unit."""
+    if pools.fusibles == 0:
+        return -1, -1
+    return random_unit(s, generator, pools.fusible, pools.fusibles), -1
+
+
+@inner
+def _key(g: GraphView, s: StateView, w: ScratchView, salt: int, producer: int, _b: int) -> Any:
+    if s.owner[producer] != producer:
+        return np.int64(NO_KEY), 0
+    key = with_unit(s, with_number(np.int64(0), salt), producer)
+    if was_refused(w, key):
+        return key, 0  # it must stay for somebody
+    count = absorbers(g, s, w, producer)
+    for i in range(count):
+        key = with_unit(s, key, w.readers[i])
+    return key, count
+
+
+MOVE = Move("kernels", 2, random_producer, absorb, cache_key=_key, slow_key=True)

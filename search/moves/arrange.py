@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.compiled import compiled, inner
+from disco_hlo.pointers import Ints
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import note_change, retire
-from disco_hlo.search.arrays.views import open_views
+from disco_hlo.search.arrays.board import Scratch, State, note_change, retire
+from disco_hlo.search.arrays.step import Step
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView, open_views
 from disco_hlo.search.rules.neighbours import predecessors
 from disco_hlo.search.rules.results import count_unit
-from disco_hlo.simulator.list_schedule import dependents, issue_order, pop, push
+from disco_hlo.simulator.list_schedule import counts, dependents, issue_order, pop, push
 
 
 @compiled
-def list_order(step: Any, state: Any, scratch: Any) -> Any:
+def list_order(step: Step, state: State, scratch: Scratch) -> Any:
     """Put the units of a priced state into the order of a list schedule (``simulator.list_schedule``).
 
     Whatever order they had is lost. Returns False, and leaves the state as it was, where units wait for
@@ -44,7 +46,7 @@ def list_order(step: Any, state: Any, scratch: Any) -> Any:
 
 
 @compiled
-def heads_by_position(step: Any, state: Any, scratch: Any, position: Any) -> Any:
+def heads_by_position(step: Step, state: State, scratch: Scratch, position: Ints) -> Any:
     """The units in a topological order, of those that are ready always the one with the smallest position, then
     the smallest node; without those that wait for each other in a circle.
 
@@ -54,7 +56,7 @@ def heads_by_position(step: Any, state: Any, scratch: Any, position: Any) -> Any
     g, s, w = open_views(step, state, scratch)
     heads, needed_at, needed = _unit_graph(g, s, w)
     dependent_at, dependent = dependents(needed_at, needed)
-    missing = np.diff(needed_at)
+    missing = counts(needed_at)
     places, alike = position[heads], np.zeros(heads.size, np.int64)
     ready, left = np.empty(heads.size, np.int64), 0
     for i in range(heads.size):
@@ -74,7 +76,7 @@ def heads_by_position(step: Any, state: Any, scratch: Any, position: Any) -> Any
 
 
 @inner
-def _unit_graph(g: Any, s: Any, w: Any) -> Any:
+def _unit_graph(g: GraphView, s: StateView, w: ScratchView) -> Any:
     """Heads of all units, ascending, and for each the units that it waits for, as flat lists."""
     count = 0
     number = np.full(g.nodes, -1)
@@ -92,7 +94,8 @@ def _unit_graph(g: Any, s: Any, w: Any) -> Any:
         waits = predecessors(g, s, w, x, w.neighbours)
         if total + waits > needed.size:
             larger = np.empty(2 * needed.size + waits, np.int64)
-            larger[:total] = needed[:total]
+            for k in range(total):
+                larger[k] = needed[k]
             needed = larger
         for k in range(waits):
             needed[total] = number[w.neighbours[k]]
@@ -102,7 +105,7 @@ def _unit_graph(g: Any, s: Any, w: Any) -> Any:
 
 
 @inner
-def _times(g: Any, s: Any, heads: Any) -> Any:
+def _times(g: GraphView, s: StateView, heads: Ints) -> Any:
     """For each unit its time on the compute stream and on a channel, and whether it is a bucket."""
     compute, transfer = np.zeros(heads.size, np.int64), np.zeros(heads.size, np.int64)
     is_bucket = np.zeros(heads.size, np.int64)
@@ -118,7 +121,7 @@ def _times(g: Any, s: Any, heads: Any) -> Any:
 
 
 @compiled
-def regroup(step: Any, state: Any, scratch: Any, members: Any, run_at: Any) -> None:
+def regroup(step: Step, state: State, scratch: Scratch, members: Ints, run_at: Ints) -> None:
     """Make all-reduces into other buckets: number i has ``members[run_at[i] : run_at[i + 1]]``, ascending.
 
     The buckets are noted as changed. Follow it up with prices and :func:`list_order`.
@@ -145,7 +148,7 @@ def regroup(step: Any, state: Any, scratch: Any, members: Any, run_at: Any) -> N
 
 
 @compiled
-def gradients_ready(step: Any, state: Any, scratch: Any, ends_ns: Any, ranked: Any) -> Any:
+def gradients_ready(step: Step, state: State, scratch: Scratch, ends_ns: Ints, ranked: Ints) -> Any:
     """When each all-reduce (``ranked``) could start, by the ends of the units (``times.segments.order_ns``)."""
     g, s, _ = open_views(step, state, scratch)
     ready = np.zeros(ranked.size, np.int64)

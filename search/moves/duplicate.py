@@ -13,14 +13,18 @@ from disco_hlo.compiled import inner
 from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import computes, has_room, roll_back
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
+from disco_hlo.search.moves.draws import random_reader
 from disco_hlo.search.moves.foresight import never_recomputed
+from disco_hlo.search.moves.move import Move
+from disco_hlo.search.moves.refusals import key_of_pair
 from disco_hlo.search.rules.ordering import settle
 from disco_hlo.search.rules.results import recompute
 from disco_hlo.search.rules.upkeep import adopt_orphans, all_stand, fell_at_sight
 
 
 @inner
-def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
+def duplicate(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: int) -> Any:
     """Let ``consumer`` recompute what it reads of ``producer``; both are given by their heads."""
     if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):
         return False
@@ -47,7 +51,7 @@ def duplicate(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
 
 
 @inner
-def needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
+def needed(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: int) -> Any:
     """Row ``needed``: what the producer computes to serve this one reader. How much that is, and how much the
     reader computes."""
     stamp = fresh_stamp(w)
@@ -83,7 +87,7 @@ def needed(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
 
 
 @inner
-def _read_by(g: Any, s: Any, w: Any, consumer: Any, producer: Any, stamp: Any) -> Any:
+def _read_by(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: int, stamp: int) -> Any:
     """Begin row ``needed`` with what the consumer reads of the producer, looked for among what that owns."""
     count = 0
     x = producer
@@ -102,7 +106,7 @@ def _read_by(g: Any, s: Any, w: Any, consumer: Any, producer: Any, stamp: Any) -
 
 
 @inner
-def _read_of(g: Any, s: Any, w: Any, consumer: Any, producer: Any, stamp: Any) -> Any:
+def _read_of(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: int, stamp: int) -> Any:
     """The same, looked for among what the consumer computes reads."""
     count = 0
     x, cell = consumer, s.copies[consumer]
@@ -119,3 +123,9 @@ def _read_of(g: Any, s: Any, w: Any, consumer: Any, producer: Any, stamp: Any) -
             cell = s.next_of_unit[cell]
         x = following
     return count
+
+
+MOVE = Move(
+    "kernels", 3, random_reader, duplicate, with_unit=True, cache_key=key_of_pair, first_weight=1,
+    in_algorithm_1=True,
+)  # fmt: skip

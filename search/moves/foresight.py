@@ -19,15 +19,17 @@ from disco_hlo.compiled import inner
 from disco_hlo.core.legality import results_refusal
 from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.core.reasons import LEGAL
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, computes, holds_copy
 from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share, special_slot
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
 from disco_hlo.search.rules.legality import UNJUDGED, judge, known_verdict
 from disco_hlo.search.rules.neighbours import gather_members, is_read_inside, sort_runs
 
 
 @inner
-def never_joined(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+def never_joined(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
     """Whether two units would be a kernel that may not stand; ``b`` comes first in the order."""
     count, computed = _together(s, w, a, b)
     is_special = g.special_mask and special_slot(g, computed) >= 0
@@ -48,7 +50,7 @@ def never_joined(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
 
 
 @inner
-def never_recomputed(g: Any, s: Any, w: Any, unit: Any, members: Any, added: Any) -> Any:
+def never_recomputed(g: GraphView, s: StateView, w: ScratchView, unit: int, members: int, added: int) -> Any:
     """Whether a unit that computes so many ``members`` may not recompute the ``added`` nodes in row ``needed``."""
     computed, hidden = s.computed[unit], False
     for i in range(added):
@@ -60,7 +62,7 @@ def never_recomputed(g: Any, s: Any, w: Any, unit: Any, members: Any, added: Any
 
 
 @inner
-def never_without(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
+def never_without(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int) -> Any:
     """Whether what is left of a unit may not stand without a node that it owns, or recomputes."""
     owned = s.owner[node] == unit
     computed, returned = s.computed[unit], s.returned[unit]
@@ -104,7 +106,7 @@ def never_without(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
 
 
 @inner
-def _never_returned(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
+def _never_returned(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int) -> Any:
     """Whether the owner of a node may not stand where it returns the node as well, ``unit`` recomputing it no more."""
     home = s.owner[node]
     if s.leaves[node] or (s.count[home] == 1 and s.copies[home] == -1):
@@ -130,7 +132,7 @@ def _never_returned(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
 
 
 @inner
-def _is_needed_elsewhere(g: Any, s: Any, x: Any, home: Any, other: Any, by: Any) -> Any:
+def _is_needed_elsewhere(g: GraphView, s: StateView, x: int, home: int, other: int, by: int) -> Any:
     """Whether a node is returned, or read outside ``home`` by a unit that does not compute it. What the unit ``other``
     reads it for is left out of account: its node ``by`` alone, or, where that is -1, all of it."""
     if g.flags[x] & at.RETURNED:
@@ -149,7 +151,7 @@ def _is_needed_elsewhere(g: Any, s: Any, x: Any, home: Any, other: Any, by: Any)
 
 
 @inner
-def _copies_gone(g: Any, s: Any, w: Any, unit: Any, node: Any, gone: Any) -> Any:
+def _copies_gone(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int, gone: int) -> Any:
     """Mark in row ``reached`` a node that leaves a unit, and what the unit recomputes for it alone; the hash of the
     latter (see ``upkeep.drop_idle_copies``)."""
     w.reached[node] = gone
@@ -173,7 +175,7 @@ def _copies_gone(g: Any, s: Any, w: Any, unit: Any, node: Any, gone: Any) -> Any
 
 
 @inner
-def _is_still_read(g: Any, s: Any, w: Any, unit: Any, x: Any, gone: Any) -> Any:
+def _is_still_read(g: GraphView, s: StateView, w: ScratchView, unit: int, x: int, gone: int) -> Any:
     """Whether a unit uses the value of a node without those that are ``gone`` from it."""
     for e in range(g.readers_at[x], g.readers_at[x + 1]):
         if w.reached[g.edge[e]] != gone and computes(s, unit, g.edge[e]):
@@ -182,7 +184,7 @@ def _is_still_read(g: Any, s: Any, w: Any, unit: Any, x: Any, gone: Any) -> Any:
 
 
 @inner
-def _together(s: Any, w: Any, a: Any, b: Any) -> Any:
+def _together(s: StateView, w: ScratchView, a: int, b: int) -> Any:
     """Of two units as one: how many nodes it computes, and the hash of them."""
     stamp = fresh_stamp(w)
     computed, count = s.computed[a] + s.computed[b] - NOTHING, s.count[a] + s.count[b]
@@ -200,7 +202,7 @@ def _together(s: Any, w: Any, a: Any, b: Any) -> Any:
 
 
 @inner
-def _results_together(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+def _results_together(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
     """Row ``results``: what two units would return as one, ascending. How many these are, and the hash of them."""
     results, returned = 0, s.returned[a] + s.returned[b]
     x = a
@@ -223,7 +225,7 @@ def _results_together(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
 
 
 @inner
-def _gather_both(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+def _gather_both(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
     """Row ``members``: what two units compute, each node once. False where they recompute what nobody else may need its
     owner for once they are one, so that it would be handed to them (``upkeep.adopt_orphans``)."""
     owned_a, count = gather_members(s, a, w.members)
@@ -248,7 +250,7 @@ def _gather_both(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
 
 
 @inner
-def _may_be_orphaned(g: Any, s: Any, x: Any, computed: Any, stamp: Any) -> Any:
+def _may_be_orphaned(g: GraphView, s: StateView, x: int, computed: Row, stamp: int) -> Any:
     """Whether the owner of a node that a unit recomputes may be left without a reader of it, once the unit is one with
     another: what that one computes has ``stamp`` in row ``computed``."""
     if computed[x] == stamp:

@@ -10,7 +10,11 @@ from typing import Any
 from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
+from disco_hlo.search.moves.draws import random_reader
 from disco_hlo.search.moves.foresight import never_joined
+from disco_hlo.search.moves.move import Move
+from disco_hlo.search.moves.refusals import key_of_pair
 from disco_hlo.search.rules.legality import most_owned
 from disco_hlo.search.rules.ordering import settle
 from disco_hlo.search.rules.results import join
@@ -18,7 +22,7 @@ from disco_hlo.search.rules.upkeep import adopt_orphans, all_stand, fell_at_sigh
 
 
 @inner
-def fuse(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
+def fuse(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: int) -> Any:
     """Make one group of two units given by their heads, ``consumer`` reading ``producer``."""
     if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):
         return False
@@ -35,3 +39,15 @@ def fuse(g: Any, s: Any, w: Any, consumer: Any, producer: Any) -> Any:
     roll_back(w, mark)
     w.number[at.CHANGES] = changes
     return False
+
+
+MOVE = Move(
+    "kernels",
+    4,
+    random_reader,
+    fuse,
+    with_unit=True,
+    cache_key=key_of_pair,
+    first_weight=1,
+    in_algorithm_1=True,
+)

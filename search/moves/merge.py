@@ -8,15 +8,20 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
+from disco_hlo.search.arrays.rng import draw
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
+from disco_hlo.search.moves.draws import random_unit
+from disco_hlo.search.moves.move import Move
 from disco_hlo.search.rules.neighbours import successors
 from disco_hlo.search.rules.ordering import settle
 from disco_hlo.search.rules.results import join
 
 
 @inner
-def merge(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+def merge(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
     """Make one bucket of two, given by their heads."""
     if a == b or not g.flags[a] & g.flags[b] & at.ALL_REDUCE or not has_room(g, w):
         return False
@@ -37,17 +42,31 @@ def merge(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
 
 
 @inner
-def neighbouring_bucket(g: Any, s: Any, all_reduce: Any, direction: Any, pools: Any) -> Any:
-    """The nearest other bucket in production order, -1 where there is none.
+def random_neighbours(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
+    """Two neighbouring buckets."""
+    if pools.ranks < 2:
+        return -1, -1
+    bucket = random_unit(s, generator, pools.ranked, pools.ranks)
+    x = bucket
+    for _ in range(draw(generator, s.count[bucket])):
+        x = s.next[x]
+    return bucket, neighbouring_bucket(g, s, generator, x, pools)
+
+
+@inner
+def neighbouring_bucket(g: GraphView, s: StateView, generator: Row, all_reduce: int, pools: PoolView) -> Any:
+    """The nearest other bucket in production order, earlier or later; -1 where there is none.
 
     Args:
         all_reduce: a member of the bucket whose neighbour is asked for.
-        direction: 1 for the gradients produced later, -1 for those produced earlier.
-        pools: a ``views.PoolView``.
     """
+    direction = 2 * draw(generator, 2) - 1
     rank = g.rank[all_reduce] + direction
     while 0 <= rank < pools.ranks:  # ends: rank goes one way
         if s.owner[pools.ranked[rank]] != s.owner[all_reduce]:
             return s.owner[pools.ranked[rank]]
         rank += direction
     return -1
+
+
+MOVE = Move("buckets", 2, random_neighbours, merge, with_unit=True, in_algorithm_1=True)

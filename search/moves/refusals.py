@@ -18,75 +18,55 @@ import numpy as np
 
 from disco_hlo.compiled import inner
 from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.search.arrays import layout as at
+from disco_hlo.pointers import Int
 from disco_hlo.search.arrays.board import REFUSALS, put
 from disco_hlo.search.arrays.rng import mix
-from disco_hlo.search.moves.absorb import absorbers
-from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, SIBLING, UNFUSE
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
 
 NO_KEY: Final = 0
 
 
 @inner
-def refusal_key(g: Any, s: Any, w: Any, kind: Any, a: Any, b: Any) -> Any:
-    """What the refusal of a move is remembered under, ``NO_KEY`` for moves of which none is."""
-    if kind == UNFUSE:
-        return _with_unit(s, _with_unit(s, _with(np.int64(b), kind), a), s.owner[b])
-    if b >= 0 and (kind == FUSE or kind == SIBLING or kind == DUPLICATE):
-        key = _with(np.int64(0), DUPLICATE if kind == DUPLICATE else FUSE)
-        return _with_unit(s, _with_unit(s, key, a), b)
-    if kind != ABSORB or s.owner[a] != a:
-        return np.int64(NO_KEY)
-    key = _with_unit(s, _with(np.int64(0), kind), a)
-    if was_refused(w, key):
-        return key  # it must stay for somebody
-    for i in range(absorbers(g, s, w, a)):
-        key = _with_unit(s, key, w.readers[i])
-    return key
+def no_key(_g: GraphView, _s: StateView, _w: ScratchView, _salt: int, _a: int, _b: int) -> Any:
+    """The ``cache_key`` of moves of which no refusal is remembered."""
+    return np.int64(NO_KEY), 0
 
 
 @inner
-def _with(key: Any, number: Any) -> Any:
+def key_of_pair(_g: GraphView, s: StateView, w: ScratchView, salt: int, a: int, b: int) -> Any:
+    """The ``cache_key`` of a move of two units, given by their heads."""
+    if b < 0:
+        return np.int64(NO_KEY), 0
+    w.readers[0] = b
+    return with_unit(s, with_unit(s, with_number(np.int64(0), salt), a), b), 1
+
+
+@inner
+def with_number(key: Int, number: int) -> Any:
+    """A key that holds a number, too."""
     return np.int64(mix(np.uint64(key) + np.uint64(number) + np.uint64(1)))
 
 
 @inner
-def _with_unit(s: Any, key: Any, unit: Any) -> Any:
-    return _with(_with(key, unit), s.moment[unit])
+def with_unit(s: StateView, key: Int, unit: int) -> Any:
+    """A key that holds a unit as it is now, too."""
+    return with_number(with_number(key, unit), s.moment[unit])
 
 
 @inner
-def _place(key: Any) -> Any:
+def place_of(key: int) -> Any:
+    """Where a key stands in ``Scratch.refused``."""
     return (key ^ (key >> 17)) & (REFUSALS - 1)
 
 
 @inner
-def was_refused(w: Any, key: Any) -> Any:
+def was_refused(w: ScratchView, key: int) -> Any:
     """Whether a move is known to be refused here."""
-    return key != NO_KEY and w.refused[_place(key)] == key
+    return key != NO_KEY and w.refused[place_of(key)] == key
 
 
 @inner
-def remember_refusal(g: Any, s: Any, w: Any, key: Any, kind: Any, a: Any, b: Any) -> None:
-    """Remember a refused move that is undone, where a kernel that may not stand was the reason (``at.FELL``)."""
-    fell = w.number[at.FELL]
-    if key == NO_KEY or fell == 0:
-        return
-    stamp = fresh_stamp(w)
-    w.reached[a] = stamp
-    if kind == ABSORB:
-        for i in range(absorbers(g, s, w, a)):
-            w.reached[w.readers[i]] = stamp
-    else:
-        w.reached[s.owner[b]] = stamp
-    for i in range(fell):
-        if w.reached[s.owner[w.changed[i]]] != stamp:
-            return
-    w.refused[_place(key)] = key
-
-
-@inner
-def renew(s: Any, w: Any, changes: Any) -> None:
+def renew(s: StateView, w: ScratchView, changes: int) -> None:
     """Give new numbers to the units that a kept move has changed.
 
     Args:

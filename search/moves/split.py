@@ -1,19 +1,22 @@
-"""Split a bucket in two, or move one gradient to the neighbouring bucket (not in the paper)."""
+"""Split a bucket in two (not in the paper)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
-from disco_hlo.search.moves.merge import merge
+from disco_hlo.search.arrays.rng import draw
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
+from disco_hlo.search.moves.move import Move
 from disco_hlo.search.rules.ordering import reseat
 from disco_hlo.search.rules.results import join, part
 
 
 @inner
-def split(g: Any, s: Any, w: Any, bucket: Any, rank: Any) -> Any:
+def split(g: GraphView, s: StateView, w: ScratchView, bucket: int, rank: int) -> Any:
     """Put the gradients of a bucket from production rank ``rank`` on into a bucket of their own."""
     if not g.flags[bucket] & at.ALL_REDUCE or not has_room(g, w):
         return False
@@ -44,18 +47,12 @@ def split(g: Any, s: Any, w: Any, bucket: Any, rank: Any) -> Any:
 
 
 @inner
-def hand_over(g: Any, s: Any, w: Any, gradient: Any, bucket: Any) -> Any:
-    """Move one all-reduce out of its bucket into another one, given by its head."""
-    home = s.owner[gradient]
-    if home == bucket or not g.flags[bucket] & g.flags[gradient] & at.ALL_REDUCE or not has_room(g, w):
-        return False
-    if s.count[home] == 1:
-        return merge(g, s, w, home, bucket)
-    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
-    place = s.place[home]
-    part(g, s, w, gradient)
-    if reseat(g, s, w, gradient, place) and merge(g, s, w, gradient, bucket):
-        return True
-    roll_back(w, mark)
-    w.number[at.CHANGES] = changes
-    return False
+def random_cut(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
+    """A bucket, and the production rank of one of its gradients."""
+    if pools.ranks < 2:
+        return -1, -1
+    x = pools.ranked[draw(generator, pools.ranks)]
+    return s.owner[x], g.rank[x]
+
+
+MOVE = Move("buckets", 1, random_cut, split)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, holds_copy, roll_back
+from disco_hlo.search.arrays.rng import draw
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.foresight import never_without
+from disco_hlo.search.moves.move import Move
+from disco_hlo.search.moves.refusals import with_number, with_unit
 from disco_hlo.search.rules.legality import may_own
 from disco_hlo.search.rules.ordering import reseat
 from disco_hlo.search.rules.results import part, read_again
@@ -15,7 +22,7 @@ from disco_hlo.search.rules.upkeep import all_stand, drop_idle_copies, fell_at_s
 
 
 @inner
-def unfuse(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
+def unfuse(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int) -> Any:
     """Make a unit of its own of an op that a group owns, or let the group read what it recomputes.
 
     Args:
@@ -49,7 +56,7 @@ def unfuse(g: Any, s: Any, w: Any, unit: Any, node: Any) -> Any:
 
 
 @inner
-def stays(g: Any, s: Any, unit: Any, node: Any) -> Any:
+def stays(g: GraphView, s: StateView, unit: int, node: int) -> Any:
     """Whether an op that a group owns cannot leave it, seen from the op alone.
 
     Either it stands amid the group, which would then wait for the op and the op for it; or the group has
@@ -68,8 +75,40 @@ def stays(g: Any, s: Any, unit: Any, node: Any) -> Any:
 
 
 @inner
-def _take_out(g: Any, s: Any, w: Any, unit: Any, node: Any, changes: Any) -> Any:
+def _take_out(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int, changes: int) -> Any:
     place = s.place[unit]
     drop_idle_copies(g, s, w, part(g, s, w, node), node)
     # The rest is tied to nothing new but the op, which gets a place that suits both.
     return all_stand(g, s, w, changes) and reseat(g, s, w, node, place)
+
+
+@inner
+def random_member(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
+    """A group, and an op that it duplicates, or that it owns and may be rid of."""
+    if pools.fusibles == 0:
+        return -1, -1
+    x = pools.fusible[draw(generator, pools.fusibles)]
+    unit = s.owner[x]
+    copies = 0
+    cell = s.copies[unit]
+    while cell != -1:  # ends with the list
+        copies += 1
+        cell = s.next_of_unit[cell]
+    if s.count[unit] == 1 and copies == 0:
+        return -1, -1
+    chosen = draw(generator, s.count[unit] + copies)
+    if chosen >= copies:
+        return (-1, -1) if stays(g, s, unit, x) else (unit, x)
+    cell = s.copies[unit]
+    for _ in range(chosen):
+        cell = s.next_of_unit[cell]
+    return unit, s.cell_node[cell]
+
+
+@inner
+def _key(_g: GraphView, s: StateView, w: ScratchView, salt: int, unit: int, node: int) -> Any:
+    w.readers[0] = s.owner[node]
+    return with_unit(s, with_unit(s, with_number(np.int64(node), salt), unit), s.owner[node]), 1
+
+
+MOVE = Move("kernels", 2, random_member, unfuse, cache_key=_key)

@@ -16,6 +16,7 @@ from disco_hlo.core.rows import BITCAST, LIMITS
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, VERDICTS
 from disco_hlo.search.arrays.digest import special_slot
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
 from disco_hlo.search.rules.neighbours import gather_members, sort_runs
 
 # Verdicts of the search's own, beside ``LEGAL`` and the other reasons of ``core.reasons``.
@@ -31,14 +32,14 @@ ascending, follows."""
 
 
 @inner
-def most_owned(g: Any) -> Any:
+def most_owned(g: GraphView) -> Any:
     """Most ops that any kernel may own, those included that stand as they are whatever the rules say."""
     count = g.limits[LARGE_KERNELS]
     return g.limits[LARGE_KERNELS + count] if count else MAXIMUM_MEMBERS
 
 
 @inner
-def may_own(g: Any, owned: Any) -> Any:
+def may_own(g: GraphView, owned: int) -> Any:
     """Whether a kernel may own so many ops, as far as their number goes."""
     if owned <= MAXIMUM_MEMBERS:
         return True
@@ -49,7 +50,7 @@ def may_own(g: Any, owned: Any) -> Any:
 
 
 @inner
-def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
+def unit_refusal(g: GraphView, s: StateView, w: ScratchView, unit: int) -> Any:
     """Why a unit may not stand as it is, ``LEGAL`` where it may. Single nodes always may.
 
     A search proposes the same kernels again and again, so verdicts are remembered.
@@ -66,14 +67,14 @@ def unit_refusal(g: Any, s: Any, w: Any, unit: Any) -> Any:
 
 
 @inner
-def known_verdict(w: Any, digest: Any) -> Any:
+def known_verdict(w: ScratchView, digest: int) -> Any:
     """What was found of the kernel that computes and returns what hashes to this; ``UNJUDGED``: nothing."""
     place = _place(digest)
     return w.verdict[place + 1] if w.verdict[place] == digest else UNJUDGED
 
 
 @inner
-def judge(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: Any) -> Any:
+def judge(g: GraphView, w: ScratchView, computed: int, returned: int, count: int, results: int) -> Any:
     """Why a kernel may not stand, ``LEGAL`` where it may; remembered.
 
     Args:
@@ -88,12 +89,12 @@ def judge(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: Any
 
 
 @inner
-def _place(digest: Any) -> Any:
+def _place(digest: int) -> Any:
     return 2 * ((digest ^ (digest >> 17)) & (VERDICTS - 1))
 
 
 @inner
-def _gather_results(s: Any, w: Any, owned: Any) -> Any:
+def _gather_results(s: StateView, w: ScratchView, owned: int) -> Any:
     """Row ``results``: those of the first members, which a unit owns, that leave it. Returns how many they are."""
     results = 0
     for i in range(owned):
@@ -104,7 +105,7 @@ def _gather_results(s: Any, w: Any, owned: Any) -> Any:
 
 
 @inner
-def _refusal(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: Any) -> Any:
+def _refusal(g: GraphView, w: ScratchView, computed: int, returned: int, count: int, results: int) -> Any:
     """The verdict on the kernel whose members stand in row ``members``, its results in row ``results``.
 
     What most kernels fail by comes first.
@@ -129,7 +130,7 @@ def _refusal(g: Any, w: Any, computed: Any, returned: Any, count: Any, results: 
 
 
 @inner
-def add_bitcasts(g: Any, w: Any, count: Any) -> Any:
+def add_bitcasts(g: GraphView, w: ScratchView, count: int) -> Any:
     """Add the bitcasts through which members read (``hlo.bitcasts``), sort and mark all ``inside``: (count, stamp)."""
     stamp = fresh_stamp(w)
     for i in range(count):

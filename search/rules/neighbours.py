@@ -11,12 +11,14 @@ from typing import Any
 
 from disco_hlo.compiled import inner
 from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays.board import computes
 from disco_hlo.search.arrays.layout import ORDERED
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
 
 
 @inner
-def gather_members(s: Any, unit: Any, out: Any) -> Any:
+def gather_members(s: StateView, unit: int, out: Row) -> Any:
     """Write what ``unit`` owns, then what it duplicates; returns the numbers (owned, all)."""
     count = 0
     x = unit
@@ -34,7 +36,7 @@ def gather_members(s: Any, unit: Any, out: Any) -> Any:
 
 
 @inner
-def mark_copies(s: Any, w: Any, unit: Any) -> Any:
+def mark_copies(s: StateView, w: ScratchView, unit: int) -> Any:
     """Mark in row ``inside`` what a unit recomputes; returns the stamp."""
     stamp = fresh_stamp(w)
     cell = s.copies[unit]
@@ -45,7 +47,7 @@ def mark_copies(s: Any, w: Any, unit: Any) -> Any:
 
 
 @inner
-def mark_computing(s: Any, w: Any, x: Any) -> Any:
+def mark_computing(s: StateView, w: ScratchView, x: int) -> Any:
     """Mark in row ``inside`` the units that compute a node; returns the stamp."""
     stamp = fresh_stamp(w)
     w.inside[s.owner[x]] = stamp
@@ -57,7 +59,7 @@ def mark_computing(s: Any, w: Any, x: Any) -> Any:
 
 
 @inner
-def predecessors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
+def predecessors(g: GraphView, s: StateView, w: ScratchView, unit: int, out: Row) -> Any:
     """Write the units that ``unit`` waits for, each once; returns their number."""
     copied = mark_copies(s, w, unit)
     stamp = fresh_stamp(w)
@@ -83,7 +85,7 @@ def predecessors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
 
 
 @inner
-def successors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
+def successors(g: GraphView, s: StateView, w: ScratchView, unit: int, out: Row) -> Any:
     """Write the units that wait for ``unit``, each once; returns their number."""
     stamp = fresh_stamp(w)
     w.mark[unit] = stamp
@@ -108,7 +110,7 @@ def successors(g: Any, s: Any, w: Any, unit: Any, out: Any) -> Any:
 
 
 @inner
-def _add_computing(s: Any, w: Any, x: Any, stamp: Any, out: Any, found: Any) -> Any:
+def _add_computing(s: StateView, w: ScratchView, x: int, stamp: int, out: Row, found: int) -> Any:
     unit, cell = s.owner[x], s.copiers[x]
     while True:  # ends with the list
         if w.mark[unit] != stamp:
@@ -122,7 +124,9 @@ def _add_computing(s: Any, w: Any, x: Any, stamp: Any, out: Any, found: Any) -> 
 
 
 @inner
-def _add_reading(s: Any, w: Any, reader: Any, computing: Any, stamp: Any, out: Any, found: Any) -> Any:
+def _add_reading(
+    s: StateView, w: ScratchView, reader: int, computing: int, stamp: int, out: Row, found: int
+) -> Any:
     """Units that compute ``reader``, but not what it reads: those of the stamp ``computing`` do."""
     unit, cell = s.owner[reader], s.copiers[reader]
     while True:  # ends with the list
@@ -137,7 +141,7 @@ def _add_reading(s: Any, w: Any, reader: Any, computing: Any, stamp: Any, out: A
 
 
 @inner
-def is_read_inside(g: Any, s: Any, unit: Any, x: Any) -> Any:
+def is_read_inside(g: GraphView, s: StateView, unit: int, x: int) -> Any:
     """Whether ``unit`` itself uses the value of a node that it computes."""
     for e in range(g.readers_at[x], g.readers_at[x + 1]):
         if computes(s, unit, g.edge[e]):
@@ -146,7 +150,7 @@ def is_read_inside(g: Any, s: Any, unit: Any, x: Any) -> Any:
 
 
 @inner
-def count_waits(g: Any, s: Any, w: Any, unit: Any) -> Any:
+def count_waits(g: GraphView, s: StateView, w: ScratchView, unit: int) -> Any:
     """Number of reads and orderings that a unit waits for; several may concern one unit."""
     copied = mark_copies(s, w, unit)
     count = 0
@@ -165,7 +169,7 @@ def count_waits(g: Any, s: Any, w: Any, unit: Any) -> Any:
 
 
 @inner
-def _computing_besides(s: Any, unit: Any, x: Any) -> Any:
+def _computing_besides(s: StateView, unit: int, x: int) -> Any:
     count = 1 if s.owner[x] != unit else 0
     cell = s.copiers[x]
     while cell != -1:  # ends with the list
@@ -175,7 +179,7 @@ def _computing_besides(s: Any, unit: Any, x: Any) -> Any:
 
 
 @inner
-def sort_runs(values: Any, spare: Any, count: Any) -> None:
+def sort_runs(values: Row, spare: Row, count: int) -> None:
     """Merge sort of what is there in ascending runs, mostly few and long."""
     if count < 2:
         return
@@ -200,7 +204,7 @@ def sort_runs(values: Any, spare: Any, count: Any) -> None:
 
 
 @inner
-def _run_end(values: Any, start: Any, count: Any) -> Any:
+def _run_end(values: Row, start: int, count: int) -> Any:
     """Where the ascending run that begins at ``start`` ends."""
     end = start + 1
     while end < count and values[end - 1] <= values[end]:  # ends: end goes up

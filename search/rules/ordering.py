@@ -12,13 +12,15 @@ from typing import Any
 
 from disco_hlo.compiled import inner
 from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.pointers import Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import put
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
 from disco_hlo.search.rules.neighbours import predecessors, successors
 
 
 @inner
-def settle(g: Any, s: Any, w: Any, unit: Any, low: Any, high: Any) -> Any:
+def settle(g: GraphView, s: StateView, w: ScratchView, unit: int, low: int, high: int) -> Any:
     """Find a place for a unit at slot ``high`` that a move has tied to units from slot ``low`` on.
 
     All it waits for must stand below ``high``, and all that wait for it above ``low``. Returns
@@ -51,17 +53,17 @@ def settle(g: Any, s: Any, w: Any, unit: Any, low: Any, high: Any) -> Any:
 
 @inner
 def _reach(
-    s: Any,
-    w: Any,
-    unit: Any,
-    found: Any,
-    low: Any,
-    high: Any,
-    stamp: Any,
-    mine: Any,
-    theirs: Any,
-    queue: Any,
-    count: Any,
+    s: StateView,
+    w: ScratchView,
+    unit: int,
+    found: int,
+    low: int,
+    high: int,
+    stamp: int,
+    mine: Row,
+    theirs: Row,
+    queue: Row,
+    count: int,
 ) -> Any:
     """Queue those neighbours that are new and stand between; -1 where the other side was there."""
     for i in range(found):
@@ -79,7 +81,7 @@ def _reach(
 
 
 @inner
-def _place_late(s: Any, w: Any, unit: Any, low: Any, high: Any, stamp: Any) -> None:
+def _place_late(s: StateView, w: ScratchView, unit: int, low: int, high: int, stamp: int) -> None:
     """The unit and what waits for it go to the upper end; the rest stays or moves down."""
     units = _collect(s, w, unit, low, high)
     slot = high
@@ -99,7 +101,7 @@ def _place_late(s: Any, w: Any, unit: Any, low: Any, high: Any, stamp: Any) -> N
 
 
 @inner
-def _place_early(s: Any, w: Any, unit: Any, low: Any, high: Any, stamp: Any) -> None:
+def _place_early(s: StateView, w: ScratchView, unit: int, low: int, high: int, stamp: int) -> None:
     """What the unit waits for and the unit go to the lower end; the rest stays or moves up."""
     units = _collect(s, w, unit, low, high)
     slot = low
@@ -119,7 +121,7 @@ def _place_early(s: Any, w: Any, unit: Any, low: Any, high: Any, stamp: Any) -> 
 
 
 @inner
-def _collect(s: Any, w: Any, unit: Any, low: Any, high: Any) -> Any:
+def _collect(s: StateView, w: ScratchView, unit: int, low: int, high: int) -> Any:
     """The units between two slots, both included, without ``unit``, in order."""
     count = 0
     for slot in range(low, high + 1):
@@ -131,7 +133,7 @@ def _collect(s: Any, w: Any, unit: Any, low: Any, high: Any) -> Any:
 
 
 @inner
-def _move(s: Any, w: Any, unit: Any, slot: Any) -> None:
+def _move(s: StateView, w: ScratchView, unit: int, slot: int) -> None:
     old = s.place[unit]
     if old == slot and s.order[slot] == unit:
         return
@@ -142,7 +144,7 @@ def _move(s: Any, w: Any, unit: Any, slot: Any) -> None:
 
 
 @inner
-def reseat(g: Any, s: Any, w: Any, unit: Any, near: Any) -> Any:
+def reseat(g: GraphView, s: StateView, w: ScratchView, unit: int, near: int) -> Any:
     """Find a place for a unit whose ties have changed at will, or which has none yet.
 
     ``near`` is the slot to begin with where the unit has no place. Returns whether there is one; a
@@ -170,7 +172,7 @@ def reseat(g: Any, s: Any, w: Any, unit: Any, near: Any) -> Any:
 
 
 @inner
-def _open_slot(s: Any, w: Any, after: Any) -> Any:
+def _open_slot(s: StateView, w: ScratchView, after: int) -> Any:
     """Make room right after a slot (-1: at the front) by shifting units to the nearest hole.
 
     There always is one: ORDER has a slot for every node.
@@ -191,7 +193,7 @@ def _open_slot(s: Any, w: Any, after: Any) -> Any:
 
 
 @inner
-def shift(g: Any, s: Any, w: Any, unit: Any, slot: Any) -> Any:
+def shift(g: GraphView, s: StateView, w: ScratchView, unit: int, slot: int) -> Any:
     """Move a unit to another slot, those between one aside; False where what it is tied to stands between."""
     old = s.place[unit]
     for i in range(predecessors(g, s, w, unit, w.neighbours)):

@@ -13,8 +13,11 @@ import numpy as np
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.pointers import Int, Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import (
+    Scratch,
+    State,
     add_copies,
     computes,
     link,
@@ -24,12 +27,13 @@ from disco_hlo.search.arrays.board import (
     take_out,
 )
 from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share
-from disco_hlo.search.arrays.views import open_views
+from disco_hlo.search.arrays.step import Step
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView, open_views
 from disco_hlo.search.rules.neighbours import gather_members, mark_computing, sort_runs
 
 
 @inner
-def join(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
+def join(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
     """``board.link``: make one unit of two. Values may stay inside that left before, none leaves that did not."""
     _, count = gather_members(s, a if s.count[a] <= s.count[b] else b, w.touched)
     head = link(g, s, w, a, b)
@@ -50,7 +54,7 @@ def join(g: Any, s: Any, w: Any, a: Any, b: Any) -> Any:
 
 
 @inner
-def part(g: Any, s: Any, w: Any, node: Any) -> Any:
+def part(g: GraphView, s: StateView, w: ScratchView, node: int) -> Any:
     """``board.take_out``: make a unit of its own of a node, which reads all it reads from others."""
     rest = take_out(g, s, w, node)
     _look_again(g, s, w, node, 0)
@@ -60,7 +64,7 @@ def part(g: Any, s: Any, w: Any, node: Any) -> Any:
 
 
 @inner
-def recompute(g: Any, s: Any, w: Any, unit: Any, nodes: Any, count: Any) -> Any:
+def recompute(g: GraphView, s: StateView, w: ScratchView, unit: int, nodes: Row, count: int) -> Any:
     """``board.add_copies``: let a unit recompute nodes, which are sorted here; False where there is no room."""
     sort_runs(nodes, w.queue, count)
     if not add_copies(s, w, unit, nodes, count):
@@ -75,7 +79,7 @@ def recompute(g: Any, s: Any, w: Any, unit: Any, nodes: Any, count: Any) -> Any:
 
 
 @inner
-def read_again(g: Any, s: Any, w: Any, unit: Any, node: Any) -> None:
+def read_again(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int) -> None:
     """``board.remove_copy``: let a unit read what it recomputed."""
     remove_copy(s, w, unit, node)
     _look_again(g, s, w, node, 0)
@@ -84,14 +88,14 @@ def read_again(g: Any, s: Any, w: Any, unit: Any, node: Any) -> None:
 
 
 @inner
-def _look_again(g: Any, s: Any, w: Any, x: Any, before: Any) -> None:
+def _look_again(g: GraphView, s: StateView, w: ScratchView, x: int, before: int) -> None:
     """Whether a node leaves its unit now, where it did not (``before`` 0), or did (1)."""
     if s.leaves[x] == before:
         _set_leaves(s, w, x, np.int64(_is_read_outside(g, s, w, x)))
 
 
 @inner
-def _set_leaves(s: Any, w: Any, x: Any, leaves: Any) -> None:
+def _set_leaves(s: StateView, w: ScratchView, x: int, leaves: Int) -> None:
     if leaves == s.leaves[x]:
         return
     unit = s.owner[x]
@@ -101,7 +105,7 @@ def _set_leaves(s: Any, w: Any, x: Any, leaves: Any) -> None:
 
 
 @inner
-def _is_read_outside(g: Any, s: Any, w: Any, x: Any) -> Any:
+def _is_read_outside(g: GraphView, s: StateView, w: ScratchView, x: int) -> Any:
     """Whether a node's value leaves the unit that owns it."""
     if g.flags[x] & at.RETURNED:
         return True
@@ -127,7 +131,7 @@ def _is_read_outside(g: Any, s: Any, w: Any, x: Any) -> Any:
 
 
 @compiled
-def count_results(step: Any, state: Any, scratch: Any) -> None:
+def count_results(step: Step, state: State, scratch: Scratch) -> None:
     """Fill in what every unit of a new state computes and returns."""
     g, s, w = open_views(step, state, scratch)
     for x in range(g.nodes):
@@ -139,7 +143,7 @@ def count_results(step: Any, state: Any, scratch: Any) -> None:
 
 
 @inner
-def count_unit(s: Any, unit: Any) -> None:
+def count_unit(s: StateView, unit: int) -> None:
     """Fill in what a unit computes and returns, its row ``leaves`` being right."""
     computed, returned = np.int64(NOTHING), np.int64(0)
     x = unit

@@ -13,13 +13,14 @@ from disco_hlo.core.marks import fresh_stamp
 from disco_hlo.core.reasons import LEGAL
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import holds_copy, note_change
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
 from disco_hlo.search.rules.legality import unit_refusal
 from disco_hlo.search.rules.neighbours import is_read_inside
 from disco_hlo.search.rules.results import join, part, read_again
 
 
 @inner
-def adopt_orphans(g: Any, s: Any, w: Any, unit: Any) -> Any:
+def adopt_orphans(g: GraphView, s: StateView, w: ScratchView, unit: int) -> Any:
     """Hand to ``unit`` the ops it duplicates that nobody needs their owner for.
 
     Returns its head and the first slot of a unit that it took in as a whole. Such a unit brings the
@@ -56,7 +57,7 @@ def adopt_orphans(g: Any, s: Any, w: Any, unit: Any) -> Any:
 
 
 @inner
-def drop_idle_copies(g: Any, s: Any, w: Any, unit: Any, gone: Any) -> None:
+def drop_idle_copies(g: GraphView, s: StateView, w: ScratchView, unit: int, gone: int) -> None:
     """Stop ``unit`` from recomputing what nothing in it reads any more, now that it computes ``gone`` no more."""
     if s.copies[unit] == -1:
         return
@@ -73,7 +74,7 @@ def drop_idle_copies(g: Any, s: Any, w: Any, unit: Any, gone: Any) -> None:
 
 
 @inner
-def all_stand(g: Any, s: Any, w: Any, changes: Any) -> Any:
+def all_stand(g: GraphView, s: StateView, w: ScratchView, changes: int) -> Any:
     """Whether every unit noted as changed since entry ``changes`` is a legal kernel.
 
     Where one is not, the move fails; ``at.FELL`` then says which units it was about.
@@ -93,14 +94,14 @@ def all_stand(g: Any, s: Any, w: Any, changes: Any) -> Any:
 
 
 @inner
-def fell_at_sight(w: Any, unit: Any) -> None:
+def fell_at_sight(w: ScratchView, unit: int) -> None:
     """Say that a move fails for the kernel that ``unit`` would become, which was not made."""
     w.changed[w.number[at.CHANGES]] = unit
     w.number[at.FELL] = w.number[at.CHANGES] + 1
 
 
 @inner
-def _keep_changed(s: Any, w: Any, changes: Any) -> None:
+def _keep_changed(s: StateView, w: ScratchView, changes: int) -> None:
     """Leave only what is of units that have other ops or results than before among the entries since ``changes``."""
     fell = changes
     for i in range(changes, w.number[at.CHANGES]):

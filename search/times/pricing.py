@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.core import rows
 from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.pointers import Int, Ints
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import (
     MAXIMUM_MEMBERS,
@@ -22,7 +23,8 @@ from disco_hlo.search.arrays.board import (
 )
 from disco_hlo.search.arrays.digest import special_slot
 from disco_hlo.search.arrays.rng import mix
-from disco_hlo.search.arrays.table import claim, find
+from disco_hlo.search.arrays.table import Table, find
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
 from disco_hlo.search.rules.legality import add_bitcasts
 from disco_hlo.search.rules.neighbours import count_waits, gather_members
 
@@ -63,7 +65,9 @@ def new_unknown(nodes: int, pieces: NDArray[np.float64], wire: NDArray[np.int64]
 
 
 @inner
-def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any, counting: Any) -> Any:
+def price_changed(
+    g: GraphView, s: StateView, w: ScratchView, prices: Table, unknown: Unknown, listed: int, counting: bool
+) -> Any:
     """Fill in digest, waits and times of the units noted as changed, as far as these are known.
 
     Args:
@@ -73,7 +77,7 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
 
     Returns:
         How many it has now. Where anything is left open the changes remain noted: once the prices
-        are there (:func:`learn`), call again, or undo the changes.
+        are there (``table.learn``), call again, or undo the changes.
     """
     stamp = fresh_stamp(w)
     count, left_open = listed, False
@@ -124,22 +128,15 @@ def price_changed(g: Any, s: Any, w: Any, prices: Any, unknown: Any, listed: Any
 
 
 @compiled
-def learn(prices: Any, unknown: Any, rows: Any, times: Any) -> None:
-    """Keep the times (``[rows, TIME_COLUMNS]``) of these entries."""
-    for i in range(rows.size):
-        slot = claim(prices, unknown.key[rows[i]])
-        for column in range(at.TIME_COLUMNS):
-            prices.value[slot, column] = times[i, column]
-
-
-@compiled
-def listed(unknown: Any, rows: Any) -> Any:
+def listed(unknown: Unknown, rows: Ints) -> Any:
     """Entries as ``hlo.cost_model.Kernels`` has them: members and results, each with its offsets."""
     member_at, result_at = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size + 1, np.int64)
     for i in range(rows.size):
         start, end = unknown.member_at[rows[i]], unknown.member_at[rows[i] + 1]
         member_at[i + 1] = member_at[i] + end - start
-        result_at[i + 1] = result_at[i] + np.sum(unknown.returned[start:end])
+        result_at[i + 1] = result_at[i]
+        for k in range(start, end):
+            result_at[i + 1] += unknown.returned[k]
     members, results = np.empty(member_at[-1], np.int64), np.empty(result_at[-1], np.int64)
     count = returned = 0
     for row in rows:
@@ -153,7 +150,7 @@ def listed(unknown: Any, rows: Any) -> Any:
 
 
 @inner
-def _is_tiled(g: Any, computed: Any) -> Any:
+def _is_tiled(g: GraphView, computed: int) -> Any:
     """Whether the kernel that computes this is one of Triton's."""
     if not g.special_mask:
         return False
@@ -162,7 +159,9 @@ def _is_tiled(g: Any, computed: Any) -> Any:
 
 
 @inner
-def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_channel: Any) -> None:
+def _set_times(
+    s: StateView, w: ScratchView, unit: int, pack: int, main: Int, unpack: int, on_channel: int
+) -> None:
     first = at.TIME_COLUMNS * unit
     put(w, s.time_ns, first + at.PACK, pack)
     put(w, s.time_ns, first + at.MAIN, main)
@@ -171,7 +170,7 @@ def _set_times(s: Any, w: Any, unit: Any, pack: Any, main: Any, unpack: Any, on_
 
 
 @inner
-def _set_bucket_times(g: Any, s: Any, w: Any, bucket: Any, unknown: Any) -> None:
+def _set_bucket_times(g: GraphView, s: StateView, w: ScratchView, bucket: int, unknown: Unknown) -> None:
     """Times of a bucket in the form that :func:`~disco_hlo.plan.legal.bucket_of` gives it, by the rules of
     ``bucket_times`` (simulator.costs)."""
     moved_bytes = one_by_one_ns = np.int64(0)
@@ -194,7 +193,7 @@ def _set_bucket_times(g: Any, s: Any, w: Any, bucket: Any, unknown: Any) -> None
 
 
 @inner
-def _collective_ns(unknown: Any, moved_bytes: Any) -> Any:
+def _collective_ns(unknown: Unknown, moved_bytes: Int) -> Any:
     """Time of an all-reduce of this size on the line."""
     pieces, piece = unknown.pieces, 0
     while piece + 1 < pieces.shape[1] and pieces[0, piece + 1] <= moved_bytes:  # ends: piece goes up
@@ -203,7 +202,7 @@ def _collective_ns(unknown: Any, moved_bytes: Any) -> Any:
 
 
 @inner
-def _cut_ns(g: Any, s: Any, bucket: Any) -> Any:
+def _cut_ns(g: GraphView, s: StateView, bucket: int) -> Any:
     """What it takes to cut out of a shared bucket what its readers do not find in it. No price has that, for it depends
     on who they are."""
     total = np.int64(0)
@@ -216,7 +215,7 @@ def _cut_ns(g: Any, s: Any, bucket: Any) -> Any:
 
 
 @inner
-def _price_key(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> Any:
+def _price_key(g: GraphView, s: StateView, w: ScratchView, unit: int, digest: int) -> Any:
     """What a unit's cost goes by, and how many members (bitcasts included) stand in row ``members``."""
     _, count = gather_members(s, unit, w.members)
     if g.flags[unit] & at.ALL_REDUCE:
@@ -228,7 +227,7 @@ def _price_key(g: Any, s: Any, w: Any, unit: Any, digest: Any) -> Any:
 
 
 @inner
-def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
+def _structure_digest(g: GraphView, s: StateView, w: ScratchView, unit: int, count: int) -> Any:
     """Hash of a unit whose ``count`` members (bitcasts included, ascending) stand in row ``members``.
 
     Equal for kernels in which the same ops feed each other, and leave, in the same way, that hold the same constants
@@ -260,7 +259,7 @@ def _structure_digest(g: Any, s: Any, w: Any, unit: Any, count: Any) -> Any:
 
 
 @inner
-def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
+def _recount_later(g: GraphView, s: StateView, w: ScratchView, x: int) -> None:
     """Those that run after ``x`` wait for every unit that computes it, whose number may have changed."""
     for e in range(g.later_at[x], g.later_at[x + 1]):
         unit, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
@@ -272,15 +271,17 @@ def _recount_later(g: Any, s: Any, w: Any, x: Any) -> None:
             cell = s.next_of_node[cell]
 
 
-@compiled
-def has_place(unknown: Any, count: Any, size: Any) -> Any:
+@inner
+def has_place(unknown: Unknown, count: int, size: Int) -> Any:
     """Whether one more kernel can be listed, which has so many members."""
     left = unknown.member.size - unknown.member_at[count]
     return count < unknown.key.size and left >= size
 
 
 @inner
-def _list(g: Any, s: Any, w: Any, unknown: Any, i: Any, unit: Any, key: Any, size: Any) -> None:
+def _list(
+    g: GraphView, s: StateView, w: ScratchView, unknown: Unknown, i: int, unit: int, key: int, size: Int
+) -> None:
     start = unknown.member_at[i]
     for k in range(size):
         x = w.members[k]

@@ -17,8 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.compiled import inner
+from disco_hlo.pointers import Ints
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.rules.neighbours import mark_computing
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
+from disco_hlo.search.rules.neighbours import mark_computing, sort_runs
 from disco_hlo.simulator.contention import (
     BUSY,
     COLUMNS,
@@ -29,6 +31,7 @@ from disco_hlo.simulator.contention import (
     NEAREST,
     NOT_YET,
     NOW,
+    ProgressView,
     advance,
     alone_ns,
     compute_speed_ppm,
@@ -38,8 +41,6 @@ from disco_hlo.simulator.contention import (
     restart,
 )
 from disco_hlo.simulator.costs import ANY_COMPUTE, PPM
-
-_FEW: Final = 24
 
 # A word of row ``packed``: the owner of a node, the next node of its unit plus 1, and bits.
 _NEXT_AT: Final = 24
@@ -55,7 +56,7 @@ _ORDERED: Final = 1 << _ORDERED_AT
 
 
 @inner
-def ready_queue(g: Any, s: Any, w: Any, p: Any, started: Any) -> Any:
+def ready_queue(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, started: Ints) -> Any:
     """Run a strategy through the queues.
 
     Args:
@@ -74,8 +75,7 @@ def ready_queue(g: Any, s: Any, w: Any, p: Any, started: Any) -> Any:
     restart(p)
     found = _begin(g, s, w)
     while True:  # ends: each pass ends a task
-        if found > 1:
-            _sort(w.neighbours, found)
+        sort_runs(w.neighbours, w.queue, found)
         for k in range(found):
             task = w.neighbours[k]
             if _is_transfer(s, w, task):
@@ -123,7 +123,7 @@ def ready_queue(g: Any, s: Any, w: Any, p: Any, started: Any) -> Any:
 
 
 @inner
-def _is_transfer(s: Any, w: Any, task: Any) -> Any:
+def _is_transfer(s: StateView, w: ScratchView, task: int) -> Any:
     """Whether a task runs on a channel."""
     unit = task // 3
     return (
@@ -132,12 +132,12 @@ def _is_transfer(s: Any, w: Any, task: Any) -> Any:
 
 
 @inner
-def _time_ns(s: Any, task: Any) -> Any:
+def _time_ns(s: StateView, task: int) -> Any:
     return s.time_ns[at.TIME_COLUMNS * (task // 3) + task % 3]
 
 
 @inner
-def _begin(g: Any, s: Any, w: Any) -> Any:
+def _begin(g: GraphView, s: StateView, w: ScratchView) -> Any:
     """Row ``packed``: all that is asked of a node, in one word. What every unit waits for into row ``value``,
     the tasks that wait for nothing into ``neighbours``; their number."""
     found = 0
@@ -155,7 +155,7 @@ def _begin(g: Any, s: Any, w: Any) -> Any:
 
 
 @inner
-def _retire(g: Any, s: Any, w: Any, task: Any, done: Any, found: Any) -> Any:
+def _retire(g: GraphView, s: StateView, w: ScratchView, task: int, done: int, found: int) -> Any:
     """A task has ended: the next part of its unit becomes ready, or whatever waited for the unit alone."""
     unit, part = task // 3, task % 3
     sliced = part == at.MAIN and s.time_ns[at.TIME_COLUMNS * unit + at.UNPACK] > 0
@@ -166,14 +166,14 @@ def _retire(g: Any, s: Any, w: Any, task: Any, done: Any, found: Any) -> Any:
 
 
 @inner
-def _first_task(s: Any, w: Any, unit: Any) -> Any:
+def _first_task(s: StateView, w: ScratchView, unit: int) -> Any:
     if w.packed[unit] & _BUCKET and s.time_ns[at.TIME_COLUMNS * unit + at.PACK] >= 0:
         return 3 * unit + at.PACK
     return 3 * unit + at.MAIN
 
 
 @inner
-def _release(g: Any, s: Any, w: Any, unit: Any, found: Any) -> Any:
+def _release(g: GraphView, s: StateView, w: ScratchView, unit: int, found: int) -> Any:
     """Count a finished unit off; those that waited for nothing else join row ``neighbours``."""
     x = unit
     while x != -1:  # ends with the list
@@ -204,7 +204,7 @@ def _release(g: Any, s: Any, w: Any, unit: Any, found: Any) -> Any:
 
 
 @inner
-def _release_later(g: Any, s: Any, w: Any, unit: Any, x: Any, found: Any) -> Any:
+def _release_later(g: GraphView, s: StateView, w: ScratchView, unit: int, x: int, found: int) -> Any:
     for e in range(g.later_at[x], g.later_at[x + 1]):
         y = g.edge[e]
         other, cell = s.owner[y], s.copiers[y]
@@ -219,40 +219,9 @@ def _release_later(g: Any, s: Any, w: Any, unit: Any, x: Any, found: Any) -> Any
 
 
 @inner
-def _count_off(s: Any, w: Any, found: Any, unit: Any) -> Any:
+def _count_off(s: StateView, w: ScratchView, found: int, unit: int) -> Any:
     w.value[unit] -= 1
     if w.value[unit] != 0:
         return found
     w.neighbours[found] = _first_task(s, w, unit)
     return found + 1
-
-
-@inner
-def _sort(tasks: Any, count: Any) -> None:
-    """Ascending: by insertion where they are few, else as a heap (a large bucket sets hundreds free)."""
-    if count <= _FEW:
-        for i in range(1, count):
-            task, j = tasks[i], i
-            while j > 0 and tasks[j - 1] > task:  # ends: j goes down
-                tasks[j] = tasks[j - 1]
-                j -= 1
-            tasks[j] = task
-        return
-    for top in range(count // 2 - 1, -1, -1):
-        _sift(tasks, top, count)
-    for end in range(count - 1, 0, -1):
-        tasks[0], tasks[end] = tasks[end], tasks[0]
-        _sift(tasks, 0, end)
-
-
-@inner
-def _sift(tasks: Any, top: Any, count: Any) -> None:
-    task, child = tasks[top], 2 * top + 1
-    while child < count:  # ends: child doubles
-        if child + 1 < count and tasks[child + 1] > tasks[child]:
-            child += 1
-        if tasks[child] <= task:
-            break
-        tasks[top] = tasks[child]
-        top, child = child, 2 * child + 1
-    tasks[top] = task

@@ -13,13 +13,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
+from disco_hlo.compiled import inner
 from disco_hlo.hlo.flat_graph import stretches
-from disco_hlo.pointers import address_of, pointer_to
+from disco_hlo.pointers import Row, address_of, pointer_to
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import put
 from disco_hlo.search.arrays.step import Step
-from disco_hlo.simulator.contention import Progress, new_progress, open_progress
+from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
+from disco_hlo.simulator.contention import Progress, ProgressView, new_progress, open_progress
 from disco_hlo.simulator.costs import MachineModel
 
 BLOCK: Final = 64
@@ -76,23 +77,22 @@ class Segments(NamedTuple):
 class SegmentsView(NamedTuple):
     """Rows of :class:`Segments`."""
 
-    unit: Any
-    time_ns: Any
-    block: Any
-    number: Any
-    key: Any
-    by_time: Any
-    cut_at: Any
-    cut: Any
-    ranked: Any
-    buckets: Any
+    unit: Row
+    time_ns: Row
+    block: Row
+    number: Row
+    key: Row
+    by_time: Row
+    cut_at: Row
+    cut: Row
+    ranked: Row
+    buckets: int
     """Number of all-reduces."""
-    tie_at: Any
-    tie: Any
-    progress: Any
-    """A ``ProgressView``."""
-    started: Any
-    ends_ns: Any
+    tie_at: Row
+    tie: Row
+    progress: ProgressView
+    started: Row
+    ends_ns: Row
 
 
 def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -> Segments:
@@ -115,8 +115,8 @@ def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -
     )
 
 
-@compiled
-def open_segments(segments: Any) -> Any:
+@inner
+def open_segments(segments: Segments) -> Any:
     """Pointers into the working space, valid while it lives."""
     slots, events, buckets = segments.slot.shape[1], segments.event.shape[1], segments.ranked.size
     return SegmentsView(
@@ -139,7 +139,7 @@ def open_segments(segments: Any) -> Any:
 
 
 @inner
-def count_all(g: Any, s: Any, c: Any) -> None:
+def count_all(g: GraphView, s: StateView, c: SegmentsView) -> None:
     """Sums and digest of a state, from nothing."""
     for block in range(g.nodes // BLOCK + 1):
         c.block[block] = 0
@@ -157,7 +157,7 @@ def count_all(g: Any, s: Any, c: Any) -> None:
 
 
 @inner
-def catch_up(g: Any, s: Any, w: Any, c: Any, mark: Any) -> None:
+def catch_up(g: GraphView, s: StateView, w: ScratchView, c: SegmentsView, mark: int) -> None:
     """Bring sums and digest up to date with what was written since the log had ``mark`` entries."""
     order: Any = address_of(s.order)
     times: Any = address_of(s.time_ns)
@@ -181,7 +181,7 @@ def catch_up(g: Any, s: Any, w: Any, c: Any, mark: Any) -> None:
 
 
 @inner
-def _change_of_digest(g: Any, s: Any, c: Any, slot: Any) -> Any:
+def _change_of_digest(g: GraphView, s: StateView, c: SegmentsView, slot: int) -> Any:
     """What it does to the digest that a slot gets the unit that stands there now."""
     before, after, end = slot - 1, slot + 1, s.total[at.SLOTS]
     while before >= 0 and c.unit[before] == -1:  # ends: it goes down
@@ -194,7 +194,7 @@ def _change_of_digest(g: Any, s: Any, c: Any, slot: Any) -> Any:
 
 
 @inner
-def _count_anew(g: Any, s: Any, w: Any, c: Any, slot: Any) -> None:
+def _count_anew(g: GraphView, s: StateView, w: ScratchView, c: SegmentsView, slot: int) -> None:
     """Bring the sums up to date with what a slot's unit adds to them."""
     change_ns = compute_ns(g, s, c.unit[slot]) - c.time_ns[slot]
     if change_ns != 0:
@@ -203,7 +203,7 @@ def _count_anew(g: Any, s: Any, w: Any, c: Any, slot: Any) -> None:
 
 
 @inner
-def compute_ns(g: Any, s: Any, unit: Any) -> Any:
+def compute_ns(g: GraphView, s: StateView, unit: int) -> Any:
     """What a unit adds to the compute stream at its own place."""
     if unit == -1 or g.flags[unit] & at.ALL_REDUCE:
         return 0
@@ -211,14 +211,14 @@ def compute_ns(g: Any, s: Any, unit: Any) -> Any:
 
 
 @inner
-def _through(g: Any, first: Any, unit: Any, last: Any) -> Any:
+def _through(g: GraphView, first: int, unit: int, last: int) -> Any:
     if unit == -1:
         return _follows(g, first, last)
     return _follows(g, first, unit) + _follows(g, unit, last)
 
 
 @inner
-def _follows(g: Any, a: Any, b: Any) -> Any:
+def _follows(g: GraphView, a: int, b: int) -> Any:
     """Hash of ``b`` running next after ``a``; -1 stands for both ends."""
     mixed_a = np.uint64(g.mixed[a]) if a != -1 else _END
     mixed_b = np.uint64(g.mixed[b]) if b != -1 else _END

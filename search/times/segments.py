@@ -26,6 +26,7 @@ import numpy as np
 from disco_hlo.compiled import inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import NOWHERE, cut_slot
+from disco_hlo.search.arrays.views import GraphView, StateView
 from disco_hlo.search.times.running_sums import (
     AWAITED,
     BLOCK,
@@ -35,6 +36,7 @@ from disco_hlo.search.times.running_sums import (
     KINDS,
     NEVER,
     TIES,
+    SegmentsView,
     compute_ns,
 )
 from disco_hlo.simulator.contention import HELD, NOW, compute, is_over, issue, restart, wait
@@ -48,7 +50,7 @@ _KIND_BITS: Final = 1
 
 
 @inner
-def _place_events(g: Any, s: Any, c: Any) -> None:
+def _place_events(g: GraphView, s: StateView, c: SegmentsView) -> None:
     """When every bucket is issued and waited for, and what is cut out of it where."""
     events = cuts = 0
     for i in range(c.buckets):
@@ -56,7 +58,7 @@ def _place_events(g: Any, s: Any, c: Any) -> None:
         if s.owner[bucket] != bucket:
             c.key[KINDS * i + ISSUED] = c.key[KINDS * i + AWAITED] = NEVER
             continue
-        issued, awaited = np.int64(-1), s.total[at.SLOTS]
+        issued, awaited = -1, s.total[at.SLOTS]
         times = at.TIME_COLUMNS * bucket
         is_cut = s.time_ns[times + at.UNPACK] > 0
         x = bucket
@@ -80,15 +82,15 @@ def _place_events(g: Any, s: Any, c: Any) -> None:
 
 
 @inner
-def _key(slot: Any, kind: Any, place: Any) -> Any:
+def _key(slot: int, kind: int, place: int) -> Any:
     """Events sort by the slot they come before, kind, and place of the bucket."""
     return ((slot << _KIND_BITS | kind) << _PLACE_BITS) | place
 
 
 @inner
-def _last_needed(g: Any, s: Any, c: Any, bucket: Any, rank: Any) -> Any:
+def _last_needed(g: GraphView, s: StateView, c: SegmentsView, bucket: int, rank: int) -> Any:
     """The last slot of what must have run before an all-reduce is issued."""
-    last, earlier = np.int64(-1), c.tie_at[TIES * rank + 1]
+    last, earlier = -1, c.tie_at[TIES * rank + 1]
     for e in range(c.tie_at[TIES * rank], c.tie_at[TIES * rank + 2]):
         unit, cell = s.owner[c.tie[e]], s.copiers[c.tie[e]] if e >= earlier else -1
         while True:  # ends with the list
@@ -103,7 +105,7 @@ def _last_needed(g: Any, s: Any, c: Any, bucket: Any, rank: Any) -> Any:
 
 
 @inner
-def _first_waiting(s: Any, c: Any, bucket: Any, rank: Any) -> Any:
+def _first_waiting(s: StateView, c: SegmentsView, bucket: int, rank: int) -> Any:
     """The first slot of what must wait for an all-reduce."""
     first = s.total[at.SLOTS]
     for e in range(c.tie_at[TIES * rank + 2], c.tie_at[TIES * rank + 4]):
@@ -119,7 +121,7 @@ def _first_waiting(s: Any, c: Any, bucket: Any, rank: Any) -> Any:
 
 
 @inner
-def _sort_events(c: Any) -> None:
+def _sort_events(c: SegmentsView) -> None:
     """By insertion: the events of one candidate come nearly as those of the last one did, and behind the last that
     happens are only such as do not."""
     i, left = 0, c.number[EVENTS]
@@ -138,7 +140,7 @@ def _sort_events(c: Any) -> None:
 
 
 @inner
-def order_ns(g: Any, s: Any, c: Any) -> Any:
+def order_ns(g: GraphView, s: StateView, c: SegmentsView) -> Any:
     """Makespan of the state in its order, and how many entries ``c.started`` then has: the tasks (3 * head + part) as
     they start, transfers as they are issued, and once more when they are waited for, as -1 - task. ``c.ends_ns`` has
     the end of every unit."""
@@ -171,7 +173,7 @@ def order_ns(g: Any, s: Any, c: Any) -> Any:
 
 
 @inner
-def _run_event(s: Any, c: Any, event: Any, count: Any, issued: Any) -> Any:
+def _run_event(s: StateView, c: SegmentsView, event: int, count: int, issued: int) -> Any:
     """Issue a bucket, or wait for one: what there are of entries then, and of transfers issued."""
     p, rank = c.progress, event // KINDS
     bucket = c.ranked[rank]
@@ -195,7 +197,7 @@ def _run_event(s: Any, c: Any, event: Any, count: Any, issued: Any) -> Any:
 
 
 @inner
-def _sort_cuts(s: Any, c: Any) -> None:
+def _sort_cuts(s: StateView, c: SegmentsView) -> None:
     """By slot, then by the heads of their buckets, then by gradient: by insertion, as they are few."""
     for i in range(1, c.number[CUTS]):
         slot, x, k = c.cut_at[i], c.cut[i], i
@@ -206,25 +208,25 @@ def _sort_cuts(s: Any, c: Any) -> None:
 
 
 @inner
-def _comes_before(s: Any, slot: Any, x: Any, other_slot: Any, y: Any) -> Any:
+def _comes_before(s: StateView, slot: int, x: int, other_slot: int, y: int) -> Any:
     if slot != other_slot:
         return slot < other_slot
     return s.owner[x] < s.owner[y] or (s.owner[x] == s.owner[y] and x < y)
 
 
 @inner
-def _hold_ns(g: Any, s: Any, unit: Any) -> Any:
+def _hold_ns(g: GraphView, s: StateView, unit: int) -> Any:
     """How much of a unit must be done before a transfer begins beside it."""
-    longest = np.int64(0)
+    longest = 0
     x = unit
     while x != -1:  # ends with the list
         longest = max(longest, g.hold_ns[x])
         x = s.next[x]
-    return max(np.int64(0), min(longest, compute_ns(g, s, unit) - 1))
+    return max(0, min(longest, compute_ns(g, s, unit) - 1))
 
 
 @inner
-def _has_product(g: Any, s: Any, unit: Any) -> Any:
+def _has_product(g: GraphView, s: StateView, unit: int) -> Any:
     """Whether one of a unit's ops is a product."""
     x = unit
     while x != -1:  # ends with the list
@@ -238,7 +240,7 @@ def _has_product(g: Any, s: Any, unit: Any) -> Any:
 
 
 @inner
-def segments_ns(g: Any, s: Any, c: Any) -> Any:
+def segments_ns(g: GraphView, s: StateView, c: SegmentsView) -> Any:
     """Makespan of the state in its order; its sums are up to date."""
     _place_events(g, s, c)
     _sort_events(c)
@@ -278,13 +280,13 @@ def segments_ns(g: Any, s: Any, c: Any) -> Any:
 
 
 @inner
-def _slot_of(c: Any, event: Any) -> Any:
+def _slot_of(c: SegmentsView, event: int) -> Any:
     """The slot that an event comes before."""
     return c.key[event] >> (_PLACE_BITS + _KIND_BITS)
 
 
 @inner
-def _add_cuts(g: Any, c: Any, sign: Any) -> None:
+def _add_cuts(g: GraphView, c: SegmentsView, sign: int) -> None:
     """Let the sums have, or no longer have, what is cut out right before the unit of a slot. That depends on where all
     who read a gradient stand, so it is found anew for each candidate."""
     for i in range(c.number[CUTS]):
@@ -294,7 +296,7 @@ def _add_cuts(g: Any, c: Any, sign: Any) -> None:
 
 
 @inner
-def _behind_holding(g: Any, s: Any, c: Any, start: Any, end: Any) -> Any:
+def _behind_holding(g: GraphView, s: StateView, c: SegmentsView, start: int, end: int) -> Any:
     """Run the first kernel of these slots if it holds what is held: later ones do not matter to a transfer that has
     begun, and what cuts a gradient out holds nothing. The slot from which on the rest is to be run."""
     for slot in range(start, end):
@@ -311,7 +313,7 @@ def _behind_holding(g: Any, s: Any, c: Any, start: Any, end: Any) -> Any:
 
 
 @inner
-def _sum_ns(c: Any, start: Any, end: Any) -> Any:
+def _sum_ns(c: SegmentsView, start: int, end: int) -> Any:
     """Compute time of the slots from ``start`` on and before ``end``."""
     total = np.int64(0)
     if end - start < 2 * BLOCK:

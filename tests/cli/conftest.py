@@ -13,9 +13,9 @@ import pytest
 
 from disco_hlo.cli import main
 from tests.report import plans
-from tests.report.conftest import cpu_plan, h200_plan
+from tests.report.conftest import cpu_plan, h200_plan, vgg19_plan
 
-__all__ = ["cpu_plan", "h200_plan"]
+__all__ = ["cpu_plan", "h200_plan", "vgg19_plan"]
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ import pytest
 
 from disco_hlo.profiler.profile import to_json
 from tests.cli.conftest import Disco
-from tests.cli.test_simulate import SCANNED, processes
+from tests.cli.test_simulate import processes
 from tests.report import plans
-
-pytestmark = pytest.mark.product_only
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +25,9 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan(disco: Disco, searched: Path) -> Path:
     """A searched plan of a scanned step; the first test that asks for it has it searched."""
     if not searched.exists():
-        found = disco("search", SCANNED, "-o", searched, "--evaluations", "20", "--seeds", "1", "--json").json
+        found = disco(
+            "search", plans.SCANNED, "-o", searched, "--evaluations", "20", "--seeds", "1", "--json"
+        ).json
         assert set(found["evaluations_of_regions"]) == {"loop1", "loop2"}
         assert found["collectives_not_simulated"] == 0
         times = {(one["name"], one["strategy"]): one["execution_ns"] for one in found["regions"]}

@@ -14,12 +14,9 @@ from tests.cli.conftest import Disco
 from tests.cli.large_steps import large_step
 from tests.report import plans
 
-SCANNED = plans.H200.parent / "h100_llama" / "fsdp_scan.hlo.pb.gz"
-"""Sharded parameters, 16 layers in a scan: a loop forward, a loop backward."""
 
-
-def test_the_breakdown_adds_up(disco: Disco, h200_plan: Path) -> None:
-    found = disco("simulate", plans.H200, "--plan", h200_plan, "--json").json
+def test_the_breakdown_adds_up(disco: Disco, vgg19_plan: Path) -> None:
+    found = disco("simulate", plans.VGG19, "--plan", vgg19_plan, "--json").json
     for side in ("default", "plan"):
         times = found[side]
         assert times["step_ns"] == times["compute_ns"] + times["exposed_ns"]
@@ -30,8 +27,8 @@ def test_the_breakdown_adds_up(disco: Disco, h200_plan: Path) -> None:
     assert found["costs"][0].startswith("no profile: taken instead: nvidia-h200-nvlink")
 
 
-def test_the_table_shows_both_and_says_what_it_computed_with(disco: Disco, h200_plan: Path) -> None:
-    outcome = disco("simulate", plans.H200, "--plan", h200_plan)
+def test_the_table_shows_both_and_says_what_it_computed_with(disco: Disco, vgg19_plan: Path) -> None:
+    outcome = disco("simulate", plans.VGG19, "--plan", vgg19_plan)
     assert "disco: no profile: taken instead: nvidia-h200-nvlink" in outcome.err
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
     assert lines[0] == "XLA default plan"
@@ -41,9 +38,8 @@ def test_the_table_shows_both_and_says_what_it_computed_with(disco: Disco, h200_
     assert "speed-up predicted:" in outcome.out
 
 
-@pytest.mark.product_only
 def test_a_loop_takes_as_many_executions_of_its_body_as_it_has_trips(disco: Disco) -> None:
-    found = disco("simulate", SCANNED, "--json").json
+    found = disco("simulate", plans.SCANNED, "--json").json
     entry, forward, backward = found["regions"]
     assert [one["what"] for one in (entry, forward, backward)] == [
         "entry computation", "loop body of n75, trips 16", "loop body of n182, trips 16",
@@ -58,20 +54,19 @@ def test_a_loop_takes_as_many_executions_of_its_body_as_it_has_trips(disco: Disc
     assert found["bound"]["bound_ns"] <= found["default"]["step_ns"]
 
 
-@pytest.mark.product_only
 def test_one_region_is_shown_and_traced_alone(
     disco: Disco, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     whole, one = tmp_path / "step.json", tmp_path / "loop.json"
-    disco("simulate", SCANNED, "--trace", whole)
-    shown = disco("simulate", SCANNED, "--region", "loop2", "--trace", one)
+    disco("simulate", plans.SCANNED, "--trace", whole)
+    shown = disco("simulate", plans.SCANNED, "--region", "loop2", "--trace", one)
     assert "one execution of loop2" in shown.out
     assert processes(whole) == [f"jit_train_step: XLA default{end}" for end in ("", ", loop1", ", loop2")]
     assert processes(one) == ["jit_train_step: XLA default, loop2"]
-    found = disco("simulate", SCANNED, "--region", "loop2", "--json").json
+    found = disco("simulate", plans.SCANNED, "--region", "loop2", "--json").json
     assert found["default"]["step_ns"] == found["regions"][2]["execution_ns"]
     assert found["bound"]["bound_ns"] <= found["default"]["step_ns"]
-    message = refused("simulate", SCANNED, "--region", "loop9")
+    message = refused("simulate", plans.SCANNED, "--region", "loop9")
     assert message == "disco: the step has no region 'loop9'; it has entry, loop1, loop2"
 
 
@@ -82,7 +77,7 @@ def processes(trace: Path) -> list[str]:
 
 def test_a_slower_network_exposes_more(disco: Disco) -> None:
     steps = [
-        disco("simulate", plans.H200, "--gpus", gpus, "--bandwidth", rate, "--latency", "5", "--json").json
+        disco("simulate", plans.VGG19, "--gpus", gpus, "--bandwidth", rate, "--latency", "5", "--json").json
         for gpus, rate in (("2", "400"), ("1024", "3.125"))
     ]
     assert steps[0]["default"]["exposed_ns"] < steps[1]["default"]["exposed_ns"]
@@ -93,23 +88,23 @@ def test_a_slower_network_exposes_more(disco: Disco) -> None:
 
 
 def test_the_profile_beside_a_module_is_used_unless_another_is_named(disco: Disco, tmp_path: Path) -> None:
-    shutil.copy(plans.H200, tmp_path / "default.hlo.pb.gz")
+    shutil.copy(plans.VGG19, tmp_path / "default.hlo.pb.gz")
     profile = tmp_path / "profile.json"
     profile.write_text(to_json(plans.sockets_profile()))
     beside = disco("simulate", tmp_path, "--json").json
-    named = disco("simulate", plans.H200, "--profile", profile, "--json").json
+    named = disco("simulate", plans.VGG19, "--profile", profile, "--json").json
     assert beside["default"] == named["default"]
     assert beside["costs"][0].startswith("times from the profile of NVIDIA H200")
 
 
-def test_the_trace_opens_in_perfetto(disco: Disco, h200_plan: Path, tmp_path: Path) -> None:
+def test_the_trace_opens_in_perfetto(disco: Disco, vgg19_plan: Path, tmp_path: Path) -> None:
     trace = tmp_path / "deep" / "trace.json"
-    outcome = disco("simulate", plans.H200, "--plan", h200_plan, "--trace", trace)
+    outcome = disco("simulate", plans.VGG19, "--plan", vgg19_plan, "--trace", trace)
     assert outcome.code == 0
     events = json.loads(trace.read_text())["traceEvents"]
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert tracks == {"compute stream", "channel 1"}
-    assert sum(event["ph"] == "X" for event in events) > 1000
+    assert sum(event["ph"] == "X" for event in events) > 200
     assert list(trace.parent.iterdir()) == [trace]
 
 
@@ -119,17 +114,17 @@ def test_bad_input_is_refused(refused: Callable[..., str], tmp_path: Path, cpu_p
     garbage = tmp_path / "garbage.hlo.pb"
     garbage.write_bytes(b"\x0a\xff" * 1000)
     assert f"{garbage}: expected a serialized HloModuleProto" in refused("simulate", garbage)
-    assert "both --gpus and --bandwidth" in refused("simulate", plans.H200, "--gpus", "8")
+    assert "both --gpus and --bandwidth" in refused("simulate", plans.VGG19, "--gpus", "8")
     assert "Invalid value for '--bandwidth'" in refused(
-        "simulate", plans.H200, "--gpus", "8", "--bandwidth", "nan"
+        "simulate", plans.VGG19, "--gpus", "8", "--bandwidth", "nan"
     )
     (tmp_path / "profile.json").write_text('{"format": "disco-hlo profile", "version": 1, "platform": {}}')
-    message = refused("simulate", plans.H200, "--profile", tmp_path / "profile.json")
+    message = refused("simulate", plans.VGG19, "--profile", tmp_path / "profile.json")
     assert str(tmp_path / "profile.json") in message
 
 
 def test_a_plan_of_another_step_is_refused(refused: Callable[..., str], cpu_plan: Path) -> None:
-    message = refused("simulate", plans.H200, "--plan", cpu_plan)
+    message = refused("simulate", plans.VGG19, "--plan", cpu_plan)
     assert "is a plan for 'jit_mlp_step'" in message
     assert "this module is 'jit_train_step'" in message
 
@@ -171,7 +166,7 @@ def test_a_network_too_slow_to_simulate_is_named(refused: Callable[..., str], tm
 
 
 def test_a_machine_says_what_would_be_gained_on_it(disco: Disco) -> None:
-    outcome = disco("simulate", plans.H200, "--machine", "h200", "--gpus", "1024")
+    outcome = disco("simulate", plans.VGG19, "--machine", "h200", "--gpus", "1024")
     rows = [" ".join(line.split()) for line in outcome.out.splitlines()]
     names = ("order", "rotation", "fused kernels", "T3")
     assert [name for name in names if any(row.startswith(name) for row in rows)] == list(names)
@@ -179,13 +174,13 @@ def test_a_machine_says_what_would_be_gained_on_it(disco: Disco) -> None:
         "what if: 1024 GPUs of h200 (Nodes of 8 H200, 400 Gb/s a device); collectives by switch"
         in outcome.err
     )
-    found = disco("simulate", plans.H200, "--machine", "coconet", "--json").json
+    found = disco("simulate", plans.VGG19, "--machine", "coconet", "--json").json
     assert found["machine"] == {"name": "coconet", "gpus": 256, "assumed": ["gpu.launch_us"]}
     assert all(0 < step_ns <= found["default"]["step_ns"] for step_ns in found["gains"].values())
 
 
 def test_a_machine_and_a_link_are_not_given_together(refused: Callable[..., str]) -> None:
     assert "leave out --bandwidth" in refused(
-        "simulate", plans.H200, "--machine", "h200", "--bandwidth", "10"
+        "simulate", plans.VGG19, "--machine", "h200", "--bandwidth", "10"
     )
-    assert "no machine 'laptop'" in refused("simulate", plans.H200, "--machine", "laptop")
+    assert "no machine 'laptop'" in refused("simulate", plans.VGG19, "--machine", "laptop")

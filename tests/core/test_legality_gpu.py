@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
-from functools import cache
-from pathlib import Path
-
 import pytest
 
 from disco_hlo.core.gpu_facts import gpu_facts
 from disco_hlo.core.kernels import emitter_kind, group_refusal, kernel
 from disco_hlo.core.legality_gpu import find_heroes
 from disco_hlo.core.rows import plain_rows
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph
+from tests.captured import captured
 from tests.core.gpu_graphs import graph
-
-DATA = Path(__file__).parents[1] / "data"
-
-
-@cache
-def transformer(name: str) -> CanonicalModule:
-    return canonicalize(gzip.decompress((DATA / f"h200_transformer_{name}.hlo.pb.gz").read_bytes()))
-
-
-@pytest.fixture(scope="module", params=["default", "unfused"])
-def step(request: pytest.FixtureRequest) -> CanonicalModule:
-    return transformer(request.param)
-
 
 # What XLA itself does ---------------------------------------------------------------------------
 
 
-def test_every_loop_and_input_fusion_of_a_real_step_is_legal(step: CanonicalModule) -> None:
+@pytest.mark.parametrize("name", ["h200_transformer_default", "h200_transformer_unfused"])
+def test_every_loop_and_input_fusion_of_a_real_step_is_legal(name: str) -> None:
+    step = captured(name)
     kernels = [o for o in step.origins if o.role == "fusion" and emitter_of(o.proto) in ("loop", "input")]
     refused = {o.name: group_refusal(step.graph, o.nodes, o.results) for o in kernels}
     assert len(kernels) > 700
@@ -41,7 +26,7 @@ def test_every_loop_and_input_fusion_of_a_real_step_is_legal(step: CanonicalModu
 
 
 def test_the_label_is_xlas_but_for_twelve_that_it_gave_before_a_transpose_was_simplified_away() -> None:
-    source = transformer("default")
+    source = captured("h200_transformer_default")
     graph = source.graph
     kernels = [o for o in source.origins if o.role == "fusion" and emitter_of(o.proto) in ("loop", "input")]
     differ = [o.name for o in kernels if emitter_kind(graph, o.nodes, o.results) != emitter_of(o.proto)]

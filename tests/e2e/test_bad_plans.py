@@ -16,9 +16,6 @@ from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, copies, digest, edited
 from tests.e2e.jobs import Job, Run
 
-# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
-pytestmark = pytest.mark.product_only
-
 Spoil = Callable[[Path], None]
 
 

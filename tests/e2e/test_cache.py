@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.conftest import CACHED
 from tests.e2e.executed import assert_same_losses, is_ours
 from tests.e2e.jobs import Job, Run
@@ -14,7 +12,6 @@ from tests.e2e.jobs import Job, Run
 PHASES = {"search": {"ENABLE_SEARCH": "1"}, "enact": {"ENABLE_SEARCH": "0"}, "unset": {}}
 
 
-@pytest.mark.product_only  # tests/plugin/test_compiles.py does the same on both legs, in one process
 def test_in_one_cache_directory_every_run_executes_what_its_environment_says(
     searched: tuple[Job, Run], copied: Job, default: Run, tmp_path: Path
 ) -> None:

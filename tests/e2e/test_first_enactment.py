@@ -14,9 +14,6 @@ from disco_hlo.plan.compared import decode
 from tests.e2e.executed import assert_same_losses, difference, digest, edited, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
 
-# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
-pytestmark = pytest.mark.product_only
-
 COMPARED = "it is compared with XLA's default first, once"
 offline = edited(lambda plan: plan.update(measured=None))
 older = edited(lambda plan: plan["versions"].update(jax="0.0.1"))

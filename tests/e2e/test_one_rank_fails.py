@@ -12,8 +12,7 @@ from tests.e2e.executed import assert_same_losses, digest, is_ours, slot_of
 from tests.e2e.jobs import LIMIT_S, Job, Run
 from tests.known_times import know_all, know_device
 
-# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
-pytestmark = [pytest.mark.mpi, pytest.mark.product_only]
+pytestmark = pytest.mark.mpi
 
 NO_ROOM = "RuntimeError: RESOURCE_EXHAUSTED: out of memory"
 

@@ -14,9 +14,6 @@ from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, 
 from tests.e2e.jobs import Job, Run
 from tests.known_times import know_device
 
-# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
-pytestmark = pytest.mark.product_only
-
 APPLIED = "found under other constants and applied to this step"
 COMPARED = "found under other constants: it is compared with XLA's default first, once"
 SCHEDULED = ("--kind", "scheduled")

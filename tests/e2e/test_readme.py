@@ -15,10 +15,7 @@ from tests.e2e.jobs import HERE
 from tests.known_times import know_all
 from tests.ports import free_port
 
-pytestmark = [
-    pytest.mark.mpi,
-    pytest.mark.product_only,
-]  # three jobs of two processes; the other leg has less time
+pytestmark = pytest.mark.mpi
 
 SCRIPT = f"""
 import runpy, sys

@@ -8,8 +8,7 @@ from tests.e2e.executed import assert_same_losses, digest, plan_in
 from tests.e2e.jobs import LIMIT_S, Job, Run, Started, until_it_says
 from tests.ports import free_port
 
-# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
-pytestmark = [pytest.mark.mpi, pytest.mark.product_only]
+pytestmark = pytest.mark.mpi
 
 
 def test_ranks_that_join_one_job_after_the_other_have_their_plan_in_each(

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from disco_hlo.plan import plan as plans
 from tests.e2e.executed import difference, plan_in
 from tests.e2e.jobs import Job, Run
-
-# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
-pytestmark = pytest.mark.product_only
 
 
 def test_a_second_search_finds_the_same_plan_byte_for_byte(searched: tuple[Job, Run], copied: Job) -> None:

@@ -23,8 +23,7 @@ from tests.e2e.executed import assert_same_losses, difference, digest, plan_in, 
 from tests.e2e.jobs import Job, Run
 from tests.known_times import know_device
 
-# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
-pytestmark = [pytest.mark.mpi, pytest.mark.product_only, pytest.mark.slow]
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 SCANNED = ("--kind", "scanned")
 

@@ -18,8 +18,6 @@ from tests.e2e.executed import difference, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
 from tests.known_times import know_device
 
-pytestmark = pytest.mark.product_only
-
 
 def unknown_kernels(job: Job, searched: Job) -> int:
     """How many kernels of ``searched``'s plan the measured times of ``job`` lack."""

@@ -6,14 +6,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from disco_hlo.plan.bans import Bans
 from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
 from tests.e2e.jobs import LIMIT_S, Job, Run, Started, until_it_says
-
-# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
-pytestmark = pytest.mark.product_only
 
 LONG = {"ENABLE_SEARCH": "1", "DISCO_PATIENCE": "1000000000", "DISCO_BUDGET_S": "100000"}
 

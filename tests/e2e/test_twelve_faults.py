@@ -30,8 +30,7 @@ from tests.e2e.faults import MEASURED_RUN
 from tests.e2e.jobs import LIMIT_S, Job, Run, Started, run_of
 from tests.known_times import know_all
 
-# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
-pytestmark = [pytest.mark.mpi, pytest.mark.product_only]
+pytestmark = pytest.mark.mpi
 
 STAGES = {"profile": "profile-unfused", "search": "search", "measure": MEASURED_RUN, "enact": "enact"}
 LONG = bool(os.environ.get("TWELVE_FAULTS"))

@@ -15,28 +15,30 @@ import pytest
 from tests.examples.test_scripts import EXAMPLES, run
 
 TINY = llama.load("tiny")._replace(length=16, dtype="float32")
+SPLIT = llama.Form("fsdp+tp", "scan")
 COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter)(?:-start)?\(")
 
 
-def trained(form: llama.Form, steps: int = 3, rows: int = 2) -> list[float]:
-    """Losses on a batch of as many rows, in however many microbatches."""
+@functools.cache
+def trained(form: llama.Form, rows: int) -> tuple[list[float], str]:
+    """Losses on a batch of as many rows, in however many microbatches; and the compiled step as text."""
     config, where = TINY._replace(rows_per_device=rows), llama.layout(form)
     state = jax.jit(
         functools.partial(llama.init, config, form), out_shardings=llama.state_shardings(config, where)
     )(jax.random.key(0))
-    step = llama.compile_step(config, where)
-    _, shape = llama.abstract_arguments(config, where)
-    tokens = np.random.default_rng(0).integers(0, config.vocabulary, (steps, 16, shape.shape[-1]))
+    arguments = llama.abstract_arguments(config, where)
+    step, shape = llama.compile_step(config, where).lower(*arguments).compile(), arguments[1]
+    tokens = np.random.default_rng(0).integers(0, config.vocabulary, (3, 16, shape.shape[-1]))
     losses = []
     for batch in tokens[:, : shape.shape[0] * shape.shape[1]]:
         state, loss = step(state, jnp.asarray(batch.reshape(shape.shape), jnp.int32))
         losses.append(float(loss))
-    return losses
+    return losses, step.as_text()
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[float]:
-    return trained(llama.Form("dp", "unroll", "none"))
+    return trained(llama.Form("dp", "unroll", "none"), 2)[0]
 
 
 @pytest.mark.parametrize(
@@ -49,25 +51,26 @@ def expected() -> list[float]:
     ids=str,
 )
 def test_every_form_trains_alike(form: llama.Form, expected: list[float]) -> None:
-    np.testing.assert_allclose(trained(form), expected, rtol=2e-5)
+    np.testing.assert_allclose(trained(form, 2)[0], expected, rtol=2e-5)
 
 
 def test_tensor_parallel_and_accumulated_steps_train_alike(expected: list[float]) -> None:
     """Half as many rows at once on as many devices, or twice as many a device on half of them: the same batch."""
-    accumulated = trained(llama.Form("fsdp", "scan", "dots", accumulate=2), rows=1)
+    accumulated, _ = trained(llama.Form("fsdp", "scan", "dots", accumulate=2), 1)
     np.testing.assert_allclose(accumulated, expected, rtol=2e-5)
     # The vocabulary is split as well, so that its weights are drawn alike but summed in another order.
-    np.testing.assert_allclose(trained(llama.Form("fsdp+tp", "scan"), rows=4), expected, rtol=2e-3)
+    np.testing.assert_allclose(trained(SPLIT, 4)[0], expected, rtol=2e-3)
 
 
-@pytest.mark.parametrize("shard", llama.SHARDS)
-def test_sharded_state_is_gathered_in_the_loop(shard: str) -> None:
-    where = llama.layout(llama.Form(shard, "scan"))
-    compiled = llama.compile_step(TINY, where).lower(*llama.abstract_arguments(TINY, where)).compile()
-    [bodies, entry] = compiled.as_text().rsplit("ENTRY ", 1)
+@pytest.mark.parametrize(
+    ("form", "rows"),
+    [(llama.Form("dp", "scan", "dots"), 2), (llama.Form("fsdp", "scan", "all"), 2), (SPLIT, 4)],
+)
+def test_sharded_state_is_gathered_in_the_loop(form: llama.Form, rows: int) -> None:
+    [bodies, entry] = trained(form, rows)[1].rsplit("ENTRY ", 1)
     inside = Counter(COLLECTIVE.findall(bodies))
     assert inside["all-reduce"] > 0
-    assert (inside["all-gather"] >= 7) == (shard != "dp")
+    assert (inside["all-gather"] >= 7) == (form.shard != "dp")
     assert "all-reduce" in COLLECTIVE.findall(entry)
 
 

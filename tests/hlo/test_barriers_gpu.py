@@ -11,6 +11,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
+from tests.hlo.small_modules import module_of
 from tests.plan.executed import executed_difference, without_barriers
 
 CONFIG = 'backend_config={"operation_queue_id":"0"}'
@@ -62,7 +63,7 @@ ENTRY %main (weight: f32[8], x: f32[8]) -> (f32[8], f32[8], f32[8]) {{
 
 
 def step() -> CanonicalModule:
-    return canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
+    return canonicalize(module_of(STEP))
 
 
 def node(source: CanonicalModule, opcode: str) -> int:

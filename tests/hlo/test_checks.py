@@ -66,6 +66,10 @@ def too_few_operands(module: Any) -> None:
     del first(module, "dot").operand_ids[1:]
 
 
+def no_operand(module: Any) -> None:
+    del first(module, "tanh").operand_ids[:]
+
+
 def same_parameter_twice(module: Any) -> None:
     parameters = [i for i in entry(module).instructions if i.opcode == "parameter"]
     parameters[0].parameter_number = parameters[1].parameter_number
@@ -100,6 +104,7 @@ def schedule_with_one_twice(module: Any) -> None:
         (wrong_layout, "dimensions in the order"),
         (later_operand, "which no earlier instruction defines"),
         (too_few_operands, "has 1 operands, expected at least 2"),
+        (no_operand, "has 0 operands, expected 1"),
         (same_parameter_twice, "does not number its parameters"),
         (no_root, "has no root"),
         (contracts_what_is_not_there, "has the dimension 9"),
@@ -108,8 +113,8 @@ def schedule_with_one_twice(module: Any) -> None:
     ],
 )
 def test_what_is_wrong_is_said(change: Callable[[Any], None], why: str) -> None:
-    of_dots = change in (too_few_operands, contracts_what_is_not_there)
-    module = proto.parse(large_step(2) if of_dots else MODULE.read_bytes())
+    of_layers = change in (too_few_operands, no_operand, contracts_what_is_not_there)
+    module = proto.parse(large_step(2) if of_layers else MODULE.read_bytes())
     check_module(module)
     change(module)
     with pytest.raises(ModuleError, match=why) as caught:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from jaxlib import _hlo
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import canonicalize
@@ -21,6 +20,7 @@ from disco_hlo.hlo.collectives import (
 from disco_hlo.hlo.cost_model import LinearPieces, as_all_reduces, by_ring
 from disco_hlo.hlo.graph import Graph
 from tests.cost_models import MadeUpCosts
+from tests.hlo.small_modules import module_of
 
 ARRAY, HALF = "f32[8,4]{1,0}", "f32[4,4]{1,0}"
 RESULTS = f"({ARRAY}, {HALF}, {HALF}, {ARRAY}, {ARRAY})"
@@ -51,7 +51,7 @@ LINE = LinearPieces.of((0, 1.0, 100.0), (1000, 2.0, 0.0))
 
 
 def step() -> Graph:
-    return canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto())).graph
+    return canonicalize(module_of(STEP)).graph
 
 
 def test_each_collective_has_a_kind_and_bytes() -> None:
@@ -131,7 +131,7 @@ def test_each_collective_counts_as_the_all_reduce_that_takes_as_long() -> None:
 
 def test_the_line_is_that_of_the_kind_of_all_reduce_that_moves_most() -> None:
     text = STEP.replace(EVERYONE, EVERYONE.replace("0,1,2,3", "0,2},{1,3"))
-    graph = canonicalize(bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())).graph
+    graph = canonicalize(module_of(text)).graph
     own = LinearPieces.of((0, 3.0, 30.0))
     line, sizes = as_all_reduces(graph, OwnLines(LINE, own={"all-reduce {0,2},{1,3}": own}))
     assert line == own

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-from pathlib import Path
-
 import pytest
 
 from disco_hlo.errors import ModuleError
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.hlo.proto import Module
 from disco_hlo.hlo.regions import Region
-
-DATA = Path(__file__).parents[1] / "data"
+from tests.captured import captured
 
 
 def step(*computations: tuple[str, ...], regions: tuple[int, ...] = ()) -> CanonicalModule:
@@ -72,7 +68,5 @@ def test_one_line_says_how_many() -> None:
     )
 
 
-@pytest.mark.product_only
 def test_none_of_scanned_layers_is_left_out() -> None:
-    scanned = DATA / "h100_llama" / "fsdp_scan.hlo.pb.gz"
-    assert inner_collectives(canonicalize(gzip.decompress(scanned.read_bytes()))) == 0
+    assert inner_collectives(captured("h100_llama/fsdp_scan")) == 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from jaxlib import _hlo
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from tests.hlo.small_modules import module_of
 
 LEVELS = 40
 
@@ -38,7 +38,7 @@ def tuples() -> str:
 def canonical(computations: str, call: str, last: int) -> CanonicalModule:
     entry = "ENTRY %main (x: f32[8]) -> f32[8] {\n %x = f32[8]{0} parameter(0)\n ROOT %y = f32[8]{0} "
     text = f"HloModule jit_step, is_scheduled=true\n\n{computations}\n\n{entry}{call.format('x', last)}\n}}\n"
-    return canonicalize(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+    return canonicalize(module_of(text))
 
 
 @pytest.mark.parametrize("computations", [twice("fusion(%{}), kind=kLoop, calls=%f{}"), tuples()])
@@ -87,7 +87,7 @@ def nested_loops(members: int, depth: int) -> str:
 
 
 def test_what_nested_loops_only_read_is_found_once_for_each_loop() -> None:
-    module = _hlo.hlo_module_from_text(nested_loops(members=24, depth=6)).as_serialized_hlo_module_proto()
+    module = module_of(nested_loops(members=24, depth=6))
     started = time.monotonic()
     assert len(canonicalize(module).graph.inplace) == 24
     assert time.monotonic() - started < 10

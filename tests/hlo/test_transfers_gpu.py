@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from jaxlib import _hlo
-
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.collectives import collective_bytes
 from disco_hlo.hlo.graph import Kind
@@ -12,6 +10,7 @@ from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket
 from disco_hlo.plan.verify import verify
+from tests.hlo.small_modules import module_of
 from tests.plan.executed import executed_difference
 
 CONFIG = 'backend_config={"operation_queue_id":"0"}'
@@ -60,7 +59,7 @@ ENTRY %main (x: f32[8,4]) -> (f32[8,4], f32[8,4]) {{
 
 
 def step() -> CanonicalModule:
-    return canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
+    return canonicalize(module_of(STEP))
 
 
 def test_each_is_a_transfer_in_a_bucket_of_its_own() -> None:
@@ -127,5 +126,5 @@ ENTRY %main (a: s32[4,2], b: s32[2,4]) -> s32[4,4] {
     scheduled = 'is_scheduled=true, frontend_attributes={fingerprint_before_lhs="8e6c"}'
     for said, backend in (("is_scheduled=true", "cpu"), (scheduled, "gpu")):
         text = f"HloModule jit_step, {said}\n{dot}"
-        data = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+        data = module_of(text)
         assert canonicalize(data).graph.backend == backend

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from jaxlib import _hlo
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.verify import verify
+from tests.hlo.small_modules import module_of
 
 ON_GPU = ', backend_config={"operation_queue_id":"0"}'
 UPDATE = "dynamic-update-slice(%p, %s, %i)"
@@ -62,7 +62,7 @@ ENTRY %main (x: f32[8], part: f32[2], at: s32[]) -> (f32[8], f32[8]) {{
   ROOT %out = (f32[8]{{0}}, f32[8]{{0}}) tuple(%backwards, {made})
 }}
 """
-    return canonicalize(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+    return canonicalize(module_of(text))
 
 
 def opcodes(source: CanonicalModule, pairs: tuple[tuple[int, int], ...]) -> set[tuple[str, ...]]:
@@ -120,7 +120,7 @@ ENTRY %main (x: f32[8], part: f32[2], at: s32[]) -> f32[8] {
   ROOT %made = f32[8]{0} fusion(%x, %part, %at), kind=kLoop, calls=%updating
 }
 """
-    source = canonicalize(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+    source = canonicalize(module_of(text))
     assert opcodes(source, source.graph.inplace) == {("copy", "dynamic-update-slice")}
 
 

@@ -29,7 +29,6 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return Runner(tmp_path_factory.mktemp("mutate"), seed=7)
 
 
-@pytest.mark.product_only
 def test_changed_files_are_read_or_refused_in_one_line(runner: Runner) -> None:
     # Searches and the larger module take longest, and are left to the script.
     quick = [

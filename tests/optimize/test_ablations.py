@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
-
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.ablations import OUR_KERNELS, candidates
 from disco_hlo.optimize.costs import costs_of, shipped_profile
 from disco_hlo.optimize.pipeline import Budget, Case, optimize
@@ -20,22 +15,16 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.verify import verify
 from disco_hlo.search.api import SearchSettings
-from tests.compiled_search import compile_search
-
-pytestmark = pytest.mark.product_only
-
-VGG19 = Path(__file__).parents[1] / "data" / "h200_models" / "vgg19.hlo.pb.gz"
+from tests.captured import captured
 
 
 def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order() -> None:
     """Where transfers cost kernels more than the simulator knew, that was faster than the plan."""
-    module = gzip.decompress(VGG19.read_bytes())
-    source = canonicalize(module)
+    source = captured("h200_models/vgg19")
     xla, profile = read(source), shipped_profile("gpu", None)
     assert profile is not None
-    compile_search(module, "NVIDIA H200")
     case = Case(source, xla, costs_of(profile, source, [xla]))
-    found = candidates(optimize(case, SearchSettings(), Budget.of(20.0)), 1)
+    found = candidates(optimize(case, SearchSettings(evaluations=2000, seeds=1), Budget.of(None)), 1)
     trials = {name: strategy for name, strategy, _ in found}
     tried, plan = trials[OUR_KERNELS], trials[PLAN]
     assert tried is not None

@@ -25,8 +25,6 @@ from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.build import resident_bytes
 from tests.report import plans
 
-pytestmark = pytest.mark.product_only
-
 MODULE = Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb"
 FEW = SearchSettings(evaluations=500, seeds=1)
 

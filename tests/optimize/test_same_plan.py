@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +22,8 @@ from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.profile import Profile, to_json
 from disco_hlo.search.api import SearchSettings
+from tests.captured import stored
 from tests.report import plans
-
-pytestmark = pytest.mark.product_only
 
 CANDIDATES = 400
 
@@ -35,13 +35,12 @@ def profile(backend: str) -> Profile:
 
 @pytest.mark.parametrize(
     ("backend", "module"),
-    [("cpu", plans.cpu_module), pytest.param("gpu", plans.h200_module, marks=pytest.mark.slow)],
+    [("cpu", plans.cpu_module), ("gpu", lambda: stored("h200_models/rnnlm"))],
 )
 def test_the_plugin_and_the_command_find_one_plan(
-    backend: str, module: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, module: Callable[[], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plugin's search looked buckets up one by one, the command's computed them, and each ranked in its own way."""
-    assert callable(module)
     data = module()
     (tmp_path / "step.hlo.pb.gz").write_bytes(gzip.compress(data))
     (tmp_path / "profile.json").write_text(to_json(profile(backend)))

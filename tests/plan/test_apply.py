@@ -26,7 +26,7 @@ from disco_hlo.plugin.xla.executables import memory
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.plan.executed import executed_difference
 from tests.steps import models
-from tests.steps.intercept import intercept
+from tests.steps.intercept import captured_step, intercept
 from tests.steps.strategies import random_strategy
 
 BFLOAT16 = ml_dtypes.bfloat16
@@ -138,8 +138,7 @@ def assert_close(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any], titl
 
 def test_random_strategies_differ_from_xla_and_hold_duplicates() -> None:
     """The numbers above are worth something only if the random strategies are not trivial."""
-    step, arguments = models.transformer()
-    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    source = captured_step("transformer")
     strategy = random_strategy(source, seed=3)
     assert any(group.duplicates for group in strategy.groups)
     assert sum(len(group.nodes) for group in strategy.groups) > 20
@@ -148,8 +147,7 @@ def test_random_strategies_differ_from_xla_and_hold_duplicates() -> None:
 
 def test_partitions_are_those_xla_assigns() -> None:
     """Writing XLA's own plan again gives every kernel the number of tasks that XLA gave it."""
-    step, arguments = models.mlp_wide()
-    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    source = captured_step("mlp_wide")
     written = canonicalize(apply(read(source), source))
     wanted = {
         origin.nodes: origin.proto.backend_config for origin in source.origins if origin.role == "fusion"
@@ -161,8 +159,7 @@ def test_partitions_are_those_xla_assigns() -> None:
 
 def test_what_a_loop_only_reads_may_be_read_and_updated_before_and_after_it() -> None:
     """It had to be read before the loop, whatever waits for the loop: XLA's own kernels waited in a circle."""
-    step, arguments = models.loops_that_read()
-    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    source = captured_step("loops_that_read")
     loops = {node.id: node.opcode for node in source.graph.nodes if node.opcode in ("while", "call")}
     assert sorted(loops.values()) == ["call", "while", "while"]
     assert not {first for first, loop in source.graph.before if loop in loops}
@@ -174,8 +171,7 @@ def test_what_a_loop_only_reads_may_be_read_and_updated_before_and_after_it() ->
 def test_a_loop_reads_a_donated_parameter_before_it_is_updated() -> None:
     """Loops take arrays in tuples, and were not seen to read them: a plan could update first, and a metric that the
     loop computes was that of the next step."""
-    step, arguments = models.loops_that_read()
-    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    source = captured_step("loops_that_read")
     graph = source.graph
     loops = [node.id for node in graph.nodes if node.opcode in ("while", "call")]
     waiting = {
@@ -189,23 +185,20 @@ def test_a_loop_reads_a_donated_parameter_before_it_is_updated() -> None:
 
 
 def test_an_all_reduce_may_not_be_left_out() -> None:
-    step, arguments = models.mlp()
-    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    source = captured_step("mlp")
     with pytest.raises(IllegalStrategyError, match="in no bucket"):
         apply(Strategy(), source)
 
 
 def test_all_reduces_of_two_types_may_not_travel_together() -> None:
-    step, arguments = models.mixed_precision()
-    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    source = captured_step("mixed_precision")
     mixed = Strategy(buckets=(Bucket(source.graph.all_reduces),))
     with pytest.raises(IllegalStrategyError, match="in another type"):
         apply(mixed, source)
 
 
 def test_a_kind_of_kernel_that_there_is_not_is_refused() -> None:
-    step, arguments = models.mlp()
-    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    source = captured_step("mlp")
     first, *others = read(source).groups
     odd = replace(read(source), groups=(replace(first, kind="custom"), *others))
     with pytest.raises(
@@ -215,8 +208,7 @@ def test_a_kind_of_kernel_that_there_is_not_is_refused() -> None:
 
 
 def test_a_matmul_may_not_join_a_kernel() -> None:
-    step, arguments = models.mlp()
-    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    source = captured_step("mlp")
     fixed = next(node.id for node in source.graph.nodes if node.kind is Kind.FIXED)
     reader = source.graph.users[fixed][0]
     with pytest.raises(IllegalStrategyError, match="cannot be fused"):

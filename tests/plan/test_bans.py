@@ -18,9 +18,6 @@ from disco_hlo.plan import locks
 from disco_hlo.plan.bans import Bans, Stage
 from disco_hlo.plan.store import PlanStore
 
-# What is tested here does not depend on the versions of Python and JAX, and the other leg has less time.
-pytestmark = pytest.mark.product_only
-
 A, B, C = (letter * 64 for letter in "abc")
 
 PROGRAM = """

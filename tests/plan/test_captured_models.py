@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-from pathlib import Path
-
 import pytest
 
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.verify import verify
+from tests.captured import captured
 
-pytestmark = pytest.mark.product_only
-
-MODULES = Path(__file__).parents[1] / "data" / "h200_models"
 SHAPES = {
     "bert": (19350, 1027, 15),
     "reformer": (10666, 1100, 25),
@@ -29,7 +23,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("model", SHAPES)
 def test_xlas_own_plan_and_none_at_all_can_be_written(model: str) -> None:
-    source = canonicalize(gzip.decompress((MODULES / f"{model}.hlo.pb.gz").read_bytes()))
+    source = captured(f"h200_models/{model}")
     xla = read(source)
     assert (len(source.graph), len(xla.groups), len(xla.buckets)) == SHAPES[model]
     for strategy in (xla, unfused(source.graph)):

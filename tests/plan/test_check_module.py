@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gzip
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,21 +10,12 @@ import pytest
 
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo import proto
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.check_module import check_module, faults
 from disco_hlo.plan.read import read
 from disco_hlo.plan.verify import verify
+from tests.captured import DATA, captured, stored
 from tests.plan.orders import run_before
-
-pytestmark = pytest.mark.product_only
-
-DATA = Path(__file__).parents[1] / "data"
-
-
-def stored(name: str) -> bytes:
-    return gzip.decompress((DATA / f"{name}.hlo.pb.gz").read_bytes())
-
 
 # --- modules that were written, compiled, and gave wrong numbers or ended the process -----------------
 
@@ -141,7 +131,7 @@ def test_a_gather_that_starts_before_the_last_reader_of_what_it_overwrites_is_re
 
 
 def test_an_order_inside_a_loop_that_overwrites_what_is_read_later_is_refused() -> None:
-    source = canonicalize(stored("h100_llama/fsdp_scan_rotated"))
+    source = captured("h100_llama/fsdp_scan_rotated")
     strategy = replace(read(source), regions=())
     module = apply(strategy, source)
     verify(source, module, strategy)

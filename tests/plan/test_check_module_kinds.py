@@ -9,9 +9,6 @@ from disco_hlo.hlo import proto
 from disco_hlo.plan.check_module import check_module, faults
 from tests.plan.hlo_text import module
 
-# Nothing of jax or XLA is in it, and the other leg has less time.
-pytestmark = pytest.mark.product_only
-
 
 def said(data: bytes, backend: str = "cpu") -> str:
     return "; ".join(faults(data, backend))

@@ -6,6 +6,7 @@ import pytest
 from jaxlib import _hlo
 
 from disco_hlo.plan.strategy import Strategy
+from tests.hlo.small_modules import module_of
 from tests.plan.executed import executed_difference, settled, without_barriers, without_unmoved_starts
 
 GIVEN = """
@@ -78,22 +79,18 @@ SYNCHRONOUS = (
 )
 
 
-def module(text: str) -> bytes:
-    return bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
-
-
 def test_a_removed_barrier_is_no_difference() -> None:
-    assert b"opt-barrier" in module(GIVEN)
-    assert executed_difference(module(GIVEN), module(WITHOUT_BARRIER)) is None
+    assert b"opt-barrier" in module_of(GIVEN)
+    assert executed_difference(module_of(GIVEN), module_of(WITHOUT_BARRIER)) is None
 
 
 def test_without_barriers_xla_still_reads_the_module() -> None:
-    _hlo.HloModule.from_serialized_hlo_module_proto(without_barriers(module(GIVEN)))
+    _hlo.HloModule.from_serialized_hlo_module_proto(without_barriers(module_of(GIVEN)))
 
 
 def test_another_program_is_named_where_it_first_differs() -> None:
     other = WITHOUT_BARRIER.replace("exponential(%x)", "negate(%x)")
-    difference = executed_difference(module(GIVEN), module(other))
+    difference = executed_difference(module_of(GIVEN), module_of(other))
     assert difference is not None
     assert "negate f32[8]" in difference
 
@@ -103,7 +100,9 @@ def test_another_order_of_execution_is_a_difference() -> None:
     lines = given.splitlines()
     at = next(i for i, line in enumerate(lines) if "%again =" in line)
     lines[at], lines[at + 1] = lines[at + 1], lines[at]
-    assert executed_difference(module(given), module("\n".join(lines))) == "order differs from position 1"
+    assert (
+        executed_difference(module_of(given), module_of("\n".join(lines))) == "order differs from position 1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,17 +123,17 @@ def test_a_transfer_that_nothing_runs_beside_is_issued_where_it_is_waited_for(
 
 def test_a_collective_that_no_plan_moves_is_compared_where_it_is_waited_for() -> None:
     """The all-reduce that only an all-to-all runs beside is pulled together as well."""
-    assert executed_difference(module(ASYNCHRONOUS), module(SYNCHRONOUS)) is None
+    assert executed_difference(module_of(ASYNCHRONOUS), module_of(SYNCHRONOUS)) is None
     kernel = line_of(ASYNCHRONOUS, "kernel")
     beside = ASYNCHRONOUS.replace(kernel, "").replace(START, START + kernel)
     exchanged = beside.replace(START, "").replace(DONE, EXCHANGED)
-    assert executed_difference(module(beside), module(exchanged)) is None
-    assert executed_difference(module(beside), module(SYNCHRONOUS)) == "order differs from position 0"
+    assert executed_difference(module_of(beside), module_of(exchanged)) is None
+    assert executed_difference(module_of(beside), module_of(SYNCHRONOUS)) == "order differs from position 0"
 
 
 def test_a_collective_among_others_is_another_one() -> None:
     other = SYNCHRONOUS.replace(EXCHANGED, EXCHANGED.replace("{0,1},{2,3}", "{0,2},{1,3}"))
-    difference = executed_difference(module(ASYNCHRONOUS), module(other))
+    difference = executed_difference(module_of(ASYNCHRONOUS), module_of(other))
     assert difference is not None
     assert difference.startswith("it computes something else: ")
     assert "all-to-all s32[8,2]" in difference
@@ -146,13 +145,13 @@ def test_a_permute_starts_with_an_opcode_of_its_own() -> None:
     started = ASYNCHRONOUS.replace(START, f"%start = {shapes} collective-permute-start(%x), {pairs}\n")
     started = started.replace("async-done", "collective-permute-done")
     permuted = SYNCHRONOUS.replace(EXCHANGED, f"%done = s32[8,2]{{1,0}} collective-permute(%x), {pairs}\n")
-    assert executed_difference(module(started), module(permuted)) is None
+    assert executed_difference(module_of(started), module_of(permuted)) is None
     turned = permuted.replace("{{0,1},{1,0}}", "{{0,1}}")
-    assert executed_difference(module(started), module(turned)) is not None
+    assert executed_difference(module_of(started), module_of(turned)) is not None
 
 
 def test_without_unmoved_starts_xla_still_reads_the_module() -> None:
-    data = without_unmoved_starts(module(ASYNCHRONOUS))
+    data = without_unmoved_starts(module_of(ASYNCHRONOUS))
     text = _hlo.HloModule.from_serialized_hlo_module_proto(data).to_string()
     assert "async-start" not in text
     assert "all-reduce-start" in text

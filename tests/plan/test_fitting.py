@@ -5,16 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.fitting import in_the_order_of, without_circles, without_unfit
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin.xla import compiles
 from tests.plan.small_graphs import graph as small_graph
-from tests.steps import models
-from tests.steps.intercept import intercept
+from tests.steps.intercept import captured_step
 
 
 def test_kernels_that_the_buckets_leave_no_place_for_are_taken_apart() -> None:
@@ -44,8 +41,7 @@ def test_a_kernel_left_out_may_leave_no_place_for_another() -> None:
 
 
 def test_another_plan_s_order_is_kept_as_far_as_can_be() -> None:
-    step, arguments = models.mlp()
-    source = intercept(step, arguments, lambda request: canonicalize(compiles.capture(request)))
+    source = captured_step("mlp")
     graph, xla = source.graph, read(source)
     assert in_the_order_of(graph, xla, xla, asynchronous=False) == xla
     separate = Strategy(xla.groups, tuple(Bucket((node,)) for node in graph.all_reduces))

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo import proto
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
+from tests.captured import captured
 
-DATA = Path(__file__).parents[1] / "data"
 
-
-@cache
 def source() -> CanonicalModule:
-    return canonicalize(gzip.decompress((DATA / "h200_transformer_default.hlo.pb.gz").read_bytes()))
+    return captured("h200_transformer_default")
 
 
 @cache

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import random
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +17,10 @@ from disco_hlo.plan.check_module import check_module
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.verify import verify
+from tests.captured import captured, stored
 from tests.plan.executed import executed_difference
 from tests.plan.hlo_text import module
 
-# Nothing of jax or XLA is in it, and the other leg has less time.
-pytestmark = pytest.mark.product_only
-
-DATA = Path(__file__).parents[1] / "data" / "h100_llama"
 STEPS = {
     "dp_scan": ("loop1", "loop2"),
     "fsdp_scan": ("loop1", "loop2"),
@@ -35,11 +29,6 @@ STEPS = {
     "fsdp_unroll": (),
 }
 """A Llama-like step on two H100, scanned and unrolled, and its loops."""
-
-
-@cache
-def stored(name: str) -> bytes:
-    return gzip.decompress((DATA / f"{name}.hlo.pb.gz").read_bytes())
 
 
 def renamed(data: bytes) -> bytes:
@@ -76,7 +65,7 @@ def renamed(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_captured_step_and_a_renamed_copy_have_one_form_and_one_plan(name: str) -> None:
-    source, copy = canonicalize(stored(name)), canonicalize(renamed(stored(name)))
+    source, copy = captured(f"h100_llama/{name}"), canonicalize(renamed(stored(f"h100_llama/{name}")))
     assert tuple(region.name for region in source.regions) == STEPS[name]
     for one, other in zip((source, *_bodies(source)), (copy, *_bodies(copy)), strict=True):
         assert (one.graph.fingerprint, one.graph.key) == (other.graph.fingerprint, other.graph.key)
@@ -98,7 +87,7 @@ def _bodies(source: CanonicalModule) -> list[CanonicalModule]:
 
 
 def _rotated() -> tuple[CanonicalModule, Region]:
-    source = canonicalize(stored("fsdp_scan_rotated"))
+    source = captured("h100_llama/fsdp_scan_rotated")
     return source, source.regions[0]
 
 

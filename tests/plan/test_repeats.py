@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.proto import Instruction
 from disco_hlo.plan.read import Repeat, read, repeats
+from tests.captured import captured
 from tests.plan.small_graphs import graph
 
 STEP = graph("param\nmul 0\nneg 1\nadd 2\nexp 3\ntuple 3 4")
-
-
-MODELS = Path(__file__).parents[1] / "data" / "h200_models"
 
 
 def kernel(*nodes: int, returns: int, role: str = "fusion", name: str = "") -> Any:
@@ -66,7 +61,7 @@ def test_a_kernel_that_only_cuts_a_gradient_out_of_its_bucket_runs_before_the_fi
 
 
 def test_xla_cuts_every_gradient_of_its_own_buckets_of_several_once() -> None:
-    source = canonicalize(gzip.decompress((MODELS / "vgg19.hlo.pb.gz").read_bytes()))
+    source = captured("h200_models/vgg19")
     packed = {
         node for bucket in read(source).buckets if len(bucket.all_reduces) > 1 for node in bucket.all_reduces
     }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -24,10 +22,9 @@ from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.plan.strategy import Group
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.verify import verify
+from tests.captured import captured
 from tests.plan import hlo_text
 from tests.plan.small_graphs import graph
-
-DATA = Path(__file__).parents[1] / "data"
 
 
 def module(step: Graph, *origins: Any) -> Any:
@@ -56,17 +53,22 @@ SHAPES = {
 """Nodes, XLA's kernels and buckets, and the kernels that only repeat others."""
 
 
-@pytest.mark.product_only
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_step_is_not_given_up_for_a_kernel_of_xlas(name: str) -> None:
     """Nothing read what one kernel produced, and units waited for each other in a circle: the step was left to XLA."""
-    source = canonicalize(gzip.decompress((DATA / f"{name}.hlo.pb.gz").read_bytes()))
+    source = captured(name)
     xla, again = read(source), [one for one in repeats(source) if one.members]
     assert (len(source.graph), len(xla.groups), len(xla.buckets), len(again)) == SHAPES[name]
     assert xla.order
-    written = apply(xla, source)
-    verify(source, written, xla)
-    assert read(canonicalize(written)) == normal_form(source.graph, xla) == xla
+    assert normal_form(source.graph, xla) == xla
+
+
+def test_a_kernel_that_repeats_what_another_returns_is_written_and_read() -> None:
+    """Of the Llama-like steps test_regions.py shows the same."""
+    source = captured("repeats_in_a_row")
+    written = apply(read(source), source)
+    verify(source, written, read(source))
+    assert read(canonicalize(written)) == read(source)
 
 
 def test_a_kernel_that_only_a_repeat_reads_is_a_repeat_too() -> None:

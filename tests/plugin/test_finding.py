@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,14 +28,13 @@ def said(
     monkeypatch.setattr(finding, "is_cached", lambda _: cached)
     monkeypatch.setattr(finding, "lower_bound", lambda *_: SimpleNamespace(makespan_ns=bound_ns))
     settings = Settings(search=True, directory=Path(), budget_s=90)
-    session = SimpleNamespace(settings=settings, facts=SimpleNamespace(backend=backend))
     case = SimpleNamespace(
-        source=SimpleNamespace(graph=STEP, regions=()),
+        source=SimpleNamespace(graph=replace(STEP, backend=backend), regions=()),
         xla=None,
         costs=Costs(),
         default=SimpleNamespace(makespan_ns=default_ns),
     )
-    return finding.outlook(session, case)  # type: ignore[arg-type]
+    return finding.outlook(settings, case)  # type: ignore[arg-type]
 
 
 def test_a_step_in_a_loop_is_told_how_little_can_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from disco_hlo.activation.agree import Agreement
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.phases import capture_phase, one_step, search_phase
-from disco_hlo.plugin.phases.one_step import _refuse_other_threads, may_be_run
+from disco_hlo.plugin.phases.one_step import may_be_run, refuse_other_threads
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -85,13 +85,13 @@ def test_a_step_compiled_beside_a_thread_that_may_run_another_is_not_searched_in
     compiling_thread: Callable[[], None],
 ) -> None:
     assert may_be_run(RANKS)
-    _refuse_other_threads(RANKS)
+    refuse_other_threads(RANKS, threading.current_thread())
     compiling_thread()
-    _refuse_other_threads(ALONE)
+    refuse_other_threads(ALONE, threading.current_thread())
     with pytest.raises(UnsupportedError, match=r"another thread \(trains\) may run another step"):
-        _refuse_other_threads(RANKS)
+        refuse_other_threads(RANKS, threading.current_thread())
     compiling_thread()
-    _refuse_other_threads(RANKS)
+    refuse_other_threads(RANKS, threading.current_thread())
 
 
 def test_a_step_that_may_not_be_run_is_captured_without_times(

@@ -95,6 +95,4 @@ def test_whatever_keeps_rank_0_from_its_plan_the_others_are_told(error: Exceptio
 def test_a_search_looks_again_on_gpu_unless_told_otherwise(
     wanted: int | None, backend: str, expected: int
 ) -> None:
-    facts = SimpleNamespace(backend=backend)
-    settings = Settings(search=True, directory=Path(), looks=wanted)
-    assert looks(SimpleNamespace(settings=settings, facts=facts)) == expected
+    assert looks(Settings(search=True, directory=Path(), looks=wanted), backend) == expected

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from jaxlib import _hlo
-
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.profiler.bodies import bodies_of, travelling
 from disco_hlo.profiler.collectives import Issued, in_step_by_kind, issued
 from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.keys import owners
+from tests.hlo.small_modules import module_of
 
 ADD = """%add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -64,7 +63,7 @@ ENTRY %main (p: f32[8], q: f32[4]) -> (f32[8], f32[8], f32[4]) {{
 
 
 def step() -> tuple[CanonicalModule, bytes]:
-    module = bytes(_hlo.hlo_module_from_text(LOOP).as_serialized_hlo_module_proto())
+    module = module_of(LOOP)
     return canonicalize(module), module
 
 

@@ -7,11 +7,13 @@ import gzip
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.cost_model import Line
+from disco_hlo.optimize.costs import costs_for
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.plan import (
@@ -33,21 +35,26 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.profiler.allreduce import SweepPoint, fit
 from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, to_json
+from disco_hlo.report.bundle import open_bundle
+from disco_hlo.report.data import page_data
+from tests.captured import DATA, captured, stored
 from tests.steps import models
 from tests.steps.intercept import intercept
 
-H200 = Path(__file__).parents[1] / "data" / "h200_transformer_default.hlo.pb.gz"
+H200 = DATA / "h200_transformer_default.hlo.pb.gz"
+"""XLA's own module of a 12-layer transformer step, 5999 nodes in canonical form."""
+VGG19 = DATA / "h200_models" / "vgg19.hlo.pb.gz"
+"""Another, with 1571 nodes."""
+SCANNED = DATA / "h100_llama" / "fsdp_scan.hlo.pb.gz"
+"""Sharded parameters, 16 layers in a scan: a loop forward, a loop backward."""
 
 
-@functools.cache
 def h200_module() -> bytes:
-    """XLA's own module of a 12-layer transformer step, 5999 nodes in canonical form."""
-    return gzip.decompress(H200.read_bytes())
+    return stored("h200_transformer_default")
 
 
-@functools.cache
 def h200() -> CanonicalModule:
-    return canonicalize(h200_module())
+    return captured("h200_transformer_default")
 
 
 @functools.cache
@@ -158,3 +165,12 @@ def sockets_profile() -> Profile:
         contention=Contention(1.05, 1.02),
         noise=0.004,
     )
+
+
+def content(plan_file: Path) -> dict[str, Any]:
+    """What the page of a plan shows."""
+    bundle = open_bundle(plan_file)
+    costs = None
+    if bundle.source is not None:
+        costs = costs_for(bundle.source, bundle.profile, None)
+    return page_data(bundle, costs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.report.page import render
+from tests.captured import captured, stored
 from tests.report import plans
 from tests.report.hostile import NAMES, hostile_plan
-from tests.report.test_page import content
 
 pytestmark = pytest.mark.browser
 
@@ -38,9 +36,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def h200_file(h200_plan: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def h200_file(h200_page: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "plan.html"
-    path.write_bytes(render(content(h200_plan / "plan.json")))
+    path.write_bytes(h200_page)
     return path
 
 
@@ -202,7 +200,7 @@ def test_a_click_in_the_timeline_opens_the_row_that_explains_it(browser: Any, h2
 
 def test_hostile_names_are_shown_as_text(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "hostile.html"
-    path.write_bytes(render(content(hostile_plan(tmp_path / "plan") / "plan.json")))
+    path.write_bytes(render(plans.content(hostile_plan(tmp_path / "plan") / "plan.json")))
     opened = Opened(browser, path, PHONE)
     page = opened.page
     assert page.inner_text("#module") == f"jit_{NAMES[0]}"
@@ -229,7 +227,7 @@ def test_hundreds_of_buckets_are_shown_by_pages(browser: Any, tmp_path: Path) ->
     path = tmp_path / "many.html"
     source = plans.h200()
     folder = plans.save_plan(tmp_path / "plan", source, plans.h200_module(), unfused(source.graph))
-    data = content(folder / "plan.json")
+    data = plans.content(folder / "plan.json")
     path.write_bytes(render(data))
     opened = Opened(browser, path, DESKTOP)
     rows = opened.page.locator("#bucket-rows details")
@@ -252,10 +250,10 @@ def test_hundreds_of_buckets_are_shown_by_pages(browser: Any, tmp_path: Path) ->
 
 
 def test_a_region_is_chosen_and_its_timeline_and_kernels_are_shown(browser: Any, tmp_path: Path) -> None:
-    scanned = gzip.decompress((plans.H200.parent / "h100_llama" / "fsdp_scan.hlo.pb.gz").read_bytes())
-    source = canonicalize(scanned)
-    folder = plans.save_plan(tmp_path / "plan", source, scanned, read(source), measured=None)
-    (tmp_path / "page.html").write_bytes(render(content(folder / "plan.json")))
+    name = "h100_llama/fsdp_scan"
+    source = captured(name)
+    folder = plans.save_plan(tmp_path / "plan", source, stored(name), read(source), measured=None)
+    (tmp_path / "page.html").write_bytes(render(plans.content(folder / "plan.json")))
     page = Opened(browser, tmp_path / "page.html", DESKTOP)
     entry = page.page.inner_text("#group-summary")
     page.page.select_option("#region", "loop2")

@@ -11,6 +11,7 @@ from disco_hlo.errors import ModuleError, PlanError
 from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
 from disco_hlo.report.bundle import locate, open_bundle, open_module, read_module
+from tests.captured import captured
 from tests.report import plans
 
 
@@ -52,13 +53,14 @@ def test_what_is_not_there_or_not_unique_is_said(store: Path, tmp_path: Path) ->
         locate(key[:16] + "0" * 48, store)
 
 
-def test_plan_module_and_profile_are_read_together(h200_plan: Path) -> None:
-    bundle = open_bundle(h200_plan / "plan.json")
+def test_plan_module_and_profile_are_read_together(vgg19_plan: Path) -> None:
+    bundle = open_bundle(vgg19_plan / "plan.json")
     assert bundle.missing == ()
     assert bundle.source is not None
     assert bundle.source.graph.fingerprint == bundle.plan.target.fingerprint
-    assert bundle.default == read(plans.h200())
-    assert bundle.strategy == normal_form(plans.h200().graph, bundle.plan.strategy)
+    source = captured("h200_models/vgg19")
+    assert bundle.default == read(source)
+    assert bundle.strategy == normal_form(source.graph, bundle.plan.strategy)
     assert bundle.profile is not None
 
 

@@ -12,7 +12,7 @@ import pytest
 from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep, encode
 from disco_hlo.report.bundle import open_bundle
 from disco_hlo.report.traces import chrome_trace
-from tests.report.test_page import content
+from tests.report import plans
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J"
 
@@ -42,7 +42,7 @@ def with_timelines(plan: Path, folder: Path, *, module: bytes | None = None) -> 
 
 
 def test_measured_steps_are_rows_like_the_simulated_ones(cpu_plan: Path, tmp_path: Path) -> None:
-    data = content(with_timelines(cpu_plan, tmp_path / "plan") / "plan.json")
+    data = plans.content(with_timelines(cpu_plan, tmp_path / "plan") / "plan.json")
     default, plan = data["measuredTimelines"]
     assert [row["label"] for row in default["rows"]] == ["compute", "compute 2", "communication"]
     # compute 0-50 and 90-100, communication 30-80: 20 of it hidden.
@@ -63,7 +63,9 @@ def test_measured_steps_are_rows_like_the_simulated_ones(cpu_plan: Path, tmp_pat
 def test_the_trace_has_a_process_for_each_step_and_a_named_track_for_each_row(
     cpu_plan: Path, tmp_path: Path
 ) -> None:
-    events = chrome_trace(content(with_timelines(cpu_plan, tmp_path / "plan") / "plan.json"))["traceEvents"]
+    events = chrome_trace(plans.content(with_timelines(cpu_plan, tmp_path / "plan") / "plan.json"))[
+        "traceEvents"
+    ]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert names == {
         0: "XLA default, simulated", 1: "plan, simulated", 2: "XLA default, measured", 3: "plan, measured",
@@ -78,7 +80,7 @@ def test_the_trace_has_a_process_for_each_step_and_a_named_track_for_each_row(
 
 
 def test_a_hostile_instruction_is_text_in_the_page_and_in_the_trace(cpu_plan: Path, tmp_path: Path) -> None:
-    data = content(with_timelines(cpu_plan, tmp_path / "plan") / "plan.json")
+    data = plans.content(with_timelines(cpu_plan, tmp_path / "plan") / "plan.json")
     assert r"<img src=x onerror=alert(1)>\x1b[2J" in data["strings"]
     assert not any("\x1b" in event["name"] for event in chrome_trace(data)["traceEvents"])
 
@@ -95,12 +97,12 @@ def test_timelines_that_cannot_be_read_are_left_out_with_a_note(
 ) -> None:
     folder = with_timelines(cpu_plan, tmp_path / "plan")
     damage(folder)  # type: ignore[operator]
-    data = content(folder / "plan.json")
+    data = plans.content(folder / "plan.json")
     assert data["measuredTimelines"] == []
     assert any(said in note for note in data["notes"])
 
 
 def test_timelines_of_another_plan_are_left_out_with_a_note(cpu_plan: Path, tmp_path: Path) -> None:
-    data = content(with_timelines(cpu_plan, tmp_path / "plan", module=b"another") / "plan.json")
+    data = plans.content(with_timelines(cpu_plan, tmp_path / "plan", module=b"another") / "plan.json")
     assert data["measuredTimelines"] == []
     assert any("holds measured steps of another plan" in note for note in data["notes"])

@@ -8,12 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from disco_hlo.optimize.costs import costs_for
-from disco_hlo.report.bundle import open_bundle
-from disco_hlo.report.data import page_data
 from disco_hlo.report.page import render
+from tests.report import plans
 from tests.report.hostile import NAMES, hostile_plan
 
 
@@ -40,19 +36,6 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._inside == "script":
             self.scripts[-1] += data
-
-
-def content(plan_file: Path) -> dict[str, Any]:
-    bundle = open_bundle(plan_file)
-    costs = None
-    if bundle.source is not None:
-        costs = costs_for(bundle.source, bundle.profile, None)
-    return page_data(bundle, costs)
-
-
-@pytest.fixture(scope="module")
-def h200_page(h200_plan: Path) -> bytes:
-    return render(content(h200_plan / "plan.json"))
 
 
 def test_a_6000_instruction_module_makes_a_page_under_3_mb(h200_page: bytes) -> None:
@@ -83,8 +66,8 @@ def test_the_library_comes_with_its_licence(h200_page: bytes) -> None:
     assert b"Leon Sorokin" in h200_page
 
 
-def test_the_content_has_what_the_page_shows(h200_plan: Path) -> None:
-    data = content(h200_plan / "plan.json")
+def test_the_content_has_what_the_page_shows(h200_content: dict[str, Any]) -> None:
+    data = h200_content
     strings = data["strings"]
     assert data["head"]["measuredSpeedup"] == 1.23
     assert [strings[one["name"]] for one in data["head"]["candidates"]] == [
@@ -105,7 +88,7 @@ def test_the_content_has_what_the_page_shows(h200_plan: Path) -> None:
 
 def test_a_plan_without_its_module_makes_a_page_too(h200_plan: Path, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_bytes((h200_plan / "plan.json").read_bytes())
-    data = content(tmp_path / "plan.json")
+    data = plans.content(tmp_path / "plan.json")
     assert data["timelines"] == []
     assert data["notes"][-1].startswith("default.hlo.pb.gz does not lie beside the plan")
     assert json.loads(Page(render(data)).scripts[0]) == data
@@ -118,13 +101,13 @@ def test_searches_made_again_are_listed(h200_plan: Path, tmp_path: Path) -> None
     plan["search"]["searches"] = [12_000, 8_000]
     plan["measured"]["searches_s"] = [20.5, 9.5]
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    head = content(tmp_path / "plan.json")["head"]
+    head = plans.content(tmp_path / "plan.json")["head"]
     assert (head["search"]["evaluations"], head["search"]["of each search"]) == (20_000, "12000 + 8000")
     assert (head["seconds"]["search_s"], head["seconds"]["searches_s"]) == (30.0, [20.5, 9.5])
 
 
 def test_hostile_names_stay_data(tmp_path: Path) -> None:
-    data = content(hostile_plan(tmp_path) / "plan.json")
+    data = plans.content(hostile_plan(tmp_path) / "plan.json")
     page = render(data)
     read = Page(page)
     assert len(read.scripts) == 3
@@ -141,4 +124,4 @@ def test_hostile_names_stay_data(tmp_path: Path) -> None:
 
 
 def test_equal_plans_make_equal_pages(cpu_plan: Path) -> None:
-    assert render(content(cpu_plan / "plan.json")) == render(content(cpu_plan / "plan.json"))
+    assert render(plans.content(cpu_plan / "plan.json")) == render(plans.content(cpu_plan / "plan.json"))

@@ -10,19 +10,24 @@ from typing import Any
 import pytest
 
 from disco_hlo.report.page import render
+from tests.captured import DATA
+from tests.report import plans
 from tests.report.test_browser import DESKTOP, PHONE, Opened, browser
-from tests.report.test_page import content
 
 __all__ = ["browser"]
-pytestmark = [pytest.mark.browser, pytest.mark.product_only]  # what the browser sees is the same on both legs
+pytestmark = pytest.mark.browser
 
-DATA = Path(__file__).parents[1] / "data"
 HEADLINES = {"demo_plan": "1.50× faster, measured", "h200_plan": "1.27× faster, measured"}
 
 
 @functools.cache
+def content_of(plan: str) -> dict[str, Any]:
+    return plans.content(DATA / plan / "plan.json")
+
+
+@functools.cache
 def page_of(plan: str) -> bytes:
-    return render(content(DATA / plan / "plan.json"))
+    return render(content_of(plan))
 
 
 @pytest.fixture(params=[(plan, size) for plan in HEADLINES for size in ("desktop", "phone")], ids="-".join)
@@ -65,7 +70,7 @@ def test_measured_steps_are_on_the_axis_of_the_simulated_ones(opened: tuple[str,
 
 
 def test_on_two_h200s_the_kernels_of_the_trace_are_joined_to_the_ops_of_the_plan() -> None:
-    default, plan = content(DATA / "h200_plan" / "plan.json")["measuredTimelines"]
+    default, plan = content_of("h200_plan")["measuredTimelines"]
     for step in (default, plan):
         spans = [row["spans"][at : at + 5] for row in step["rows"] for at in range(0, len(row["spans"]), 5)]
         unknown = len(step["units"]) - 1

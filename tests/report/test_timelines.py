@@ -47,8 +47,8 @@ def test_exposed_intervals_add_up_to_the_exposed_communication(seed: int, tasks:
 
 
 @pytest.fixture(scope="module")
-def simulated(h200_plan: Path) -> tuple[Bundle, Predicted, Predicted, Any]:
-    bundle = open_bundle(h200_plan / "plan.json")
+def simulated(vgg19_plan: Path) -> tuple[Bundle, Predicted, Predicted, Any]:
+    bundle = open_bundle(vgg19_plan / "plan.json")
     assert bundle.source is not None
     assert bundle.default is not None
     graph = bundle.source.graph
@@ -80,7 +80,7 @@ def test_every_gradient_is_ready_before_its_bucket_leaves(simulated: Any) -> Non
         assert row["bytes"] == sum(member[1] for member in row["members"])
     assert sum(row["exposed"] for row in rows) == plan.timeline.exposed_ns
     ready = ready_ns(bundle.source.graph, plan)
-    assert len(set(ready.values())) > 50
+    assert len(set(ready.values())) > 30
 
 
 def test_a_group_that_xla_has_too_says_so(simulated: Any) -> None:
@@ -88,7 +88,7 @@ def test_a_group_that_xla_has_too_says_so(simulated: Any) -> None:
     rows = group_rows(bundle, plan, default, Strings())
     assert all(row["xla"]["same"] for row in rows)
     assert all(row["predicted"] > 0 for row in rows)
-    assert [len(row["nodes"]) + len(row["duplicates"]) for row in rows][:2] == [30, 25]
+    assert [len(row["nodes"]) + len(row["duplicates"]) for row in rows][:2] == [224, 164]
 
 
 def test_the_bound_is_below_both_timelines(simulated: Any) -> None:

@@ -22,10 +22,10 @@ from disco_hlo.search.boundary.costing import UnitCosts
 from disco_hlo.search.boundary.entries import make_one, schedule
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import members_of, to_strategy
-from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
 from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import CPU, GPU, MachineModel
 from tests.search.cost_models import TrafficCosts
+from tests.search.kinds import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
 
 
 def ranked(step: Step, graph: Graph) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ from disco_hlo.search.interruptible import interruptible
 from disco_hlo.search.methods.backtracking import Backtracking
 from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.methods.island import KERNEL_MOVES
-from disco_hlo.search.moves.proposals import _random_unit
+from disco_hlo.search.moves.draws import random_unit
 from disco_hlo.search.rules.neighbours import sort_runs
 from disco_hlo.search.schedule import MOST_GRADIENTS, contiguous_buckets
 from disco_hlo.simulator.costs import CPU, GPU
@@ -39,10 +39,15 @@ def sorted_values(values, spare, count):
 
 
 @compiled
+def found_and_claimed(table, there, missing):
+    return find(table, there), find(table, missing), claim(table, missing)
+
+
+@compiled
 def drawn_unit(step, state, scratch, generator, pools):
     _, s, _ = open_views(step, state, scratch)
     source, pool = open_draws(generator, pools)
-    return _random_unit(s, source, pool.fusible, pool.fusibles)
+    return random_unit(s, source, pool.fusible, pool.fusibles)
 
 
 @pytest.mark.parametrize("values", [[], [3], [2, 1], [1, 2, 3], [5, 4, 3, 2, 1], [1, 5, 2, 4, 3, 0]])
@@ -64,9 +69,10 @@ def test_a_unit_is_drawn_where_none_begins_with_what_is_drawn_from() -> None:
 def test_a_full_table_is_looked_through_once() -> None:
     table = new_table(1, 4)
     full = Table(np.array([5, 9, 13, 17], np.int64), table.value, table.used)
-    assert find(full, 13) >= 0
-    assert find(full, 21) < 0
-    assert full.key[claim(full, 21)] == 21
+    there, missing, claimed = found_and_claimed(full, 13, 21)
+    assert there >= 0
+    assert missing < 0
+    assert full.key[claimed] == 21
 
 
 def test_somebody_looks_at_the_clock_while_code_runs() -> None:

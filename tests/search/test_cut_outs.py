@@ -28,12 +28,12 @@ from disco_hlo.search.boundary.entries import undo
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.methods.island import BUCKET_MOVES, KERNEL_MOVES, ORDER_MOVES
-from disco_hlo.search.moves.proposals import SPLIT, UNFUSE
 from disco_hlo.search.run import search
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import GPU, PPM
 from disco_hlo.simulator.timeline import simulate
 from tests.search.cost_models import TrafficCosts
+from tests.search.kinds import SPLIT, UNFUSE
 from tests.search.random_steps import random_step
 from tests.search.states import Bench, check_consistent
 from tests.search.steps import chain

@@ -20,12 +20,13 @@ from disco_hlo.search.arrays.views import open_draws, open_views
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.moves.duplicate import needed
 from disco_hlo.search.moves.foresight import never_joined, never_recomputed, never_without
-from disco_hlo.search.moves.proposals import DUPLICATE, FUSE, SIBLING, UNFUSE, random_move
+from disco_hlo.search.moves.proposals import random_move
 from disco_hlo.search.moves.unfuse import stays
 from disco_hlo.search.rules.legality import most_owned
 from disco_hlo.search.rules.ordering import reseat, settle
 from disco_hlo.search.rules.results import join, part, read_again, recompute
 from disco_hlo.search.rules.upkeep import adopt_orphans, all_stand, drop_idle_copies
+from tests.search.kinds import DUPLICATE, FUSE, SIBLING, UNFUSE
 
 ROOT = Path(__file__).parents[2]
 KINDS = np.array([FUSE, SIBLING, UNFUSE, DUPLICATE])

@@ -16,8 +16,8 @@ from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS
 from disco_hlo.search.boundary.entries import undo
-from disco_hlo.search.moves.proposals import FUSE, SPLIT, UNFUSE
 from disco_hlo.simulator.costs import GPU
+from tests.search.kinds import FUSE, SPLIT, UNFUSE
 from tests.search.random_steps import random_step
 from tests.search.states import MACHINES, Bench, check_consistent, check_legal, snapshot
 from tests.search.steps import chain

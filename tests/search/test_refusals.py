@@ -13,9 +13,10 @@ from disco_hlo.compiled import compiled
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.views import open_views
 from disco_hlo.search.boundary.entries import undo
-from disco_hlo.search.moves.proposals import ABSORB, DUPLICATE, FUSE, UNFUSE, make_move
-from disco_hlo.search.moves.refusals import refusal_key, remember_refusal, renew, was_refused
+from disco_hlo.search.moves.proposals import make_move, refusal_key, remember_refusal
+from disco_hlo.search.moves.refusals import renew, was_refused
 from disco_hlo.simulator.costs import GPU
+from tests.search.kinds import ABSORB, DUPLICATE, FUSE, UNFUSE
 from tests.search.random_steps import random_step
 from tests.search.states import Bench
 
@@ -25,12 +26,12 @@ def proposed(step: Any, state: Any, scratch: Any, kind: Any, a: Any, b: Any) -> 
     """Propose a move as a climb does: whether its refusal was known, whether it was made, whether a kernel was the
     reason if not."""
     g, s, w = open_views(step, state, scratch)
-    key = refusal_key(g, s, w, kind, a, b)
+    key, _ = refusal_key(g, s, w, kind, a, b)
     known = was_refused(w, key)
     w.number[at.FELL] = 0
     made = make_move(g, s, w, kind, a, b)
     if not made:
-        remember_refusal(g, s, w, key, kind, a, b)
+        remember_refusal(g, s, w, kind, a, b)
     return known, made, w.number[at.FELL] != 0
 
 

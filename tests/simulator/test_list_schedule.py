@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-from pathlib import Path
-
 import pytest
 
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.simulator.list_schedule import list_schedule
+from tests.captured import captured
 
 KINDS = {"param": Kind.PARAMETER, "dot": Kind.FIXED, "all-reduce": Kind.ALL_REDUCE, "tuple": Kind.FREE}
-DATA = Path(__file__).parents[1] / "data"
 
 
 def units_of(text: str) -> UnitGraph:
@@ -117,7 +113,7 @@ def test_a_missing_duration_is_refused() -> None:
 
 
 def test_the_order_of_a_real_step_is_legal_and_starts_its_all_reduces_early() -> None:
-    source = canonicalize(gzip.decompress((DATA / "h200_transformer_default.hlo.pb.gz").read_bytes()))
+    source = captured("h200_transformer_default")
     strategy = read(source)
     units = unit_graph(source.graph, strategy)
     durations = [1000 * len(unit.nodes) for unit in units.units]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.steps import models
 from tests.steps.models import DEVICES
 
 
@@ -45,3 +48,9 @@ def intercept(
     finally:
         jaxlink.uninstall()
     raise AssertionError("the step was never compiled")
+
+
+@cache
+def captured_step(name: str) -> CanonicalModule:
+    """XLA's module of a step of ``models``; not to be changed."""
+    return canonicalize(intercept(*getattr(models, name)(), compiles.capture))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -109,6 +110,13 @@ def program(seed: int, devices: int, dtype: Any) -> tuple[Callable[..., Any], tu
     return mapped, tuple(steps.place(on, values, specs))
 
 
+@cache
+def unmoved(seed: int, devices: int, dtype: str) -> tuple[Callable[..., Any], tuple[Any, ...], Run]:
+    """Such a program, its arguments, and what it computes."""
+    function, arguments = program(seed, devices, jnp.dtype(dtype))
+    return function, arguments, run(function, arguments)
+
+
 def random_moves(module: bytes, seed: int, count: int) -> list[Move]:
     """Up to ``count`` legal moves, each legal after those before it."""
     rng = random.Random(seed)
@@ -129,8 +137,7 @@ def random_moves(module: bytes, seed: int, count: int) -> list[Move]:
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_legal_moves_keep_the_numbers(seed: int, devices: int, dtype: str) -> None:
-    function, arguments = program(seed, devices, jnp.dtype(dtype))
-    expected = run(function, arguments)
+    function, arguments, expected = unmoved(seed, devices, dtype)
     moves = random_moves(expected.module, seed, 3)
     assert moves
     found = run(function, arguments, moves)
@@ -161,18 +168,17 @@ def longest_per_dimension(chunks: list[Chunk]) -> Chunk:
     return max(chunks, key=lambda chunk: (len(chunk.instructions), chunk.parts))
 
 
-def start() -> Run:
-    function, arguments = program(0, 2, jnp.float32)
-    return run(function, arguments)
+def start() -> bytes:
+    return unmoved(0, 2, "float32")[2].module
 
 
 def test_no_move_gives_the_very_bytes_back() -> None:
-    module = start().module
+    module = start()
     assert apply_moves(module, []) == module
 
 
 def test_dropping_the_moves_gives_the_start_and_any_prefix_stands_alone() -> None:
-    module = start().module
+    module = start()
     moves = random_moves(module, 1, 3)
     stepwise = module
     for n, move in enumerate(moves):
@@ -182,7 +188,7 @@ def test_dropping_the_moves_gives_the_start_and_any_prefix_stands_alone() -> Non
 
 
 def test_every_legal_move_survives_json() -> None:
-    moves = legal_moves(start().module)
+    moves = legal_moves(start())
     assert {type(m) for m in moves} >= {Split, Chunk}
     assert from_json(to_json(moves)) == tuple(moves)
 

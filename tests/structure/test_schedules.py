@@ -13,8 +13,6 @@ from disco_hlo.structure.propose import UNCHANGED, schedules
 from tests.structure import steps
 from tests.structure.enact import Run, assert_same, count_ops, run
 
-pytestmark = pytest.mark.product_only  # minutes of compiling; test_random.py joins both legs to the moves
-
 TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2}
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
 

@@ -26,6 +26,8 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
 
 _FEWEST_OPS = 8
 """An op on a sharded array, outside of any ``jit``, has fewer."""
+CALLS_BEFORE_SEARCH = 24
+"""A step that is called less often gains nothing by a search."""
 
 Wanted = Callable[[CompileRequest], bool]
 ChannelOf = Callable[[CompileRequest], Channel]
@@ -34,7 +36,13 @@ ChannelOf = Callable[[CompileRequest], Channel]
 class Observation:
     """The calls of this process."""
 
-    def __init__(self, channel_of: ChannelOf, timeout_s: float, wanted: Wanted | None = None) -> None:
+    def __init__(
+        self,
+        channel_of: ChannelOf,
+        timeout_s: float,
+        wanted: Wanted | None = None,
+        search: Callable[[Trial], None] | None = None,
+    ) -> None:
         """Nothing is observed yet.
 
         Args:
@@ -42,10 +50,13 @@ class Observation:
                 alone.
             timeout_s: how long ranks wait for each other before a call.
             wanted: which modules to watch, the same on all ranks; by default those on several devices.
+            search: begins a search for a step, on all ranks before the same call of it: one step after the other.
         """
         self._channel_of = channel_of
         self._timeout_s = timeout_s
         self._wanted = _on_several_devices if wanted is None else wanted
+        self._search = search
+        self._searched: set[str] = set()
         self._times = DeviceTimes()
         self._trials: list[weakref.ref[Trial]] = []
         self._decided: dict[str, LoadedExecutable | None] = {}
@@ -104,6 +115,8 @@ class Observation:
             if winner is not None:
                 module.settle(winner)
             return None
+        if digest in self._searched:  # JAX loads it anew while a search for it is under way
+            return None
         with self._lock:
             number = self._loaded[digest]
             self._loaded[digest] += 1
@@ -115,9 +128,21 @@ class Observation:
             f"calls {digest[:16]} {number}",
         )
         watch.on_settled = lambda name, executable: self._decide(digest, name, executable)
+        trial.due, trial.begin = self._due, self._begin
         with self._lock:
             self._trials.append(weakref.ref(trial))
         return watch.execute
+
+    def _due(self, trial: Trial) -> bool:
+        """Whether it is the step, called often enough, and no search for another one is under way."""
+        if self._search is None or trial.watch.calls < CALLS_BEFORE_SEARCH:
+            return False
+        return not any(one.begun for one in self.trials) and self.steps()[:1] == [trial]
+
+    def _begin(self, trial: Trial) -> None:
+        self._searched.add(trial.watch.request.digest)
+        if self._search is not None:
+            self._search(trial)
 
     def _decide(self, digest: str, name: str, executable: LoadedExecutable) -> None:
         """Remember it for the life of this process: JAX may load the module again."""

@@ -8,7 +8,7 @@ call. A rank that cannot run a candidate says so there; where one does not come,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -32,6 +32,10 @@ class Stretch:
     """For the log."""
     warm_up: int = 0
     """So many of its first rounds do not count: an executable runs for the first time."""
+    begins: bool = False
+    """Whether a search for this step begins, on all ranks."""
+    hold: str = ""
+    """What all ranks have ready to be done before its first call, which waits for that (:mod:`.hold`)."""
 
     def holds(self, index: int) -> bool:
         """Whether this call is one of its own."""
@@ -71,6 +75,8 @@ class Answer:
     """Names of the candidates that it can run."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Candidates that it cannot, with the reason."""
+    hold: str = ""
+    """What it would do while all ranks hold their calls."""
 
 
 Plan = Callable[[frozenset[str], Mapping[str, str]], Stretch]
@@ -97,7 +103,8 @@ def agreed(first: int, answers: Mapping[int, Answer], size: int, plan: Plan, mis
     unknown = set(stretch.turns) - common - {DEFAULT}
     if unknown:
         return settled(first, DEFAULT, f"not every rank can run {', '.join(sorted(unknown))}")
-    return stretch
+    holds = {one.hold for one in answers.values()}
+    return replace(stretch, hold=holds.pop()) if len(holds) == 1 and stretch.end is not None else stretch
 
 
 def meet(channel: Channel, first: int, answer: Answer, plan: Plan, *, tag: str, timeout_s: float) -> Stretch:

@@ -3,16 +3,21 @@
 Until there are candidates, XLA's default runs all calls and ranks meet about once a second of training. Then default
 and candidates take turns, in stretches that end when there may be something to decide (:mod:`.rounds`). The calls are
 given back to JAX once nothing more is to come, or the module turns out to be no step.
+
+Where rank 0 finds the step worth a search, it begins at a meeting, and the work that this search does on the devices is
+done before the first call of a stretch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from disco_hlo.activation.channel import Channel
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls import rounds
+from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.rounds import Round
 from disco_hlo.plugin.calls.schedule import Answer, Stretch, meet, settled
 from disco_hlo.plugin.calls.steps import LEAST_SHARE
@@ -22,6 +27,8 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable
 
 FIRST_MEETING = 8
 """Before this call ranks meet for the first time."""
+_SEARCH = "the search"
+"""No candidate has this name."""
 _PAUSE_NS = 1_000_000_000
 _LONGEST_PAUSE = 256
 """Calls."""
@@ -48,6 +55,16 @@ class Trial:
         self._refused: dict[str, str] = {}
         self._predicted_ns: dict[str, int] = {}
         self._complete = False
+        self.begun = False
+        """Whether a search for this step has begun."""
+        self.due: Callable[[Trial], bool] = lambda _: False
+        """Asked on rank 0 whether one shall begin."""
+        self.begin: Callable[[Trial], None] = lambda _: None
+        """Begins it on each rank, in a call."""
+        self.hold: Hold | None = None
+        """What this rank would do while all hold their calls."""
+        self.on_outcome: Callable[[str, list[Round]], None] = lambda *_: None
+        """Told of the outcome and what was measured until then."""
         watch.on_sample = self._note
         watch.swap(self.choose)
 
@@ -80,6 +97,10 @@ class Trial:
         """Say that this rank cannot run the candidate of this name, so that none does."""
         self._refused[name] = reason
 
+    def give_up(self, reason: str) -> None:
+        """Say that the search on this rank has failed, so that all go on with XLA's default."""
+        self.refuse(_SEARCH, reason)
+
     def complete(self) -> None:
         """No more candidates will come; on rank 0. When the order is clear, the calls are given back."""
         self._complete = True
@@ -87,34 +108,48 @@ class Trial:
     def choose(self, index: int) -> str:
         """What runs call ``index``. Before some calls ranks meet, and wait for each other here."""
         if self._stretch.end is not None and index >= self._stretch.end:
-            self._begin(self._meet(index))
+            hold = self.hold
+            self._begin(self._meet(index, hold))
+            if hold is not None and self._stretch.hold == hold.what:
+                self.watch.drain()
+                hold.wait()
         name = self._stretch.name_at(index)
         if self._stretch.end is None:
+            self.on_outcome(name, self.rounds)
             self.watch.settle(name)
         elif name in self.watch.failures and self._channel.size == 1:
             return DEFAULT
         return name
 
-    def _meet(self, index: int) -> Stretch:
+    def _meet(self, index: int, hold: Hold | None) -> Stretch:
         failed = {**self._refused, **self.watch.failures}
         ready = tuple(name for name in self.watch.names if name != DEFAULT and name not in failed)
-        answer = Answer(ready, failed)
+        answer = Answer(ready, failed, "" if hold is None else hold.what)
         try:
             return meet(
                 self._channel,
                 index,
                 answer,
-                lambda common, failures: self._plan(index, common, failures),
+                lambda common, failures: self._with_search(self._plan(index, common, failures)),
                 tag=self._tag,
                 timeout_s=self._timeout_s,
             )
         except ActivationError as error:
             return settled(index, DEFAULT, one_line(error))
 
+    def _with_search(self, stretch: Stretch) -> Stretch:
+        begins = stretch.end is not None and not self.begun and self.due(self)
+        return replace(stretch, begins=begins)
+
     def _begin(self, stretch: Stretch) -> None:
-        self._stretch = stretch
+        before, self._stretch = self._stretch, stretch
+        if stretch.begins:
+            self.begun = True
+            self.begin(self)
         if len(stretch.turns) > 1:
             self._compared.append(stretch)
+        if (stretch.turns, stretch.end is None, stretch.why) == (before.turns, False, ""):
+            return
         level = 20 if stretch.end is None and stretch.turns != (DEFAULT,) and self._channel.rank == 0 else 10
         LOGGER.log(level, "%s: %s from call %d on%s", self.watch.module_name, " and ".join(stretch.turns),
                    stretch.first, f": {stretch.why}" if stretch.why else "")  # fmt: skip
@@ -132,6 +167,8 @@ class Trial:
         share = self.watch.seen.share
         if share < LEAST_SHARE:
             return settled(index, DEFAULT, f"it takes {share:.0%} of the devices' time")
+        if _SEARCH in failed:
+            return settled(index, DEFAULT, f"its search failed: {failed[_SEARCH]}")
         why = "; ".join(f"{name} failed: {reason}" for name, reason in failed.items())
         if not candidates:
             if self._complete:

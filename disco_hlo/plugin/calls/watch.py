@@ -117,6 +117,10 @@ class Watch:
         with self._choosing:
             self._executables[name] = executable
 
+    def drain(self) -> None:
+        """Return when every call so far has ended and was timed."""
+        self._times.drain()
+
     def swap(self, choose: Choose | None) -> None:
         """From the next call on ``choose`` says what runs it, asked of one at a time; None: XLA's default."""
         with self._choosing:

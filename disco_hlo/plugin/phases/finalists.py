@@ -30,7 +30,7 @@ from disco_hlo.plugin.measuring.candidates import (
     measure,
 )
 from disco_hlo.plugin.measuring.cores import compiles_at_once
-from disco_hlo.plugin.phases.finding import MEASURE_BUDGET_S, SHORTEST_COMPILING_S, Found
+from disco_hlo.plugin.phases.finding import MEASURE_BUDGET_S, SHORTEST_COMPILING_S, FoundPlans
 from disco_hlo.plugin.session import Session
 
 _AT_LEAST = 3
@@ -40,13 +40,18 @@ _LAST = (ONE_BUCKET, NO_FUSION)
 """Other plans of the search are in between."""
 
 
-def trials_of(session: Session, found: Found | None, slot: PlanSlot) -> list[Trial]:
+def trials_of(session: Session, found: FoundPlans | None, slot: PlanSlot) -> list[Trial]:
     """The candidates by name; on ranks other than 0 their strategies arrive as JSON."""
     raw = None if found is None else msgspec.to_builtins(found.candidates)
     return [
         Trial(name, None if strategy is None else msgspec.convert(strategy, Strategy), ns, marks=slot)
         for name, strategy, ns in session.tell(raw, "finalists")
     ]
+
+
+def likeliest(trials: Sequence[Trial], most: int) -> list[Trial]:
+    """Those that may win first, without XLA's default, the likeliest winner first."""
+    return sorted((trial for trial in trials if trial.strategy is not None), key=_rank)[:most]
 
 
 def compile_and_measure(

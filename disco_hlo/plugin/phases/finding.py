@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -18,10 +19,11 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
 from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_record
 from disco_hlo.optimize.progress import search_progress
 from disco_hlo.optimize.regions import lower_bound
 from disco_hlo.optimize.reprofile import unknown_kernels, with_kernels
+from disco_hlo.plan.plan import Prediction, SearchRecord
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
@@ -46,9 +48,32 @@ _CLOSED = frozenset({"conditional", "while"})
 """Ops whose inside stays as XLA compiled it."""
 
 
+class Asker(Protocol):
+    """Who asks for a search: a session, or the process that searches for one."""
+
+    @property
+    def settings(self) -> Settings:
+        """The user's."""
+
+    def say(self, message: str, *values: object) -> None:
+        """One line for the user."""
+
+
+class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the measurement and the plan need of rank 0's search, which may have run in another process."""
+
+    candidates: tuple[Candidate, ...]
+    """Everything to measure, XLA's default first."""
+    prediction: Prediction
+    """Of the best plan."""
+    record: SearchRecord
+    searches_s: tuple[float, ...]
+    """What each search took."""
+
+
 @dataclass(frozen=True)
 class Found:
-    """What rank 0's search hands to the measurement."""
+    """What rank 0's search found."""
 
     searches: tuple[Optimized, ...]
     """The last one counts; each of those before was made again once its plan's kernels were measured."""
@@ -61,9 +86,15 @@ class Found:
         """The search that counts."""
         return self.searches[-1]
 
+    def plans(self, settings: Settings) -> FoundPlans:
+        """What goes on from here."""
+        record = search_record(search_settings(settings), [one.result for one in self.searches])
+        seconds = tuple(one.search_s for one in self.searches)
+        return FoundPlans(self.candidates, self.last.prediction, record, seconds)
+
 
 def find(
-    session: Session,
+    asker: Asker,
     source: CanonicalModule,
     xla: Strategy,
     profile: Profile,
@@ -79,12 +110,12 @@ def find(
             were measured since, corrects estimates.
         room_bytes: what each device has left for a plan (CPU); None where nobody knows.
     """
-    settings, budget = session.settings, Budget.of(session.settings.budget_s, COMPILE_S)
-    compiles = say_what_predicting_takes(session)
+    settings, budget = asker.settings, Budget.of(asker.settings.budget_s, COMPILE_S)
+    compiles = say_what_predicting_takes(asker)
     also = plans_in(before.candidates) if before is not None else []
     case = Case(source, xla, costs_of(profile, source, (xla, *also)), room_bytes)
     if before is None:
-        session.say("%s", outlook(session, case))
+        asker.say("%s", outlook(settings, case))
     if compiles:
         budget = Budget.of(settings.budget_s, COMPILE_S)
     with search_progress(progress_wanted()) as on_progress:
@@ -97,10 +128,10 @@ def find(
             stop=lambda: bool(stop),
         )
     for note in found.notes:
-        session.say("%s", note)
+        asker.say("%s", note)
     for region in found.regions:
-        session.say("%s", region)
-    session.say(
+        asker.say("%s", region)
+    asker.say(
         "searched %d candidates in %.1f s: the best is predicted to take %.2f ms a step, XLA's default %.2f ms",
         found.evaluations, found.search_s, found.best.predicted_ns / 1e6, case.default.makespan_ns / 1e6,
     )  # fmt: skip
@@ -121,25 +152,26 @@ def search_settings(settings: Settings) -> SearchSettings:
 # --- what the user is told before a search --------------------------------------------------------
 
 
-def looks(session: Session) -> int:
+def looks(settings: Settings, backend: str) -> int:
     """How often the best plan's kernels are measured and the search is made again."""
-    wanted = session.settings.looks
-    return int(session.facts.backend == "gpu") if wanted is None else wanted
+    if settings.when == "training":
+        return 0
+    return int(backend == "gpu") if settings.looks is None else settings.looks
 
 
-def say_what_predicting_takes(session: Session) -> bool:
+def say_what_predicting_takes(asker: Asker) -> bool:
     """A line before the first prediction on a machine, whose code must be compiled first; whether that is so."""
     compiles = not all(map(is_cached, (DeviceModel.__module__, engine.__name__)))
     if compiles:
-        session.say(
+        asker.say(
             "compiling the code that predicts step times, which takes up to two minutes, once on this machine"
         )
     return compiles
 
 
-def outlook(session: Session, case: Case) -> str:
+def outlook(settings: Settings, case: Case) -> str:
     """One line for somebody who waits: how much of the step can change, what can be gained, how long it takes."""
-    settings, default_ns = session.settings, case.default.makespan_ns
+    default_ns = case.default.makespan_ns
     bound_ns = lower_bound(case.source, [case.xla], case.costs).makespan_ns
     share = changeable_share(case)
     closed = (
@@ -151,16 +183,19 @@ def outlook(session: Session, case: Case) -> str:
     )
     gain = compared(default_ns, bound_ns)
     gain += "" if gain == "no faster" else " at best"
-    number = looks(session) + 1
+    number = looks(settings, case.source.graph.backend) + 1
     times = "" if number == 1 else f"{number} times "
     code = (
         "" if is_cached(run.__name__) else "compile the search's code (some minutes, once on this machine), "
     )
     measuring_s = max(settings.budget_s, SHORTEST_COMPILING_S) + MEASURE_BUDGET_S
+    after = f"then compile and measure the best plans for up to {measuring_s:.0f} s"
+    if settings.when == "training":
+        after = "while the training goes on; then the best plans take turns with XLA's default in running it"
     return (
         f"a step is predicted to take {default_ns / 1e6:.2f} ms{closed}; another order and other buckets can make it "
         f"{gain}, other kernels perhaps more; next: {code}search for up to {times}{settings.budget_s:g} s "
-        f"(DISCO_BUDGET_S), then compile and measure the best plans for up to {measuring_s:.0f} s"
+        f"(DISCO_BUDGET_S), {after}"
     )
 
 

@@ -41,11 +41,15 @@ def refuse_others(session: Session, fingerprint: str) -> None:
         _out_of_step.add((jaxlink.job_number(), session.request.process_indices))
         raise shared(ActivationError(f"{same.reason}; no other step is run on made-up inputs"))
     with session.stage("threads"):
-        _refuse_other_threads(session.request)
+        refuse_other_threads(session.request, threading.current_thread())
 
 
-def _refuse_other_threads(request: CompileRequest) -> None:
-    here = threading.current_thread()
+def refuse_other_threads(request: CompileRequest, here: threading.Thread) -> None:
+    """Refuse to run a step while a thread that is not held may run another one; ``here`` is.
+
+    Raises:
+        UnsupportedError: naming the threads.
+    """
     others = sorted(thread.name for thread in _threads if thread.is_alive() and thread is not here)
     if others and len(request.process_indices) > 1:
         raise UnsupportedError(

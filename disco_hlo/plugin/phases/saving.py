@@ -15,7 +15,6 @@ from pathlib import Path
 from msgspec import UNSET
 
 from disco_hlo.errors import PlanError
-from disco_hlo.optimize.pipeline import search_record
 from disco_hlo.optimize.select import beats, ratio_noise
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
@@ -24,10 +23,11 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.phases.finding import Found, search_settings
+from disco_hlo.plugin.phases.finding import FoundPlans
 from disco_hlo.plugin.session import Session, target, versions
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep
 from disco_hlo.profiler.timeline import encode as encode_timelines
@@ -40,7 +40,8 @@ class Outcome:
     session: Session
     step: Step
     slot: PlanSlot
-    found: Found
+    found: FoundPlans
+    profile: Profile
     trials: Sequence[Trial]
     """XLA's default first."""
     profile_s: float
@@ -53,7 +54,7 @@ def save_interrupted(outcome: Outcome) -> None:
     goes_on = "this run goes on with XLA's default"
     if _is_measured(slot):
         session.say("interrupted: the measured plan in %s is kept; %s", _shown(slot.path), goes_on)
-    elif found.last.best.predicted_ns >= found.last.case.default.makespan_ns:
+    elif found.prediction.plan_ns >= found.prediction.default_ns:
         session.say("interrupted before anything better than XLA's default was found; %s", goes_on)
     elif error := _searched(outcome.trials).error:
         session.say("interrupted: the best plan so far is of no use (%s); %s", error, goes_on)
@@ -88,7 +89,7 @@ def save(outcome: Outcome, winner: Trial) -> bool:
             "nothing beats XLA's default beyond noise, so this training goes on with that; %s says so",
             _shown(slot.path),
         )
-    elif winner.compared:
+    elif winner.compared and winner.times_ns:
         session.say(
             "%s; why: disco report %s -o plan.html",
             _victory(winner, outcome.trials[0]),
@@ -118,10 +119,8 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         versions=versions(facts),
         strategies=plans.by_region(strategy),
         chosen=winner.name,
-        prediction=found.last.prediction,
-        search=search_record(
-            search_settings(outcome.session.settings), [one.result for one in found.searches]
-        ),
+        prediction=found.prediction,
+        search=found.record,
         module_sha256=hashlib.sha256(module).hexdigest(),
         notes=_notes(step, winner, trials),
         measured=_measured(outcome),
@@ -129,7 +128,7 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         structure=UNSET if winner.restructured is None else winner.restructured.record,
     )
     outcome.slot.save(plans.encode(plan), module, executables.module_text(module), step.module)
-    save_profile(found.profile, outcome.slot.path / PROFILE_NAME)
+    save_profile(outcome.profile, outcome.slot.path / PROFILE_NAME)
 
 
 def save_timelines(slot: PlanSlot, winner: Trial, timelines: Sequence[MeasuredStep]) -> None:
@@ -150,10 +149,8 @@ def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched 
 
 
 def _measured(outcome: Outcome) -> plans.Measured:
-    found = outcome.found
-    seconds = tuple(round(one.search_s, 3) for one in found.searches)
-    evaluations = sum(one.result.evaluations for one in found.searches)
-    fitted = found.profile.transfers
+    seconds = tuple(round(one, 3) for one in outcome.found.searches_s)
+    fitted = outcome.profile.transfers
     return plans.Measured(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         candidates=tuple(
@@ -172,7 +169,7 @@ def _measured(outcome: Outcome) -> plans.Measured:
         profile_s=round(outcome.profile_s, 3),
         search_s=round(sum(seconds), 3),
         measure_s=round(outcome.measure_s, 3),
-        evaluations_per_s=round(evaluations / max(sum(seconds), 1e-9), 1),
+        evaluations_per_s=round(outcome.found.record.evaluations / max(sum(seconds), 1e-9), 1),
         searches_s=seconds if len(seconds) > 1 else UNSET,
     )
 

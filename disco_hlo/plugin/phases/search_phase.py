@@ -56,12 +56,12 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
         refuse_switched_on()
     fit_inputs(request, step.source)
     slot = session.slot(step.source.graph.key)
-    with _only_search(session, slot):
+    with only_search(session, slot):
         return _search_and_measure(session, step, slot)
 
 
 @contextlib.contextmanager
-def _only_search(session: Session, slot: PlanSlot) -> Iterator[None]:
+def only_search(session: Session, slot: PlanSlot) -> Iterator[None]:
     """Hold the slot's lock on rank 0; all ranks give up together where another search has it."""
     held = None
     try:
@@ -82,7 +82,8 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         if searched is None:
             return None
         profile_s, found = searched
-        trials = trials_of(session, found, slot)
+        plans = None if found is None else found.plans(session.settings)
+        trials = trials_of(session, plans, slot)
         if not session.tell(bool(stop), "interrupted"):
             with measured_times(session) as store:
                 best = None if found is None else found.last
@@ -94,8 +95,8 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     measure_s = time.monotonic() - started
     exchange(session)
     winner, saved = compared or trials[0], False
-    if found is not None:
-        outcome = Outcome(session, step, slot, found, trials, profile_s, measure_s)
+    if found is not None and plans is not None:
+        outcome = Outcome(session, step, slot, plans, found.profile, trials, profile_s, measure_s)
         if compared is not None:
             saved = save(outcome, winner)
         else:
@@ -139,6 +140,6 @@ def _search(
             wait_for_code(lambda: bool(stop))
             if profiled is not None:
                 found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
-    for _ in range(looks(session)):
+    for _ in range(looks(session.settings, source.graph.backend)):
         found = look_again(session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
     return profile_s, found

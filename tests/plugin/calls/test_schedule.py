@@ -52,6 +52,18 @@ def test_all_go_on_with_the_default_where_one_is_missing_or_a_plan_asks_too_much
     )
 
 
+def test_a_call_is_held_where_all_ranks_have_the_same_work_ready() -> None:
+    profiling, other = Answer(hold="profiling"), Answer(hold="comparing")
+    assert agreed(10, {0: profiling, 1: profiling}, 2, turns, "").hold == "profiling"
+    assert agreed(10, {0: profiling, 1: other}, 2, turns, "").hold == ""
+    assert agreed(10, {0: profiling, 1: Answer()}, 2, turns, "").hold == ""
+
+    def last(*_: object) -> Stretch:
+        return settled(10, DEFAULT, "no candidate is left")
+
+    assert agreed(10, {0: profiling, 1: profiling}, 2, last, "").hold == ""
+
+
 def test_one_process_meets_itself() -> None:
     found = meet(LocalChannel(), 10, Answer(("a",)), turns, tag="t", timeout_s=1)
     assert found == Stretch(10, 20, (DEFAULT, "a"))

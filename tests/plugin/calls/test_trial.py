@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
+
+import pytest
 
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.activation.local import LocalChannel
-from disco_hlo.errors import UnsupportedError
+from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.steps import Seen
 from disco_hlo.plugin.calls.trial import FIRST_MEETING, Trial
@@ -42,6 +47,9 @@ class Calls:
     @property
     def seen(self) -> Seen:
         return Seen(len(self.ran), round(1000 * self.share()), 1000)
+
+    def drain(self) -> None:
+        pass
 
     def swap(self, choose: Callable[[int], str]) -> None:
         self._choose = choose
@@ -104,6 +112,50 @@ def test_a_candidate_that_comes_later_is_tried_against_default_and_winner() -> N
     first = ran.index("faster")
     assert ran[first - 2 : first + 4] == [DEFAULT, "fast", "faster"] * 2
     assert trial.outcome == "faster"
+
+
+def test_a_search_begins_once_and_where_it_failed_the_default_stays() -> None:
+    calls = Calls(FAST)
+    trial = trial_on(calls)
+    begun: list[int] = []
+    trial.due = lambda _: len(calls.ran) > FIRST_MEETING
+    trial.begin = lambda _: begun.append(len(calls.ran))
+    calls.call(100)
+    [first] = begun
+    assert first > FIRST_MEETING
+    trial.offer("fast", object())
+    trial.give_up("rank 0 has no room")
+    assert set(calls.call(100)) == {DEFAULT}
+    assert trial.outcome == DEFAULT
+
+
+def test_a_call_waits_for_what_needs_the_devices() -> None:
+    calls = Calls(FAST)
+    trial = trial_on(calls)
+    calls.call(FIRST_MEETING)
+    hold = Hold("profiling", contextlib.nullcontext)
+    trial.hold = hold
+    ran: list[int] = []
+
+    def work() -> None:
+        with hold.held(lambda: False):
+            ran.append(len(calls.ran))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    calls.call(1)
+    assert ran == [FIRST_MEETING]
+    thread.join()
+
+
+def test_work_that_no_call_will_wait_for_is_not_done() -> None:
+    hold = Hold("profiling", contextlib.nullcontext)
+    with (
+        pytest.raises(ActivationError, match="profiling: the step is not called any more"),
+        hold.held(lambda: True),
+    ):
+        pytest.fail("it was done")
+    hold.wait()  # a call that comes nonetheless is not kept
 
 
 def test_without_a_better_one_the_default_stays() -> None:

@@ -1,0 +1,236 @@
+"""The search for one step while it trains: ``DISCO_WHEN=training`` with ``ENABLE_SEARCH=1``.
+
+A thread on every rank goes through the same stages: capture, profile, search (in a process of its own), compile,
+compare, and try the candidates as real calls. These threads meet over a channel of their own. What needs the devices is
+done between two calls, while all ranks hold their training, and the log says for how long.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+
+from disco_hlo.errors import ActivationError, UnsupportedError, is_shared
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.read import read
+from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plugin.callbacks import refuse_callbacks
+from disco_hlo.plugin.calls import trial as calls
+from disco_hlo.plugin.calls.hold import Hold
+from disco_hlo.plugin.calls.rounds import Round
+from disco_hlo.plugin.interruption import Interruption
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
+from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
+from disco_hlo.plugin.measuring.lockstep import anywhere
+from disco_hlo.plugin.measuring.measured_times import measured_times
+from disco_hlo.plugin.measuring.profiling import compile_ahead, profile_step
+from disco_hlo.plugin.measuring.room import lack_of_memory, room_bytes
+from disco_hlo.plugin.phases.finalists import likeliest, trials_of
+from disco_hlo.plugin.phases.one_step import refuse_other_threads
+from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted
+from disco_hlo.plugin.phases.search_phase import only_search
+from disco_hlo.plugin.phases.search_process import longest_s, search_apart
+from disco_hlo.plugin.session import Session, join_beside
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import Step, called_step
+from disco_hlo.plugin.switches import refuse_switched_on
+from disco_hlo.plugin.tuner_results import exchange
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.profiler.profile import Profile
+
+_MOST_TRIED = 2
+"""Candidates that are compared with XLA's default, and tried."""
+_LOOK_S = 0.5
+_END_S = 10.0
+"""How long the end of the process waits for what is under way."""
+
+
+class SearchInTraining:
+    """The search for one step, in a thread of its own; on every rank one."""
+
+    def __init__(self, trial: weakref.ref[calls.Trial], settings: Settings, trains: threading.Thread) -> None:
+        """Nothing begins yet.
+
+        Args:
+            trial: of the step, which belongs to JAX's own executable.
+            trains: the thread that calls it.
+        """
+        self._calls = trial
+        self._settings = settings
+        self._trains = trains
+        self._stop = Interruption()
+        """By Ctrl-C while a call is held, or at the end of the process."""
+        self._ends = False
+        self._thread = threading.current_thread()
+        self._settled = threading.Event()
+        self._rounds: list[Round] = []
+        self._winner = DEFAULT
+        self._tried = False
+        """Whether there was a candidate to be tried."""
+
+    def run(self) -> None:
+        """Go through all stages, with the other ranks; the training goes on whatever happens."""
+        import jax
+
+        trial = self._calls()
+        if trial is None:
+            return
+        trial.on_outcome = self._note
+        self._request = request = trial.watch.request
+        del trial
+        atexit.register(self.end)
+        try:
+            with jaxlink.ours(), jax.transfer_guard("allow"):
+                self._search(
+                    join_beside(request, self._settings, f"search {request.digest[:16]}", self._over)
+                )
+        except Exception as error:  # no failure of ours may stop the training
+            told = self._ended() or (is_shared(error) and request.backend.process_index() != 0)
+            LOGGER.log(
+                logging.DEBUG if told else logging.WARNING,
+                "the search for %s has ended, and the training goes on: %s", request.module_name, one_line(error),
+                exc_info=True,
+            )  # fmt: skip
+            if (trial := self._calls()) is not None:
+                trial.give_up(one_line(error))
+        finally:
+            atexit.unregister(self.end)
+
+    def end(self) -> None:
+        """At the end of the process: what is known is saved, and nothing goes on."""
+        self._ends = self._stop.wanted = True
+        self._thread.join(_END_S)
+
+    def _search(self, session: Session) -> None:
+        session.say(
+            "%s is the training step by its calls; it goes on while a plan is searched",
+            self._request.module_name,
+        )
+        with self._apart(session, "reading the step"), session.stage("step"):
+            step = called_step(self._request, self._settings)
+            self._refuse(step)
+            fit_inputs(self._request, step.source)
+        slot = session.slot(step.source.graph.key)
+        with only_search(session, slot):
+            profile, profile_s = self._profile(session, step, slot)
+            room = room_bytes(session)
+            found = None
+            with session.stage("search", takes_s=longest_s(self._settings)):
+                if profile is not None:
+                    found = search_apart(self._settings, step.module, profile, room, self._stop)
+            trials = trials_of(session, found, slot)
+            started = time.monotonic()
+            failed = True
+            try:
+                self._try(session, step, trials)
+                failed = False
+            finally:
+                if found is not None and profile is not None and (self._ended() or not failed):
+                    took_s = time.monotonic() - started
+                    self._save(Outcome(session, step, slot, found, profile, trials, profile_s, took_s))
+
+    def _refuse(self, step: Step) -> None:
+        """Refuse what cannot be tried, before it has cost anything."""
+        name = self._request.module_name
+        refuse_callbacks(step.module, name)
+        refuse_switched_on()
+        refuse_other_threads(self._request, self._trains)
+        if step.source.module.input_output_alias.entries and not jaxlink.keeps_donation():
+            raise UnsupportedError(
+                f"this jax loses buffer donation in a rewritten step, so no other one can take a call of {name} over; "
+                "DISCO_WHEN=compile searches it, and so does jax 0.11"
+            )
+
+    def _profile(self, session: Session, step: Step, slot: PlanSlot) -> tuple[Profile | None, float]:
+        """The step's profile, on rank 0, and how long it took."""
+        xla, started = read(step.source), time.monotonic()
+        with measured_times(session) as store:
+            with self._apart(session, "compiling what is profiled"):
+                kept = compile_ahead(session, step.source, xla, store)
+            with self._held(session, "profiling"):
+                profiled = profile_step(session, step.source, xla, store, slot, kept)
+        return None if profiled is None else profiled.profile, time.monotonic() - started
+
+    def _try(self, session: Session, step: Step, trials: Sequence[Trial]) -> None:
+        """Compile the likeliest winners, compare them with XLA's default, and let them run calls until one has won."""
+        tried = likeliest(trials, _MOST_TRIED)
+        with self._apart(session, "compiling"):
+            compile_trials(session, step.source, tried, tag="candidates")
+            exchange(session)
+        trials[0].executable = self._request.call_default()
+        for one in (trials[0], *tried):
+            one.error = one.error or lack_of_memory(session, one.name, one.executable)
+        if trials[0].error:
+            raise UnsupportedError(f"there is no room to compare candidates: {trials[0].error}")
+        with self._held(session, "comparing"):
+            compare_with_default(session, trials[0], [one for one in tried if not one.error])
+        self._offer([one for one in tried if one.compared])
+        for one in (trials[0], *tried):
+            one.executable = None
+            if one.error:
+                session.say("%s is not tried: %s", one.name, one.error)
+        while not self._settled.wait(_LOOK_S):
+            if self._over():
+                raise ActivationError("no candidate has won so far")
+
+    def _offer(self, alive: Sequence[Trial]) -> None:
+        self._tried = bool(alive)
+        trial = self._calls()
+        if trial is not None:
+            for one in alive:
+                trial.offer(one.name, one.executable, one.predicted_ns)
+            trial.complete()
+
+    def _note(self, winner: str, rounds: list[Round]) -> None:
+        """In the call from which on the winner runs all."""
+        self._winner, self._rounds = winner, rounds
+        self._settled.set()
+
+    def _save(self, outcome: Outcome) -> None:
+        """Save the plan with the times of real calls; the search's best where none was settled."""
+        if not self._settled.is_set() or (self._tried and not self._rounds):
+            save_interrupted(outcome)
+            return
+        for one in outcome.trials:
+            counted = [
+                r for r in self._rounds if one.name in r and (one.name != DEFAULT or self._winner in r)
+            ]
+            one.times_ns[:] = [r[one.name] for r in counted]
+        save(outcome, next(one for one in outcome.trials if one.name == self._winner))
+
+    def _over(self) -> bool:
+        """Whether the step is not called any more, or the process ends."""
+        trial = self._calls()
+        return self._ends or trial is None or trial.outcome is not None
+
+    def _ended(self) -> bool:
+        """Whether it was ended from outside."""
+        return self._over() or bool(self._stop)
+
+    @contextlib.contextmanager
+    def _held(self, session: Session, what: str) -> Iterator[None]:
+        """Hold the training on all ranks for the body, which has the devices to itself."""
+        hold = Hold(what, self._stop.watched)
+        if (trial := self._calls()) is not None:
+            trial.hold = hold
+        del trial
+        try:
+            with hold.held(self._over):
+                started = time.monotonic()
+                yield
+            session.say("the training was held for %.1f s: %s", time.monotonic() - started, what)
+        finally:
+            if (trial := self._calls()) is not None:
+                trial.hold = None
+        if anywhere(session, bool(self._stop), "interrupted"):
+            raise ActivationError("it was interrupted")
+
+    def _apart(self, session: Session, what: str) -> contextlib.AbstractContextManager[None]:
+        """For a compile: beside the training on CPU; on a GPU, whose autotuner needs the devices, it is held."""
+        return contextlib.nullcontext() if session.facts.backend == "cpu" else self._held(session, what)

@@ -1,0 +1,77 @@
+"""The search phase that does not hold the training up: ``ENABLE_SEARCH=1`` with ``DISCO_WHEN=training``.
+
+Nothing is searched while a step compiles. Calls are watched (:mod:`disco_hlo.plugin.calls`); a search begins for the
+module that is the step by them. What the search is made of is imported then, as that takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+
+from disco_hlo.activation.channel import Channel
+from disco_hlo.plugin.calls.observing import Observation
+from disco_hlo.plugin.calls.trial import Trial
+from disco_hlo.plugin.phases.one_step import may_be_run
+from disco_hlo.plugin.session import join, leave
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+
+_SWITCH_S = 0.5e-3
+
+
+def handle(request: CompileRequest, _: Settings) -> None:
+    """Note who compiles; every compile is XLA's."""
+    may_be_run(request)
+
+
+@functools.cache
+def observe(settings: Settings) -> Observation:
+    """The calls of this process, watched from now on, before JAX makes the first.
+
+    Raises:
+        UnsupportedError: as :meth:`Observation.start`.
+    """
+
+    def channel_of(request: CompileRequest) -> Channel:
+        try:
+            return join(request, settings).channel
+        finally:
+            leave()
+
+    def wanted(request: CompileRequest) -> bool:
+        if settings.names(request.module_name):
+            return True
+        return len(request.devices) > 1 and (settings.module is None or settings.may_be_key)
+
+    def search(trial: Trial) -> None:
+        trains = threading.current_thread()
+        arguments = (weakref.ref(trial), settings, trains)
+        threading.Thread(target=_search, args=arguments, name="disco-search", daemon=True).start()
+
+    observation = Observation(channel_of, settings.timeout_s, wanted, search)
+    observation.start()
+    return observation
+
+
+def _search(trial: weakref.ref[Trial], settings: Settings, trains: threading.Thread) -> None:
+    with _quick_switches():
+        from disco_hlo.plugin.phases.search_in_training import SearchInTraining
+
+        SearchInTraining(trial, settings, trains).run()
+
+
+@contextlib.contextmanager
+def _quick_switches() -> Iterator[None]:
+    """The training's thread has Python back soon after it asks for it. By default that takes 5 ms, and with a thread
+    beside it that never rests a step of 3 ms had a third of its throughput."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, _SWITCH_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

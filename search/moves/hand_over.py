@@ -1,0 +1,46 @@
+"""Move one gradient to the neighbouring bucket (not in the paper)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from disco_hlo.compiled import inner
+from disco_hlo.pointers import Row
+from disco_hlo.search.arrays import layout as at
+from disco_hlo.search.arrays.board import has_room, roll_back
+from disco_hlo.search.arrays.rng import draw
+from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
+from disco_hlo.search.moves.merge import merge, neighbouring_bucket
+from disco_hlo.search.moves.move import Move
+from disco_hlo.search.rules.ordering import reseat
+from disco_hlo.search.rules.results import part
+
+
+@inner
+def hand_over(g: GraphView, s: StateView, w: ScratchView, gradient: int, bucket: int) -> Any:
+    """Move one all-reduce out of its bucket into another one, given by its head."""
+    home = s.owner[gradient]
+    if home == bucket or not g.flags[bucket] & g.flags[gradient] & at.ALL_REDUCE or not has_room(g, w):
+        return False
+    if s.count[home] == 1:
+        return merge(g, s, w, home, bucket)
+    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
+    place = s.place[home]
+    part(g, s, w, gradient)
+    if reseat(g, s, w, gradient, place) and merge(g, s, w, gradient, bucket):
+        return True
+    roll_back(w, mark)
+    w.number[at.CHANGES] = changes
+    return False
+
+
+@inner
+def random_gradient(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
+    """A gradient, and a bucket next to its own."""
+    if pools.ranks < 2:
+        return -1, -1
+    x = pools.ranked[draw(generator, pools.ranks)]
+    return x, neighbouring_bucket(g, s, generator, x, pools)
+
+
+MOVE = Move("buckets", 1, random_gradient, hand_over, of_unit=False, with_unit=True)

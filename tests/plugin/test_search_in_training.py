@@ -1,0 +1,341 @@
+"""The search while a step trains: found, profiled, searched beside, tried on real calls, saved, and enacted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from disco_hlo.plan.plan import DEFAULT, SEARCHED
+from disco_hlo.plan.store import PROFILE_NAME, PlanStore
+from disco_hlo.plugin.calls import rounds
+from disco_hlo.plugin.calls import trial as trials
+from disco_hlo.plugin.calls.observing import CALLS_BEFORE_SEARCH, Observation
+from disco_hlo.plugin.calls.rounds import FEWEST_ROUNDS, Verdict
+from disco_hlo.plugin.measuring.measured_times import STORE_NAME
+from disco_hlo.plugin.phases import enact_phase, search_in_training, search_process, training_phase
+from disco_hlo.plugin.phases.finding import FoundPlans
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import compiles, jaxlink
+from disco_hlo.profiler.profile import load
+from tests.compiled_search import compile_search
+from tests.known_times import know_all
+from tests.plugin.calls.training import WHOLE, batch, fresh_state, jitted, loss_of, named, numbers
+
+pytestmark = pytest.mark.product_only
+_LONGEST_S = 120.0
+_STEP_S = 0.01
+"""The cores are the search's, too; and a training of thousands of steps would have to be repeated."""
+_CASE = Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb"
+
+
+_found: list[FoundPlans] = []
+"""What the searches of these tests found."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """The searches have less time than compiling their code takes."""
+    compile_search(_CASE.read_bytes(), "cpu")
+
+
+@dataclass
+class Training:
+    """A training whose calls are watched, and that is searched for."""
+
+    settings: Settings
+    observation: Observation
+    processes: list[subprocess.Popen[bytes]]
+    """Of the searches that were begun."""
+
+    def train(self, call: Callable[..., Any], done: Callable[[], bool]) -> tuple[list[float], Any]:
+        """Losses until ``done`` says so and the search is over, and the state then."""
+        (weights, key), losses, end = fresh_state(), [], time.monotonic() + _LONGEST_S
+        while not (done() and not searches()):
+            assert time.monotonic() < end, "the search goes on and on"
+            weights, key, loss = call(weights, key, batch(len(losses)))
+            losses.append(float(loss))
+            time.sleep(_STEP_S)
+        return losses, (weights, key)
+
+    def stock(self, count: int) -> tuple[list[float], Any]:
+        """The same training without us, who see no more calls."""
+        self.observation.stop()
+        call, state, losses = jitted("stock"), fresh_state(), []
+        for number in range(count):
+            *state, loss = call(*state, batch(number))
+            losses.append(float(loss))
+        return losses, state
+
+    def until_over(self, call: Callable[..., Any]) -> tuple[list[float], Any]:
+        """Train until a search has come and gone, and the calls were given back."""
+        begun = [False]
+
+        def done() -> bool:
+            begun[0] = begun[0] or bool(searches())
+            return begun[0] and not self.observation.trials
+
+        return self.train(call, done)
+
+
+def searches() -> list[threading.Thread]:
+    """Searches under way."""
+    return [one for one in threading.enumerate() if one.name == "disco-search"]
+
+
+@pytest.fixture
+def training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[Training]:
+    caplog.set_level(logging.INFO, "disco_hlo")
+    know_all(tmp_path, devices=2, processes=1)
+    settings = Settings(
+        search=True, directory=tmp_path, when="training", budget_s=60, patience=50, finalists=1
+    )
+    processes: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            processes.append(self)
+
+    search_apart = search_in_training.search_apart
+
+    def noted(*arguments: Any) -> FoundPlans:
+        _found.append(search_apart(*arguments))
+        return _found[-1]
+
+    monkeypatch.setattr(search_in_training, "search_apart", noted)
+    monkeypatch.setattr(search_process.subprocess, "Popen", Noted)
+    monkeypatch.setattr(trials, "_LONGEST_PAUSE", 8)
+    jaxlink.install(lambda request: training_phase.handle(request, settings))
+    observation = training_phase.observe(settings)
+    try:
+        yield Training(settings, observation, processes)
+    finally:
+        observation.stop()
+        jaxlink.uninstall()
+        training_phase.observe.cache_clear()
+        for thread in searches():
+            thread.join(60)
+        assert searches() == []
+        assert all(process.poll() is not None for process in processes)
+
+
+def let_win(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The clock is taken out: this one wins once it ran often enough."""
+
+    def verdict(had: list[rounds.Round], candidates: list[str], _: object) -> Verdict:
+        assert name in candidates
+        lacking = FEWEST_ROUNDS - len(had)
+        return Verdict((name,), None, lacking) if lacking > 0 else Verdict((name,), name)
+
+    monkeypatch.setattr(rounds, "verdict", verdict)
+
+
+@pytest.mark.slow
+def test_a_step_is_searched_while_it_trains_and_goes_on_with_its_plan(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    let_win(monkeypatch, SEARCHED)
+    evaluate = jax.jit(lambda weights, x: jnp.sum((x @ weights["in"]) ** 2))
+    for number in range(2 * CALLS_BEFORE_SEARCH):
+        evaluate(fresh_state()[0], batch(number)).block_until_ready()
+    assert searches() == []
+
+    losses, state = training.until_over(jitted("searched_step"))
+    expected, expected_state = training.stock(len(losses))
+    # A candidate may round otherwise, the sums are as far off as those of another order of adding.
+    assert losses == pytest.approx(expected, rel=1e-5)
+    for own, other in zip(numbers(state), numbers(expected_state), strict=True):
+        assert own == pytest.approx(other, rel=1e-4, abs=1e-5)
+    text = caplog.text
+    assert "jit_searched_step is the training step by its calls" in text
+    assert "the training was held for" in text
+    assert f"jit_searched_step: {SEARCHED} from call" in text
+
+    [listed] = PlanStore(training.settings.directory).list_plans()
+    assert listed.problem == ""
+    plan = enact_phase.plans.decode(listed.plan_json, "")
+    assert plan.chosen == SEARCHED
+    assert plan.measured is not None
+    timed = {one.name: one for one in plan.measured.candidates}
+    assert timed[SEARCHED].samples == timed[DEFAULT].samples >= FEWEST_ROUNDS
+    assert load(listed.path / PROFILE_NAME).ops
+
+    # The next job enacts it.
+    enacting = replace(training.settings, search=False)
+    jaxlink.install(lambda request: enact_phase.handle(request, enacting))
+    call = jitted("searched_step")
+    again, (weights, key) = [], fresh_state()
+    for number in range(5):
+        weights, key, loss = call(weights, key, batch(number))
+        again.append(float(loss))
+    assert again == pytest.approx(expected[:5], rel=1e-5)
+    assert "enacts the plan of jit_searched_step" in caplog.text
+
+
+def test_nothing_is_searched_for_a_step_that_is_called_20_times(training: Training) -> None:
+    call, (weights, key) = jitted("short_step"), fresh_state()
+    losses = []
+    for number in range(20):
+        weights, key, loss = call(weights, key, batch(number))
+        losses.append(float(loss))
+    assert searches() == []
+    assert training.processes == []
+    assert losses == training.stock(20)[0]
+
+
+def test_a_training_goes_on_when_its_search_is_killed(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = search_process._run
+
+    def killed(*arguments: Any) -> None:
+        def kill() -> None:
+            while not training.processes:
+                time.sleep(0.01)
+            training.processes[0].send_signal(signal.SIGKILL)
+
+        threading.Thread(target=kill).start()
+        run(*arguments)
+
+    monkeypatch.setattr(search_process, "_run", killed)
+    losses, _ = training.until_over(jitted("killed_step"))
+    assert losses == training.stock(len(losses))[0]
+    [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert line == (
+        "the search for jit_killed_step has ended, and the training goes on: the search's process ended with -9 and "
+        "found nothing"
+    )
+    assert PlanStore(training.settings.directory).list_plans() == []
+    # What was measured is known to the next job.
+    assert (training.settings.directory / STORE_NAME).exists()
+
+
+def test_a_candidate_that_computes_something_else_never_runs_a_call(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = other_executable(training.settings)
+
+    def compile_wrongly(_session: Any, _source: Any, trials: Any, *, tag: str) -> None:
+        for trial in trials:
+            trial.executable = other
+
+    monkeypatch.setattr(search_in_training, "compile_trials", compile_wrongly)
+    if _found:  # of the same step under another name
+        monkeypatch.setattr(search_in_training, "search_apart", lambda *_: _found[-1])
+    losses, _ = training.until_over(jitted("right_step"))
+    assert losses == training.stock(len(losses))[0]
+    assert f"{SEARCHED} is not tried" in caplog.text
+    [listed] = PlanStore(training.settings.directory).list_plans()
+    assert enact_phase.plans.decode(listed.plan_json, "").chosen == DEFAULT
+
+
+def test_a_training_that_ends_before_a_candidate_has_won_saves_it_unmeasured(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rounds, "verdict", lambda *_: Verdict((SEARCHED,), None, FEWEST_ROUNDS))
+    if _found:
+        monkeypatch.setattr(search_in_training, "search_apart", lambda *_: _found[-1])
+    call, (weights, key), number = jitted("unfinished_step"), fresh_state(), 0
+    end = time.monotonic() + _LONGEST_S
+    while not any(trial.rounds for trial in training.observation.trials):
+        assert time.monotonic() < end
+        weights, key, loss = call(weights, key, batch(number))
+        loss.block_until_ready()
+        number += 1
+        time.sleep(_STEP_S)
+    training.observation.stop()
+    for thread in searches():
+        thread.join(60)
+    [listed] = PlanStore(training.settings.directory).list_plans()
+    plan = enact_phase.plans.decode(listed.plan_json, "")
+    assert plan.chosen == SEARCHED
+    assert plan.measured is not None
+    assert not any(one.samples for one in plan.measured.candidates)
+    assert "interrupted: the best plan so far is in" in caplog.text
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+
+
+def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        end = time.monotonic() + _LONGEST_S
+        while "interrupted: the search is ended" not in caplog.text and time.monotonic() < end:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(search_in_training, "profile_step", interrupted)
+    before, switches_s = signal.getsignal(signal.SIGINT), sys.getswitchinterval()
+    losses, _ = training.until_over(jitted("interrupted_step"))
+    assert signal.getsignal(signal.SIGINT) is before
+    assert sys.getswitchinterval() == switches_s
+    assert losses == training.stock(len(losses))[0]
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+    assert training.processes == []
+
+
+def test_a_jax_that_loses_donation_is_told_how_to_search(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(jaxlink, "keeps_donation", lambda: False)
+    losses, _ = training.until_over(jitted("donating_step"))
+    assert losses == training.stock(len(losses))[0]
+    [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert "DISCO_WHEN=compile searches it" in line
+    assert training.processes == []
+
+
+def other_executable(settings: Settings) -> Any:
+    """Of a step with the same signature, that learns ten times as fast."""
+    made: list[Any] = []
+
+    def take(request: Any) -> None:
+        made.append(compiles.compile_module(request, None))
+
+    def step(weights: Any, key: jax.Array, x: jax.Array) -> Any:
+        now, later = jax.random.split(key)
+        loss, slope = jax.value_and_grad(loss_of)(weights, x, now)
+        return jax.tree.map(lambda w, g: w - g, weights, slope), later, loss
+
+    call = jax.jit(named("other_step", step), donate_argnums=(0, 1), out_shardings=(WHOLE, WHOLE, None))
+    jaxlink.install(take)
+    call(*fresh_state(), batch(0))
+    jaxlink.install(lambda request: training_phase.handle(request, settings))
+    return made[-1]
+
+
+def test_a_search_ends_when_the_step_is_called_no_more(training: Training) -> None:
+    call = jitted("dropped_step")
+    begun = [False]
+
+    def done() -> bool:
+        begun[0] = begun[0] or bool(searches())
+        return begun[0]
+
+    (weights, key), number = fresh_state(), 0
+    while not done():
+        weights, key, _ = call(weights, key, batch(number))
+        weights["in"].block_until_ready()
+        number += 1
+    training.observation.stop()
+    for thread in searches():
+        thread.join(60)
+    assert searches() == []
+    with suppress(IndexError):
+        assert training.processes[0].poll() is not None
