@@ -2,8 +2,8 @@
 
 Numba's own cache notices a change in the file of the compiled function, not in the files of the
 functions it calls, so a search that calls the engine would go on running an old engine. Here the
-cache directory is named after the text of all files of the function's package and of what any of them may call or
-be handed: the rules in ``core``, the simulator, pointers, and batches of kernels. It lies in
+cache directory is named after the text of all files of the function's package and of every package with compiled
+functions, whose code may be part of its own. It lies in
 ``NUMBA_CACHE_DIR`` or the user's cache directory, never in the package, which may be read-only.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -33,6 +34,8 @@ _KNOWN_NUMBA = ((0, 61), (0, 68))
 """Of these versions the parts are known that ``inner_code`` is made of; of another one none are asked for."""
 
 
+_COMPILING = ("core", "estimator", "profiler", "search", "simulator")
+"""Packages whose functions are compiled, also into each other's code."""
 _INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
@@ -170,12 +173,20 @@ def _cache_directory(package: Path) -> Path | None:
 
 
 def _sources(package: Path) -> list[Path]:
-    """Every file that compiled code of the package may come from."""
+    """Every file that compiled code of the package may come from: its own, and those of all that compile."""
     here = Path(__file__).parent
     files = {Path(__file__), *(here / name for name in ("inner_code.py", "pointers.py", "hlo/cost_model.py"))}
-    for folder in (here / "core", here / "simulator", package):
+    for folder in (package, *map(_folder_of, _COMPILING)):
         files |= {*folder.rglob("*.py")}
     return sorted(files)
+
+
+def _folder_of(name: str) -> Path:
+    """Of a package of ours, which need not lie in the folder of ``disco_hlo``."""
+    found = importlib.util.find_spec(f"disco_hlo.{name}")
+    if found is None or found.origin is None:
+        raise RuntimeError(f"disco_hlo.{name} has no folder")
+    return Path(found.origin).parent
 
 
 def _base_directory() -> Path:
