@@ -101,10 +101,10 @@ def load(dataset: Dataset) -> TrainingData:
         _check(sample, graphs.get(sample.source), str(dataset.path))
     samples.sort(key=lambda sample: (sample.source, sample.id))
     about = dataset.about()
-    backend = str(about.get("backend", ""))
-    labels = {sample.id: label_ns(measured[sample.id], backend) for sample in samples}
+    base = base_device(about)
+    labels = {sample.id: label_ns(measured[sample.id], about["backend"]) for sample in samples}
     times = {sample.key: labels[sample.id] for sample in samples if len(sample.op.members) == 1}
-    device = calibrated(base_device(about), measured_ops(graphs.values(), times))
+    device = calibrated(base, measured_ops(graphs.values(), times))
     model_of = {source.id: source.model for source in sources}
     return TrainingData(
         known=_encoded(samples, graphs, device, times),

@@ -29,6 +29,7 @@ from disco_hlo.plan.plan import DEFAULT, SEARCHED, Prediction, SearchRecord
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.api import Dropped, OnBest, OnProgress, SearchResult, SearchSettings
+from disco_hlo.search.moves.table import in_algorithm_1
 from disco_hlo.search.run import search
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
 from disco_hlo.search.warm import warm_up_in_time
@@ -361,7 +362,8 @@ def search_record(settings: SearchSettings, results: Sequence[SearchResult]) -> 
     counts = [one.evaluations for one in results]
     before = sum(counts[:-1])
     left_out = {"method", "memory_limit_bytes", *(_ALGORITHM_1 if settings.method == "joint" else ())}
-    values = {name: value for name, value in asdict(settings).items() if name not in left_out}
+    asked = replace(settings, moves=settings.moves or in_algorithm_1())
+    values = {name: value for name, value in asdict(asked).items() if name not in left_out}
     return SearchRecord(
         method=settings.method,
         settings={

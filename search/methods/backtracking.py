@@ -38,7 +38,7 @@ from disco_hlo.search.boundary.state import to_strategy
 from disco_hlo.search.interruptible import interruptible
 from disco_hlo.search.methods import explore as ex
 from disco_hlo.search.methods.tree import BEST, CANDIDATES, QUEUED, go_to, grown, new_tree
-from disco_hlo.search.moves.table import MOVES, NUMBERS
+from disco_hlo.search.moves.table import NUMBERS, in_algorithm_1
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.coarse import coarse
 from disco_hlo.simulator.contention import new_progress
@@ -100,7 +100,7 @@ class Backtracking:
         fusible = np.flatnonzero(node[at.FLAGS, : len(graph)] & at.FUSIBLE).astype(np.int64)
         ranked = np.array(sorted(graph.all_reduces, key=lambda x: node[at.RANK, x]), np.int64)
         self.pools = (fusible, ranked)
-        moves = settings.moves or [name for name, number in NUMBERS.items() if MOVES[number].in_algorithm_1]
+        moves = settings.moves or in_algorithm_1()
         self.methods = np.array([NUMBERS[name] for name in moves], np.int64)
         self.made = np.zeros(self.methods.size, np.int64)
         self.moves = np.zeros((self.methods.size, settings.beta, 3), np.int64)

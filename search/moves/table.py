@@ -28,3 +28,8 @@ NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(
 def weights(changes: str) -> dict[int, int]:
     """How often the joint search proposes each move that changes ``kernels``, ``buckets`` or ``order``."""
     return {number: move.weight for number, move in enumerate(MOVES) if move.changes == changes}
+
+
+def in_algorithm_1() -> tuple[str, ...]:
+    """The moves of the paper's Algorithm 1, and others that say so."""
+    return tuple(name for name, number in NUMBERS.items() if MOVES[number].in_algorithm_1)

@@ -27,12 +27,12 @@ def test_a_plan_that_was_found_wrong_before_ctrl_c_is_not_saved(
     monkeypatch.setattr(saving, "_write", lambda _outcome, trial: written.append(trial.name))
     session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
     slot = PlanStore(tmp_path).slot("0" * 64, "cpu", "cpu", 2, 1)
-    best, default = SimpleNamespace(predicted_ns=1), SimpleNamespace(makespan_ns=2)
-    found: Any = SimpleNamespace(last=SimpleNamespace(best=best, case=SimpleNamespace(default=default)))
+    found: Any = SimpleNamespace(prediction=SimpleNamespace(plan_ns=1, default_ns=2))
     trials = [Trial(DEFAULT, None, 2), Trial(SEARCHED, Strategy(), 1, times_ns=[1, 1], error=error)]
     step: Any = None
+    profile: Any = None
     with caplog.at_level(logging.INFO, "disco_hlo"):
-        saving.save_interrupted(saving.Outcome(session, step, slot, found, trials, 0.0, 0.0))
+        saving.save_interrupted(saving.Outcome(session, step, slot, found, profile, trials, 0.0, 0.0))
     assert written == ([] if error else [SEARCHED])
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"interrupted: the best plan so far is {'of no use' if error else 'in '}")

@@ -103,11 +103,22 @@ def test_errors_and_orders_on_the_page_are_those_of_the_tables() -> None:
         assert [plans, mean, largest, taus] == [cells[2], cells[3], cells[4], cells[6]]
 
 
-def test_the_runs_of_the_llama_page_are_those_of_its_record() -> None:
+def test_the_figures_of_the_llama_page_are_those_of_its_record() -> None:
     (path,) = (RECORDS / "h100" / "training").glob("llama-*.json")
-    runs = json.loads(path.read_text())["runs"]
-    ((_, rows),) = tables_in(RECORDS / "llama.md")
-    assert [[run["name"], f"{run['median_ms']:.2f}", str(run.get("of_default", "")), f"{run['last_loss']:.4f}"]
-            for run in runs] == rows  # fmt: skip
-    default = (runs[0]["median_ms"] + runs[1]["median_ms"]) / 2
-    assert all(round(run["median_ms"] / default, 3) == run["of_default"] for run in runs[2:])
+    record = json.loads(path.read_text())
+    (_, runs), (_, candidates) = tables_in(RECORDS / "llama.md")
+    for row, run in zip(runs, record["runs"], strict=False):
+        ms, losses, first = (
+            ", ".join(map(str, run[what])) for what in ("median_ms", "last_loss", "first_step_s")
+        )
+        assert row == [run["name"], ms, losses, first]
+    default, plan = (run["median_ms"] for run in record["runs"])
+    ratios = [round(a / b, 3) for a, b in zip(plan, default, strict=True)]
+    assert ratios == record["of_default"]
+    assert runs[-1] == ["ratio", ", ".join(f"{one:.3f}" for one in ratios), "", ""]
+    first_ms = record["candidates"][0]["measured_ms"]
+    for row, one in zip(candidates, record["candidates"], strict=True):
+        measured, predicted = one["measured_ms"], one["predicted_ms"]
+        ratio = "" if measured == first_ms else f"{measured / first_ms:.3f}"
+        error = f"{100 * (predicted / measured - 1):+.1f} %"
+        assert row == [one["name"], f"{measured:.2f}", ratio, f"{predicted:.2f}", error]
