@@ -102,8 +102,8 @@ def training_step(
     if not choice.chosen and not waits:
         history.left.add((request.module_name, fingerprint))
         return None
-    if wrong := _wrong_numbers(step):
-        LOGGER.warning("%s runs as XLA compiles it, %s", request.module_name, wrong)
+    if wrong := _wrong_numbers(request, step):
+        LOGGER.warning("%s", wrong)
         history.left.add((request.module_name, fingerprint))
         return None
     history.taken[fingerprint] = choice.chosen
@@ -122,7 +122,7 @@ def called_step(request: CompileRequest, settings: Settings) -> Step:
     choice = choose(_facts(request, step), (), named=_named(request, settings, step))
     if not choice.chosen:
         raise UnsupportedError(f"{request.module_name} {choice.reason}")
-    if wrong := _wrong_numbers(step):
+    if wrong := _wrong_numbers(request, step):
         raise UnsupportedError(wrong)
     return step
 
@@ -140,10 +140,12 @@ def _named(request: CompileRequest, settings: Settings, step: Step) -> bool | No
     return settings.names(request.module_name) or step.source.graph.key.startswith(wanted)
 
 
-def _wrong_numbers(step: Step) -> str:
-    """What is wrong with XLA's own module, as a sentence's end; empty where nothing is."""
+def _wrong_numbers(request: CompileRequest, step: Step) -> str:
+    """What is wrong with XLA's own module; empty where nothing is."""
     own_faults = faults(step.module, step.source.graph.backend)
-    return f"whose numbers may be wrong: {own_faults[0]}" if own_faults else ""
+    if not own_faults:
+        return ""
+    return f"{request.module_name} runs as XLA compiles it, whose numbers may be wrong: {own_faults[0]}"
 
 
 def _tell(

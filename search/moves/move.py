@@ -36,6 +36,6 @@ class Move:
     """Whether that takes so long that a move which has to wait for a cost waits before it is asked for."""
     first_weight: int = 0
     """Of ``weight`` in the very first climb. Few kernels of XLA are better for losing an op, and all that are tried
-    must be priced."""
+    need a cost."""
     in_algorithm_1: bool = False
     """Whether Algorithm 1 has it among its methods, unless ``SearchSettings.moves`` says otherwise."""
