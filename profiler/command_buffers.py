@@ -127,7 +127,7 @@ def all_names(timed: Trace, timed_module: str, named: Trace, named_module: str) 
     lanes_found = {
         lane: Lane(all_ns[lane], named_ns[lane], dict(unnamed[lane].most_common())) for lane in all_ns
     }
-    return WithNames(Trace(ordered, timed.windows, timed.backend), unnamed_ns, lanes_found)
+    return WithNames(Trace(ordered, timed.windows), unnamed_ns, lanes_found)
 
 
 def _lanes(items: Iterable[Execution]) -> dict[str, list[Execution]]:

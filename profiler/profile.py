@@ -64,7 +64,7 @@ class Platform:
     device_kind: _Text
     """``NVIDIA H200``; on CPU see :func:`host_cpu_kind`."""
     backend: _Text
-    """``cpu`` or ``gpu``."""
+    """Its name."""
     driver: _Text
     """Driver or runtime version; empty on CPU."""
     jax: _Text
@@ -233,7 +233,7 @@ def _weighted_median(values: Iterable[tuple[int, int]]) -> int:
 def host_cpu_kind() -> str:
     """Device kind of CPU profiles: the host's CPU and how many cores this process may use."""
     cores = len(own_cores())
-    name = "cpu"
+    name = "unknown"
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

@@ -75,8 +75,6 @@ class Trace:
     """Ordered by start time, what contains another first."""
     windows: tuple[RunWindow, ...]
     """One per profiled call, ordered; empty for a trace that :func:`collect` did not take."""
-    backend: str
-    """``cpu`` or ``gpu``."""
 
 
 def collect(run_once: Callable[[], None], repeats: int, warmup: int = 1) -> bytes:
@@ -153,7 +151,7 @@ def _trace_of(planes: list[tuple[str, list[Any]]]) -> Trace:
         raise ProfileError(
             "the trace names no HLO instruction; expected hlo_op on thunk events (CPU) or kernels (GPU)"
         )
-    return Trace(_numbered(raw, windows), windows, "gpu" if kernels else "cpu")
+    return Trace(_numbered(raw, windows), windows)
 
 
 @dataclass(slots=True)

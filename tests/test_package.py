@@ -97,6 +97,49 @@ def test_the_version_of_jaxlib_is_no_private_name(tmp_path: Path) -> None:
     assert violations(path, "disco_hlo/cli/polite.py") == []
 
 
+# Only disco_hlo/backends says which backend; elsewhere these words are something else.
+BACKEND_NAMES = {"cpu", "gpu", "cuda", "is_cpu", "is_gpu", "on_cpu", "on_gpu"}
+OTHER_MEANINGS = {
+    "disco_hlo/plugin/phases/search_process.py": "what JAX_PLATFORMS of the search's process says",
+    "disco_hlo/whatif/": "the field of a file that describes a machine",
+}
+
+
+def names_of_backends(source: str) -> list[str]:
+    """Where a file compares, looks up or passes on a backend by name: strings, variables and keywords."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        said = {
+            ast.Constant: lambda one: one.value,
+            ast.Name: lambda one: one.id,
+            ast.keyword: lambda one: one.arg,
+            ast.arg: lambda one: one.arg,
+        }.get(type(node), lambda _: None)(node)
+        if isinstance(said, str) and said in BACKEND_NAMES:
+            found.append(f"line {node.lineno}: {said}")
+    return found
+
+
+def test_backends_are_told_apart_by_their_records_alone() -> None:
+    found = [
+        f"{place}, {where}"
+        for path in source_files()
+        if path.suffix == ".py"
+        for place in [str(path.relative_to(ROOT))]
+        if not place.startswith(("disco_hlo/backends/", *OTHER_MEANINGS))
+        for where in names_of_backends(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['x = graph.backend == "gpu"', 'y = RUNS["cpu"]', "check(gpu=True)", "on_cpu = 1", "def f(*, gpu): pass"],
+)
+def test_every_way_to_name_a_backend_is_seen(line: str) -> None:
+    assert names_of_backends(line) != []
+
+
 def test_the_packages_listed_are_the_packages_there() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     there = {

@@ -1,12 +1,34 @@
 """What the rest of the package must know of a backend of XLA: one record each, and no rule tells them apart by name.
 
+Only this folder says ``cpu`` or ``gpu`` (``tests/test_package.py``).
+
 DisCo has one backend. Bounds and flags of kernels mirror XLA's own rules (cpu_instruction_fusion.cc,
 cpu_multi_output_fusion.cc; for GPU see ``core/legality_gpu``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """A device that nobody measured."""
+
+    name: str
+    memory_bytes_per_s: float
+    flops_per_s: float
+    launch_ns: int
+    all_reduce_ns_per_byte: float
+    all_reduce_fixed_ns: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.memory_bytes_per_s / 1e9:g} GB/s of memory, "
+            f"{self.flops_per_s / 1e12:g} TFLOP/s, {self.launch_ns / 1e3:g} µs a kernel, "
+            f"all-reduce {self.all_reduce_fixed_ns / 1e3:g} µs + {self.all_reduce_ns_per_byte:g} ns/byte"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +37,10 @@ class Backend:
 
     name: str
     """As in ``Graph.backend``."""
+    platforms: tuple[str, ...]
+    """What JAX calls it, first the name under which the hook is registered."""
+    constants: Constants
+    """What stands in where there is no profile."""
 
     # Which nodes may share a kernel
     operands_and_results: int
@@ -33,9 +59,17 @@ class Backend:
     never_generated: frozenset[str] = frozenset()
     """Fusible ops that there is no code generator for."""
 
+    # How it is recognized
+    marks: tuple[bytes, ...] = ()
+    """What only its modules hold in the settings of an instruction."""
+    module_marks: tuple[bytes, ...] = ()
+    """What only its modules hold anywhere: small ones may have no instruction with settings."""
+
     # How kernels and collectives are written
+    fusible_alone: bool = False
+    """Whether every fusible op is emitted as a kernel also where nothing is fused with it."""
     kernels_alone: frozenset[str] = frozenset()
-    """Ops that are emitted as kernels also where nothing is fused with them."""
+    """Other ops that are."""
     lowers_bitcasts: bool = False
     """Whether a kernel may hold any bitcast. Only through one does XLA:GPU update an operand in place; XLA:CPU lowers
     none between permuted layouts."""
@@ -52,10 +86,47 @@ class Backend:
     overlaps_kernels: bool = False
     """Whether kernels of the entry run at once unless one reads what another wrote."""
 
+    # Which values share a buffer
+    shares_by_size: bool = False
+    """Whether a kernel's result may get the buffer of any operand of its size, not only of its type and layout."""
+    reduces_in_place: bool = False
+    """Whether an all-reduce may write over its operand."""
+
+    # How it compiles
+    is_plugin: bool = False
+    """Whether it comes as a PJRT plugin of its own, behind the C API."""
     autotunes: bool = False
-    """Whether a compile picks kernels by trying them, so that two compiles of a step may differ."""
+    """Whether a compile picks kernels by trying them on the devices, so that two compiles of a step may differ."""
+    rematerializes: bool = False
+    """Whether XLA may compute values again behind the hook."""
+    keeps_barriers: bool = False
+    """Whether an optimization barrier lasts until kernels are made. XLA:CPU takes barriers out early."""
+    passes_off: str = ""
+    """Passes that run before its early stage and would hide the ops that moves are about, separated by commas."""
+    combiners: tuple[str, ...] = ()
+    """Options that hold the size up to which it puts parts that shall travel apart together again."""
+    all_reduce_kernels: tuple[tuple[str, str | bool], ...] = ()
+    """By which option, in one version or another, its own all-reduce kernels are switched off."""
+    naming_options: Mapping[str, str] = field(default_factory=dict)
+    """Options without which a trace does not name every kernel. Kernels take other times under them."""
+
+    # How it is measured
+    queues: bool = False
+    """Whether the host queues programs for devices that run them by themselves. Then steps are timed several in a row,
+    a trace has the devices' own clock, and the host is free meanwhile."""
+    traced_steps: int = 12
+    """Steps in a trace."""
+    warm_up_ns: int = 0
+    """How long it computes before a trace: cool, a GPU runs kernels faster than in the middle of a training."""
+    reprofiles: bool = False
+    """Whether the kernels of the best plan are measured and the search is made again, unless the settings say so."""
+    tensor_float: bool = False
+    """Whether it may multiply f32 in TF32."""
 
     # What times are made of
+    shipped: tuple[str, str] | None = None
+    """The kind of device that a step is taken to run on where nobody says, and the profile for it in
+    ``data/profiles``."""
     hoists: bool = False
     """Whether loop-invariant values inside a kernel move out of its inner loops."""
     transposes_by_library: bool = False
@@ -67,4 +138,4 @@ class Backend:
     machines_described: bool = False
     """Whether descriptions of machines (``data/machines``) are of its devices."""
     names_devices: bool = False
-    """Whether JAX says what kind of device it is; of CPUs the profile alone does."""
+    """Whether JAX says what kind of device it is, and with which driver; of CPUs the profile alone does."""

@@ -93,7 +93,7 @@ def rows(graph: Graph) -> Rows:
     examples = [graph.nodes[x] for x in flat.example.tolist()]
     lists = ((flat.operand_at, flat.operand), flat_users(graph), _buffers(graph))
     begins = np.cumsum([0, *(items.size for _, items in lists)]).tolist()
-    gpu = _gpu_rows(graph)
+    facts = _gpu_rows(graph)
     flags = _flags_of_keys(graph, examples)[alike]
     flags[flat.is_cloned] |= CLONED
     return Rows(
@@ -102,12 +102,12 @@ def rows(graph: Graph) -> Rows:
         geometry=shapes.geometry[shapes.of_key][alike],
         element_count=np.array([element_count(x) for x in examples], np.int64)[alike],
         reads_per_element=np.array([reads_per_element(graph, x) for x in examples], np.int64)[alike],
-        gpu_flags=gpu.flags,
-        reduction=gpu.reduction,
-        transpose=gpu.transpose,
-        loop=gpu.loop,
-        operand_loop=gpu.operand_loop,
-        shared_bytes=gpu.shared_bytes,
+        gpu_flags=facts.flags,
+        reduction=facts.reduction,
+        transpose=facts.transpose,
+        loop=facts.loop,
+        operand_loop=facts.operand_loop,
+        shared_bytes=facts.shared_bytes,
         operands_at=begins[0] + lists[0][0],
         users_at=begins[1] + lists[1][0],
         buffers_at=begins[2] + lists[2][0],

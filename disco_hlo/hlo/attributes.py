@@ -129,8 +129,8 @@ def _config_digest_bytes(instruction: Message) -> bytes:
         return bytes(instruction.backend_config) if not instruction.backend_config.startswith(b"{") else b""
     if instruction.opcode == "dot":
         return b""  # a dot inside a Triton fusion carries its tile there, and no other dot has a config
-    is_gpu = "operation_queue_id" in config
-    kept = _gpu_structure(config) if is_gpu else _without(config, _NOT_STRUCTURE_IN_CONFIG)
+    is_typed = "operation_queue_id" in config  # a GpuBackendConfig
+    kept = _gpu_structure(config) if is_typed else _without(config, _NOT_STRUCTURE_IN_CONFIG)
     return json.dumps(kept, sort_keys=True).encode() if kept else b""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from disco_hlo.backends import backend_of_module
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.checks import check_module
@@ -94,7 +95,8 @@ def canonicalize(data: bytes) -> CanonicalModule:
     module = hlo_proto.parse(data)
     check_module(module)
     try:
-        return _canonical(module, _backend(module, data))
+        settings = (one.backend_config for inside in module.computations for one in inside.instructions)
+        return _canonical(module, backend_of_module(data, settings).name)
     except (ArithmeticError, LookupError, RecursionError, ValueError) as error:  # what no check foresaw
         raise ModuleError(
             f"module {module.name!r} is inconsistent: something in it has an operand, a member or a computation that "
@@ -413,23 +415,6 @@ class _SourceLines:
         if not 0 < location.file_name_id <= len(self.frames.file_names):
             return ""
         return f"{self.frames.file_names[location.file_name_id - 1]}:{location.line}"
-
-
-def _backend(module: Message, data: bytes) -> str:
-    """``gpu`` where the module holds what only XLA:GPU emits, else ``cpu``."""
-    # The mark of XLA:GPU's scheduler. Small modules may have no instruction with settings.
-    if b"fingerprint_before_lhs" in data:
-        return "gpu"
-    for computation in module.computations:
-        for instruction in computation.instructions:
-            config = instruction.backend_config
-            if (
-                b"fusion_backend_config" in config
-                or b"operation_queue_id" in config
-                or b"gemm_backend_config" in config
-            ):
-                return "gpu"
-    return "cpu"
 
 
 def _aliases(module: Message, nodes: tuple[Node, ...], root: int) -> tuple[tuple[int, int, int], ...]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import as_file, files
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.backends import BACKENDS
+from disco_hlo.backends import BACKENDS, Backend
+from disco_hlo.backends.base import Constants
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.calibration import calibrated, library_flops_per_s, measured_ops
 from disco_hlo.estimator.gnn import estimator_for
@@ -35,40 +36,6 @@ from disco_hlo.whatif.machine import load as load_machine
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
-SHIPPED_DEVICE, _SHIPPED = "NVIDIA H200", {"gpu": "nvidia-h200-nvlink"}
-"""What a GPU step without a profile is taken to run on, and the profile for it by backend."""
-
-
-@dataclass(frozen=True, slots=True)
-class Constants:
-    """A device that nobody measured."""
-
-    name: str
-    memory_bytes_per_s: float
-    flops_per_s: float
-    launch_ns: int
-    all_reduce_ns_per_byte: float
-    all_reduce_fixed_ns: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name}: {self.memory_bytes_per_s / 1e9:g} GB/s of memory, "
-            f"{self.flops_per_s / 1e12:g} TFLOP/s, {self.launch_ns / 1e3:g} µs a kernel, "
-            f"all-reduce {self.all_reduce_fixed_ns / 1e3:g} µs + {self.all_reduce_ns_per_byte:g} ns/byte"
-        )
-
-    @property
-    def all_reduce(self) -> AllReduceFit:
-        """The all-reduce line."""
-        return _not_swept(LinearPieces.of((0, self.all_reduce_ns_per_byte, self.all_reduce_fixed_ns)))
-
-
-CONSTANTS = {
-    "gpu": Constants("an H200 on NVLink", 4.0e12, 4.0e14, 2000, 0.0063, 20_000.0),
-    "cpu": Constants("two CPU cores, gloo on one host", 1.0e10, 5.0e10, 2000, 1.0, 150_000.0),
-}
-"""What stands in where there is no profile. The GPU's are rounded from measurements of one machine; the
-CPU's are of the right order only, since CPUs differ by more than any constant could say."""
 
 
 class Inner(NamedTuple):
@@ -147,9 +114,10 @@ class Costs(MeasuredCosts):
             costs = Costs(profile, self.estimator, self.corrections)
             costs.lines = (*self.lines, told)
         else:
-            gpu = machine.gpu
-            bandwidth, flops = gpu.memory_gb_per_s * 1e9, gpu.matmul_flops_per_ns * 1e9
-            platform, launch_ns = Platform(machine.title, "gpu", "", "", ""), round(gpu.launch_us * 1e3)
+            device = machine.gpu
+            bandwidth, flops = device.memory_gb_per_s * 1e9, device.matmul_flops_per_ns * 1e9
+            platform = Platform(machine.title, self.profile.platform.backend, "", "", "")
+            launch_ns = round(device.launch_us * 1e3)
             profile = Profile(platform, {}, launch_ns, bandwidth, flops, line)
             costs = Costs(profile, AnalyticModel(DeviceModel(bandwidth, flops, hoists=False)))
             estimated = "kernels by bytes and flops; overlap costs nothing, since nobody measured it there"
@@ -179,7 +147,7 @@ def costs_of(profile: Profile, source: CanonicalModule, plans: Sequence[Strategy
     backend = BACKENDS[platform.backend]
     swept = profile.transfers is not None
     if not swept:
-        profile = replace(profile, all_reduce=CONSTANTS[platform.backend].all_reduce)
+        profile = replace(profile, all_reduce=_all_reduce(backend.constants))
     base = DeviceModel(profile.memory_bandwidth, profile.flops_per_s, hoists=backend.hoists)
     times = {key: float(time.median_ns) for key, time in profile.ops.items()}
     graphs = [one.graph for one in source.computations.values()]
@@ -195,7 +163,7 @@ def costs_of(profile: Profile, source: CanonicalModule, plans: Sequence[Strategy
             f"first n{first.id} ({first.opcode} {first.shape})"
         )
     if not swept:
-        lines.append(f"the profile has no all-reduce sweep; taken instead: {CONSTANTS[platform.backend]}")
+        lines.append(f"the profile has no all-reduce sweep; taken instead: {backend.constants}")
     costs.lines = tuple(lines)
     return costs
 
@@ -230,11 +198,12 @@ def costs_for(
         known = BACKENDS[graph.backend].names_devices and device_kind != UNKNOWN_DEVICE
         profile.require(device_kind if known else None, graph.backend)
         return costs_of(profile, source, plans)
+    backend = BACKENDS[graph.backend]
     shipped = shipped_profile(graph.backend, device_kind)
-    if shipped is None:
-        return _analytic(graph.backend)
+    if shipped is None or backend.shipped is None:
+        return _analytic(backend)
     costs = costs_of(shipped, source, plans)
-    name = _SHIPPED[graph.backend]
+    _, name = backend.shipped
     first = f"no profile: taken instead: {name}, which comes with disco-hlo (--profile names another)"
     costs.lines = (first, *costs.lines)
     return costs
@@ -246,19 +215,24 @@ def shipped_profile(backend: str, device_kind: str | None) -> Profile | None:
     Raises:
         ProfileError: the package is damaged.
     """
-    if backend not in _SHIPPED or device_kind not in (None, UNKNOWN_DEVICE, SHIPPED_DEVICE):
+    shipped = BACKENDS[backend].shipped
+    if shipped is None or device_kind not in (None, UNKNOWN_DEVICE, shipped[0]):
         return None
-    with as_file(files("disco_hlo") / "data" / "profiles" / f"{_SHIPPED[backend]}.json") as path:
+    with as_file(files("disco_hlo") / "data" / "profiles" / f"{shipped[1]}.json") as path:
         return load(path)
 
 
-def _analytic(backend: str) -> Costs:
-    constants = CONSTANTS[backend]
+def _all_reduce(constants: Constants) -> AllReduceFit:
+    return _not_swept(LinearPieces.of((0, constants.all_reduce_ns_per_byte, constants.all_reduce_fixed_ns)))
+
+
+def _analytic(backend: Backend) -> Costs:
+    constants = backend.constants
     profile = Profile(
-        Platform(constants.name, backend, "", "", ""), {}, constants.launch_ns,
-        constants.memory_bytes_per_s, constants.flops_per_s, constants.all_reduce,
+        Platform(constants.name, backend.name, "", "", ""), {}, constants.launch_ns,
+        constants.memory_bytes_per_s, constants.flops_per_s, _all_reduce(constants),
     )  # fmt: skip
-    device = DeviceModel(constants.memory_bytes_per_s, constants.flops_per_s, hoists=BACKENDS[backend].hoists)
+    device = DeviceModel(constants.memory_bytes_per_s, constants.flops_per_s, hoists=backend.hoists)
     costs = Costs(profile, AnalyticModel(device))
     costs.lines = (f"no profile: analytic model of {constants}",)
     return costs

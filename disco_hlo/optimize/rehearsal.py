@@ -36,7 +36,7 @@ _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.optimize.rehearsal")
 _SEARCH_S = 2.0
 
 
-def stand_in_profile(backend: str = "cpu", device_kind: str = "cpu") -> Profile:
+def stand_in_profile(backend: str, device_kind: str) -> Profile:
     """A profile that says nothing true: enough to run the search's code once."""
     line = fit(tuple(point_of(size, [100_000 + size] * 3) for size in (1 << 10, 1 << 16, 1 << 22)))
     platform = Platform(device_kind, backend, "", "0", "0")

@@ -20,6 +20,7 @@ from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Kind, external_reads, is_cloned
+from disco_hlo.hlo.opcodes import FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.plan.aliasing import may_overwrite
 from disco_hlo.plan.assemble import assembled
@@ -213,8 +214,10 @@ class _Rewriter:
 
     def _write_single(self, token: str, node_id: int) -> None:
         node, proto = self.graph.nodes[node_id], self.source.protos[node_id]
-        needs_kernel = node.opcode in self.backend.kernels_alone or (
-            node.kind is Kind.FIXED and node_id in self.in_kernels
+        needs_kernel = (
+            node.opcode in self.backend.kernels_alone
+            or (self.backend.fusible_alone and node.opcode in FUSIBLE)
+            or (node.kind is Kind.FIXED and node_id in self.in_kernels)
         )
         if (
             node.kind is Kind.FUSIBLE

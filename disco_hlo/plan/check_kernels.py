@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from disco_hlo.backends import Backend
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plan.check_pairs import Body, behind, fused, leaves
 from disco_hlo.plan.check_reads import ELEMENTWISE, FusedReads, lies_alike
@@ -17,8 +18,8 @@ from disco_hlo.plan.check_values import NOTHING, Step, Values
 class Kernels:
     """The kernels of a module."""
 
-    def __init__(self, values: Values, bodies: Mapping[int, Body], *, gpu: bool) -> None:
-        self._values, self._bodies, self._gpu = values, bodies, gpu
+    def __init__(self, values: Values, bodies: Mapping[int, Body], backend: Backend) -> None:
+        self._values, self._bodies, self._backend = values, bodies, backend
         self._reads: dict[int, FusedReads] = {}
 
     def may_write_over(self, step: Step, places: Sequence[tuple[int, int]], result: int, body: Body) -> bool:
@@ -55,13 +56,15 @@ class Kernels:
         the result's, XLA:GPU also where only the size is."""
         read = list(leaves(body.by_id[step.instruction.operand_ids[place]].shape))[leaf]
         written = self._values.shapes[step.results[result]]
-        return self._gpu or bool(read.element_type == written.element_type and lies_alike(read, written))
+        return self._backend.shares_by_size or bool(
+            read.element_type == written.element_type and lies_alike(read, written)
+        )
 
     def _fused_reads(self, fusion: Message) -> FusedReads:
         kernel = fused(fusion, self._bodies)
         key = fusion.called_computation_ids[0]
         if key not in self._reads:
-            self._reads[key] = FusedReads(kernel, self._bodies, gpu=self._gpu)
+            self._reads[key] = FusedReads(kernel, self._bodies, self._backend)
         return self._reads[key]
 
     def reads_what_it_writes(self, step: Step, place: int, leaf: int, result: int, body: Body) -> bool:
@@ -84,7 +87,7 @@ class Kernels:
         if opcode in ELEMENTWISE:
             read = list(leaves(body.by_id[instruction.operand_ids[place]].shape))[leaf]
             return lies_alike(read, self._values.shapes[step.results[result]])
-        return _works_in_place(instruction, place, result, gpu=self._gpu)
+        return _works_in_place(instruction, place, result, self._backend)
 
     def _sorted(self, step: Step) -> list[int]:
         """Of a sort, alone or in a kernel of its own, the value that each result holds in another order; empty for what
@@ -101,14 +104,14 @@ class Kernels:
         return [values[one.parameter_number] if one.opcode == "parameter" else NOTHING for one in read]
 
 
-def _works_in_place(instruction: Message, place: int, result: int, *, gpu: bool) -> bool:
+def _works_in_place(instruction: Message, place: int, result: int, backend: Backend) -> bool:
     """Whether a library call or collective may write a result over an operand (XLA's ``MayAlias``)."""
     opcode = instruction.opcode
     if opcode in ("all-reduce", "collective-broadcast"):
-        return gpu and place == result
+        return backend.reduces_in_place and place == result
     if opcode == "triangular-solve":
         return place == 1
-    if opcode == "custom-call" and gpu:
+    if opcode == "custom-call":
         target = instruction.custom_call_target
         if target == "__cublas$lt$matmul":
             return place == 2 and result == 0 and _adds_to_operand(instruction)

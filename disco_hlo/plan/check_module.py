@@ -17,6 +17,7 @@ It refuses a module
 
 from __future__ import annotations
 
+from disco_hlo.backends import BACKENDS, Backend
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.proto import Message
@@ -31,7 +32,7 @@ def check_module(data: bytes, backend: str) -> None:
 
     Args:
         data: what goes to XLA: a serialized, scheduled HloModuleProto.
-        backend: ``cpu`` or ``gpu``.
+        backend: its name.
 
     Raises:
         ModuleError: the bytes are no HLO module.
@@ -53,7 +54,7 @@ def faults(data: bytes, backend: str) -> list[str]:
     try:
         reader = Reader(module)
         entry = reader.entry()
-        check = _Check(reader.values, reader.bodies, gpu=backend == "gpu")
+        check = _Check(reader.values, reader.bodies, BACKENDS[backend])
         check.entry(entry, reader.arguments)
     except MalformedError as error:
         return [str(error)]
@@ -65,7 +66,7 @@ def faults(data: bytes, backend: str) -> list[str]:
 class _Check:
     """Goes through the steps in their order and remembers which value each buffer holds."""
 
-    def __init__(self, values: Values, bodies: dict[int, Body], *, gpu: bool) -> None:
+    def __init__(self, values: Values, bodies: dict[int, Body], backend: Backend) -> None:
         self.faults: list[str] = []
         self._values = values
         self._itself, self._buffer = _shared_buffers(values)
@@ -77,7 +78,7 @@ class _Check:
         self._now = 0
         self._two_names: list[tuple[int, int, str]] = []
         """(time, value, sentence) of kernels whose result XLA may put into a value's buffer if it is free then."""
-        self._kernels = Kernels(values, bodies, gpu=gpu)
+        self._kernels = Kernels(values, bodies, backend)
 
     def entry(self, block: Block, arguments: Leaves) -> None:
         """Check the whole module, of which this is the entry, with its arguments."""

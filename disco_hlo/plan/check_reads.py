@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from disco_hlo.backends import Backend
 from disco_hlo.hlo.proto import DetailedInstruction, Message
 from disco_hlo.plan.check_pairs import TUPLE, Body, fused
 from disco_hlo.plan.check_stretches import Stretch, stretch
@@ -87,8 +88,8 @@ def _transposes_nothing(out: Message, of: Message, permutation: list[int]) -> bo
 class FusedReads:
     """Where one fused computation reads its parameters."""
 
-    def __init__(self, body: Body, bodies: Mapping[int, Body], *, gpu: bool) -> None:
-        self._body, self._bodies, self._gpu = body, bodies, gpu
+    def __init__(self, body: Body, bodies: Mapping[int, Body], backend: Backend) -> None:
+        self._body, self._bodies, self._backend = body, bodies, backend
         self._known: dict[int, frozenset[int]] = {}
         self._nested: dict[int, FusedReads] = {}
         self._users: dict[int, list[Message]] | None = None
@@ -159,7 +160,7 @@ class FusedReads:
         written = self._roots[result]
         in_place = [self._is_in_place(root) for root in self._roots]
         # XLA:GPU has one loop for results of which some are no updates, and computes all of each.
-        loops = [False] * len(in_place) if self._gpu and not all(in_place) else in_place
+        loops = [False] * len(in_place) if self._backend.has_heroes and not all(in_place) else in_place
         starts: list[tuple[int, _Relation]] = []
         for place, root in enumerate(self._roots):
             alike = _in_memory(root.shape) == _in_memory(written.shape)
@@ -182,7 +183,12 @@ class FusedReads:
             return _BEFORE if self._writes_one_element(reader) else int(reader.id)
         if isinstance(relation, int) and place == 0 and self._is_slice_of(reader, self._body.by_id[relation]):
             return _SAME
-        if reader.opcode == "reduce" and relation == _OTHER and self._gpu and width(read.shape) == size:
+        if (
+            reader.opcode == "reduce"
+            and relation == _OTHER
+            and self._backend.has_heroes
+            and width(read.shape) == size
+        ):
             # XLA:GPU's emitter of reductions reads an element, and writes what is written at that element.
             return _SAME
         return _ELSEWHERE
@@ -215,7 +221,7 @@ class FusedReads:
     def _inside(self, nested: Message) -> FusedReads:
         if nested.id not in self._nested:
             body = fused(nested, self._bodies)
-            self._nested[nested.id] = FusedReads(body, self._bodies, gpu=self._gpu)
+            self._nested[nested.id] = FusedReads(body, self._bodies, self._backend)
         return self._nested[nested.id]
 
     def _home(self, root: Message) -> Message:

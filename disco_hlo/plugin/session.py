@@ -23,6 +23,7 @@ from disco_hlo.activation.decision import key_part
 from disco_hlo.activation.kvstore import CoordinationStore, KvChannel
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.activation.pulse import Pulse
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, shared
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Target
@@ -237,7 +238,7 @@ def target(graph: Graph, facts: DeviceFacts) -> Target:
 def versions(facts: DeviceFacts) -> dict[str, str]:
     """Software that a plan or profile was made with."""
     found = {"disco_hlo": __version__, "jax": facts.jax_version, "jaxlib": facts.jaxlib_version}
-    if facts.backend == "gpu":
+    if BACKENDS[facts.backend].names_devices:
         found["runtime"] = facts.runtime_version
     return found
 

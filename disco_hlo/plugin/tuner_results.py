@@ -47,8 +47,7 @@ def folder_of(request: CompileRequest, directory: Path, timeout_s: float) -> Pat
 
     The first request that spans all processes of a job waits for what rank 0 has. One request at a time.
     """
-    backend = BACKENDS.get(request.backend.platform)
-    if backend is None or not backend.autotunes:
+    if not any(one.autotunes and request.backend.platform in one.platforms for one in BACKENDS.values()):
         return None
     here = (jaxlink.job_number(), directory)
     if here in _handed_out:

@@ -157,12 +157,9 @@ class MachineModel:
         return self.launch_ns + (-(-2 * size_bytes * 1000 // rate) if rate else 0)
 
 
-CPU = MachineModel("cpu", BACKENDS["cpu"].asynchronous)
-"""XLA:CPU: collectives block the thread that runs them (measured: 4 % of them overlapped)."""
-GPU = MachineModel("gpu", BACKENDS["gpu"].asynchronous)
-"""XLA:GPU: one compute stream in issue order, NCCL beside it."""
-MACHINES = {machine.name: machine for machine in (CPU, GPU)}
-"""By ``Graph.backend``."""
+MACHINES = {name: MachineModel(name, backend.asynchronous) for name, backend in BACKENDS.items()}
+"""By ``Graph.backend``: XLA:CPU's collectives block the thread that runs them (measured: 4 % of them overlapped);
+XLA:GPU has one compute stream in issue order, and NCCL next to it."""
 
 
 def speed_ppm(slow_down: float) -> int:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from disco_hlo.backends import backend_of
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.collectives import moved_bytes
@@ -23,7 +24,6 @@ from disco_hlo.plan.read import read
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.traced_modules import GRAPHS_OFF
 from disco_hlo.plugin.structure import Early, named_schedules, refuse_unsupported
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -125,8 +125,8 @@ def _variants(asked: Asked, record: Record, request: CompileRequest) -> tuple[li
 def _compile_traceable(request: CompileRequest, early: Early, variant: Variant) -> None:
     if variant.moves:
         variant.structure = apply_moves(early.module, from_json(variant.moves))
-    gpu = request.backend.platform != "cpu"
-    variant.traceable, module = compiles.compile_seen(request, GRAPHS_OFF if gpu else {}, variant.structure)
+    options = backend_of(request.backend.platform).naming_options
+    variant.traceable, module = compiles.compile_seen(request, options, variant.structure)
     variant.source = canonicalize(module)
     refuse_unsupported(variant.source)
 

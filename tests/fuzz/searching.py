@@ -13,7 +13,7 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.run import search
-from disco_hlo.simulator.costs import CPU, GPU
+from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.states import Bench
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.hlo import proto
 from disco_hlo.plugin.probe import exchange_opcode
@@ -26,6 +27,8 @@ from tests.plugin.handled import handled, seen
 from tests.steps.opcodes import opcodes
 
 Install = Callable[[Handler], None]
+
+REMATERIALIZING = dataclasses.replace(BACKENDS["cpu"], rematerializes=True)
 
 
 def exchanging(old: str, new: str) -> Handler:
@@ -287,7 +290,7 @@ def test_a_module_of_ours_is_compiled_without_rematerialization_on_gpu(
     def look(request: CompileRequest) -> None:
         module = compiles.capture(request)
         compiles.compile_module(request, module)
-        monkeypatch.setattr(compiles, "_rematerializes", lambda _: True)
+        monkeypatch.setattr(compiles, "backend_of", lambda _: REMATERIALIZING)
         compiles.compile_module(request, None, {"xla_cpu_enable_fast_math": False})
         compiles.compile_module(request, module)
         options = copy.deepcopy(request.options)
@@ -298,11 +301,6 @@ def test_a_module_of_ours_is_compiled_without_rematerialization_on_gpu(
     monkeypatch.setattr(compiles, "compile_past_cache", noting)
     seen(look, lambda x: -x, 1.0, compiler_options={"xla_disable_hlo_passes": "cse"})
     assert found == [None, None, None, "cse,rematerialization", "algsimp,cse,dce,rematerialization"]
-
-
-def test_rematerialization_is_for_gpus_alone() -> None:
-    backends = [SimpleNamespace(backend=SimpleNamespace(platform=name)) for name in ("cpu", "gpu", "cuda")]
-    assert [compiles._rematerializes(one) for one in backends] == [False, True, True]
 
 
 @pytest.mark.parametrize(("mark", "compiled_anew"), [(b"", 0), (b"add.3.remat", 1), (b"copy-start", 1)])
@@ -318,7 +316,7 @@ def test_a_waiting_compile_that_rematerialized_is_made_anew_without(
         return compile_module(request, module)
 
     def enact(request: CompileRequest) -> LoadedExecutable:
-        monkeypatch.setattr(compiles, "_rematerializes", lambda _: True)
+        monkeypatch.setattr(compiles, "backend_of", lambda _: REMATERIALIZING)
         monkeypatch.setattr(compiles, "compile_module", again)
         monkeypatch.setattr(compiles, "read_executable", lambda one: read_executable(one) + mark)
         with compiles.halted(request) as waiting:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo import proto
 from disco_hlo.plugin.probe import exchange_opcode
@@ -90,13 +91,13 @@ def test_the_passes_that_the_user_turned_off_stay_off() -> None:
     own, flags = seen(look, jnp.negative, np.ones(4), compiler_options={"xla_disable_hlo_passes": "cse"})
     assert own.split(",")[:2] == ["cse", "dce"]
     assert "fusion-wrapper" in own.split(",")
-    assert flags == f"algsimp,{compiles._CPU_PASSES_OFF}"
+    assert flags == f"algsimp,{BACKENDS['cpu'].passes_off}"
 
 
 def test_thresholds_of_xla_flags_do_not_join_what_was_parted_and_that_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gather, reduce, scatter = compiles._GPU_COMBINERS
+    gather, reduce, scatter = BACKENDS["gpu"].combiners
     monkeypatch.setenv("XLA_FLAGS", f"--{reduce}=12345 --{gather}=678 --xla_gpu_autotune_level=0")
 
     def look(request: CompileRequest) -> list[Mapping[str, object]]:

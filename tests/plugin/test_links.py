@@ -66,7 +66,7 @@ def chains_trace(lengths: dict[int, list[int]]) -> Trace:
                 Execution("copy", "jit", 0, device, start + ns, start + ns + 1, "", start, "MemcpyD2D")
             )
             start += ns + 10
-    return Trace(tuple(found), (), "gpu")
+    return Trace(tuple(found), ())
 
 
 def test_of_traced_transfers_the_first_of_a_chain_and_the_earlier_device_say_nothing() -> None:

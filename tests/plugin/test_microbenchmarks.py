@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from disco_hlo.backends import Backend
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring import microbenchmarks
 from disco_hlo.profiler.calibrate import DeviceConstants
@@ -17,14 +18,16 @@ def test_a_disturbed_measurement_is_repeated_and_fails_on_rank_0_alone(
 ) -> None:
     calls: list[object] = []
 
-    def measure(device: object) -> DeviceConstants:
+    def measure(device: object, backend: Backend) -> DeviceConstants:
+        assert backend.name == "cpu"
         calls.append(device)
         if len(calls) <= disturbed:
             raise ProfileError("the time of a copy does not grow with its size")
         return CONSTANTS
 
     monkeypatch.setattr(microbenchmarks, "_measure", measure)
-    session = SimpleNamespace(request=SimpleNamespace(local_devices=["cpu"]), leads=rank == 0)
+    request, facts = SimpleNamespace(local_devices=["one"]), SimpleNamespace(backend="cpu")
+    session = SimpleNamespace(request=request, facts=facts, leads=rank == 0)
     found = microbenchmarks.measure_constants(session)  # type: ignore[arg-type]
     assert found == (CONSTANTS if disturbed == 2 else None)
     if rank == 0:

@@ -186,7 +186,6 @@ def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names
                     for kernel in ("nccl" if op == "b0" else op,)
                 ),
                 (),
-                "gpu",
             ),
             name,
         )
@@ -198,7 +197,7 @@ def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names
 
 def test_where_one_module_has_no_names_in_command_buffers_all_are_held_against_each_other_without() -> None:
     """Kernels in command buffers were held against the same without, which take longer."""
-    with_buffers, without, beside = (tracing.Trace((), (), "gpu") for _ in range(3))
+    with_buffers, without, beside = (tracing.Trace((), ()) for _ in range(3))
     alone = Findings(with_buffers, "jit_a", without)
     fallen_back = Findings(beside, "jit_b", beside)
     assert (alone.as_run, fallen_back.as_run, Findings(with_buffers, "jit_a").as_run) == (True, False, True)
@@ -338,7 +337,7 @@ def test_a_gpu_that_grew_warm_between_two_steps_does_not_count_as_slowed_by_tran
     def take(_session: Any, module: Traceable, *_: Any, timed: bool) -> NamedTrace:
         name = module.trial.name
         assert timed == (name != UNFUSED)
-        empty = tracing.Trace((), (), "gpu")
+        empty = tracing.Trace((), ())
         return NamedTrace(empty, (), "executable", f"runner of {name}", empty, untraced[name], untraced[name])  # type: ignore[arg-type]
 
     def timed_again(_session: Any, trial: Trial, runner: Any, _first_runs: Any) -> int:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.proto import parse
 from disco_hlo.plugin.measuring.roundings import longest_sum, rounding_of
 from disco_hlo.plugin.xla import compiles
@@ -22,7 +23,7 @@ def of_step(step: models.Step) -> tuple[list[float], float]:
 
     def body(request: CompileRequest) -> tuple[list[float], float]:
         module = compiles.capture(request)
-        return [rounding_of(module, platform) for platform in ("cpu", "cuda")], longest_sum(parse(module))
+        return [rounding_of(module, BACKENDS[name]) for name in ("cpu", "gpu")], longest_sum(parse(module))
 
     found: tuple[list[float], float] = intercept(*step, body)
     return found

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring import room, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.traced_modules import (
-    GRAPHS_OFF,
     Findings,
     NamedTrace,
     Traceable,
@@ -86,7 +86,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NamedTrace]:
 
 def test_on_a_gpu_a_module_is_compiled_without_command_buffers_too() -> None:
     module = traceable(session(), Trial("step", None, 0))
-    assert [(one.name, one.options) for one in module.trials] == [("step", {}), ("step, by name", GRAPHS_OFF)]
+    assert [(one.name, one.options) for one in module.trials] == [
+        ("step", {}),
+        ("step, by name", BACKENDS["gpu"].naming_options),
+    ]
     assert [one.options for one in traceable(session("cpu"), Trial("step", None, 0)).trials] == [{}]
 
 

@@ -16,7 +16,7 @@ def ran(op: str, run: int, start: int, end: int, track: str = "worker 1") -> Exe
 
 def trace_of(*executions: Execution, windows: tuple[RunWindow, ...] = ()) -> Trace:
     ordered = sorted(executions, key=lambda item: (item.start_ns, -item.end_ns))
-    return Trace(tuple(ordered), windows, "cpu")
+    return Trace(tuple(ordered), windows)
 
 
 def test_what_others_take_of_a_step_is_spread_over_its_instructions() -> None:

@@ -41,7 +41,7 @@ def trace(module: str, *runs: Sequence[Row], device: int = 0) -> Trace:
         for run, rows in enumerate(runs)
         for op, kernel, start, end in rows
     ]
-    return Trace(tuple(executions), (RunWindow(0, 1),) * len(runs), "gpu")
+    return Trace(tuple(executions), (RunWindow(0, 1),) * len(runs))
 
 
 def test_kernels_go_by_the_names_of_those_in_their_places_and_transfers_by_theirs() -> None:
@@ -74,7 +74,7 @@ def test_times_are_those_in_command_buffers() -> None:
 def test_each_device_has_names_of_its_own() -> None:
     other = [(op.replace("n2", "n5"), *rest) for op, *rest in NAMED]
     both = [trace("jit_b", NAMED), trace("jit_b", other, device=1)]
-    named = Trace(tuple(one for part in both for one in part.executions), (), "gpu")
+    named = Trace(tuple(one for part in both for one in part.executions), ())
     found = with_names(trace("jit_a", BUFFERED, device=1), "jit_a", named, "jit_b").trace
     assert "n5_dot" in {one.op for one in found.executions}
     assert "n2_dot" not in {one.op for one in found.executions}

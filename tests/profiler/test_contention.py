@@ -27,12 +27,11 @@ def trace(*kernels: tuple[str, int, int], device: int = 0, run: int = 0) -> Trac
             for op, start, end in sorted(kernels, key=lambda kernel: kernel[1])
         ),
         (),
-        "gpu",
     )  # fmt: skip
 
 
 def both(*traces: Trace) -> Trace:
-    return Trace(tuple(item for one in traces for item in one.executions), (), "gpu")
+    return Trace(tuple(item for one in traces for item in one.executions), ())
 
 
 ALONE = trace(("g0", 0, 100), ("b0", 100, 200), ("g1", 200, 240), ("g2", 240, 300))

@@ -24,7 +24,7 @@ def trace(*devices: Sequence[Row]) -> Trace:
         for device, rows in enumerate(devices)
         for op, start, end in rows
     ]  # fmt: skip
-    return Trace(tuple(executions), (), "gpu")
+    return Trace(tuple(executions), ())
 
 
 def one(transfer_at: int, before: int = 0) -> list[Row]:

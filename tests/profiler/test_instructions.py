@@ -25,9 +25,9 @@ def ran(op, run, start, end, device=0, track="worker 1", launched=None, kernel="
     )
 
 
-def trace_of(*executions, windows=(), backend="cpu"):
+def trace_of(*executions, windows=()):
     ordered = sorted(executions, key=lambda item: (item.start_ns, -item.end_ns))
-    return Trace(tuple(ordered), tuple(windows), backend)
+    return Trace(tuple(ordered), tuple(windows))
 
 
 def test_median_and_spread_over_runs_and_devices():
@@ -84,7 +84,7 @@ def test_what_runs_beside_a_loop_on_another_device_is_not_its_body():
 
 def test_several_kernels_of_one_instruction_add_up():
     trace = trace_of(
-        ran("sort", 0, 0, 10, kernel="k1"), ran("sort", 0, 20, 25, kernel="k2"), backend="gpu"
+        ran("sort", 0, 0, 10, kernel="k1"), ran("sort", 0, 20, 25, kernel="k2")
     )  # fmt: skip
     assert instruction_times(trace, "step", minimum_runs=1)["sort"].median_ns == 15
 
@@ -93,7 +93,7 @@ def test_a_gpu_loop_lasts_from_its_first_kernel_to_its_last():
     trace = trace_of(
         ran("dot", 0, 5, 10, kernel="k"), ran("add", 0, 12, 14, kernel="k"),
         ran("dot", 0, 20, 26, kernel="k"), ran("add", 0, 27, 30, kernel="k"),
-        ran("tail", 0, 31, 33, kernel="k"), backend="gpu",
+        ran("tail", 0, 31, 33, kernel="k")
     )  # fmt: skip
     times = instruction_times(trace, "step", {"dot": "while", "add": "while"}, minimum_runs=1)
     assert {op: time.median_ns for op, time in times.items()} == {"while": 25, "tail": 2}
@@ -103,7 +103,7 @@ def test_a_gpu_loop_lasts_from_its_first_kernel_to_its_last():
 def test_kernels_of_a_gpu_loop_do_not_wait_for_the_host(launch_ns, loop_ns):
     trace = trace_of(
         ran("dot", 0, 10, 40), ran("add", 0, 55, 60), ran("dot", 0, 64, 95), ran("add", 0, 99, 100),
-        ran("tail", 0, 110, 120), backend="gpu",
+        ran("tail", 0, 110, 120)
     )  # fmt: skip
     owner = {"dot": "while", "add": "while"}
     times = instruction_times(trace, "step", owner, minimum_runs=1, launch_ns=launch_ns)

@@ -27,7 +27,7 @@ def read(name: str, module: str) -> Trace:
         for op, kernel, run, device, start, ns in rows
     ]
     executions.sort(key=lambda one: one.start_ns)
-    return Trace(tuple(executions), (RunWindow(0, 1),) * len({one.run for one in executions}), "gpu")
+    return Trace(tuple(executions), (RunWindow(0, 1),) * len({one.run for one in executions}))
 
 
 def named(step: str) -> Trace:

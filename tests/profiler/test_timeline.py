@@ -98,7 +98,7 @@ def test_kernels_of_a_gpu_are_joined_to_their_instructions_on_one_device() -> No
         kernel("memset", 145, 150, "Stream #13"),
         kernel(fusion.name, 90, 130, "Stream #13", device=1),
     ]
-    step = measured_step("plan", Trace(tuple(executions), (), "gpu"), plans.h200_module())
+    step = measured_step("plan", Trace(tuple(executions), ()), plans.h200_module())
     assert step.lanes == ("compute", "communication")
     assert step.instructions == (
         (fusion.name, (*fusion.results, *fusion.nodes)[0]),

@@ -23,7 +23,8 @@ from disco_hlo.search.boundary.entries import make_one, schedule
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import members_of, to_strategy
 from disco_hlo.simulator.contention import new_progress
-from disco_hlo.simulator.costs import CPU, GPU, MachineModel
+from disco_hlo.simulator.costs import MachineModel
+from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.kinds import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
 

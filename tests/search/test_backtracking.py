@@ -20,8 +20,8 @@ from disco_hlo.plan.order import check_order, unit_graph
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
+from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts, TrafficCosts
 from tests.search.random_steps import random_step
 from tests.search.steps import chain

@@ -25,7 +25,7 @@ from disco_hlo.search.methods.island import KERNEL_MOVES
 from disco_hlo.search.moves.draws import random_unit
 from disco_hlo.search.rules.neighbours import sort_runs
 from disco_hlo.search.schedule import MOST_GRADIENTS, contiguous_buckets
-from disco_hlo.simulator.costs import CPU, GPU
+from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.random_steps import random_step
 from tests.search.states import Bench

@@ -16,8 +16,8 @@ from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.climber import MOST_DRAWS, Climber
 from disco_hlo.search.methods.island import KERNEL_MOVES
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import GPU
 from disco_hlo.simulator.timeline import simulate
+from tests.machines import GPU
 from tests.search.cost_models import LookingCosts, TrafficCosts
 from tests.search.random_steps import random_step
 from tests.search.states import Bench

@@ -30,8 +30,9 @@ from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.methods.island import BUCKET_MOVES, KERNEL_MOVES, ORDER_MOVES
 from disco_hlo.search.run import search
 from disco_hlo.simulator.build import Built, build
-from disco_hlo.simulator.costs import GPU, PPM
+from disco_hlo.simulator.costs import PPM
 from disco_hlo.simulator.timeline import simulate
+from tests.machines import GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.kinds import SPLIT, UNFUSE
 from tests.search.random_steps import random_step

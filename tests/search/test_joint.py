@@ -34,10 +34,11 @@ from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.methods.island import KERNEL_MOVES, Island, Report
 from disco_hlo.search.run import search
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CPU, GPU, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.step_bound import bound_of_kernels
 from disco_hlo.simulator.timeline import simulate
 from tests.cost_models import listed
+from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts
 from tests.search.exhaustive import least_ns, small_steps
 from tests.search.random_steps import random_step

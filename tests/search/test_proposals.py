@@ -19,7 +19,7 @@ from disco_hlo.search.arrays.views import open_draws, open_views
 from disco_hlo.search.moves.duplicate import _read_by, _read_of
 from disco_hlo.search.moves.proposals import random_move
 from disco_hlo.search.rules.neighbours import mark_copies, predecessors
-from disco_hlo.simulator.costs import GPU
+from tests.machines import GPU
 from tests.search.kinds import FUSE, REORDER
 from tests.search.random_steps import random_step
 from tests.search.states import Bench, check_topological

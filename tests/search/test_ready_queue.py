@@ -17,8 +17,8 @@ from disco_hlo.plan.baselines import all_reduce_depths, unfused
 from disco_hlo.search.arrays.table import new_table
 from disco_hlo.search.methods.explore import evaluate
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
+from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.random_steps import random_step
 from tests.search.states import Bench

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_hlo.search.schedule import best_buckets, contiguous_buckets
-from disco_hlo.simulator.costs import GPU
+from tests.machines import GPU
 from tests.plan.small_graphs import graph
 from tests.search.cost_models import OneDevice
 

@@ -16,7 +16,8 @@ from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.boundary.entries import count_order, recount_order, run_order, undo
 from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segments
-from disco_hlo.simulator.costs import CPU, GPU, PPM, MachineModel
+from disco_hlo.simulator.costs import PPM, MachineModel
+from tests.machines import CPU, GPU
 from tests.search.cost_models import HoldingCosts, TrafficCosts
 from tests.search.kinds import FUSE, REORDER
 from tests.search.random_steps import random_step

@@ -25,8 +25,8 @@ from disco_hlo.search.boundary.state import to_strategy
 from disco_hlo.search.run import search
 from disco_hlo.search.times.running_sums import new_segments
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
+from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts
 from tests.search.states import Bench, ranked
 from tests.search.steps import chain

@@ -24,7 +24,8 @@ from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.boundary.finalists import kernels_of
 from disco_hlo.search.boundary.state import Signature, members_of
-from disco_hlo.simulator.costs import CPU, MachineModel
+from disco_hlo.simulator.costs import MachineModel
+from tests.machines import CPU
 from tests.search.random_steps import random_step
 from tests.search.states import MACHINES, Bench, check_consistent, check_legal
 from tests.search.steps import chain

@@ -10,7 +10,7 @@ from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.run import search
-from disco_hlo.simulator.costs import CPU
+from tests.machines import CPU
 from tests.plan.test_storage_steps import assert_same_numbers, intercepted
 from tests.search.cost_models import HashedCosts
 from tests.steps.storage_steps import variants

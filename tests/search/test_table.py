@@ -52,7 +52,7 @@ from disco_hlo.search.methods import island
 from disco_hlo.search.methods.backtracking import Backtracking
 from disco_hlo.search.moves.table import NUMBERS
 from disco_hlo.search.run import search
-from disco_hlo.simulator.costs import GPU
+from tests.machines import GPU
 from tests.search.cost_models import ResultCosts
 from tests.search.random_steps import random_step
 

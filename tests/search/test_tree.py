@@ -13,7 +13,7 @@ from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.boundary.entries import schedule
 from disco_hlo.search.methods.backtracking import Backtracking
 from disco_hlo.search.methods.tree import CANDIDATES, QUEUED, go_to, grown, new_tree
-from disco_hlo.simulator.costs import GPU
+from tests.machines import GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.random_steps import random_step
 

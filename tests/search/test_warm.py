@@ -11,7 +11,7 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.warm import warm_up
-from disco_hlo.simulator.costs import CPU
+from tests.machines import CPU
 from tests.plan.small_graphs import graph
 from tests.search.cost_models import OneDevice
 

@@ -13,8 +13,8 @@ from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.simulator.bound import Bound, bound, least_communication_ns, tight_bound_ns
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CPU, GPU
 from disco_hlo.simulator.timeline import simulate
+from tests.machines import CPU, GPU
 from tests.simulator.cost_models import HoldingCosts
 from tests.simulator.drawing import problem
 from tests.simulator.random_steps import random_step, random_strategy

@@ -18,9 +18,10 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.costs import CPU, GPU, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.problem import Problem
 from disco_hlo.simulator.timeline import simulate
+from tests.machines import CPU, GPU
 from tests.plan.small_graphs import graph
 from tests.simulator.cost_models import TableCosts
 from tests.simulator.random_steps import random_step, random_strategy

@@ -16,14 +16,9 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.coarse import coarse
-from disco_hlo.simulator.costs import (
-    CPU,
-    GPU,
-    MAX_TOTAL,
-    MAX_TOTAL_NS,
-    unit_for,
-)
+from disco_hlo.simulator.costs import MAX_TOTAL, MAX_TOTAL_NS, unit_for
 from disco_hlo.simulator.timeline import simulate
+from tests.machines import CPU, GPU
 from tests.search.cost_models import HoldingCosts, LookingCosts, TrafficCosts
 from tests.search.random_steps import random_step
 

@@ -9,15 +9,8 @@ import pytest
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.simulator.costs import (
-    ANY_COMPUTE,
-    CPU,
-    GPU,
-    BucketTimes,
-    MachineModel,
-    bucket_times,
-    speed_ppm,
-)
+from disco_hlo.simulator.costs import ANY_COMPUTE, BucketTimes, MachineModel, bucket_times, speed_ppm
+from tests.machines import CPU, GPU
 
 
 def test_without_asynchronous_collectives_there_is_no_channel() -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from disco_hlo.activation.agree import PlanBytes, broadcast_plan
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
@@ -276,7 +277,7 @@ def _still_alive(trials: Sequence[Trial]) -> list[Trial]:
 def steps_in_a_row(session: Session, default: Runner | None) -> int:
     """How many steps each measurement takes, by what XLA's default takes: on every rank the same, by rank 0's clock,
     and no more than all have memory for."""
-    if default is None or session.facts.backend != "gpu":
+    if default is None or not BACKENDS[session.facts.backend].queues:
         return 1
     step_ns = session.tell(run_on_all(session, "first runs", lambda: waited_for_ns(default)), "a step's time")
     free_bytes = free_device_bytes(session.request)

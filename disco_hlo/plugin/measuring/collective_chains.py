@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.hlo.device_groups import Groups
@@ -14,11 +15,6 @@ from disco_hlo.hlo.proto import parse
 from disco_hlo.plugin.xla.executables import LoadedExecutable, read_executable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
-_KERNELS_OFF = (
-    ("xla_gpu_experimental_use_collective_kernels", ""),
-    ("xla_gpu_unsupported_use_all_reduce_one_shot_kernel", False),
-)
-"""What XLA:GPU's own all-reduce kernels are switched off by, in one version or another: no plan has any (``links``)."""
 _KEPT_APART = (
     "all-reduce-simplifier", "all-reduce-folder", "all-reduce-reassociate", "all-reduce-splitter",
     "all-gather-simplifier", "all-gather-dynamic-slice-simplifier", "all-gather-broadcast-reorder",
@@ -150,9 +146,9 @@ def _some_work(value: Any) -> Any:
 
 
 def _compile_without_kernels(lowered: Any, options: dict[str, str | bool], request: CompileRequest) -> Any:
-    """Compile with XLA:GPU's own all-reduce kernels off, by the option that this version has for it."""
-    switches = () if request.backend.platform == "cpu" else _KERNELS_OFF
-    for name, value in switches:
+    """Compile with XLA:GPU's own all-reduce kernels off, by the option that this version has for it: no plan has any
+    (``links``)."""
+    for name, value in backend_of(request.backend.platform).all_reduce_kernels:
         try:
             return lowered.compile(compiler_options={**options, name: value})
         except Exception as error:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from msgspec import structs
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
@@ -100,10 +101,10 @@ class KnownTimes:
     def _lacks_contention(self, source: CanonicalModule) -> bool:
         """Slow-downs, and what transfers take alone: the same traces tell both. Where transfers and kernels never run
         beside each other, neither slows the other."""
-        gpus = self._link.device_count if self._platform.backend == "gpu" else 1
+        overlapping = BACKENDS[self._platform.backend].asynchronous and self._link.device_count > 1
         step = self._step(source.graph.fingerprint)
         known = step.contention is not None and step.together is not None
-        return gpus > 1 and bool(travelling(source)) and not known
+        return overlapping and bool(travelling(source)) and not known
 
     def _lacks_ops(self, source: CanonicalModule, xla: Strategy) -> bool:
         wanted = _step_keys(source, xla)
@@ -113,7 +114,7 @@ class KnownTimes:
 
     def _lacks_waits(self, source: CanonicalModule) -> bool:
         """Processes on CPU wait for each other in all-reduces, and in each step otherwise."""
-        blocks = self._platform.backend == "cpu" and self._link.process_count > 1
+        blocks = not BACKENDS[self._platform.backend].asynchronous and self._link.process_count > 1
         step = self._step(source.graph.fingerprint)
         return blocks and bool(travelling(source)) and None in (step.apart, step.together)
 

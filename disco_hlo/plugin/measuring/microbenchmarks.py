@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from disco_hlo.backends import BACKENDS, Backend
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.session import Session
@@ -23,19 +24,19 @@ _REPEATS = 7
 _ATTEMPTS = 4
 _CHAIN_MODULE = "jit_links"
 _CHAINS = (8, 32, 128)
-_CPU_SIZES: Mapping[str, Sequence[int]] = {
+_SMALL: Mapping[str, Sequence[int]] = {
     "copy_bytes": (1 << 24, 1 << 25, 1 << 26),
     "matmul_widths": (256, 512, 1024),
     "chain_lengths": _CHAINS,
 }
-_GPU_SIZES: Mapping[str, Sequence[int]] = {
+_LARGE: Mapping[str, Sequence[int]] = {
     "copy_bytes": (1 << 28, 1 << 29, 1 << 30),
     "matmul_widths": (2048, 4096, 8192),
     "chain_lengths": _CHAINS,
 }
 """A GPU does in 10 us what calling it takes: only work of this size shows its rates."""
-_GPU_CALLS = 8
-_LINK_ELEMENTS, _GPU_LINK_ELEMENTS = 4, 1 << 24
+_CALLS = 8
+_LINK_ELEMENTS, _LONG_LINK_ELEMENTS = 4, 1 << 24
 """Elements of the chain whose launches are traced. On a GPU a link must take longer (here some 30 us) than the host
 needs to launch the next one: after a shorter link the device waits for the host, in a real step it does not."""
 
@@ -49,10 +50,10 @@ def measure_constants(session: Session) -> DeviceConstants | None:
     Raises:
         ProfileError: it stays disturbed.
     """
-    device = session.request.local_devices[0]
+    device, backend = session.request.local_devices[0], BACKENDS[session.facts.backend]
     for left in reversed(range(_ATTEMPTS)):
         try:
-            constants: DeviceConstants = in_clean_thread(lambda: _measure(device))
+            constants: DeviceConstants = in_clean_thread(lambda: _measure(device, backend))
             return constants
         except ProfileError as error:  # other programs on the machine
             LOGGER.debug("device constants: %s", error)
@@ -61,12 +62,11 @@ def measure_constants(session: Session) -> DeviceConstants | None:
     return None
 
 
-def _measure(device: Any) -> DeviceConstants:
+def _measure(device: Any, backend: Backend) -> DeviceConstants:
     import jax
     import jax.numpy as jnp
 
-    on_cpu = device.platform == "cpu"
-    calls = 1 if on_cpu else _GPU_CALLS
+    calls = _CALLS if backend.queues else 1
 
     def timed(function: Callable[..., Any], *arguments: Any) -> Sequence[int]:
         compiled = jax.jit(function).lower(*arguments).compile()
@@ -90,21 +90,20 @@ def _measure(device: Any) -> DeviceConstants:
         return timed(lambda a: a @ a, matrix)
 
     def chain(length: int, elements: int = _LINK_ELEMENTS) -> Sequence[int]:
-        """Links that no compiler merges: on CPU, which takes barriers out early, each sorts what the one
-        before sorted."""
+        """Links that no compiler merges: where barriers go early, each sorts what the one before sorted."""
         vector = jax.device_put(jnp.arange(elements, dtype=jnp.float32), device)
 
         def links(x: Any) -> Any:  # see _CHAIN_MODULE
             for _ in range(length):
-                x = jnp.sort(-x) if on_cpu else jax.lax.optimization_barrier(x * 0.5)
+                x = jax.lax.optimization_barrier(x * 0.5) if backend.keeps_barriers else jnp.sort(-x)
             return x
 
         return timed(links, vector)
 
-    found = device_constants(copy, matmul, chain, **(_CPU_SIZES if on_cpu else _GPU_SIZES))
+    found = device_constants(copy, matmul, chain, **(_LARGE if backend.queues else _SMALL))
 
     def traced() -> None:
-        chain(_CHAINS[-1], _LINK_ELEMENTS if on_cpu else _GPU_LINK_ELEMENTS)
+        chain(_CHAINS[-1], _LONG_LINK_ELEMENTS if backend.queues else _LINK_ELEMENTS)
 
     return replace(found, launch_ns=_launch_ns(traced, found.launch_ns))
 

@@ -21,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.backends import backend_of
 from disco_hlo.cores import own_cores
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plan.check_module import check_module
@@ -38,8 +39,6 @@ _PATIENCE = 4
 _PATTERN_ELEMENTS = 1 << 16
 _LARGEST_INDEX = 1 << 16
 _MADE_ON_HOST_BYTES = 8 << 20
-_GPU_OPTIONS = {"xla_gpu_enable_command_buffer": ""}
-"""Kernels inside a command buffer do not show in a trace under their own names."""
 
 
 class _RefusedError(BaseException):
@@ -165,10 +164,10 @@ class PackCompiler:
         made = self._waiting.pop(request.module_name, None)
         if made is None:
             return None
-        options = {} if request.backend.platform == "cpu" else _GPU_OPTIONS
+        backend = backend_of(request.backend.platform)
         try:
-            check_module(made.module, "cpu" if request.backend.platform == "cpu" else "gpu")
-            return compiles.compile_module(request, made.module, options)
+            check_module(made.module, backend.name)
+            return compiles.compile_module(request, made.module, backend.naming_options)
         except Exception as error:
             raise _RefusedError(str(error)) from error
 

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
@@ -97,11 +98,11 @@ class Kept:
 def platform_of(session: Session) -> Platform:
     """What times measured in this session are valid for."""
     facts = session.facts
-    gpu = facts.backend == "gpu"
+    named = BACKENDS[facts.backend].names_devices
     return Platform(
-        device_kind=facts.device_kind if gpu else host_cpu_kind(),
+        device_kind=facts.device_kind if named else host_cpu_kind(),
         backend=facts.backend,
-        driver=facts.runtime_version.splitlines()[0][:200] if gpu else "",
+        driver=facts.runtime_version.splitlines()[0][:200] if named else "",
         jax=facts.jax_version,
         jaxlib=facts.jaxlib_version,
     )
@@ -179,7 +180,9 @@ def _known_and_wanted(
     session: Session, source: CanonicalModule, xla: Strategy, store: ProfileStore | None
 ) -> tuple[KnownTimes | None, Mapping[str, Any]]:
     """On rank 0 what is known, and on all what has to be measured."""
-    label = link_label() if session.facts.backend == "gpu" else AFTER_COMPUTE if ranks_block(session) else ""
+    label = AFTER_COMPUTE if ranks_block(session) else ""
+    if BACKENDS[session.facts.backend].asynchronous:
+        label = link_label()
     link = Link(session.facts.device_count, session.facts.process_count, label)
     known = KnownTimes(platform_of(session), link, store) if session.leads else None
     with session.stage("known times"):
@@ -208,8 +211,8 @@ def kernels_of(
     Args:
         marks: as for :func:`profile_step`.
     """
-    gpu = session.facts.backend == "gpu"
-    strategy = in_every_region(source, plan, one_at_a_time) if gpu else plan
+    apart = BACKENDS[session.facts.backend].asynchronous
+    strategy = in_every_region(source, plan, one_at_a_time) if apart else plan
     module = traceable(session, Trial(_PLANS_KERNELS, strategy, 0, marks=marks))
     _compile(session, source, [module], tag="look")
     return module
@@ -256,16 +259,16 @@ def _to_trace(
 ) -> list[Traceable]:
     """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two, and XLA's kernels
     have buckets of many sizes: what transfers take beside kernels is a matter of number as well as of bytes."""
-    gpu = session.facts.backend == "gpu"
-    xla = varied(source, xla) if gpu else xla
+    apart = BACKENDS[session.facts.backend].asynchronous
+    xla = varied(source, xla) if apart else xla
     strategies: dict[str, Strategy] = {}
     if wanted["ops"]:
         strategies[UNFUSED] = in_every_region(
-            source, xla, lambda graph, _: unfused(graph) if gpu else one_bucket(graph)
+            source, xla, lambda graph, _: unfused(graph) if apart else one_bucket(graph)
         )
     if wanted["ops"] or wanted["contention"]:
         strategies[ALONE] = xla
-    if gpu:  # XLA's kernels first: their step tells what lies between two kernels
+    if apart:  # XLA's kernels first: their step tells what lies between two kernels
         strategies = {
             name: in_every_region(source, one, one_at_a_time) for name, one in reversed(strategies.items())
         }
@@ -358,9 +361,9 @@ def _sweep(
                 lambda: collective_times_in_steps(request, kind, sizes_bytes, seed, chains, together),
             )
             return tuple(point_of(size, times) for size, times in found.items())
-    gpu = session.facts.backend == "gpu"
+    queues = BACKENDS[session.facts.backend].queues
     try:
-        if gpu:
+        if queues:
             with session.stage(f"{kind}, traced"):
                 transfers = TransferChains(request, kind, sizes_bytes, seed, together)
                 trace, _ = run_on_all(session, f"traced {kind}", lambda: traced(transfers, REPEATS))
@@ -374,7 +377,7 @@ def _sweep(
     for size in sizes_bytes:
         with session.stage(f"{kind} of {size} bytes"):
             timed = functools.partial(
-                collective_times, request, kind, size, seed, without_call=gpu, together=together
+                collective_times, request, kind, size, seed, without_call=queues, together=together
             )
             points.append(point_of(size, run_on_all(session, f"timing {kind}", timed)))
     return tuple(points)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from disco_hlo.backends import backend_of
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.plugin.measuring.lockstep import anywhere, run_on_all
 from disco_hlo.plugin.measuring.roundings import rounding_of
@@ -63,7 +64,7 @@ class Reference:
         first, self.first = self.first, None
         self._run("a run of XLA's default", self._keep, first)
         module = executables.read_executable(self.default.executable)
-        self._rounding = rounding_of(module, self.session.request.backend.platform)
+        self._rounding = rounding_of(module, backend_of(self.session.request.backend.platform))
         self._learn(_RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS)
 
     def check(self, program: Program) -> None:

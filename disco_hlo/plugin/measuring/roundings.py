@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from disco_hlo.backends import Backend
 from disco_hlo.hlo.proto import DTYPES, Message, parse
 from disco_hlo.plugin.xla.dtypes import JAX_NAMES
 
@@ -19,13 +20,13 @@ more where they do not."""
 _PRODUCTS = frozenset({"convolution", "custom-call", "dot"})
 
 
-def rounding_of(module: bytes, platform: str) -> float:
+def rounding_of(module: bytes, backend: Backend) -> float:
     """By what part of it a number changes where a step rounds it in the coarsest type that it computes in, or where its
     longest sum is added up in another order.
 
     Args:
         module: what runs, as a serialized HloModuleProto.
-        platform: ``cpu``, or what the GPU's is called.
+        backend: where.
     """
     import jax.numpy as jnp
 
@@ -36,7 +37,7 @@ def rounding_of(module: bytes, platform: str) -> float:
         for instruction in computation.instructions
     }
     parts = [float(jnp.finfo(JAX_NAMES[kind]).eps) for kind in kinds & JAX_NAMES.keys() if _is_float(kind)]
-    if platform != "cpu" and "f32" in kinds:
+    if backend.tensor_float and "f32" in kinds:
         parts.append(_TENSOR_FLOAT)
     coarsest = min(max(parts, default=0.0), _COARSEST)
     return max(coarsest, min(coarsest, _SUMMED) * _OF_TERMS * math.sqrt(longest_sum(message)))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.backends import backend_of
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.plugin.callbacks import refuse_callbacks
 from disco_hlo.plugin.measuring.collective_chains import Chain, compile_chain
@@ -45,7 +46,7 @@ class _Meeting:
 
     def __init__(self, request: CompileRequest) -> None:
         self._executable: LoadedExecutable | None = None
-        if request.backend.platform != "cpu" or len(request.process_indices) == 1:
+        if backend_of(request.backend.platform).asynchronous or len(request.process_indices) == 1:
             return
         self._executable = in_clean_thread(
             lambda: compile_chain(request, ALL_REDUCE, 1, np.dtype(np.float32), 1, Chain.TIGHT)

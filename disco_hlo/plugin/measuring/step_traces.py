@@ -13,6 +13,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.baselines import varied_buckets
@@ -60,7 +61,7 @@ def take_in(
         known.add_ops(fingerprint, op_times(taken), taken[UNFUSED].walls_ns if whole else ())
     if wanted["ops"]:
         known.add_loops(fingerprint, taken[ALONE].loops or taken[UNFUSED].loops)
-    if wanted["ops"] and source.graph.backend == "cpu" and whole:
+    if wanted["ops"] and not BACKENDS[source.graph.backend].asynchronous and whole:
         known.add_collectives(fingerprint, in_step(taken[ALONE]), in_step(taken[UNFUSED]))
     if not wanted["contention"] or any(taken[name].trace is None for name in (ALONE, BESIDE)):
         return None

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.lockstep import FirstRuns
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.traced_modules import profiling_options, traced_on_all
+from disco_hlo.plugin.measuring.traced_modules import traced_on_all
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
@@ -48,7 +49,7 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
 
 def _with_names(session: Session, step: Step, trials: Sequence[Trial]) -> Sequence[Trial]:
     """The trials, on a GPU compiled again without command buffers, inside which no kernel has a name."""
-    options = profiling_options(session)
+    options = BACKENDS[session.facts.backend].naming_options
     if not options:
         return trials
     again = [

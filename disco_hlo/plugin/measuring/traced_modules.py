@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.opcodes import COLLECTIVES
@@ -48,14 +49,8 @@ from disco_hlo.profiler.keys import in_region, keyed_times, owners
 from disco_hlo.profiler.profile import LoopTime, OpTime, merged
 from disco_hlo.profiler.transfers import Moved, least, moved_ns
 
-RUNS = {"cpu": 12, "gpu": 5}
-"""Steps in a trace. A GPU's kernels take the same time in each; reading a trace takes longer than running."""
 _WARM_UPS = 2
-_WARM_NS = 1_000_000_000
-"""How long a GPU computes before a trace: cool, it runs kernels faster than in the middle of a training."""
 _MOST_WARM_UPS = 30
-GRAPHS_OFF = {"xla_gpu_enable_command_buffer": ""}
-"""Command buffers hide which kernel belongs to which instruction; without them kernels take other times."""
 _TIMES = 3
 """Measurements of a step, each of several in a row."""
 
@@ -112,14 +107,9 @@ class Findings:
         return self.by_name is None or self.trace is not self.by_name
 
 
-def profiling_options(session: Session) -> dict[str, str]:
-    """Compile options without which a trace does not name every kernel."""
-    return dict(GRAPHS_OFF) if session.facts.backend == "gpu" else {}
-
-
 def traceable(session: Session, trial: Trial) -> Traceable:
     """A trial, and on a GPU the same without command buffers."""
-    options = profiling_options(session)
+    options = BACKENDS[session.facts.backend].naming_options
     if not options:
         return Traceable(trial)
     return Traceable(trial, replace(trial, name=f"{trial.name}, by name", options=options))
@@ -146,8 +136,9 @@ def traced_on_all(
         session, f"a first run of {name}", lambda: min(runner.run() for _ in range(_WARM_UPS))
     )
     more = 0
-    if warm and session.facts.backend == "gpu":
-        more = session.tell(min(_MOST_WARM_UPS, _WARM_NS // max(1, step_ns)), "warm-ups")
+    warm_up_ns = BACKENDS[session.facts.backend].warm_up_ns
+    if warm and warm_up_ns:
+        more = session.tell(min(_MOST_WARM_UPS, warm_up_ns // max(1, step_ns)), "warm-ups")
     return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs, more))
 
 
@@ -192,7 +183,7 @@ def take(
     with session.stage(f"memory for the {trial.name}"):
         runner = runner_with(session, trial, inputs_of, first_runs)
     with session.stage(f"profile {trial.name}"), marked(session, trial, "run"):
-        runs = RUNS[session.facts.backend]
+        runs = BACKENDS[session.facts.backend].traced_steps
         trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs)
     if by_name is None:
         return NamedTrace(trace, walls_ns, trial.executable, runner)
@@ -279,11 +270,13 @@ def findings(
     """
     executed = executables.read_executable(taken.executable)
     trace, walls_ns, name = taken.trace, taken.walls_ns, module_name(executed)
-    on_cpu = trace.backend == "cpu"
+    backend = BACKENDS[source.graph.backend]
     written, inside = canonicalize(executed), owners(executed)
     bodies = bodies_of(written)
-    talks = _talks(written) if on_cpu else frozenset()
-    all_talks = talks.union(*(_talks(body.canonical) for body in bodies)) if on_cpu else talks
+    talks: frozenset[str] = frozenset()
+    if not backend.asynchronous:
+        talks = _talks(written)
+    all_talks = talks.union(*(_talks(body.canonical) for body in bodies if not backend.asynchronous))
     moved, moved_by_name = (
         {} if one is None else moved_ns(one, name, all_talks) for one in (trace, taken.by_name)
     )
@@ -296,16 +289,18 @@ def findings(
     )  # fmt: skip
     if not by_itself:
         return shown
-    computed = {} if on_cpu else computed_ns(trace, name)
+    computed = computed_ns(trace, name) if backend.queues else {}
     gap_ns = gap_in_step_ns(trace, name, taken.step_ns, inside) if taken.step_ns and shown.as_run else None
     launch_ns = launch_ns if gap_ns is None else gap_ns
-    times = instruction_times(trace, name, inside, blocking=talks, launch_ns=None if on_cpu else launch_ns)
+    times = instruction_times(
+        trace, name, inside, blocking=talks, launch_ns=launch_ns if backend.queues else None
+    )
     seen: Coverage = coverage(trace, name, inside)
     LOGGER.debug(
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
         trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
     )  # fmt: skip
-    if on_cpu:
+    if not backend.queues:
         factor = stretch(trace, name, talks, launch_ns, walls_ns, inside)
         LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
         times = scaled(times, factor)
@@ -392,7 +387,7 @@ def _loop_time(told: BodyTimes) -> LoopTime:
 
 def as_all_have_it(session: Session, mine: Findings) -> Findings:
     """How long transfers move data, by the traces of all ranks: each sees its own devices, which wait for others'."""
-    if session.facts.backend != "gpu" or session.facts.process_count < 2:
+    if not BACKENDS[session.facts.backend].asynchronous or session.facts.process_count < 2:
         return mine
     return replace(mine, moved=_least(session, mine.moved), moved_by_name=_least(session, mine.moved_by_name))
 
@@ -405,7 +400,7 @@ def _least(session: Session, mine: Moved) -> Moved:
 
 def tell_of_uneven_devices(session: Session, shown: Findings) -> None:
     """One line where one of all ranks' devices holds up the step (GPU); the search and its measurements go on."""
-    if session.facts.backend != "gpu":
+    if not BACKENDS[session.facts.backend].queues:
         return
     computed = shown.computed
     if session.facts.process_count > 1:
@@ -436,4 +431,4 @@ def _communicates(module: CanonicalModule, origin: Origin) -> bool:
 
 def ranks_block(session: Session) -> bool:
     """Whether an all-reduce blocks a rank until the others come: CPU processes, not the devices of one."""
-    return session.facts.backend == "cpu" and session.facts.process_count > 1
+    return not BACKENDS[session.facts.backend].asynchronous and session.facts.process_count > 1

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_plan
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, DiscoError, PlanError, is_shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
@@ -139,7 +140,7 @@ def _others(step: Step, slot: PlanSlot) -> str:
         return ""
     plans_lie = "a plan lies" if count == 1 else f"{count} plans lie"
     own = "another batch size, number of devices or processes, or number that decides a loop, a branch or a slice"
-    tuned = ", or on GPU another pick of XLA's autotuner" if step.source.graph.backend == "gpu" else ""
+    tuned = ", or another pick of XLA's autotuner" if BACKENDS[step.source.graph.backend].autotunes else ""
     return f"; for {name} {plans_lie} beside (disco list), but {own}{tuned} takes a plan of its own"
 
 

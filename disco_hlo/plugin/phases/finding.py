@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.compiled import is_cached
 from disco_hlo.errors import DiscoError
 from disco_hlo.estimator.analytic import DeviceModel
@@ -156,7 +157,7 @@ def looks(settings: Settings, backend: str) -> int:
     """How often the best plan's kernels are measured and the search is made again."""
     if settings.when == "training":
         return 0
-    return int(backend == "gpu") if settings.looks is None else settings.looks
+    return int(BACKENDS[backend].reprofiles) if settings.looks is None else settings.looks
 
 
 def say_what_predicting_takes(asker: Asker) -> bool:

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, UnsupportedError, is_shared
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
@@ -232,5 +233,6 @@ class SearchInTraining:
             raise ActivationError("it was interrupted")
 
     def _apart(self, session: Session, what: str) -> contextlib.AbstractContextManager[None]:
-        """For a compile: beside the training on CPU; on a GPU, whose autotuner needs the devices, it is held."""
-        return contextlib.nullcontext() if session.facts.backend == "cpu" else self._held(session, what)
+        """For a compile: while the training runs, but held where XLA's autotuner needs the devices."""
+        tunes = BACKENDS[session.facts.backend].autotunes
+        return self._held(session, what) if tunes else contextlib.nullcontext()

@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.optimize.rehearsal import rehearsed
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -121,7 +122,7 @@ def _search(
 ) -> tuple[float, Found | None] | None:
     """How long profiling took, and on rank 0 what was found; None where somebody interrupted before the search."""
     source, xla = step.source, read(step.source)
-    wanted = session.leads and session.facts.backend == "gpu"
+    wanted = session.leads and BACKENDS[session.facts.backend].queues
     with rehearsed(step.module, session.facts.device_kind, wanted=wanted) as wait_for_code:
         session.say("profiling the step; the training waits until the search is over")
         started = time.monotonic()

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
+from disco_hlo.backends import backend_of
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.xla import hook
@@ -28,19 +29,6 @@ from disco_hlo.plugin.xla.jaxlink.requests import (
     unsupported,
 )
 
-_CPU_PASSES_OFF = (
-    "fusion,fusion-wrapper,multi_output_fusion,cpu-all-reduce-combiner,dot-library-rewriter,"
-    "simplification after layout assignment"
-)
-"""What XLA:CPU does before its early stage, and what there would hide the ops that moves are about. The last must
-go with the others: on ops that are in no fusion it drops copies between layouts, and the numbers are wrong
-(jax 0.10.2 to 0.12: ``einsum("bsd,dthe->btshe", x, w)`` with ``fusion,fusion-wrapper`` off)."""
-_GPU_COMBINERS = (
-    "xla_gpu_all_gather_combine_threshold_bytes",
-    "xla_gpu_all_reduce_combine_threshold_bytes",
-    "xla_gpu_reduce_scatter_combine_threshold_bytes",
-)
-"""XLA:GPU's thresholds up to which it puts parts that shall travel apart together again."""
 _PASSES_OFF = "xla_disable_hlo_passes"
 _REMATERIALIZATION = "rematerialization"
 """The one pass of XLA:GPU's behind the hook that changes what is computed when: short of memory, it moves and repeats
@@ -183,7 +171,8 @@ class Halted:
             executable = self._compiling.result()
         except Exception as error:
             raise _refused(self._request, error) from error
-        if _rematerializes(self._request) and is_rematerialized(module, executable):
+        rematerializes = backend_of(self._request.backend.platform).rematerializes
+        if rematerializes and is_rematerialized(module, executable):
             LOGGER.info("%s is compiled anew without rematerialization", self._request.module_name)
             return compile_module(self._request, module)
         return executable
@@ -252,7 +241,7 @@ def _own_compile(
     if own.structure is not None or own.stop_early:
         register_hook(request.backend, EARLY)
         extra = _early_options(request, extra)
-    if own.replacement is not None and _rematerializes(request):
+    if own.replacement is not None and backend_of(request.backend.platform).rematerializes:
         extra = _with_passes_off(request, extra, _REMATERIALIZATION)
     with hook.own_compile(request.module_name, own) as name:
         module = request.mlir_module if name == request.module_name else renamed(request.stablehlo, name)
@@ -273,12 +262,13 @@ def _early_options(
     passes that are off stay off; the thresholds of the combiners, chosen for XLA's plan, not for this one, do not hold.
     """
     users = dict(request.options.env_option_overrides)
-    if request.backend.platform != "cpu":
-        off = tuple(name for name in _GPU_COMBINERS if name not in users)
+    backend = backend_of(request.backend.platform)
+    if backend.combiners:
+        off = tuple(name for name in backend.combiners if name not in users)
         if request.backend.process_index() == 0:
             _say_what_does_not_hold(off)
         return {**dict.fromkeys(off, 0), **extra}
-    return _with_passes_off(request, extra, _CPU_PASSES_OFF)
+    return _with_passes_off(request, extra, backend.passes_off)
 
 
 def _with_passes_off(
@@ -289,11 +279,6 @@ def _with_passes_off(
     flags = getattr(request.options.executable_build_options.debug_options, _PASSES_OFF, "")  # XLA_FLAGS
     named_already = [str(one) for one in (flags, users.get(_PASSES_OFF), extra.get(_PASSES_OFF)) if one]
     return {**extra, _PASSES_OFF: ",".join([*named_already, passes])}
-
-
-def _rematerializes(request: CompileRequest) -> bool:
-    """Whether this backend rematerializes after the hook."""
-    return bool(request.backend.platform != "cpu")
 
 
 def is_rematerialized(module: bytes, executable: LoadedExecutable) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from disco_hlo.backends import backend_of
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 
@@ -14,7 +15,7 @@ class DeviceFacts:
     """What a module was compiled for, and with what."""
 
     backend: str
-    """``cpu`` or ``gpu``."""
+    """Its name."""
     device_kind: str
     device_count: int
     local_device_count: int
@@ -31,7 +32,7 @@ def device_facts(request: CompileRequest) -> DeviceFacts:
     import jax
 
     return DeviceFacts(
-        backend="gpu" if request.backend.platform in ("gpu", "cuda") else str(request.backend.platform),
+        backend=backend_of(request.backend.platform).name,
         device_kind=str(request.devices[0].device_kind),
         device_count=len(request.devices),
         local_device_count=len(request.local_devices),

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError, is_shared
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import hook
@@ -250,24 +251,24 @@ def _hook_extension() -> Any:
 
 def register_hook(backend: Any, stage_name: str) -> None:
     """Register the hook for the platform of ``backend``, once. That exists by now: nothing can deadlock."""
-    platform = {"gpu": "cuda"}.get(backend.platform, backend.platform)
+    known = backend_of(backend.platform)
     with _registering:
-        if (platform, stage_name) in _registered:
+        if (known.name, stage_name) in _registered:
             return
-        if platform not in ("cpu", "cuda"):
-            raise UnsupportedError(f"platform {platform} is not supported: expected cpu or cuda")
         extension = _hook_extension()
         stage = extension.PipelineStage[stage_name]
         callback = hook.on_module if stage_name == LATE else hook.on_early_module
         # Each stage has a name of its own: early versions of the hook keep one callback per name.
         name = _HOOK_NAME if stage_name == LATE else f"{_HOOK_NAME}-structure"
-        if platform == "cuda" and _jax_version() < (0, 11):
+        if known.is_plugin and _jax_version() < (0, 11):
             import jaxlib._xla as _xla
 
             _xla.register_xla_transform_c_api(backend, name, stage.value, callback)
         else:
-            extension.register_hlo_module_transformation(callback, name=name, stage=stage, platforms=platform)
-        _registered.add((platform, stage_name))
+            extension.register_hlo_module_transformation(
+                callback, name=name, stage=stage, platforms=known.platforms[0]
+            )
+        _registered.add((known.name, stage_name))
 
 
 def compile_past_cache(
