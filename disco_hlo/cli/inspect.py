@@ -206,7 +206,7 @@ def _called(bundle: Bundle, node: int) -> str:
     if bundle.source is None:
         return f"n{node}"
     found = bundle.source.graph.nodes[node]
-    return f"n{node} {found.shape} {printable(found.op_name or found.name, 60)}"
+    return f"n{node} {found.opcode} {found.shape} {printable(found.op_name or found.name, 60)}"
 
 
 def _count(number: int, what: str) -> str:

@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.graph import DTYPE_BYTES
-from disco_hlo.hlo.opcodes import COLLECTIVES, ELEMENTWISE
+from disco_hlo.hlo.opcodes import COLLECTIVE, COLLECTIVES, ELEMENTWISE
 from disco_hlo.hlo.proto import DTYPES, Message
 
 MOST_BYTES: Final = 1 << 50
@@ -43,9 +43,10 @@ _OPERANDS: Final[Mapping[str, tuple[int, int | None]]] = {
 }  # fmt: skip
 """Fewest and most operands of the opcodes whose operands the project looks at by their places."""
 _CALLED: Final[Mapping[str, tuple[int, int | None]]] = {
+    **{opcode: (1, 1) for opcode, collective in COLLECTIVE.items() if collective.reduces},
     "fusion": (1, 1), "call": (1, 1), "while": (2, 2), "conditional": (1, None), "reduce": (1, 1),
-    "reduce-window": (1, 1), "scatter": (1, 1), "map": (1, 1), "all-reduce": (1, 1), "all-reduce-start": (1, 1),
-    "reduce-scatter": (1, 1), "sort": (1, 1), "select-and-scatter": (2, 2), "async-start": (1, 1),
+    "reduce-window": (1, 1), "scatter": (1, 1), "map": (1, 1), "all-reduce-start": (1, 1),
+    "sort": (1, 1), "select-and-scatter": (2, 2), "async-start": (1, 1),
 }  # fmt: skip
 _FUSION_KINDS: Final = ("kLoop", "kInput", "kOutput", "kCustom")
 _TUPLES: Final = ("get-tuple-element", "tuple", "all-gather-start")

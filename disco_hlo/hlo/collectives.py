@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.device_groups import Groups, written_groups
 from disco_hlo.hlo.graph import Graph, Node, once_per_graph
+from disco_hlo.hlo.opcodes import COLLECTIVE
 from disco_hlo.hlo.proto import DetailedInstruction, Message
 
 _LONGEST_TEXT = 200
@@ -49,11 +50,11 @@ ALL_REDUCE = CollectiveKind("all-reduce")
 def kind_groups(collective: Message) -> Groups:
     """The groups of a collective as :class:`CollectiveKind` has them, from an instruction of the plain schema."""
     detailed = DetailedInstruction.FromString(collective.SerializeToString())
-    if collective.opcode == "collective-permute":
+    known = COLLECTIVE[collective.opcode]
+    if known.names_pairs:
         return tuple(sorted((pair.source, pair.target) for pair in detailed.source_target_pairs))
     groups = tuple(sorted(tuple(sorted(group)) for group in written_groups(detailed)))
-    # All devices are in a group, but for those that a broadcast leaves out.
-    return () if len(groups) == 1 and collective.opcode != "collective-broadcast" else groups
+    return () if len(groups) == 1 and not known.leaves_out else groups
 
 
 def collective_kind(node: Node) -> CollectiveKind:
@@ -83,11 +84,11 @@ def ring_share(kind: CollectiveKind) -> float:
     Around a ring of n devices each sends 2 (n-1)/n of an all-reduce's bytes, (n-1)/n of an all-gather's,
     reduce-scatter's or all-to-all's, and all of what it passes on.
     """
+    known = COLLECTIVE[kind.opcode]
     everyone = len({device for group in kind.groups for device in group})
-    if kind.opcode in ("collective-permute", "collective-broadcast"):
+    if known.passes_on:
         return 0.5 * everyone / (everyone - 1) if everyone > 1 else 0.5
-    rounds = 1.0 if kind.opcode == "all-reduce" else 0.5
     if not everyone:
-        return rounds
+        return known.ring_share
     largest = max(map(len, kind.groups))
-    return rounds * (1 - 1 / largest) / (1 - 1 / everyone) if everyone > 1 else 0.0
+    return known.ring_share * (1 - 1 / largest) / (1 - 1 / everyone) if everyone > 1 else 0.0

@@ -7,6 +7,7 @@ The sets follow XLA's own rules: ``CanBeLoopFused`` (cpu_instruction_fusion.cc) 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from disco_hlo.hlo.graph import Kind, Shape
 
@@ -46,12 +47,41 @@ FUSIBLE = ELEMENTWISE | DATA_MOVEMENT | REDUCTIONS
 
 FREE = frozenset({"bitcast", "get-tuple-element", "tuple", "after-all", "add-dependency", "opt-barrier"})
 
-COLLECTIVES = frozenset({
-    "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute",
-    "ragged-all-to-all", "reduce-scatter",
-})  # fmt: skip
 
-TRANSFERS = frozenset({"all-gather", "all-reduce", "reduce-scatter"})
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What its opcode says of a collective."""
+
+    travels: bool = False
+    """Whether it may overlap with kernels as a plan says, and share a bucket, where it is of one array."""
+    concatenates: bool = False
+    """Whether a bucket may be one vector: each element is computed by itself, wherever it is."""
+    in_place: bool = False
+    """Whether its result may lie where its operand does."""
+    reduces: bool = False
+    """Whether it calls a computation."""
+    names_pairs: bool = False
+    """Whether it names sources and targets, not groups."""
+    leaves_out: bool = False
+    """Whether devices may be in no group."""
+    ring_share: float = 0.5
+    """Bytes that each device sends around a ring, of those of an all-reduce."""
+    passes_on: bool = False
+    """Whether a device sends all that it has, however many take part."""
+
+
+COLLECTIVE = {
+    "all-gather": Collective(travels=True),
+    "all-reduce": Collective(travels=True, concatenates=True, in_place=True, reduces=True, ring_share=1.0),
+    "all-to-all": Collective(),
+    "collective-broadcast": Collective(in_place=True, leaves_out=True, passes_on=True),
+    "collective-permute": Collective(names_pairs=True, passes_on=True),
+    "ragged-all-to-all": Collective(),
+    "reduce-scatter": Collective(travels=True, reduces=True),
+}
+"""By opcode. A new collective is one line."""
+COLLECTIVES = frozenset(COLLECTIVE)
+TRANSFERS = frozenset(opcode for opcode, collective in COLLECTIVE.items() if collective.travels)
 """Collectives that may overlap with kernels as a plan says, where they are of one array."""
 
 ASYNCHRONOUS = frozenset({"async-done", "async-start", "async-update", "copy-done", "copy-start"})

@@ -15,7 +15,10 @@ from itertools import accumulate
 
 from disco_hlo.hlo.flatten import FlatComputation, FlatOp
 from disco_hlo.hlo.graph import Shape
+from disco_hlo.hlo.opcodes import COLLECTIVE
 from disco_hlo.hlo.proto import Instruction, Message, shape_of
+
+_CONCATENATED = frozenset(opcode for opcode, collective in COLLECTIVE.items() if collective.concatenates)
 
 
 @dataclass(slots=True)
@@ -59,9 +62,9 @@ class _Unpacker:
 
     def _rewrite(self, position: int, op: FlatOp) -> None:
         opcode = op.proto.opcode
-        if opcode == "all-reduce" and (offsets := self._part_offsets(position, op)):
+        if opcode in _CONCATENATED and (offsets := self._part_offsets(position, op)):
             self._unpack(position, op, offsets)
-        elif opcode == "all-reduce":
+        elif opcode in _CONCATENATED:
             self._reduce_unshaped(position, op)
         elif opcode == "slice" and op.operands[0] in self.packed:
             packed = self.packed[op.operands[0]]

@@ -20,7 +20,7 @@ from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Kind, external_reads, is_cloned
-from disco_hlo.hlo.opcodes import FUSIBLE
+from disco_hlo.hlo.opcodes import COLLECTIVE, FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.plan.aliasing import may_overwrite
 from disco_hlo.plan.assemble import assembled
@@ -353,9 +353,8 @@ class _Rewriter:
         self.in_flight[token] = issued
         packed = len(operands) < len(members)
         for i, member in enumerate(members[: len(operands)]):
-            if self.graph.nodes[member].opcode == "all-reduce" and (
-                packed or may_overwrite(self.graph, member)
-            ):
+            in_place = COLLECTIVE[self.graph.nodes[member].opcode].in_place
+            if in_place and (packed or may_overwrite(self.graph, member)):
                 index = [1] if len(operands) == 1 else [1, i]
                 issued.output_operand_aliasing.add(output_shape_index=index, operand_index=i)
 

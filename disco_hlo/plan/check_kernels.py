@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from disco_hlo.backends import Backend
+from disco_hlo.hlo.opcodes import COLLECTIVE
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plan.check_pairs import Body, behind, fused, leaves
 from disco_hlo.plan.check_reads import ELEMENTWISE, FusedReads, lies_alike
@@ -107,7 +108,7 @@ class Kernels:
 def _works_in_place(instruction: Message, place: int, result: int, backend: Backend) -> bool:
     """Whether a library call or collective may write a result over an operand (XLA's ``MayAlias``)."""
     opcode = instruction.opcode
-    if opcode in ("all-reduce", "collective-broadcast"):
+    if opcode in COLLECTIVE and COLLECTIVE[opcode].in_place:
         return backend.reduces_in_place and place == result
     if opcode == "triangular-solve":
         return place == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plan.check_pairs import Body, MalformedError, Pair, leaf_at, leaf_count, pairs
 from disco_hlo.plan.check_reads import ELEMENTWISE
@@ -17,15 +18,14 @@ from disco_hlo.plan.check_values import NOTHING, Block, Leaves, Step, Values
 _HANDS_ON = frozenset(("bitcast", "opt-barrier", "domain", "add-dependency"))
 _DONES = frozenset(("all-gather-done", "all-reduce-done", "async-done", "collective-permute-done", "copy-done",
                     "recv-done", "send-done", "async-update"))  # fmt: skip
-_MAKES_VALUES = ELEMENTWISE | frozenset((
-    "after-all", "all-gather", "all-reduce", "all-reduce-start", "all-to-all", "batch-norm-grad",
-    "batch-norm-inference", "batch-norm-training", "broadcast", "cholesky", "collective-broadcast",
-    "collective-permute", "collective-reduce",
-    "concatenate", "constant", "convolution", "custom-call", "dot", "dynamic-reshape", "dynamic-slice",
-    "dynamic-update-slice", "fft", "fusion", "gather", "get-dimension-size", "infeed", "iota", "outfeed", "pad",
-    "partition-id", "ragged-all-to-all", "ragged-dot", "recv", "reduce", "reduce-scatter", "reduce-window",
-    "replica-id", "reshape", "reverse", "rng", "rng-bit-generator", "rng-get-and-update-state", "scaled-dot", "scatter",
-    "select-and-scatter", "set-dimension-size", "shuffle", "slice", "sort", "topk", "transpose", "triangular-solve",
+_MAKES_VALUES = ELEMENTWISE | COLLECTIVES | frozenset((
+    "after-all", "all-reduce-start", "batch-norm-grad", "batch-norm-inference", "batch-norm-training", "broadcast",
+    "cholesky", "collective-reduce", "concatenate", "constant", "convolution", "custom-call", "dot",
+    "dynamic-reshape", "dynamic-slice", "dynamic-update-slice", "fft", "fusion", "gather", "get-dimension-size",
+    "infeed", "iota", "outfeed", "pad", "partition-id", "ragged-dot", "recv", "reduce", "reduce-window",
+    "replica-id", "reshape", "reverse", "rng", "rng-bit-generator", "rng-get-and-update-state", "scaled-dot",
+    "scatter", "select-and-scatter", "set-dimension-size", "shuffle", "slice", "sort", "topk", "transpose",
+    "triangular-solve",
 ))  # fmt: skip
 """Ops that read their operands and write arrays of their own."""
 

@@ -13,6 +13,7 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.bitcasts import kernel_nodes
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.opcodes import COLLECTIVE
 from disco_hlo.plan.kernels import FUSION_KINDS
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph
@@ -82,8 +83,8 @@ def bucket_of(graph: Graph, members: Sequence[int], form: str = "concat") -> Buc
     whatever else travels together is one instruction with several operands."""
     if len(members) == 1:
         return Bucket(tuple(members))
-    is_concatenable = graph.nodes[members[0]].opcode == "all-reduce"
-    return Bucket(tuple(members), form if is_concatenable else "variadic")
+    known = COLLECTIVE.get(graph.nodes[members[0]].opcode)
+    return Bucket(tuple(members), form if known is not None and known.concatenates else "variadic")
 
 
 def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:

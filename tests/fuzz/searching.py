@@ -17,8 +17,6 @@ from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.states import Bench
 
-_METHODS = 8
-"""Kinds of moves."""
 _EVALUATIONS = 60
 
 
@@ -42,7 +40,7 @@ def _costs(dice: random.Random) -> TrafficCosts:
 def after_moves(graph: Graph, start: Strategy, dice: random.Random) -> Strategy:
     """The strategy of a state after random moves."""
     bench = Bench(graph, GPU if graph.backend == "gpu" else CPU, _costs(dice), start)
-    bench.random_moves(dice, dice.choice((20, 80, 300)), _METHODS)
+    bench.random_moves(dice, dice.choice((20, 80, 300)))
     return bench.strategy()
 
 

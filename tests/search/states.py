@@ -22,11 +22,11 @@ from disco_hlo.search.boundary.costing import UnitCosts
 from disco_hlo.search.boundary.entries import make_one, schedule
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import members_of, to_strategy
+from disco_hlo.search.moves.table import MOVES
 from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import MachineModel
 from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
-from tests.search.kinds import ABSORB, DUPLICATE, FUSE, HAND_OVER, MERGE, REORDER, UNFUSE
 
 
 def ranked(step: Step, graph: Graph) -> NDArray[np.int64]:
@@ -67,19 +67,16 @@ class Bench:
         return bool(make_one(self.step, self.state, self.scratch, method, a, b))
 
     def random_arguments(self, random: Random, method: int) -> tuple[int, int]:
-        """What a move of this kind may be asked for."""
-        if method in (FUSE, DUPLICATE, MERGE, ABSORB):
-            return self.random_pair(random)
-        if method == HAND_OVER:
-            reduces = self.graph.all_reduces
-            return (random.choice(reduces), random.choice(self.heads())) if reduces else (-1, -1)
-        head = random.choice(self.heads())
-        if method == UNFUSE:
-            owned, copies = members_of(self.state, head)
-            return head, random.choice((*owned, *copies))
-        return head, random.randrange(
-            len(self.graph) if method == REORDER else len(self.graph.all_reduces) + 1
-        )
+        """What a move may be asked for, by what its record says of its arguments."""
+        move, reduces = MOVES[method], self.graph.all_reduces
+        a, b = self.random_pair(random)
+        if not move.of_unit:
+            a = random.choice(reduces) if reduces else -1
+        if not move.with_unit and a >= 0:
+            owned, copies = members_of(self.state, int(self.state.word[at.OWNER, a]))
+            number = random.choice((random.randrange(len(self.graph)), random.randrange(len(reduces) + 1)))
+            b = random.choice((b, random.choice((*owned, *copies)), number))
+        return a, b
 
     def random_pair(self, random: Random) -> tuple[int, int]:
         """Two units, mostly a reader and what it reads."""
@@ -92,7 +89,7 @@ class Bench:
             return int(owner[x]), int(owner[operand])
         return random.choice(self.heads()), random.choice(self.heads())
 
-    def random_moves(self, random: Random, count: int, methods: int) -> int:
+    def random_moves(self, random: Random, count: int, methods: int = len(MOVES)) -> int:
         """Try random moves between random units; how many were made: none where nothing runs."""
         made = 0
         if not self.heads():

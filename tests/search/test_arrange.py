@@ -36,7 +36,7 @@ SEEDS = st.integers(0, 2**32)
 def test_the_order_is_that_of_the_list_schedule(seed: int, count: int) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count, backend="gpu"), MACHINE)
-    bench.random_moves(random, count, methods=8)
+    bench.random_moves(random, count)
     strategy = bench.strategy()
     built = build(bench.graph, strategy, bench.model, MACHINE)
     durations, transfers = [0] * len(built.units.units), [0] * len(built.units.units)
@@ -57,7 +57,7 @@ def test_the_order_is_that_of_the_list_schedule(seed: int, count: int) -> None:
 def test_all_reduces_made_into_other_buckets_leave_a_whole_state(seed: int, count: int) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count, backend="gpu"), MACHINE)
-    bench.random_moves(random, count, methods=8)
+    bench.random_moves(random, count)
     bench.scratch.number[at.LOGGED] = 0
     alone = np.array(bench.graph.all_reduces, np.int64)
     regroup(bench.step, bench.state, bench.scratch, alone, np.arange(alone.size + 1))

@@ -159,7 +159,7 @@ def moved(seed: int, count: int, speed_ppm: int) -> Iterator[tuple[Followed, int
     random = Random(seed)
     graph = random_step(random, count, backend="gpu")
     made = Bench(graph, MACHINE)
-    made.random_moves(random, 3 * count, methods=8)
+    made.random_moves(random, 3 * count)
     machine = replace(MACHINE, compute_speed_ppm=speed_ppm)
     try:
         bench = Bench(graph, machine, TrafficCosts(), as_it_came(random, made.strategy()))

@@ -16,6 +16,7 @@ from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS
 from disco_hlo.search.boundary.entries import undo
+from disco_hlo.search.moves.table import MOVES
 from tests.machines import GPU
 from tests.search.kinds import FUSE, SPLIT, UNFUSE
 from tests.search.random_steps import random_step
@@ -32,7 +33,7 @@ MACHINE = st.sampled_from(MACHINES)
 def test_any_sequence_of_moves_leaves_a_legal_strategy(seed: int, count: int, machine) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count, backend=machine.name), machine)
-    bench.random_moves(random, 3 * count, methods=8)
+    bench.random_moves(random, 3 * count)
     check_legal(bench)
     check_consistent(bench)
 
@@ -44,7 +45,7 @@ def test_moves_that_are_priced_one_by_one_leave_a_legal_strategy(seed: int, coun
     random = Random(seed)
     bench = Bench(random_step(random, count, backend=machine.name), machine)
     for _ in range(3 * count):
-        bench.random_moves(random, 1, methods=8)
+        bench.random_moves(random, 1)
     check_legal(bench)
     check_consistent(bench)
 
@@ -91,10 +92,10 @@ def test_a_kernel_beyond_the_limit_neither_grows_nor_ends_up_beyond_it() -> None
 def test_undoing_every_move_gives_the_start(seed: int, count: int) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count))
-    bench.random_moves(random, count, methods=8)
+    bench.random_moves(random, count)
     bench.scratch.number[at.LOGGED] = 0
     before = snapshot(bench)
-    bench.random_moves(random, count, methods=8)
+    bench.random_moves(random, count)
     undo(bench.step, bench.state, bench.scratch, 0)
     assert snapshot(bench) == before
 
@@ -104,9 +105,9 @@ def test_undoing_every_move_gives_the_start(seed: int, count: int) -> None:
 def test_a_refused_move_changes_nothing(seed: int, count: int) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count))
-    bench.random_moves(random, count, methods=8)
+    bench.random_moves(random, count)
     for _ in range(count):
-        method = random.randrange(8)
+        method = random.randrange(len(MOVES))
         before, logged = snapshot(bench), int(bench.scratch.number[at.LOGGED])
         if not bench.move(method, *bench.random_arguments(random, method)):
             assert snapshot(bench) == before

@@ -43,7 +43,7 @@ WAITING = replace(BUSY, transfer_wait_ns=40)
 def test_the_queue_of_the_search_is_that_of_the_reference(seed: int, count: int, machine) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count, backend=machine.name), machine)
-    bench.random_moves(random, count, methods=8)
+    bench.random_moves(random, count)
     built = build(bench.graph, bench.strategy(), bench.model, machine)
     if any(".unpack" in name for name in built.problem.names):
         return  # the search slices a bucket apart in one go
@@ -56,7 +56,7 @@ def test_the_order_written_down_takes_as_long_as_the_queue(seed: int, count: int
     random = Random(seed)
     graph = random_step(random, count, backend="gpu")
     bench = Bench(graph, machine)
-    bench.random_moves(random, count, methods=8)
+    bench.random_moves(random, count)
     built = build(graph, bench.strategy(), bench.model, machine)
     depths = all_reduce_depths(graph)
     if any(".unpack" in name for name in built.problem.names) or any(depths[x] for x in graph.all_reduces):
@@ -69,7 +69,7 @@ def test_the_order_written_down_takes_as_long_as_the_queue(seed: int, count: int
 def test_where_collectives_block_the_cost_is_the_sum(seed: int, count: int) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count), replace(CPU, launch_ns=3, memory_bytes_per_us=2000))
-    bench.random_moves(random, count, methods=8)
+    bench.random_moves(random, count)
     table = new_table(1)
     cost, _ = evaluate(bench.step, bench.state, bench.scratch, bench.progress, table, bench.started)
     assert cost == bench.makespan_ns()

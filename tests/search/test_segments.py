@@ -15,6 +15,7 @@ from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.boundary.entries import count_order, recount_order, run_order, undo
+from disco_hlo.search.moves.table import MOVES
 from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segments
 from disco_hlo.simulator.costs import PPM, MachineModel
 from tests.machines import CPU, GPU
@@ -80,7 +81,7 @@ def followed_moves(followed: Followed, random: Random, count: int) -> Iterator[i
     """Makes random moves, each priced; the mark in the log before each one made."""
     bench = followed.bench
     for _ in range(count):
-        mark, method = int(bench.scratch.number[at.LOGGED]), random.randrange(8)
+        mark, method = int(bench.scratch.number[at.LOGGED]), random.randrange(len(MOVES))
         if bench.move(method, *bench.random_arguments(random, method)):
             bench.costs.price_changed(bench.state, bench.scratch)
             yield mark

@@ -47,7 +47,7 @@ def without_order(strategy: Strategy) -> tuple[object, object]:
 def test_a_strategy_survives_the_round_trip(seed: int, count: int) -> None:
     random = Random(seed)
     bench = Bench(random_step(random, count))
-    bench.random_moves(random, 2 * count, methods=8)
+    bench.random_moves(random, 2 * count)
     strategy = normal_form(bench.graph, bench.strategy())
     again = Bench(bench.graph, start=strategy)
     assert without_order(normal_form(bench.graph, again.strategy())) == without_order(strategy)
@@ -99,7 +99,7 @@ def test_every_state_is_written_down(seed: int, count: int, machine: MachineMode
     random = Random(seed)
     graph = random_step(random, count, backend=machine.name)
     made = Bench(graph, machine)
-    made.random_moves(random, count, methods=8)
+    made.random_moves(random, count)
     check_written_down(random, made, as_xla_writes(random, graph, made.strategy()), count)
 
 
@@ -111,7 +111,7 @@ def test_every_state_with_kernels_that_only_xla_has_is_written_down(
     random = Random(seed)
     graph = random_step(random, count, backend=machine.name, turned=True)
     made = Bench(graph, machine)
-    made.random_moves(random, count, methods=8)
+    made.random_moves(random, count)
     held = with_matmuls(random, graph, made.strategy())
     check_written_down(random, made, as_xla_writes(random, graph, held), count)
 
@@ -131,7 +131,7 @@ def check_written_down(random: Random, made: Bench, xla: Strategy, count: int) -
         assert without_order(normal_form(graph, again.strategy())) == without_order(normal)
         if len(units.units) == len(bench.heads()):  # nothing is left over that nobody runs
             assert members(again) == members(bench)
-        bench.random_moves(random, count // 2, methods=8)
+        bench.random_moves(random, count // 2)
 
 
 def members(bench: Bench) -> list[Signature]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import ModuleIndex, flatten
+from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
 from disco_hlo.structure.literals import literal_value
 
@@ -26,12 +27,11 @@ _NEEDS_POSITIVE: dict[str, int] = {
 }  # fmt: skip
 """Which operand. (``power`` depends on its exponent.)"""
 _NEVER_NEGATIVE = frozenset({"abs", "cosh", "exponential", "logistic", "rsqrt", "sqrt"})
-_AS_ITS_OPERANDS = frozenset({
-    "add", "all-gather", "all-reduce", "all-to-all", "bitcast", "broadcast", "cbrt", "ceil", "collective-permute",
-    "concatenate", "convert", "convolution", "copy", "divide", "dot", "dynamic-slice", "dynamic-update-slice",
-    "exponential-minus-one", "floor", "gather", "log-plus-one", "minimum", "multiply", "pad", "reduce-precision",
-    "reduce-scatter", "remainder", "reshape", "reverse", "round-nearest-afz", "round-nearest-even", "select", "sign",
-    "slice", "tanh", "transpose",
+_AS_ITS_OPERANDS = COLLECTIVES | frozenset({
+    "add", "bitcast", "broadcast", "cbrt", "ceil", "concatenate", "convert", "convolution", "copy", "divide", "dot",
+    "dynamic-slice", "dynamic-update-slice", "exponential-minus-one", "floor", "gather", "log-plus-one", "minimum",
+    "multiply", "pad", "reduce-precision", "remainder", "reshape", "reverse", "round-nearest-afz",
+    "round-nearest-even", "select", "sign", "slice", "tanh", "transpose",
 })  # fmt: skip
 """Never negative where none of their operands is."""
 _AS_EITHER = frozenset({"clamp", "maximum"})
