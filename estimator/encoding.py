@@ -94,7 +94,7 @@ class Values(NamedTuple):
     """Places in post-order; the first ``count`` entries."""
 
 
-@compiled
+@inner
 def room(tables: KernelTables, kernels: FlatKernels, first: int, last: int) -> tuple[int, int]:
     """Upper bounds of (nodes, edges) of the kernels from ``first`` to ``last`` - 1, encoded."""
     slots = 0
@@ -105,7 +105,6 @@ def room(tables: KernelTables, kernels: FlatKernels, first: int, last: int) -> t
     return nodes, nodes + 2 * slots
 
 
-@compiled
 def new_batch(kernels: int, nodes: int, edges: int) -> Batch:
     """Room for so many."""
     return Batch(
@@ -128,7 +127,7 @@ def prepare(graph: GraphFeatures) -> None:
             relation_of(tables, node, slot, graph.relation[graph.relation_at[node] + (slot - first) // 2])
 
 
-@compiled
+@inner
 def encode_kernel(
     graph: GraphFeatures, kernels: FlatKernels, kernel: int, scratch: Scratch, batch: Batch, place: int
 ) -> None:

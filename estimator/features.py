@@ -27,7 +27,6 @@ from disco_hlo.estimator.encoding import (
     encode_kernels,
     new_batch,
     prepare,
-    room,
 )
 from disco_hlo.estimator.kernel_tables import KernelTables
 from disco_hlo.hlo.cost_model import Kernels
@@ -122,8 +121,10 @@ def _reduction(graph: Graph, node: Node) -> tuple[int, float]:
 
 def encode(graph: GraphFeatures, kernels: Kernels, scratch: Scratch) -> Batch:
     """Features of fused ops of one step, in their order."""
-    flat, count = kernels.flat, len(kernels)
-    batch = new_batch(count, *room(graph.tables, flat, 0, count))
+    flat, rows = kernels.flat, graph.tables.node
+    slots = int((rows[at.EXTENTS_AT, flat.members] - rows[at.OPERANDS_AT, flat.members]).sum()) // 2
+    nodes = flat.members.size + slots
+    batch = new_batch(len(kernels), nodes, nodes + 2 * slots)
     encode_kernels(graph, flat, scratch, batch)
     nodes = int(batch.node_start[-1])
     edges = int(batch.edge_start[nodes])

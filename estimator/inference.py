@@ -77,33 +77,26 @@ class Room(NamedTuple):
 def predicted_ns(net: Network, batch: Batch) -> NDArray[np.float64]:
     """``[kernels]``: time of each encoded kernel in ns."""
     log_ratio = np.zeros(batch.estimate_ns.size, np.float32)
-    _predict(net, batch, log_ratio)
+    pooled = np.empty((log_ratio.size, net.dense1.shape[0]), np.float32)
+    _predict(net, batch, new_room(net, batch), pooled, log_ratio)
     times: NDArray[np.float64] = batch.estimate_ns * np.exp(log_ratio.astype(np.float64))
     return times
 
 
 @compiled
-def _predict(net: Network, batch: Batch, out: Array) -> None:
+def _predict(net: Network, batch: Batch, room: Room, pooled: Array, out: Array) -> None:
     """log(time / estimate) of every kernel into ``out``."""
-    room = new_room(net, batch)
-    pooled = np.empty((out.size, net.dense1.shape[0]), np.float32)
     for kernel in range(out.size):
         embed_kernel(net, batch, kernel, room, pooled[kernel])
     dense(net, pooled, out)
 
 
-@inner
 def new_room(net: Network, batch: Batch) -> Room:
     """Room for each kernel of the batch."""
-    nodes = edges = 1
-    for kernel in range(batch.estimate_ns.size):
-        start, end = batch.node_start[kernel], batch.node_start[kernel + 1]
-        nodes = max(nodes, end - start)
-        edges = max(edges, batch.edge_start[end] - batch.edge_start[start])
-    return room_for(net, nodes, edges)
+    nodes, edges = np.diff(batch.node_start), np.diff(batch.edge_start[batch.node_start])
+    return room_for(net, int(nodes.max(initial=1)), int(edges.max(initial=1)))
 
 
-@inner
 def room_for(net: Network, nodes: int, edges: int) -> Room:
     """Room for a kernel of so many nodes and edges; at least one of each."""
     row, spoken = net.message.shape[1:]
@@ -318,8 +311,11 @@ def dense(net: Any, pooled: Any, out: Any) -> None:
     second = np.empty((kernels, net.dense2.shape[1]), np.float32)
     wide, zero = second.shape[1], filled(np.float32(0))
     for r in range(kernels):
-        first[r] = net.dense1_bias
-        second[r] = net.dense2_bias
+        # Numba compiles two seconds of error texts for ``first[r] = net.dense1_bias``.
+        for at in range(first.shape[1]):
+            first[r, at] = net.dense1_bias[at]
+        for at in range(second.shape[1]):
+            second[r, at] = net.dense2_bias[at]
     _add_product(pooled, 0, kernels, net.dense1, True, first, 0)
     for at in range(0, first.size, LANES):
         store(first, at, larger(load(first, at), zero))

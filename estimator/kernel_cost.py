@@ -34,7 +34,7 @@ from disco_hlo.estimator.kernel_tables import KernelTables
 from disco_hlo.hlo.cost_model import FlatKernels
 
 
-@compiled
+@inner
 def kernel_ns(
     tables: KernelTables,
     members: NDArray[np.int64],

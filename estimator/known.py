@@ -62,7 +62,6 @@ def with_room(known: Known, wanted: int) -> Known:
     return larger
 
 
-@compiled
 def new_space(net: Network, nodes: int, edges: int) -> Space:
     """Working space for kernels of up to so many nodes and edges."""
     pooled, log_ratio = np.empty((1, net.dense1.shape[0]), np.float32), np.empty(1, np.float32)

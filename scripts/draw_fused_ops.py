@@ -24,12 +24,12 @@ from disco_hlo.backends import BACKENDS  # noqa: E402
 from disco_hlo.errors import UnsupportedError  # noqa: E402
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel  # noqa: E402
 from disco_hlo.estimator.dataset import Dataset  # noqa: E402
-from disco_hlo.estimator.kernel_cost import kernel_ns  # noqa: E402
+from disco_hlo.estimator.kernel_cost import kernels_ns  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops  # noqa: E402
 from disco_hlo.hlo.attributes import backend_config  # noqa: E402
 from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
-from disco_hlo.hlo.cost_model import triton_emitter  # noqa: E402
+from disco_hlo.hlo.cost_model import Kernels, triton_emitter  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
 from disco_hlo.plugin.xla import compiles  # noqa: E402
@@ -198,10 +198,10 @@ def affordable(config: Config, source: CanonicalModule) -> Callable[[FusedOp], b
             return False
         if PackedKernel(source, op.members, op.results).moved_bytes > config.sample_bytes:
             return False
-        members, results = (np.array(ids) for ids in (op.members, op.results))
-        tables, scratch = model.tables(graph), model.scratch(graph)
-        expected_ns = kernel_ns(tables, members, results, op.kind == "triton", scratch)
-        return expected_ns <= 1e6 * config.longest_ms
+        emitter, expected_ns = op.kind if op.kind == "triton" else "", np.zeros(1)
+        kernel = Kernels.of_lists([op.members], [op.results], [emitter])
+        kernels_ns(model.tables(graph), kernel.flat, model.scratch(graph), expected_ns)
+        return bool(expected_ns[0] <= 1e6 * config.longest_ms)
 
     return fits
 

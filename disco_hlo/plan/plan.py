@@ -4,8 +4,8 @@ Two kinds of things are in it. What a search derives from its inputs (the module
 times, settings and seed) is the same on every run and every rank. What a clock said while the
 finalists ran, and the choice among them that follows from it, is not. The plan *executes* the choice
 (``strategy``, ``chosen``), because nothing measured slower may win; where that is not the search's
-own first, ``searched`` keeps the latter. So :func:`without_measurements` can set the clock apart: it
-gives the plan as the search left it, byte for byte the same in two runs with one seed.
+own first, ``searched`` keeps the latter. So the plan as the search left it can be had again, byte for byte the same
+in two runs with one seed.
 
 A plan file is data from outside: it is decoded by schema and refused with the place and the reason;
 whether its strategy is legal on a module is judged when it is applied.
@@ -273,25 +273,6 @@ def decode(data: bytes, source: str) -> Plan:
         return msgspec.convert(raw, Plan)
     except (msgspec.ValidationError, RecursionError) as error:
         raise PlanError(f"{source}: {error}") from None
-
-
-def without_measurements(plan: Plan) -> Plan:
-    """The plan as the search left it, before a clock chose among the finalists.
-
-    Equal for equal inputs and seed, unless the search ran out of wall time or was interrupted. Times,
-    the choice that followed from them and the notes on both are left out.
-    """
-    own = plan.searched or Searched(plan.strategies, plan.module_sha256, plan.structure)
-    return msgspec.structs.replace(
-        plan,
-        strategies=own.strategies,
-        module_sha256=own.module_sha256,
-        chosen=SEARCHED,
-        notes=(),
-        measured=None,
-        searched=None,
-        structure=own.structure,
-    )
 
 
 def _compact_lists(text: bytes) -> bytes:

@@ -155,20 +155,19 @@ def tight_bound_ns(
     own = np.where(needed.sum(axis=1) == 1, compute_ns, 0) @ needed
     sizes = np.array(sizes_bytes, np.int64)
     largest = None if never_falls(pieces.lines) else int(sizes.sum())
-    on_link = sizes > machine.one_shot_max_bytes
-    more_ns = np.where(on_link, sizes, 0) * _least_ns_per_byte(sizes_bytes, pieces, machine, largest)
+    more_ns = sizes * _least_ns_per_byte(sizes_bytes, pieces, largest)
     compute_speed, transfer_speed = machine.fastest_ppm / PPM, machine.transfer_speed_ppm / PPM
     held_up = min(1.0, (1 - transfer_speed) / compute_speed)
     slowed = min(1.0, (1 - compute_speed) / transfer_speed)
     beside_none = needed.all(axis=1) | following.all(axis=1)
     saved_ns = _saved_ns(problem, ~beside_none, held_up, slowed, transfer_speed)
-    hidden_ns = slowed * least_communication_ns(sizes.tolist(), pieces, machine, largest)
+    hidden_ns = slowed * least_communication_ns(sizes.tolist(), pieces, largest)
     found = total_ns + max(0, int(hidden_ns - saved_ns))
     releases = np.unique(before)
     # The largest of fewer bounds is one, too.
     for release in releases[:: max(1, -(-releases.size // _MOST_RELEASES))].tolist():
         late = before >= release
-        link_ns = least_communication_ns(sizes[late].tolist(), pieces, machine, largest)
+        link_ns = least_communication_ns(sizes[late].tolist(), pieces, largest)
         last_ns = int(after[late].min())
         beside_ns = total_ns - release - last_ns
         early_ns = np.minimum(more_ns, slowed * more_ns + (1 - held_up) * own)[~late].sum()
@@ -197,43 +196,36 @@ def _saved_ns(
     return float(np.maximum(0.0, np.maximum(of_compute_ns, of_link_ns)).sum())
 
 
-def _least_ns_per_byte(
-    sizes_bytes: Sequence[int], pieces: LinearPieces, machine: MachineModel, largest_bytes: int | None
-) -> float:
+def _least_ns_per_byte(sizes_bytes: Sequence[int], pieces: LinearPieces, largest_bytes: int | None) -> float:
     """By how much a byte more lengthens the all-reduces that there are, at least; arguments as for
     :func:`least_communication_ns`, which says what the first bytes take."""
     if largest_bytes is not None:
-        return least_communication_ns(sizes_bytes, pieces, machine, largest_bytes) / max(1, sum(sizes_bytes))
-    apart = machine.channels if machine.asynchronous and not machine.shared_link else 1
-    return max(0.0, min(line.ns_per_byte for line in pieces.lines)) / apart
+        return least_communication_ns(sizes_bytes, pieces, largest_bytes) / max(1, sum(sizes_bytes))
+    return max(0.0, min(line.ns_per_byte for line in pieces.lines))
 
 
 def least_communication_ns(
-    sizes_bytes: Sequence[int], pieces: LinearPieces, machine: MachineModel, largest_bytes: int | None = None
+    sizes_bytes: Sequence[int], pieces: LinearPieces, largest_bytes: int | None = None
 ) -> int:
     """M: a lower bound of the time that channels spend on all-reduces, over all bucketings.
 
     A bucketing with sizes x costs the sum of T(x), which is at least the number of bytes times
     the least T(x) / x that any bucket can have; on a line that is at one of its ends. With one
-    piece, C * (all bytes) + D: everything in one bucket. All-reduces small enough to leave the
-    channels count nothing. Channels with a link each share the work.
+    piece, C * (all bytes) + D: everything in one bucket.
 
     Args:
         largest_bytes: most bytes that one bucket can carry, where that is not the sum of these sizes.
     """
-    one_shot = machine.one_shot_max_bytes if machine.asynchronous else 0
-    on_channel = [size for size in sizes_bytes if size > one_shot]
-    if not on_channel:
+    if not sizes_bytes:
         return 0
-    smallest, largest = min(on_channel), largest_bytes or sum(sizes_bytes)
+    smallest, largest = min(sizes_bytes), largest_bytes or sum(sizes_bytes)
     ratios = []
     ends = [line.from_bytes - 1 for line in pieces.lines[1:]]
     for line, end in zip(pieces.lines, [*ends, largest], strict=True):
         low, high = max(line.from_bytes, smallest), min(end, largest)
         # Times are rounded to whole nanoseconds, down by half of one at most.
         ratios += [line.ns_per_byte + (line.offset_ns - 0.5) / size for size in (low, high) if low <= high]
-    least = int(sum(on_channel) * max(min(ratios), 0.0))
-    return least // machine.channels if machine.asynchronous and not machine.shared_link else least
+    return int(sum(sizes_bytes) * max(min(ratios), 0.0))
 
 
 def reaches(problem: Problem, transfers: NDArray[np.intp], forward: bool) -> NDArray[np.bool_]:

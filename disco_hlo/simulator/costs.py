@@ -99,16 +99,12 @@ class MachineModel:
     """What a collective has more to do, whatever its size, unless the compute stream idles when it begins: its
     thread blocks wait for multiprocessors. Time of running alone, like its duration; 0 where collectives block."""
     channels: int = 1
-    """Number of collectives that can be under way at once; not looked at where they block."""
-    shared_link: bool = True
-    """Whether collectives under way at once divide one link equally, or each has its own."""
-    one_shot_max_bytes: int = 0
-    """All-reduces up to this size are one kernel on the compute stream, not a collective."""
+    """Number of collectives that can be under way at once and divide the link; not looked at where they block."""
     memory_bytes_per_us: int = 0
     """Bytes read plus bytes written by a large copy; 0: the copies that buckets need take no time."""
 
     def __post_init__(self) -> None:
-        for field in ("launch_ns", "one_shot_max_bytes", "memory_bytes_per_us"):
+        for field in ("launch_ns", "memory_bytes_per_us"):
             if getattr(self, field) < 0:
                 raise DiscoError(
                     f"Machine model {self.name}: {field} is {getattr(self, field)}, expected 0 or more."
@@ -146,7 +142,7 @@ class MachineModel:
         count = self.channels if self.asynchronous else 0
         compute = self.compute_speed_ppm
         products, others = self.product_speed_ppm or compute, self.other_speed_ppm or compute
-        alone = [PPM // max(k, 1) if self.shared_link else PPM for k in range(count + 1)]
+        alone = [PPM // max(k, 1) for k in range(count + 1)]
         beside = [speed * self.transfer_speed_ppm // PPM for speed in alone]
         of_others, of_products, of_any = ([PPM, *[speed] * count] for speed in (others, products, compute))
         return Pace(np.array([of_others, alone, beside, of_products, of_any], np.int64), self.wait_ns)
@@ -195,11 +191,10 @@ def bucket_times(
     carried = np.array(sizes_bytes if one_by_one else [total], np.int64)
     times = checked(line(carried), len(carried), lambda i: f"{name} of {carried[i]} bytes")
     transfer_ns = int(times.sum())
-    on_channel = machine.asynchronous and total > machine.one_shot_max_bytes
     packed = len(sizes_bytes) > 1 and not variadic
     return BucketTimes(
-        transfer_ns if on_channel else transfer_ns + machine.launch_ns,
-        on_channel,
+        transfer_ns if machine.asynchronous else transfer_ns + machine.launch_ns,
+        machine.asynchronous,
         machine.copy_ns(total) if packed else None,
     )
 

@@ -27,7 +27,7 @@ def bound_of_kernels(
     """
     line, size_bytes = as_all_reduces(graph, costs)
     sizes = size_bytes[list(graph.all_reduces)].tolist()
-    least_ns = least_communication_ns(sizes, line, machine) if sizes else 0
+    least_ns = least_communication_ns(sizes, line) if sizes else 0
     built = build(graph, unfused(graph, groups), costs, machine)
     found = bound(built.problem, least_ns, machine.asynchronous)
     if not sizes or not machine.asynchronous:

@@ -126,6 +126,6 @@ def _emitters(kept: Given) -> dict[int, str]:
 
 def _wire(machine: MachineModel) -> NDArray[np.int64]:
     return np.array(
-        [machine.launch_ns, machine.memory_bytes_per_us, machine.one_shot_max_bytes, machine.asynchronous],
+        [machine.launch_ns, machine.memory_bytes_per_us, machine.asynchronous],
         np.int64,
     )

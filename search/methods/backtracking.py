@@ -222,7 +222,7 @@ class Backtracking:
             except DiscoError as error:
                 self.dropped += Dropped(1, " ".join(str(error).split()))
                 continue
-            # The queue slices a bucket apart in one go; what is promised is what the simulator says.
+            # The queue slices a bucket apart in one go; what is predicted is what the simulator says.
             timeline = simulate(build(self.graph, strategy, self.model, self.machine).problem)
             found.append(Finalist(strategy, timeline.makespan_ns))
             if self._halted() and time.perf_counter() - began > _LAST_CHECKS_S:

@@ -1,7 +1,7 @@
-"""Islands of the joint search in processes of their own.
+"""Restarts of the joint search in processes of their own.
 
 A child is a fresh interpreter (no fork beside a training process's threads, and none of
-``multiprocessing``, which would run the user's script again). It is handed its island through its
+``multiprocessing``, which would run the user's script again). It is handed its restart through its
 standard input and answers with reports through its standard output; both ends are ours, so pickle is
 safe here. A child that fails costs its share of the search, with a line in the log, and nothing else.
 """
@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from typing import IO
 
 from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.methods.island import Island, Report, reports
+from disco_hlo.search.methods.restart import Report, Restart, reports
 from disco_hlo.search.undisturbed import without_collector
 
 LOGGER = logging.getLogger("disco_hlo")
@@ -39,15 +39,15 @@ def environment() -> dict[str, str]:
 
 
 class Children:
-    """Islands that run elsewhere, some of them at a time; :meth:`end` must be called."""
+    """Restarts that run elsewhere, some of them at a time; :meth:`end` must be called."""
 
-    def __init__(self, islands: Iterable[Island]) -> None:
-        self._waiting = deque(islands)
+    def __init__(self, restarts: Iterable[Restart]) -> None:
+        self._waiting = deque(restarts)
         self._arrived: SimpleQueue[Report] = SimpleQueue()
         self._started: list[_Child] = []
         self._ending = False
 
-    def begin(self, most: int, seconds: float | None) -> list[Island]:
+    def begin(self, most: int, seconds: float | None) -> list[Restart]:
         """Begin with those that wait, in turn, as long as fewer than ``most`` run.
 
         Args:
@@ -55,21 +55,21 @@ class Children:
             seconds: what is left for those that begin now; None for no limit.
 
         Returns:
-            Islands that cannot be started, which wait no longer.
+            Restarts that cannot be started, which wait no longer.
         """
         self._release([one for one in self._started if not one.reader.is_alive()])
-        not_started: list[Island] = []
+        not_started: list[Restart] = []
         while self._waiting and len(self._started) < most:
-            island = self._waiting.popleft()
+            restart = self._waiting.popleft()
             try:
-                self._start(replace(island, seconds=seconds))
+                self._start(replace(restart, seconds=seconds))
             except (pickle.PicklingError, AttributeError, TypeError, OSError) as error:
-                LOGGER.debug("search seed %d runs in this process: %s", island.number, error)
-                not_started.append(island)
+                LOGGER.debug("search seed %d runs in this process: %s", restart.number, error)
+                not_started.append(restart)
         return not_started
 
-    def _start(self, island: Island) -> None:
-        task = pickle.dumps((island, time.perf_counter()))
+    def _start(self, restart: Restart) -> None:
+        task = pickle.dumps((restart, time.perf_counter()))
         with ExitStack() as opened:
             # Not a pipe: who writes more into one than it holds waits until somebody reads it.
             words = opened.enter_context(tempfile.TemporaryFile())
@@ -77,7 +77,7 @@ class Children:
                 _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, env=environment()
             )
             opened.pop_all()
-        child = _Child(process, words, island.number)
+        child = _Child(process, words, restart.number)
         child.reader = threading.Thread(target=self._read, args=(child, task), daemon=True)
         child.reader.start()
         self._started.append(child)
@@ -106,7 +106,7 @@ class Children:
             LOGGER.warning("search seed %d ended early: %s", child.number, error or child.reason())
 
     def unfinished(self) -> bool:
-        """Whether an island waits, or a child may still report."""
+        """Whether a restart waits, or a child may still report."""
         return bool(self._waiting) or any(one.reader.is_alive() for one in self._started)
 
     def arrived(self) -> list[Report]:
@@ -149,7 +149,7 @@ class _Child:
     words: IO[bytes]
     """What it says besides its reports."""
     number: int
-    """Of its island."""
+    """Of its restart."""
     reader: threading.Thread = field(init=False)
     has_reported: bool = False
 
@@ -162,16 +162,16 @@ class _Child:
 
 
 def main() -> None:
-    """Search one island; its description comes in, its reports go out."""
+    """Search one restart; its description comes in, its reports go out."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints here is no report
-    island: Island
-    island, given_at = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
+    restart: Restart
+    restart, given_at = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
     with without_collector():
-        starts = prepare(island.graph, island.strategies)
-    if island.seconds is not None:  # the clock is one for all processes, and this one took its time to begin
-        island = replace(island, seconds=island.seconds - (time.perf_counter() - given_at))
-    for report in reports(island, starts, lambda: False):
+        starts = prepare(restart.graph, restart.strategies)
+    if restart.seconds is not None:  # the clock is one for all processes, and this one took its time to begin
+        restart = replace(restart, seconds=restart.seconds - (time.perf_counter() - given_at))
+    for report in reports(restart, starts, lambda: False):
         pickle.dump(report, out)
         out.flush()
 

@@ -55,7 +55,7 @@ class Climber:
         self.step, self.kept = starts.step, starts.kept
         self.costs = UnitCosts(self.graph, self.step, self.model, self.machine, self.kept)
         self.scratch = new_scratch(self.step)
-        # An island's seed is the user's times a million.
+        # A restart's seed is the user's times a million.
         self.generator = seeded(int(mixed(np.array([seed % 2**64], np.uint64))[0]))
         node = self.step.node
         self.fusible = np.flatnonzero(node[at.FLAGS, : len(self.graph)] & at.FUSIBLE).astype(np.int64)

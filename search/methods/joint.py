@@ -1,6 +1,6 @@
 """The joint search: op fusion, buckets and order together, from XLA's plan and from the unfused step.
 
-Several islands (``island``), each with a seed of its own, share the budget and nothing else; so it does
+Several restarts (``restart``), each with a seed of its own, share the budget and nothing else; so it does
 not matter where they run, how many at once, or which of them ends first. The first runs here, the others
 in processes of their own (``child``), whose best so far is at hand whenever the search is ended. As many
 run at once as there are cores; when one ends, the next begins. On the small graphs where starting a
@@ -32,19 +32,19 @@ from disco_hlo.search.api import (
 )
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.child import Children
-from disco_hlo.search.methods.island import Island, Report, reports
+from disco_hlo.search.methods.restart import Report, Restart, reports
 from disco_hlo.search.undisturbed import without_collector
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
 
 WORTH_A_PROCESS = 500
-"""Ops of a step from which on islands run in processes of their own."""
+"""Ops of a step from which on restarts run in processes of their own."""
 UNFUSED_EVERY = 4
-"""Of so many islands the last begins with the unfused step."""
+"""Of so many restarts the last begins with the unfused step."""
 _POLL_S = 0.1
 _LAST_REPORTS_S = 5.0
-"""The longest that islands elsewhere are waited for whose time is up: one of 20,000 ops has up to four strategies to
+"""The longest that restarts elsewhere are waited for whose time is up: one of 20,000 ops has up to four strategies to
 check then, each of which takes a second."""
 _LAST_REPORTS_SHARE = 0.05
 """But no more than this of the budget, and a second."""
@@ -95,8 +95,8 @@ class _Joint:
         self.finalists: dict[int, list[Finalist]] = {}
         self.trace: list[tuple[float, int, int, int]] = []
         self.stopped = ""
-        self.islands = [
-            Island(
+        self.restarts = [
+            Restart(
                 graph, costs, machine, strategies, _start_of(number, strategies), settings, number, share,
                 settings.seconds,
             )
@@ -105,21 +105,21 @@ class _Joint:
         self.processes = settings.processes or len(own_cores())
         here, away = self._divided()
         self.here = deque(here)
-        """Islands that are still to run in this process, one after the other."""
+        """Restarts that are still to run in this process, one after the other."""
         self.children = Children(away)
 
     @cached_property
     def start_ns(self) -> int:
         """Predicted time of the start. Not asked for before the first plan: that needs no simulation of this one."""
-        island = self.islands[0]
+        restart = self.restarts[0]
         with without_collector():
-            built = build(island.graph, island.strategies[0], island.costs, island.machine)
+            built = build(restart.graph, restart.strategies[0], restart.costs, restart.machine)
             return simulate(built.problem).makespan_ns
 
     @property
     def best(self) -> Finalist:
-        """The best of all islands, the start to begin with."""
-        return self.found or Finalist(self.islands[0].strategies[0], self.start_ns)
+        """The best of all restarts, the start to begin with."""
+        return self.found or Finalist(self.restarts[0].strategies[0], self.start_ns)
 
     def run(self) -> SearchResult:
         try:
@@ -140,27 +140,27 @@ class _Joint:
         self._note_arrived()
         return self._result()
 
-    def _divided(self) -> tuple[list[Island], list[Island]]:
-        """Islands to run in this process, and in others."""
-        if self.processes < 2 or len(self.islands[0].graph) < WORTH_A_PROCESS:
-            return self.islands, []
-        return self.islands[:1], self.islands[1:]
+    def _divided(self) -> tuple[list[Restart], list[Restart]]:
+        """Restarts to run in this process, and in others."""
+        if self.processes < 2 or len(self.restarts[0].graph) < WORTH_A_PROCESS:
+            return self.restarts, []
+        return self.restarts[:1], self.restarts[1:]
 
     def _search_here(self) -> None:
-        """Run the next island of this process, which gets its part of the time that is left."""
+        """Run the next restart of this process, which gets its part of the time that is left."""
         left_s = self._left_s()
         seconds = None if left_s is None else left_s / len(self.here)
-        island = replace(self.here.popleft(), seconds=seconds)
+        restart = replace(self.here.popleft(), seconds=seconds)
         watched = self.stop is not None or seconds is not None
-        for report in reports(island, self.starts, lambda: self._halted(busy=True), watched=watched):
+        for report in reports(restart, self.starts, lambda: self._halted(busy=True), watched=watched):
             self._note(report)
             self._note_arrived()
 
     def _halted(self, *, busy: bool) -> bool:
-        """Whether the search has to end; if not, islands that wait for a process begin, as many as may.
+        """Whether the search has to end; if not, restarts that wait for a process begin, as many as may.
 
         Args:
-            busy: an island runs in this process, too; where none does, one more may elsewhere.
+            busy: a restart runs in this process, too; where none does, one more may elsewhere.
         """
         left_s = self._left_s()
         if self.stop is not None and self.stop():
@@ -207,10 +207,10 @@ class _Joint:
         for number in sorted(self.finalists):
             for one in self.finalists[number]:
                 merged.setdefault(one.strategy, one.predicted_ns)
-        ranked = sorted(merged, key=lambda strategy: merged[strategy])  # stable: by island among equals
+        ranked = sorted(merged, key=lambda strategy: merged[strategy])  # stable: by restart among equals
         chosen = [Finalist(one, merged[one]) for one in ranked[: max(1, self.settings.finalists)]]
         if not chosen or chosen[0].predicted_ns > self.start_ns:
-            chosen.insert(0, Finalist(self.islands[0].strategies[0], self.start_ns))
+            chosen.insert(0, Finalist(self.restarts[0].strategies[0], self.start_ns))
         ends = {report.stopped for report in self.latest.values()} - {""}
         return SearchResult(
             strategy=chosen[0].strategy,
@@ -226,10 +226,10 @@ class _Joint:
         )
 
     def _trace(self) -> tuple[Improvement, ...]:
-        """Improvements of the best of all islands; evaluations are those of all, had they run abreast."""
+        """Improvements of the best of all restarts; evaluations are those of all, had they run abreast."""
         found: list[Improvement] = []
         for evaluations, cost_ns, seconds in sorted(
-            (evaluations * len(self.islands), cost_ns, seconds)
+            (evaluations * len(self.restarts), cost_ns, seconds)
             for seconds, evaluations, _, cost_ns in self.trace
         ):
             if cost_ns < (found[-1].cost_ns if found else self.start_ns):
@@ -238,7 +238,7 @@ class _Joint:
 
 
 def _start_of(number: int, strategies: tuple[Strategy, ...]) -> int:
-    """Which of the strategies an island begins with: the unfused step is the last, where it is not the only one."""
+    """Which of the strategies a restart begins with: the unfused step is the last, where it is not the only one."""
     return len(strategies) - 1 if number % UNFUSED_EVERY == UNFUSED_EVERY - 1 else 0
 
 

@@ -179,17 +179,16 @@ def _set_bucket_times(g: GraphView, s: StateView, w: ScratchView, bucket: int, u
         moved_bytes += g.moved_bytes[x]
         one_by_one_ns += _collective_ns(unknown, g.moved_bytes[x])
         x = s.next[x]
-    launch_ns, rate, asynchronous = unknown.wire[0], unknown.wire[1], unknown.wire[3] != 0
-    on_channel = asynchronous and moved_bytes > unknown.wire[2]
+    launch_ns, rate, asynchronous = unknown.wire[0], unknown.wire[1], unknown.wire[2] != 0
     is_variadic = g.flags[bucket] & at.VARIADIC != 0
     main_ns = one_by_one_ns if is_variadic and not asynchronous else _collective_ns(unknown, moved_bytes)
-    if not on_channel:
+    if not asynchronous:
         main_ns += launch_ns
     if s.count[bucket] == 1 or is_variadic:
-        _set_times(s, w, bucket, -1, main_ns, 0, on_channel)
+        _set_times(s, w, bucket, -1, main_ns, 0, asynchronous)
         return
     pack_ns = launch_ns - (-2 * moved_bytes * 1000 // rate if rate else 0)
-    _set_times(s, w, bucket, pack_ns, main_ns, _cut_ns(g, s, bucket), on_channel)
+    _set_times(s, w, bucket, pack_ns, main_ns, _cut_ns(g, s, bucket), asynchronous)
 
 
 @inner

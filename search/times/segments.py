@@ -13,7 +13,7 @@ does. Where transfers do not slow compute down both say the same; where they do,
 by less than a nanosecond for each unit, mostly down, and by the wait of a transfer where that decides whether the
 stream idles when it begins. And of kernels that hold transfers only the first of a segment does here, which runs by
 itself as in the engine, not one that runs when a transfer's turn comes. All others go at one speed beside transfers,
-products or not. A climb compares such scores with each other alone; what is noted as best and what is promised is what
+products or not. A climb compares such scores with each other alone; what is noted as best and what is predicted is what
 the engine says.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from disco_hlo.plan import plan as plans
+from tests.as_searched import without_measurements
 from tests.e2e.executed import difference, plan_in
 from tests.e2e.jobs import Job, Run
 
@@ -13,7 +14,7 @@ def test_a_second_search_finds_the_same_plan_byte_for_byte(searched: tuple[Job, 
     run = copied.train(ENABLE_SEARCH="1", DISCO_FINALISTS="2")
     second = plan_in(copied.directory)
     assert len(run.lines("profiled nothing: all known")) == 1
-    assert plans.encode(plans.without_measurements(first)) == plans.encode(plans.without_measurements(second))
+    assert plans.encode(without_measurements(first)) == plans.encode(without_measurements(second))
     # Buckets and order are computed for every finalist, so their number is part of what was asked for.
     assert first.search.settings["finalists"] == 2
     assert first.measured is not None
@@ -25,12 +26,12 @@ def test_a_second_search_finds_the_same_plan_byte_for_byte(searched: tuple[Job, 
 def test_the_plan_as_the_search_left_it_is_legal_and_complete(searched: tuple[Job, Run], copied: Job) -> None:
     """Where the clock chose XLA's default, the search's own plan is still there to compare."""
     run = copied.train(fault="default_wins", ENABLE_SEARCH="1", DISCO_FINALISTS="2")
-    own = plans.without_measurements(plan_in(searched[0].directory))
+    own = without_measurements(plan_in(searched[0].directory))
     chosen = plan_in(copied.directory)
     assert chosen.chosen == "XLA default"
     assert chosen.searched is not None
     assert chosen.strategy != own.strategy
-    assert plans.encode(plans.without_measurements(chosen)) == plans.encode(own)
+    assert plans.encode(without_measurements(chosen)) == plans.encode(own)
     assert len(run.lines("nothing beats XLA's default beyond noise")) == 1
     assert difference(run, copied.directory, chosen.strategy) is None
     enacted = copied.train(ENABLE_SEARCH="0")

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan import plan as plans
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.measuring.measured_times import STORE_NAME
 from disco_hlo.profiler.kernel_keys import kernel_keys
+from tests.as_searched import without_measurements
 from tests.e2e.executed import difference, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
 from tests.known_times import know_device
@@ -24,7 +24,7 @@ def unknown_kernels(job: Job, searched: Job) -> int:
     graph = canonicalize(
         gzip.decompress((slot_of(searched.directory) / "default.hlo.pb.gz").read_bytes())
     ).graph
-    own = plans.without_measurements(plan_in(searched.directory))
+    own = without_measurements(plan_in(searched.directory))
     with contextlib.closing(sqlite3.connect(job.directory / STORE_NAME)) as store:
         known = {key for (key,) in store.execute("SELECT DISTINCT key FROM op")}
     return sum(key not in known for key in kernel_keys(graph, unit_graph(graph, own.strategy).kernels(graph)))

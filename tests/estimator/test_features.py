@@ -10,7 +10,7 @@ from disco_hlo.estimator import feature_spec as spec
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.encoding import Batch
 from disco_hlo.estimator.features import encode, graph_features, joined, selected
-from disco_hlo.estimator.kernel_cost import kernel_ns
+from disco_hlo.estimator.kernel_cost import kernels_ns
 from disco_hlo.estimator.samples import Grower, Growth
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Graph
@@ -87,9 +87,12 @@ def test_the_estimate_is_the_analytical_model_s() -> None:
         Kernels.of_lists([o.members for o in ops], [o.results for o in ops]),
         model.scratch(graph),
     )
-    for op, estimate in zip(ops, batch.estimate_ns, strict=True):
-        arrays = (np.array(ids) for ids in (op.members, op.results))
-        assert estimate == max(kernel_ns(model.tables(graph), *arrays, False, model.scratch(graph)), 1.0)
+    expected, kernels = (
+        np.zeros(len(ops)),
+        Kernels.of_lists([o.members for o in ops], [o.results for o in ops]),
+    )
+    kernels_ns(model.tables(graph), kernels.flat, model.scratch(graph), expected)
+    assert batch.estimate_ns.tolist() == np.maximum(expected, 1.0).tolist()
     assert np.isfinite(batch.node).all()
     assert np.isfinite(batch.edge).all()
     assert np.isfinite(batch.kernel).all()

@@ -20,7 +20,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.search import warm
 from disco_hlo.search.api import Dropped, Improvement, SearchResult, SearchSettings
-from disco_hlo.search.methods import island
+from disco_hlo.search.methods import restart
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.build import resident_bytes
 from tests.report import plans
@@ -109,7 +109,7 @@ def test_what_the_search_drops_is_counted_and_told(
             raise IllegalStrategyError("g0 is\nno kernel")
         return strategy
 
-    monkeypatch.setattr(island, "checked", refusing)
+    monkeypatch.setattr(restart, "checked", refusing)
     found = searched(source, Budget.of(None))
     assert found.result.dropped.count > 0
     assert found.notes == (found.result.dropped.sentence(),)

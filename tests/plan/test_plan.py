@@ -10,8 +10,9 @@ from msgspec import UNSET
 
 from disco_hlo.errors import PlanError
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.plan import Candidate, Measured, Plan, decode, encode, without_measurements
+from disco_hlo.plan.plan import Candidate, Measured, Plan, decode, encode
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from tests.as_searched import without_measurements
 
 
 def small_plan(median_ns: int = 90) -> Plan:

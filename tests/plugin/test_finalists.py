@@ -176,7 +176,7 @@ def test_where_the_fastest_is_wrong_it_is_out_and_the_next_becomes_the_plan(
         winner, asked, errors = confirmed(tmp_path, monkeypatch, ["plan 2"])
     assert (winner, asked, list(errors)) == ("plan 3", ["plan 2", "plan 3"], ["plan 2"])
     assert "differs from XLA's default at" in errors["plan 2"]
-    assert f"plan 2: not measured: {errors['plan 2']}" in caplog.text
+    assert f"plan 2: timed, and then left out: {errors['plan 2']}" in caplog.text
 
 
 def test_where_all_that_are_faster_are_wrong_xlas_default_stays(

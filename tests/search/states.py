@@ -19,7 +19,7 @@ from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State, copy_state, new_scratch
 from disco_hlo.search.arrays.step import Step
 from disco_hlo.search.boundary.costing import UnitCosts
-from disco_hlo.search.boundary.entries import make_one, schedule
+from disco_hlo.search.boundary.entries import schedule
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import members_of, to_strategy
 from disco_hlo.search.moves.table import MOVES
@@ -27,6 +27,7 @@ from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import MachineModel
 from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
+from tests.search.entries import make_one
 
 
 def ranked(step: Step, graph: Graph) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Algorithm 1: what it finds on fixed seeds, that it finds it again, and that its promise is the simulator's."""
+"""Algorithm 1: what it finds on fixed seeds, that it finds it again, and that its prediction is the simulator's."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.interruptible import interruptible
 from disco_hlo.search.methods.backtracking import Backtracking
 from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.methods.island import KERNEL_MOVES
+from disco_hlo.search.methods.restart import KERNEL_MOVES
 from disco_hlo.search.moves.draws import random_unit
 from disco_hlo.search.rules.neighbours import sort_runs
 from disco_hlo.search.schedule import MOST_GRADIENTS, contiguous_buckets

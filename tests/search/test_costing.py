@@ -14,7 +14,7 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.climber import MOST_DRAWS, Climber
-from disco_hlo.search.methods.island import KERNEL_MOVES
+from disco_hlo.search.methods.restart import KERNEL_MOVES
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import GPU
@@ -82,7 +82,7 @@ class Fractions(TrafficCosts):
 
 
 def test_fractions_of_a_nanosecond_are_rounded_as_the_simulator_does() -> None:
-    """They were cut off, and two kernels of a search took two nanoseconds less than it promised."""
+    """They were cut off, and two kernels of a search took two nanoseconds less than it predicted."""
     graph = chain("param\ndot 0\ndot 1\ntuple 2", backend="gpu")
     bench = Bench(graph, GPU, Fractions())
     built = build(graph, unfused(graph), Fractions(), GPU)

@@ -24,16 +24,16 @@ from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.profiler.profile import load
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.entries import undo
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.methods.island import BUCKET_MOVES, KERNEL_MOVES, ORDER_MOVES
+from disco_hlo.search.methods.restart import BUCKET_MOVES, KERNEL_MOVES, ORDER_MOVES
 from disco_hlo.search.run import search
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import PPM
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import GPU
 from tests.search.cost_models import TrafficCosts
+from tests.search.entries import undo
 from tests.search.kinds import SPLIT, UNFUSE
 from tests.search.random_steps import random_step
 from tests.search.states import Bench, check_consistent

@@ -1,4 +1,4 @@
-"""The joint search: legal, no worse than its start, what it promises, and the same wherever it runs."""
+"""The joint search: legal, no worse than its start, what it predicts, and the same wherever it runs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
 from disco_hlo.search.boundary.starts import Starts, prepare
-from disco_hlo.search.methods import child, island, joint
+from disco_hlo.search.methods import child, joint, restart
 from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.methods.island import KERNEL_MOVES, Island, Report
+from disco_hlo.search.methods.restart import KERNEL_MOVES, Report, Restart
 from disco_hlo.search.run import search
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
@@ -112,7 +112,7 @@ def found_by(result: SearchResult) -> tuple[object, ...]:
 
 
 def test_the_result_does_not_depend_on_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two processes the second runs four islands in turn, of four one of them runs two."""
+    """Of two processes the second runs four restarts in turn, of four one of them runs two."""
     graph = random_step(Random(5), 60, backend="gpu")
     start = run(graph, seeds=1, evaluations=100).strategy
     assert start != unfused(graph)
@@ -127,20 +127,20 @@ def test_the_result_does_not_depend_on_the_processes(monkeypatch: pytest.MonkeyP
     assert found_with(4) == here
 
 
-def ended(one: Island) -> Report:
-    """What an island that found nothing says at its end."""
+def ended(one: Restart) -> Report:
+    """What a restart that found nothing says at its end."""
     return Report(one.number, 1, 1, 0.0, 1, None, stopped="unchanged")
 
 
 @pytest.mark.parametrize("seeds", [1, 2, 3, 4, 9])
-def test_every_fourth_island_begins_with_the_unfused_step(
+def test_every_fourth_restart_begins_with_the_unfused_step(
     monkeypatch: pytest.MonkeyPatch, seeds: int
 ) -> None:
     graph = random_step(Random(5), 60, backend="gpu")
     given = run(graph, seeds=1, evaluations=100).strategy
     begun: list[Strategy] = []
 
-    def record(one: Island, starts: Starts, _halted: object, **_: object) -> Iterator[Report]:
+    def record(one: Restart, starts: Starts, _halted: object, **_: object) -> Iterator[Report]:
         assert len(starts.states) == len(one.strategies) == (1 if seeds < 4 or start == plain else 2)
         begun.append(one.strategies[one.start])
         yield ended(one)
@@ -153,24 +153,24 @@ def test_every_fourth_island_begins_with_the_unfused_step(
         assert begun == [start, start, start, plain, start, start, start, plain, start][:seeds]
 
 
-def test_an_island_climbs_from_the_start_that_it_is_given() -> None:
+def test_an_restart_climbs_from_the_start_that_it_is_given() -> None:
     graph = random_step(Random(5), 60, backend="gpu")
     strategies = (run(graph, seeds=1, evaluations=100).strategy, unfused(graph))
     settings = replace(SMALL, evaluations=0)
     for start, strategy in enumerate(strategies):
-        one = Island(graph, ResultCosts(), SLOW_LAUNCH, strategies, start, settings, 0, 0, None)
-        climber = island._Run(one, prepare(graph, strategies), lambda: False).climber
+        one = Restart(graph, ResultCosts(), SLOW_LAUNCH, strategies, start, settings, 0, 0, None)
+        climber = restart._Run(one, prepare(graph, strategies), lambda: False).climber
         assert set(climber.strategy(climber.state).groups) == set(strategy.groups)
 
 
-def test_time_that_an_early_island_does_not_need_goes_to_the_later_ones(
+def test_time_that_an_early_restart_does_not_need_goes_to_the_later_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s, given_s = 100.0, []
     needs_s = [1.0, 30.0, 2.0, 30.0]
     monkeypatch.setattr(joint, "time", SimpleNamespace(perf_counter=lambda: now_s, sleep=time.sleep))
 
-    def take(one: Island, _starts: Starts, halted: Callable[[], bool], **_: object) -> Iterator[Report]:
+    def take(one: Restart, _starts: Starts, halted: Callable[[], bool], **_: object) -> Iterator[Report]:
         nonlocal now_s
         given_s.append(one.seconds)
         now_s += min(one.seconds, needs_s[one.number])
@@ -204,12 +204,12 @@ class Children:
         reply = Report(1, 1, 1, 0.0, 1, None, stopped="unchanged")
         return sys.executable, "-S", "-c", CHILD, str(self.folder), str(takes_s), pickle.dumps(reply).hex()
 
-    def ran(self) -> list[tuple[float, float, Island]]:
+    def ran(self) -> list[tuple[float, float, Restart]]:
         found = []
         for file in self.folder.glob("* *"):
             began, ended = map(float, file.name.split())
-            island, _ = pickle.loads(file.read_bytes())  # noqa: S301  our own
-            found.append((began, ended, island))
+            restart, _ = pickle.loads(file.read_bytes())  # noqa: S301  our own
+            found.append((began, ended, restart))
         return sorted(found, key=lambda one: one[:2])
 
     def most_at_once(self) -> int:
@@ -219,17 +219,17 @@ class Children:
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Children:
-    """All islands but the first run in such processes, 0.3 s each."""
+    """All restarts but the first run in such processes, 0.3 s each."""
     found = Children(tmp_path)
     monkeypatch.setattr(joint, "WORTH_A_PROCESS", 0)
     monkeypatch.setattr(child, "_COMMAND", found.command(0.3))
     return found
 
 
-def first_island(monkeypatch: pytest.MonkeyPatch, goes_on: Callable[[], bool]) -> None:
-    """Let the first island do nothing but look at the clock, until it is halted or need not go on."""
+def first_restart(monkeypatch: pytest.MonkeyPatch, goes_on: Callable[[], bool]) -> None:
+    """Let the first restart do nothing but look at the clock, until it is halted or need not go on."""
 
-    def looks(one: Island, _starts: Starts, halted: Callable[[], bool], **_: object) -> Iterator[Report]:
+    def looks(one: Restart, _starts: Starts, halted: Callable[[], bool], **_: object) -> Iterator[Report]:
         while not halted() and goes_on():
             time.sleep(0.01)
         yield ended(one)
@@ -238,21 +238,21 @@ def first_island(monkeypatch: pytest.MonkeyPatch, goes_on: Callable[[], bool]) -
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_islands_that_wait_begin_as_others_end(
+def test_restarts_that_wait_begin_as_others_end(
     monkeypatch: pytest.MonkeyPatch, children: Children, processes: int
 ) -> None:
     """While the first runs, in the processes that it leaves."""
-    first_island(monkeypatch, lambda: len(children.ran()) < 4)
+    first_restart(monkeypatch, lambda: len(children.ran()) < 4)
     run(random_step(Random(5), 60, backend="gpu"), seeds=5, processes=processes)
     assert sorted(one.number for _, _, one in children.ran()) == [1, 2, 3, 4]
     assert children.most_at_once() == processes - 1
 
 
-def test_islands_that_wait_begin_after_the_first_has_ended(
+def test_restarts_that_wait_begin_after_the_first_has_ended(
     monkeypatch: pytest.MonkeyPatch, children: Children
 ) -> None:
     """And then in as many processes as there may be, with the time that is left."""
-    first_island(monkeypatch, lambda: False)
+    first_restart(monkeypatch, lambda: False)
     result = run(
         random_step(Random(5), 60, backend="gpu"), seeds=6, processes=2, seconds=100.0, evaluations=None
     )
@@ -267,7 +267,7 @@ def test_islands_that_wait_begin_after_the_first_has_ended(
 
 
 @pytest.mark.parametrize("how", ["stop", "seconds", "interrupted"])
-def test_no_island_begins_after_the_search_has_to_end(
+def test_no_restart_begins_after_the_search_has_to_end(
     monkeypatch: pytest.MonkeyPatch, children: Children, how: str
 ) -> None:
     def interrupt(_seconds: float) -> None:
@@ -275,7 +275,7 @@ def test_no_island_begins_after_the_search_has_to_end(
             time.sleep(0.01)
         raise KeyboardInterrupt
 
-    first_island(monkeypatch, lambda: False)
+    first_restart(monkeypatch, lambda: False)
     began = time.monotonic()
     if how == "interrupted":
         clock = SimpleNamespace(perf_counter=time.perf_counter, sleep=interrupt)
@@ -293,7 +293,7 @@ def test_no_island_begins_after_the_search_has_to_end(
     assert len(children.ran()) < 10
 
 
-def test_islands_that_cannot_be_started_later_run_here(
+def test_restarts_that_cannot_be_started_later_run_here(
     monkeypatch: pytest.MonkeyPatch, children: Children
 ) -> None:
     started: list[object] = []
@@ -307,7 +307,7 @@ def test_islands_that_cannot_be_started_later_run_here(
 
     ran_here: list[int] = []
 
-    def record(one: Island, _starts: Starts, halted: Callable[[], bool], **_: object) -> Iterator[Report]:
+    def record(one: Restart, _starts: Starts, halted: Callable[[], bool], **_: object) -> Iterator[Report]:
         ran_here.append(one.number)
         halted()
         yield ended(one)
@@ -379,7 +379,7 @@ def test_a_child_whose_words_are_no_reports_is_ended(
 
 def test_children_end_where_sigterm_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """They inherit that from the process that searches."""
-    first_island(monkeypatch, lambda: True)
+    first_restart(monkeypatch, lambda: True)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     began = time.monotonic()
     try:
@@ -392,12 +392,12 @@ def test_children_end_where_sigterm_is_ignored(monkeypatch: pytest.MonkeyPatch) 
 SLOW_TO_END = """
 import pickle, sys, time
 from dataclasses import replace
-island, given_at = pickle.load(sys.stdin.buffer)
+restart, given_at = pickle.load(sys.stdin.buffer)
 time.sleep({says_first_s})
 report, last = pickle.loads(bytes.fromhex({reports!r}))
 pickle.dump(report, sys.stdout.buffer)
 sys.stdout.flush()
-time.sleep(max(0, given_at + island.seconds + 0.7 - time.perf_counter()))
+time.sleep(max(0, given_at + restart.seconds + 0.7 - time.perf_counter()))
 pickle.dump(last, sys.stdout.buffer)
 """
 
@@ -409,7 +409,7 @@ def test_at_its_deadline_a_search_waits_for_what_children_found_last(
     """What they noted since their last check was lost. For one that has found nothing yet nobody waits."""
     report = Report(1, 7, 7, 0.0, 1, None)
     both = pickle.dumps((report, replace(report, evaluations=77, stopped="seconds"))).hex()
-    first_island(monkeypatch, lambda: True)
+    first_restart(monkeypatch, lambda: True)
     began = time.monotonic()
     result = run_beside(
         monkeypatch,
@@ -431,7 +431,7 @@ child.reports = lambda one, *_: [child.Report(one.number, 1, 1, one.seconds, 1, 
 child.main()
 """
     graph = chain("param\ndot 0\ntuple 1")
-    one = Island(graph, ResultCosts(), CPU, (unfused(graph),), 0, SMALL, 1, None, None)
+    one = Restart(graph, ResultCosts(), CPU, (unfused(graph),), 0, SMALL, 1, None, None)
     monkeypatch.setattr(child, "_COMMAND", (*child._COMMAND[:2], "-c", code))
     children = child.Children([one])
     children.begin(1, 100.0)
@@ -484,15 +484,15 @@ def test_the_first_plan_does_not_wait_for_a_simulation_of_the_start(monkeypatch:
 
 
 def test_the_first_climb_of_orders_is_made_again_while_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = object.__new__(island._Run)
+    begun = object.__new__(restart._Run)
     begun.stopped, begun.best, begun.noted = "", None, [(None, 1_000_000)]
     found_ns = iter([990_000, 989_000, 988_900, 900_000])
 
-    def climb(self: island._Run, *_: object, ordered: bool) -> None:
+    def climb(self: restart._Run, *_: object, ordered: bool) -> None:
         assert ordered
         self.noted = [(None, next(found_ns))]
 
-    monkeypatch.setattr(island._Run, "_climb", climb)
+    monkeypatch.setattr(restart._Run, "_climb", climb)
     assert len(list(begun._while_it_pays(KERNEL_MOVES))) == 3
     assert begun.best_ns == 988_900
 
@@ -544,12 +544,12 @@ def test_a_search_before_its_deadline_does_not_depend_on_the_clock(
     def found_by_a_clock(tick_s: float) -> tuple[object, ...]:
         ticks = count()
         clock = SimpleNamespace(perf_counter=lambda: tick_s * next(ticks), sleep=time.sleep)
-        monkeypatch.setattr(island, "time", clock)
+        monkeypatch.setattr(restart, "time", clock)
         return found_by(run(graph, machine, **wanted))
 
     steady = found_by_a_clock(1e-9)
     assert steady == found_by_a_clock(10.0)
-    monkeypatch.setattr(island, "time", SimpleNamespace(perf_counter=_hurried(Random(1)), sleep=time.sleep))
+    monkeypatch.setattr(restart, "time", SimpleNamespace(perf_counter=_hurried(Random(1)), sleep=time.sleep))
     assert steady == found_by(run(graph, machine, **wanted))
 
 

@@ -16,11 +16,11 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import empty_state, new_scratch
 from disco_hlo.search.arrays.step import build_step, is_active
-from disco_hlo.search.boundary.entries import refusal_of
 from disco_hlo.search.boundary.state import given as kept_of
 from disco_hlo.search.boundary.state import own
 from disco_hlo.search.rules.legality import STAYS_ALONE
 from disco_hlo.search.rules.results import count_results
+from tests.search.entries import refusal_of
 from tests.search.random_steps import random_step
 
 

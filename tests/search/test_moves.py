@@ -15,9 +15,9 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS
-from disco_hlo.search.boundary.entries import undo
 from disco_hlo.search.moves.table import MOVES
 from tests.machines import GPU
+from tests.search.entries import undo
 from tests.search.kinds import FUSE, SPLIT, UNFUSE
 from tests.search.random_steps import random_step
 from tests.search.states import MACHINES, Bench, check_consistent, check_legal, snapshot

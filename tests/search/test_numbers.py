@@ -17,8 +17,8 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.entries import undo
 from tests.machines import CPU
+from tests.search.entries import undo
 from tests.search.states import Bench
 from tests.steps import models
 from tests.steps.intercept import intercept

@@ -28,7 +28,7 @@ MACHINES = [
     replace(CPU, launch_ns=2, memory_bytes_per_us=900),
     GPU,
     BUSY,
-    replace(BUSY, one_shot_max_bytes=100, channels=2),
+    replace(BUSY, channels=2),
     replace(BUSY, transfer_wait_ns=40),
     replace(BUSY, product_speed_ppm=300_000, other_speed_ppm=950_000),
 ]

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.entries import count_order, recount_order, run_order, undo
+from disco_hlo.search.boundary.entries import count_order, run_order
 from disco_hlo.search.moves.table import MOVES
 from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segments
 from disco_hlo.simulator.costs import PPM, MachineModel
 from tests.machines import CPU, GPU
 from tests.search.cost_models import HoldingCosts, TrafficCosts
+from tests.search.entries import recount_order, undo
 from tests.search.kinds import FUSE, REORDER
 from tests.search.random_steps import random_step
 from tests.search.states import Bench
@@ -28,9 +29,9 @@ from tests.search.steps import chain
 SEEDS = st.integers(0, 2**32)
 ALONE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
 MACHINES = [
-    replace(ALONE, channels=channels, shared_link=shared, one_shot_max_bytes=one_shot, compute_speed_ppm=speed,
+    replace(ALONE, channels=channels, compute_speed_ppm=speed,
             transfer_speed_ppm=900_000, transfer_wait_ns=wait)
-    for channels in (1, 2) for shared in (True, False) for one_shot in (0, 100) for speed in (PPM, 870_000)
+    for channels in (1, 2) for speed in (PPM, 870_000)
     for wait in (0, 25)
 ]  # fmt: skip
 FAST_LINK = TrafficCosts(LinearPieces.of((0, 0.02, 30.0)))

@@ -19,7 +19,7 @@ from disco_hlo.profiler.profile import load
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.arrays.board import new_scratch
 from disco_hlo.search.boundary.costing import UnitCosts
-from disco_hlo.search.boundary.entries import refusal_of, run_order
+from disco_hlo.search.boundary.entries import run_order
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.boundary.state import to_strategy
 from disco_hlo.search.run import search
@@ -28,6 +28,7 @@ from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts
+from tests.search.entries import refusal_of
 from tests.search.states import Bench, ranked
 from tests.search.steps import chain
 

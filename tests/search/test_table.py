@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import disco_hlo
-from disco_hlo.search.methods.island import BUCKET_MOVES, FIRST_MOVES, KERNEL_MOVES, ORDER_MOVES
+from disco_hlo.search.methods.restart import BUCKET_MOVES, FIRST_MOVES, KERNEL_MOVES, ORDER_MOVES
 from disco_hlo.search.moves.table import MOVES, NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ import disco_hlo
 assert Path(disco_hlo.__file__).is_relative_to(sys.argv[1]), disco_hlo.__file__
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.methods import island
+from disco_hlo.search.methods import restart
 from disco_hlo.search.methods.backtracking import Backtracking
 from disco_hlo.search.moves.table import NUMBERS
 from disco_hlo.search.run import search
@@ -57,10 +57,10 @@ from tests.search.cost_models import ResultCosts
 from tests.search.random_steps import random_step
 
 graph, swap = random_step(Random(5), 60, backend="gpu"), NUMBERS["swap"]
-assert island.ORDER_MOVES[swap] == 1
-for others in (island.KERNEL_MOVES, island.BUCKET_MOVES, island.FIRST_MOVES, island.ORDER_MOVES):
+assert restart.ORDER_MOVES[swap] == 1
+for others in (restart.KERNEL_MOVES, restart.BUCKET_MOVES, restart.FIRST_MOVES, restart.ORDER_MOVES):
     others.update(dict.fromkeys(others.keys() - {swap}, 0))
-island.FIRST_MOVES[swap] = island.KERNEL_MOVES[swap] = 1
+restart.FIRST_MOVES[swap] = restart.KERNEL_MOVES[swap] = 1
 settings = SearchSettings(evaluations=200, seeds=1)
 joint = search(graph, ResultCosts(), GPU, start=unfused(graph), settings=settings)
 print("joint search:", joint.evaluations == 200)

@@ -129,26 +129,13 @@ def test_products_that_run_before_or_behind_all_transfers_save_nothing() -> None
 
 
 def test_one_bucket_for_all_bytes_is_the_least_on_one_line() -> None:
-    assert least_communication_ns([100, 300], LINE, GPU) == pytest.approx(2 * 400 + 10, abs=1)
+    assert least_communication_ns([100, 300], LINE) == pytest.approx(2 * 400 + 10, abs=1)
 
 
 def test_small_buckets_can_be_the_least_where_they_take_another_algorithm() -> None:
     # Up to 99 bytes cost 1 ns per byte, more cost 3: ten times 40 are best left alone.
     pieces = LinearPieces.of((0, 1.0, 0.0), (100, 3.0, 50.0))
-    assert 385 <= least_communication_ns([40] * 10, pieces, GPU) <= 400
-
-
-def test_all_reduces_on_the_compute_stream_do_not_count() -> None:
-    gpu = replace(GPU, one_shot_max_bytes=100)
-    assert least_communication_ns([100, 100], LINE, gpu) == 0
-    assert least_communication_ns([100, 300], LINE, gpu) == pytest.approx(300 * (2 + 10 / 400), abs=1)
-    assert least_communication_ns([100, 100], LINE, replace(CPU, one_shot_max_bytes=100)) > 0
-
-
-def test_channels_with_links_of_their_own_share_the_work() -> None:
-    own = replace(GPU, channels=2, shared_link=False)
-    assert least_communication_ns([100, 300], LINE, own) == pytest.approx(405, abs=1)
-    assert least_communication_ns([100, 300], LINE, replace(GPU, channels=2)) == pytest.approx(810, abs=1)
+    assert 385 <= least_communication_ns([40] * 10, pieces) <= 400
 
 
 @given(st.integers(0, 2**32), st.integers(2, 30))
@@ -159,8 +146,6 @@ def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
     machine = replace(
         random.choice((CPU, GPU)),
         channels=random.choice((1, 1, 2)),
-        shared_link=random.random() < 0.5,
-        one_shot_max_bytes=random.choice((0, 30)),
         launch_ns=random.choice((0, 2)),
         memory_bytes_per_us=random.choice((0, 9000)),
         compute_speed_ppm=random.choice((1_000_000, 700_000)),
@@ -181,7 +166,7 @@ def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
     groups = random_strategy(random, step, asynchronous=machine.asynchronous).groups
     apart = Strategy(groups, tuple(Bucket((node,)) for node in step.all_reduces))
     sizes = [step.nodes[node].shape.size_bytes for node in step.all_reduces]
-    least = least_communication_ns(sizes, pieces, machine)
+    least = least_communication_ns(sizes, pieces)
     built = build(step, apart, costs, machine)
     found = bound(built.problem, least, machine.asynchronous)
     if machine.asynchronous:

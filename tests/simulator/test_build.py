@@ -133,15 +133,6 @@ def test_a_variadic_bucket_needs_no_packing() -> None:
     assert listed(build(STEP, Strategy(buckets=bucket), COSTS, CPU).problem)["b0"][0] == 16 + 5 + 28 + 5
 
 
-def test_a_small_bucket_is_a_kernel_on_the_compute_stream() -> None:
-    gpu = replace(GPU, one_shot_max_bytes=16, launch_ns=1)
-    problem = build(STEP, Strategy(buckets=SEPARATE), COSTS, gpu).problem
-    assert listed(problem)["b0"] == (16 + 5 + 1, 0, "n2")
-    assert listed(problem)["b1"] == (28 + 5, 1, "n5")
-    assert order_of(problem) == "n1 n2 b0 n5 b1 n4 ~b1 n7"
-    assert problem.communicates[problem.names.index("b0")]
-
-
 def test_transfers_take_channels_in_turn() -> None:
     order = ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4")
     problem = build(STEP, Strategy((), SEPARATE, order), COSTS, replace(GPU, channels=2)).problem
@@ -187,7 +178,7 @@ def test_random_strategies_become_sound_problems(machine: MachineModel, seed: in
     random = Random(seed)
     step, costs = random_step(random, nodes)
     strategy = random_strategy(random, step, asynchronous=machine.asynchronous)
-    model = replace(machine, channels=2, one_shot_max_bytes=40, launch_ns=3, memory_bytes_per_us=7)
+    model = replace(machine, channels=2, launch_ns=3, memory_bytes_per_us=7)
     built = build(step, strategy, costs, model)
     slowly = simulate_slowly(built.problem)
     assert simulate(built.problem).makespan_ns == slowly.now

@@ -25,7 +25,6 @@ def test_channels_share_the_link_and_contend_with_compute() -> None:
         [800_000, 800_000, 400_000],
         [1_000_000, 900_000, 900_000],
     ]
-    assert replace(gpu, shared_link=False).speed_ppm()[1].tolist() == [1_000_000] * 3
 
 
 def test_products_may_lose_more_than_others() -> None:
@@ -107,11 +106,10 @@ BY_THE_BYTE = LinearPieces.of((0, 1.0, 100.0))
         (CPU, [80], False, BucketTimes(main_ns=187, on_channel=False, pack_ns=None)),
         (GPU, [30, 50], False, BucketTimes(main_ns=180, on_channel=True, pack_ns=87)),
         (GPU, [30, 50], True, BucketTimes(main_ns=180, on_channel=True, pack_ns=None)),
-        (GPU, [30, 10], True, BucketTimes(main_ns=147, on_channel=False, pack_ns=None)),  # in one shot
     ],
 )
 def test_times_of_a_bucket(
     machine: MachineModel, sizes_bytes: list[int], variadic: bool, expected: BucketTimes
 ) -> None:
-    machine = replace(machine, launch_ns=7, memory_bytes_per_us=2000, one_shot_max_bytes=40)
+    machine = replace(machine, launch_ns=7, memory_bytes_per_us=2000)
     assert bucket_times(BY_THE_BYTE, machine, sizes_bytes, variadic=variadic, name="b0") == expected

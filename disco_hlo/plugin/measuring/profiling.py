@@ -234,13 +234,13 @@ def kernel_times(
     Raises:
         ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.
     """
-    with session.stage("look: compile"):
+    with session.stage("re-profiling: compile"):
         if module.error:
             raise ProfileError(module.error)
     if reason := lack_of_memory(session, module.trial.name, module.trial.executable, inputs_of):
         raise ProfileError(reason)
-    taken = take(session, module, inputs_of, FirstRuns(session, "inputs for the look"))
-    with session.stage("look: what it shows"):
+    taken = take(session, module, inputs_of, FirstRuns(session, "inputs for re-profiling"))
+    with session.stage("re-profiling: what it shows"):
         if not session.leads:
             return {}
         shown = findings(source, module.trial, taken, launch_ns)

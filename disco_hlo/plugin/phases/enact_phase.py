@@ -256,7 +256,7 @@ def _guarded(
 
 
 def describe(plan: Plan) -> str:
-    """What a plan promises, in half a line."""
+    """What is predicted of a plan, in half a line."""
     strategy = plan.strategy
     groups, buckets = len(strategy.groups), len(strategy.buckets)
     shape = f"{groups} op group{'s' * (groups != 1)}, {buckets} all-reduce bucket{'s' * (buckets != 1)}"

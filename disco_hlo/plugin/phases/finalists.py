@@ -69,7 +69,7 @@ def compile_and_measure(
         return False
     for trial in trials:
         if trial.error:
-            _say_out(session, trial)
+            session.say("%s: not measured: %s", trial.name, trial.error)
         else:
             session.say(
                 "%s: %.2f ms (predicted %.2f)", trial.name, trial.median_ns / 1e6, trial.predicted_ns / 1e6
@@ -102,12 +102,8 @@ def winner_of(session: Session, trials: Sequence[Trial], stop: Interruption) -> 
                 "%s computes what XLA's default computes (%.1f s)", winner.name, time.monotonic() - started
             )
             return winner
-        _say_out(session, winner)
+        session.say("%s: timed, and then left out: %s", winner.name, winner.error)
     return None
-
-
-def _say_out(session: Session, trial: Trial) -> None:
-    session.say("%s: not measured: %s", trial.name, trial.error)
 
 
 def compile_finalists(

@@ -49,7 +49,7 @@ class Outcome:
 
 
 def save_interrupted(outcome: Outcome) -> None:
-    """Save the search's best so far, unless it promises nothing or would replace a measured plan."""
+    """Save the search's best so far, unless no gain is predicted for it or it would replace a measured plan."""
     session, slot, found = outcome.session, outcome.slot, outcome.found
     goes_on = "this run goes on with XLA's default"
     if _is_measured(slot):

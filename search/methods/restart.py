@@ -3,7 +3,7 @@
 What is cheap comes first. Buckets and order for the kernels at hand follow by rule (``arrange``), in
 milliseconds. Kernels are chosen by the time of all units together, which a move changes in one addition:
 there a candidate costs a few dozen microseconds. Then everything is moved at once, and every candidate's
-order is simulated. An island depends on its seed, its start and its budget of evaluations alone.
+order is simulated. A restart depends on its seed, its start and its budget of evaluations alone.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ CHECK_PER_OP: Final = 16
 were so far; and at most.
 
 A check takes 25 to 50 us an op and a candidate 15 to 300 us, so at the last pace checks take a fifth of the time at
-most. It is candidates that are counted, not seconds: where a state is refused the island goes on from another, and
+most. It is candidates that are counted, not seconds: where a state is refused the restart goes on from another, and
 which one that is must not depend on a clock.
 """
 LAST_CHECKS_SHARE: Final = 0.05
 """Of a budget of time: when it is spent, so long are others checked than the best."""
 GAIN: Final = 0.0005
 IDLE_CYCLES: Final = 2
-"""The island ends after so many cycles in a row that brought less than this share of its best."""
+"""The restart ends after so many cycles in a row that brought less than this share of its best."""
 
 
 @dataclass(frozen=True)
-class Island:
+class Restart:
     """What one seed is given."""
 
     graph: Graph
@@ -83,41 +83,41 @@ class Island:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an island has found so far."""
+    """What a restart has found so far."""
 
     number: int
     evaluations: int
     distinct: int
     seconds: float
-    """Since the island began."""
+    """Since the restart began."""
     best_ns: int
     best: Finalist | None
     """The best so far, where it is new since the last report."""
     trace: tuple[Improvement, ...] = ()
-    """How it was reached, since the last report; seconds since the island began."""
+    """How it was reached, since the last report; seconds since the restart began."""
     finalists: tuple[Finalist, ...] = ()
     """Only in the last report: the best distinct strategies."""
     stopped: str = ""
-    """Only in the last report: why the island ended."""
+    """Only in the last report: why the restart ended."""
     dropped: Dropped = field(default_factory=Dropped)
     """Only in the last report."""
 
 
 class _Run:
     def __init__(
-        self, island: Island, starts: Starts, halted: Callable[[], bool], watched: bool = True
+        self, restart: Restart, starts: Starts, halted: Callable[[], bool], watched: bool = True
     ) -> None:
-        self.island, self.halted = island, halted
+        self.restart, self.halted = restart, halted
         self.watch = self._is_over if watched else None
         self.began = time.perf_counter()
         self.climber = Climber(
-            island.graph, island.costs, island.machine, starts, island.start,
-            island.settings.seed * 1_000_003 + island.number,
+            restart.graph, restart.costs, restart.machine, starts, restart.start,
+            restart.settings.seed * 1_000_003 + restart.number,
         )  # fmt: skip
         self.proposals = min(
             max(PROPOSALS_PER_OP * self.climber.fusible.size, FEWEST_PROPOSALS), MOST_PROPOSALS
         )
-        self.wanted = max(1, island.settings.finalists)
+        self.wanted = max(1, restart.settings.finalists)
         self.found: dict[Strategy, Finalist] = {}
         self.stopped = ""
         self.best: tuple[State, int] | None = None
@@ -137,7 +137,7 @@ class _Run:
     @cached_property
     def attested(self) -> set[Kernel]:
         """The kernels of all starts, which need no rule."""
-        return set().union(*(kernels_of(self.island.graph, one) for one in self.island.strategies))
+        return set().union(*(kernels_of(self.restart.graph, one) for one in self.restart.strategies))
 
     def reports(self) -> Iterator[Report]:
         self._note()
@@ -153,7 +153,7 @@ class _Run:
             idle = 0 if self._gained(*before_ns) else idle + 1
             ended_at = self.climber.evaluations
             improved_at = improved_at if idle else ended_at
-            patient = began_at < ended_at < improved_at + self.island.settings.unchanged
+            patient = began_at < ended_at < improved_at + self.restart.settings.unchanged
             if idle >= IDLE_CYCLES and not patient and not self.stopped:
                 self.stopped = "unchanged"
         self._offer()
@@ -180,7 +180,7 @@ class _Run:
 
     def _cycle(self, turn: int) -> Iterator[None]:
         """One round of everything, from the best state; stops for breath after every phase."""
-        blocking = not self.island.machine.asynchronous
+        blocking = not self.restart.machine.asynchronous
         self._adopt_best()
         if blocking:
             for divisor in (0, *KERNEL_DIVISORS):
@@ -236,7 +236,7 @@ class _Run:
         self._note()
 
     def _climb(self, moves: Mapping[int, int], divisor: int, *, ordered: bool, share: int = 1) -> None:
-        climber, budget = self.climber, self.island.evaluations
+        climber, budget = self.climber, self.restart.evaluations
         units = max(1, int(climber.state.word[at.TOTAL, at.UNITS]))
         threshold = climber.total() // units // divisor if divisor else 0
         left = (self.proposals // 4 if ordered else self.proposals) // share
@@ -253,11 +253,11 @@ class _Run:
         return self._time_is_up() or self.halted()
 
     def _time_is_up(self) -> bool:
-        seconds = self.island.seconds
+        seconds = self.restart.seconds
         return seconds is not None and time.perf_counter() - self.began >= seconds
 
     def _ended(self) -> bool:
-        budget = self.island.evaluations
+        budget = self.restart.evaluations
         if budget is not None and self.climber.evaluations >= budget:
             self.stopped = self.stopped or "evaluations"
         elif self._time_is_up():
@@ -285,7 +285,7 @@ class _Run:
 
     def _offer(self) -> None:
         """Write down and check what was noted, if the last check was long enough ago or nothing comes after."""
-        ops = len(self.island.graph)
+        ops = len(self.restart.graph)
         pause = min(max(FIRST_CHECK_PER_OP * ops, CHECK_FACTOR * self.checked_at), CHECK_PER_OP * ops)
         if not self.noted or not (self.stopped or self.climber.evaluations >= self.checked_at + pause):
             return
@@ -305,7 +305,7 @@ class _Run:
             if found.predicted_ns < best_ns:
                 best_ns = found.predicted_ns
                 self.best, self.news = (state, found.predicted_ns), found
-            seconds = self.island.seconds
+            seconds = self.restart.seconds
             late = seconds is not None and time.perf_counter() - began > LAST_CHECKS_SHARE * max(seconds, 0.0)
             if not self.stopped or late:
                 break
@@ -320,11 +320,11 @@ class _Run:
         Raises:
             DiscoError: it is no strategy of the step, or not a legal one.
         """
-        climber, island = self.climber, self.island
+        climber, restart = self.climber, self.restart
         written = climber.strategy(state)
-        strategy = checked(island.graph, written, island.machine.asynchronous, self.attested)
-        timeline = simulate(build(island.graph, strategy, island.costs, island.machine).problem)
-        limit = island.settings.memory_limit_bytes
+        strategy = checked(restart.graph, written, restart.machine.asynchronous, self.attested)
+        timeline = simulate(build(restart.graph, strategy, restart.costs, restart.machine).problem)
+        limit = restart.settings.memory_limit_bytes
         if limit is not None and timeline.peak_bytes > limit:
             return None
         return Finalist(strategy, timeline.makespan_ns)
@@ -334,22 +334,22 @@ class _Run:
         trace, self.trace = self.trace, ()
         finalists = tuple(sorted(self.found.values(), key=lambda one: one.predicted_ns))
         return Report(
-            self.island.number, self.climber.evaluations, self.climber.distinct,
+            self.restart.number, self.climber.evaluations, self.climber.distinct,
             time.perf_counter() - self.began, self.best_ns, news, trace,
             finalists if self.stopped else (), self.stopped, self.dropped if self.stopped else Dropped(),
         )  # fmt: skip
 
 
 def reports(
-    island: Island, starts: Starts, halted: Callable[[], bool], *, watched: bool = True
+    restart: Restart, starts: Starts, halted: Callable[[], bool], *, watched: bool = True
 ) -> Iterator[Report]:
     """Search; says what was found after every phase. The last report has the finalists.
 
     Args:
-        starts: :func:`~disco_hlo.search.boundary.starts.prepare` of the island's strategies.
-        halted: asked a few times a second; the island ends once it answers True.
+        starts: :func:`~disco_hlo.search.boundary.starts.prepare` of the restart's strategies.
+        halted: asked a few times a second; the restart ends once it answers True.
         watched: whether it is asked inside compiled code, too; no need where no clock runs and nobody interrupts.
     """
     with without_collector():
-        run = _Run(island, starts, halted, watched)
+        run = _Run(restart, starts, halted, watched)
     return run.reports()
