@@ -106,6 +106,18 @@ def _made_with(records: tables.Cells) -> list[str]:
     return sorted(made)
 
 
+def write(folder: Path, out: Path) -> None:
+    """Write ``out``/tables.md from the records in ``folder``.
+
+    Raises:
+        RecordError: as :func:`records_in`.
+        OSError: it cannot be written.
+    """
+    records = records_in(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "tables.md", document(records).encode())
+
+
 def main() -> int:
     """Write the tables."""
     raw = argparse.RawDescriptionHelpFormatter
@@ -115,9 +127,7 @@ def main() -> int:
     args = parser.parse_args()
     out = args.out or args.folder
     try:
-        records = records_in(args.folder)
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / "tables.md", document(records).encode())
+        write(args.folder, out)
     except (RecordError, OSError) as error:
         print(f"make_tables.py: {error}", file=sys.stderr)
         return 2

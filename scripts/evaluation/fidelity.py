@@ -126,10 +126,16 @@ def cpu_plans(records: Cells) -> Table:
     return header, rows
 
 
+def errors(found: Sequence[Point]) -> tuple[float, float]:
+    """Mean of the errors' sizes, and the largest error with its sign."""
+    largest = max((point.error for point in found), key=abs)
+    return statistics.fmean(abs(point.error) for point in found), largest
+
+
 def _errors(found: Sequence[Point]) -> tuple[str, str, str, str]:
-    worst = max(found, key=lambda point: abs(point.error))
-    mean = statistics.fmean(abs(point.error) for point in found)
-    return str(len(found)), percent_text(mean), percent_text(worst.error), worst.name
+    mean, largest = errors(found)
+    worst = next(point.name for point in found if point.error == largest)
+    return str(len(found)), percent_text(mean), percent_text(largest), worst
 
 
 def _broken(found: Sequence[Point]) -> str:

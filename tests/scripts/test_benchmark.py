@@ -194,6 +194,7 @@ def run(out: Path, rows: str, seconds: float = 1e6, looks: int = 0) -> int:
     args = Namespace(
         models=["transformer"], link="nvlink", devices=2, size="tiny", rows=rows, rounds=3, seconds=seconds,
         search_seconds=1.0, finalists=2, seed=0, out=out, looks=looks,
+        log="warning", one_by_one=False,
     )  # fmt: skip
     return running.run(args, lambda: args.seconds - (time.monotonic() - started))
 
@@ -342,7 +343,7 @@ def test_all_cells_have_as_many_rounds_and_then_traces_while_there_is_time(
             )
             for name in "ab"
         ]  # fmt: skip
-        stages._asked = Namespace(left_s=lambda: left_s, rounds=3)
+        stages._asked = Namespace(left_s=lambda: left_s, rounds=3, one_by_one=False)
         stages._measure(cells)
         return log
 
@@ -381,8 +382,8 @@ def test_a_link_that_is_slower_in_the_rounds_is_predicted_so(
         "of_default": 0.8,
     }
     record.update(DEFAULT, **ran | {"median_ms": 50.0, "of_default": 1.0})  # the row's ratio says 40 ms
-    plan = Ran(graph, one_at_a_time(graph, one_bucket(graph, xla.groups)))
-    rows = {"plan": plan, ALONE_XLA: Ran(graph, one_at_a_time(graph, xla))}
+    plan = Ran(captured.source, one_at_a_time(graph, one_bucket(graph, xla.groups)))
+    rows = {"plan": plan, ALONE_XLA: Ran(captured.source, one_at_a_time(graph, xla))}
     plans = files.plans()
     assert plans is not None
     promised = predicted(step.costs(gpu, captured, plans), plan)
