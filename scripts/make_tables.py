@@ -16,7 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from evaluation import fidelity, tables
+from evaluation import fidelity, form_tables, tables
+from evaluation.forms import is_form
 from evaluation.record import RecordError, read, write_atomically
 
 LINKS = ("nvlink", "staged", "sockets")
@@ -58,6 +59,21 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
     ("Rows without a time", "", tables.missing),
 )
 
+OF_FORMS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = (
+    (
+        "Predicted against measured",
+        "Steps in a row, and steps each awaited before the next. Every row was predicted, from one profile of its\n"
+        "form, before any was measured. Pairs of plans closer than their noise do not count in Kendall's tau.",
+        form_tables.fidelity,
+    ),
+    ("Every plan", _STEP_TIMES, form_tables.every_plan),
+    ("Peak memory", "MiB on one device.", form_tables.memory),
+    ("What the evaluation took", "", tables.costs),
+    ("Numbers", "The loss and outputs of up to 65,536 elements, against XLA default's.", tables.numbers),
+    ("Rows without a time", "", tables.missing),
+)
+"""Where all records are of forms of the Llama step."""
+
 
 def records_in(folder: Path) -> list[dict[str, Any]]:
     """The records in a folder, by link, devices and model.
@@ -83,7 +99,8 @@ def document(records: tables.Cells) -> str:
     """All tables in markdown."""
     lines = ["# Evaluation", ""]
     lines += [f"- {line}" for line in _made_with(records)]
-    for title, note, make in SECTIONS:
+    sections = OF_FORMS if all(is_form(record["cell"]["model"]) for record in records) else SECTIONS
+    for title, note, make in sections:
         header, rows = make(records)
         if rows:
             lines += [
