@@ -89,7 +89,7 @@ class Rounds:
         for running in self._alive:
             running.trial.times_ns.append(self._time_in_a_row(running.runner))
             if self.of_form:
-                running.awaited.times_ns.append(running.runner.run())
+                running.awaited.times_ns.append(running.runner.run_in_a_row(self._at_once, awaited=True))
         default = self._alive[0]
         changes = {one.trial.name: measure.times_of(one.trial, default.trial) for one in self._alive}
         for one in self._alive if self.of_form else ():
