@@ -167,8 +167,6 @@ class _Stages:
     def _try(self, cell: Cell, stage: Callable[..., None], *values: Any) -> bool:
         try:
             stage(*values)
-        except (ValueError, RecordError):
-            raise
         except Exception as error:
             self._complain(cell.name, error)
             return False
