@@ -80,28 +80,40 @@ class Rounds:
             if self.of_form:
                 record.update(one.name, device_peak=self._device_peak(one, own))
         del expected
-        for running in self._alive if self.in_a_row else ():
-            self._time_in_a_row(running.runner)  # a GPU that was idle computes faster than in a training
+        if self.in_a_row:  # a GPU that was idle computes faster than in a training
+            self._time_all()
+            for running in self._alive:
+                running.trial.times_ns.clear()
+                running.awaited.times_ns.clear()
         self.run_one()
 
     def run_one(self) -> None:
-        """One more round."""
-        for running in self._alive:
-            running.trial.times_ns.append(self._time_in_a_row(running.runner))
-            if self.of_form:
-                running.awaited.times_ns.append(running.runner.run_in_a_row(self._at_once, awaited=True))
+        """One more round. A row that fails is in no other one."""
+        self._time_all()
         default = self._alive[0]
         changes = {one.trial.name: measure.times_of(one.trial, default.trial) for one in self._alive}
         for one in self._alive if self.of_form else ():
             changes[one.trial.name]["awaited"] = measure.times_of(one.awaited, default.awaited)
         self.record.update_all(changes)
 
-    def _time_in_a_row(self, runner: Runner) -> int:
-        if self.of_form and self.in_a_row:
-            return runner.run_in_a_row(
-                self._at_once
-            )  # even if that is one: nobody waits for the step before it
-        return time_once(runner, self._at_once)
+    def _time_all(self) -> None:
+        for running in list(self._alive):
+            try:
+                self._time(running)
+            except Exception as error:
+                if running is self._alive[0]:
+                    raise
+                self._alive.remove(running)
+                self.record.update(running.trial.name, status=FAILED, reason=one_line(error)[:2000])
+
+    def _time(self, running: _Running) -> None:
+        runner, count = running.runner, self._at_once
+        if not self.of_form:
+            running.trial.times_ns.append(time_once(runner, count))
+            return
+        # In a row even if that is one, which then starts while the step before it runs.
+        running.trial.times_ns.append(runner.run_in_a_row(count) if self.in_a_row else runner.run())
+        running.awaited.times_ns.append(runner.run_in_a_row(max(1, count // 2), awaited=True))
 
     def _outputs(self, one: Compiled, runner: Runner) -> list[Any]:
         return measure.outputs_on_device(one.executable, runner, small=self.of_form)
