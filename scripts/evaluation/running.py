@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 import time
@@ -109,6 +110,10 @@ class _Stages:
         started = time.monotonic()
 
         def left_s() -> float:
+            if (
+                self._asked.one_by_one
+            ):  # a cell of some rows only says nothing: all are tried, or the next run's
+                return math.inf
             return self._asked.left_s() - sum(cell.measuring_s() for cell in cells)
 
         with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:

@@ -328,7 +328,7 @@ def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
         cell, "try_row", lambda _c, _r, row, left_s, takes_s: (row, None) if left_s() > takes_s else None
     )
     stages: Any = object.__new__(running._Stages)
-    stages._asked = Namespace(left_s=lambda: 60.0)
+    stages._asked = Namespace(left_s=lambda: 60.0, one_by_one=False)
     one.left = [Namespace(name=f"row {number}") for number in range(40)]
     stages._compile([one])
     assert 5 < len(one.compiled) < 20
