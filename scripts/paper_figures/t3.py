@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from disco_hlo.whatif import transformers
 from disco_hlo.whatif.machine import Machine
@@ -90,9 +89,6 @@ def opened(machine: Machine) -> list[Open]:
             key, name, transformers.OTHER_SHARE, 0.0, 0.9, lambda value: _figure(key, machine, other=value)
         )
 
-    def efficiency(value: float) -> Machine:
-        return replace(machine, gpu=replace(machine.gpu, matmul_efficiency=value))
-
     def more_reads(times: float) -> float:
         saved = []
         for one in transformers.cases(machine, transformers.SMALLER):
@@ -100,8 +96,12 @@ def opened(machine: Machine) -> list[Open]:
             saved.append(1 - after.total / (before.total - before.matmul_reads + times * after.matmul_reads))
         return max(saved)
 
-    def link(value: float) -> Machine:
-        return replace(machine, network=replace(machine.network, link_gb_per_s=value))
+    def last(value: float) -> float:
+        one = transformers.cases(machine, transformers.SMALLER)[0].result
+        chunk = one.sequential_traffic.matmul_writes / 8
+        return (
+            one.scatter_ns + 3 * chunk / machine.gpu.memory_gb_per_s * (1 / value - 1)
+        ) / one.near_memory_scatter_ns - 1
 
     keys = [
         *("mca smaller mean", "mca smaller most", "t3 smaller mean", "t3 smaller most"),
@@ -117,18 +117,7 @@ def opened(machine: Machine) -> list[Open]:
     return [
         *map(cost, keys),
         *map(other, shares),
-        *(
-            Open(
-                key, "gpu.matmul_efficiency", machine.gpu.matmul_efficiency, 0.664, 0.82,
-                lambda value, key=key: _figure(key, efficiency(value)),
-            )
-            for key in ("ideal T-NLG 16 FC-1", "ideal smaller most")
-        ),
         Open("traffic most", "reads of a matmul alone over its reads with T3, at most (the paper: 2.0 for 16 devices)",
              1.41, 1, 8, more_reads),
-        *(
-            Open(key, "network.link_gb_per_s", machine.network.link_gb_per_s, 75, 400,
-                 lambda value, key=key: _figure(key, link(value)))
-            for key in ("near memory 8", "near memory 16")
-        ),
+        Open("near memory 8", "share of the memory's bandwidth at which the last chunk is reduced", 1, 0.1, 1, last),
     ]  # fmt: skip

@@ -30,12 +30,13 @@ def machine(link: float, memory: float, latency_us: float = 0.0) -> Machine:
 
 def test_a_matmul_is_stages_of_tiles_with_bursts_of_writes() -> None:
     gpu = replace(load("t3").gpu, compute_units=4, clock_ghz=1, flops_per_cycle=128, matmul_efficiency=0.5)
-    gpu = replace(gpu, memory_gb_per_s=1024, cache_mb=1000)
+    gpu = replace(gpu, memory_gb_per_s=1024, cache_mb=1000, cache_gb_per_s=2048, stage_us=1)
     found = stages(gpu, Matmul(256, 256, 64))  # 4 tiles in one stage
     assert found.count == 1
-    assert found.products_ns == 2 * 128 * 128 * 64 / 64
+    assert found.products_ns == 2 * 128 * 128 * 64 / 64 + 1000
     assert found.write_bytes == 2 * 256 * 256
-    assert found.write_ns == 128
+    assert found.write_ns == 64
+    assert stages(gpu, Matmul(256, 256, 64), around_cache=True).write_ns == 128
     assert found.read_bytes == 2 * 256 * 64 * 2
     assert stages(gpu, Matmul(256, 256, 64), units=2).count == 2
 
@@ -93,6 +94,22 @@ def test_updates_that_cost_more_lengthen_the_matmul_s_writes() -> None:
     matmul = Stages(8, 1000.0, 0.0, 100.0, 100.0)
     found = fused_ns(machine(100, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, Contention(0.0, 2.0))
     assert found == pytest.approx(8 * 1200, abs=5)
+
+
+@pytest.mark.parametrize(("model", "name", "said"), [(SMALLER[1], "FC-1", 0.50), (SMALLER[0], "OP", 0.15)])
+def test_the_machine_has_what_was_fitted_to_two_of_the_paper_s_figures(
+    model: Model, name: str, said: float
+) -> None:
+    found = sub_layer(load("t3"), sliced(model, name, 16), 16)
+    assert found.sequential_ns / found.ideal_ns - 1 == pytest.approx(said, abs=0.005)
+    assert load("t3").sourced("fitted") == ("gpu.matmul_efficiency", "gpu.stage_us")
+
+
+def test_activations_are_read_again_and_weights_once() -> None:
+    gpu = replace(load("t3").gpu, cache_mb=0.001)
+    few, many = (memory_reads(gpu, Matmul(4096, 256 * n, 256), 32, around_cache=True) for n in (1, 2))
+    assert few == pytest.approx(2 * 4096 * 256 * 2 + 2 * 256 * 256, rel=1e-3)
+    assert many == pytest.approx(4 * 4096 * 256 * 2 + 2 * 512 * 256, rel=1e-3)
 
 
 @pytest.mark.parametrize("degree", [8, 16])
