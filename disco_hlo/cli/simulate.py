@@ -221,9 +221,7 @@ def _print(
         show(f"speed-up predicted: {default / plan:.2f}x", aside=aside)
 
 
-def _print_gains(
-    name: str, now_ns: dict[str, int], gained: dict[str, dict[str, Gain]], aside: bool
-) -> None:
+def _print_gains(name: str, now_ns: dict[str, int], gained: dict[str, dict[str, Gain]], aside: bool) -> None:
     made = table("region", "what would be gained on", name, "one takes", "faster", right=(3, 4))
     for region, of_one in gained.items():
         for number, (mechanism, one) in enumerate(of_one.items()):

@@ -30,7 +30,13 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs
 from disco_hlo.optimize.predict import Predicted, predict
-from disco_hlo.optimize.regions import StepTimes, calls_by_caller, inner_costs, measured_loops, regions_callees_first
+from disco_hlo.optimize.regions import (
+    StepTimes,
+    calls_by_caller,
+    inner_costs,
+    measured_loops,
+    regions_callees_first,
+)
 from disco_hlo.plan.strategy import Bucket
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.build import Built

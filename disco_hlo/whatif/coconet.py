@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from disco_hlo.whatif.collectives import algorithms, collective_ns
+from disco_hlo.whatif.collectives import algorithms, collective_ns, send
 from disco_hlo.whatif.machine import Machine
 from disco_hlo.whatif.matmul import Matmul, matmul_ns
 
@@ -218,7 +218,4 @@ def pipeline_schedules(machine: Machine, elements: int) -> dict[str, float]:
 
 def send_ns(machine: Machine, size: float) -> float:
     """Each device of a node sends so many bytes to its counterpart in the next node, all at once."""
-    network = machine.network
-    if network.node_gb_per_s == 0:
-        return network.link_latency_us * 1e3 + size / network.link_gb_per_s
-    return network.node_latency_us * 1e3 + size * network.node_devices / network.node_gb_per_s
+    return send(machine, between_nodes=True).ns(size)

@@ -97,6 +97,18 @@ def pieces(machine: Machine, kind: Kind, devices: int | None = None) -> LinearPi
     return fastest(algorithms(machine, kind, devices))
 
 
+def send(machine: Machine, *, between_nodes: bool) -> Algorithm:
+    """Each device sends to one other and receives from one, all at once; between nodes they share the nodes' ports."""
+    network = machine.network
+    between_nodes = between_nodes and network.node_gb_per_s > 0
+    per_byte = network.node_devices / network.node_gb_per_s if between_nodes else 1 / network.link_gb_per_s
+    latency_us = network.node_latency_us if between_nodes else network.link_latency_us
+    if network.topology == "switch":
+        base_us, inside_us, outside_us = _PROTOCOLS[-1].ring_us
+        latency_us += base_us + (outside_us if between_nodes else inside_us)
+    return Algorithm("send", per_byte, latency_us * 1e3)
+
+
 def fastest(lines: Sequence[Algorithm]) -> LinearPieces:
     """The fastest of some algorithms over the size."""
     current = min(lines, key=lambda one: (one.latency_ns, one.ns_per_byte))
