@@ -6,29 +6,29 @@ from collections.abc import Collection
 
 from disco_hlo.whatif import transformers
 from disco_hlo.whatif.machine import Machine
-from disco_hlo.whatif.t3 import AT_ITS_WORD, Arbitration, Contention
+from disco_hlo.whatif.t3 import Arbitration
 from paper_figures.rows import Open, geometric_mean
 
 SIZES = {"smaller": transformers.SMALLER, "larger": transformers.LARGER}
 
 
 def _figure(
-    key: str, machine: Machine, contention: Contention = AT_ITS_WORD, other: float = transformers.OTHER_SHARE
+    key: str, machine: Machine, update_cost: float = 1.0, other: float = transformers.OTHER_SHARE
 ) -> float:
     sizes = ["larger" if "larger" in key else "smaller"]
-    return figures(machine, contention, sizes=sizes, other=other)[key]
+    return figures(machine, update_cost, sizes=sizes, other=other)[key]
 
 
 def figures(
     machine: Machine,
-    contention: Contention = AT_ITS_WORD,
+    update_cost: float = 1.0,
     other: float = transformers.OTHER_SHARE,
     sizes: Collection[str] = SIZES,
 ) -> dict[str, float]:
     """By key of ``configs/papers/t3.toml``, of models of these sizes."""
     found: dict[str, float] = {}
     for size in sizes:
-        cases = transformers.cases(machine, SIZES[size], contention)
+        cases = transformers.cases(machine, SIZES[size], update_cost)
         results = [one.result for one in cases]
         ideal = [one.sequential_ns / one.ideal_ns for one in results]
         _speed_ups(found, f"ideal {size}", ideal)
@@ -80,8 +80,8 @@ def opened(machine: Machine) -> list[Open]:
     """What T3 leaves open."""
 
     def cost(key: str) -> Open:
-        name = "Contention.update_cost (time of an update near memory over that of a write; at most 2 by table 1)"
-        return Open(key, name, 1, 1, 8, lambda value: _figure(key, machine, Contention(1, value)))
+        name = "update_cost (time of an update near memory over that of a write; at most 2 by table 1)"
+        return Open(key, name, 1, 1, 8, lambda value: _figure(key, machine, value))
 
     def other(key: str) -> Open:
         name = "transformers.OTHER_SHARE (what an iteration spends elsewhere; the paper: 0.40 to 0.45)"

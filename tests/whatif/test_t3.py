@@ -9,17 +9,13 @@ import pytest
 from disco_hlo.whatif.machine import Machine, load
 from disco_hlo.whatif.matmul import Matmul, Stages, memory_reads, stages
 from disco_hlo.whatif.t3 import (
-    AT_ITS_WORD,
     Arbitration,
-    Contention,
     all_gather_ns,
     fused_ns,
     reduce_scatter_ns,
     sub_layer,
 )
 from disco_hlo.whatif.transformers import LARGER, SMALLER, Model, sliced
-
-FLUID = Contention(stall=0.0)
 
 
 def machine(link: float, memory: float, latency_us: float = 0.0) -> Machine:
@@ -64,35 +60,29 @@ def test_a_long_matmul_hides_all_but_the_last_piece(arbitration: Arbitration) ->
     # 8 stages of 1000 ns, one piece each; a message takes 1 ns, memory next to nothing. The last chunk stays: at 8000
     # only the matmul's last stage is waited for, all copies from the neighbour having come.
     matmul = Stages(8, 1000.0, 0.0, 100.0, 0.0)
-    found = fused_ns(machine(100, 1e6), matmul, 2, arbitration, FLUID)
+    found = fused_ns(machine(100, 1e6), matmul, 2, arbitration)
     assert found == pytest.approx(8000, abs=5)
 
 
 def test_a_short_matmul_leaves_the_ring_alone() -> None:
     # Two devices: each sends its first chunk of 400 bytes at 0.1 GB/s, begun with the first of 8 stages of 1 ns.
     matmul = Stages(8, 1.0, 0.0, 100.0, 0.0)
-    assert fused_ns(machine(0.1, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, FLUID) == pytest.approx(
-        4001, abs=2
-    )
+    assert fused_ns(machine(0.1, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST) == pytest.approx(4001, abs=2)
 
 
 def test_under_round_robin_a_stalled_matmul_waits_for_what_memory_serves() -> None:
     # 16 stages of 1000 ns. The neighbour's copy of the second chunk: 8 pieces of 100 bytes at 1 byte a ns. The last
-    # comes when its own chunk is computed, so all 8 stall the matmul if they can.
+    # comes when its own chunk is computed, so all 8 stall the matmul.
     matmul = Stages(16, 1000.0, 0.0, 100.0, 0.0)
-    of = {
-        stall: fused_ns(machine(1000, 1), matmul, 2, Arbitration.ROUND_ROBIN, Contention(stall=stall))
-        for stall in (0.0, 1.0)
-    }
-    assert of[0.0] == pytest.approx(16_000, abs=5)
-    assert of[1.0] == pytest.approx(16_800, abs=5)
-    first = fused_ns(machine(1000, 1), matmul, 2, Arbitration.COMPUTE_FIRST, AT_ITS_WORD)
+    found = fused_ns(machine(1000, 1), matmul, 2, Arbitration.ROUND_ROBIN)
+    assert found == pytest.approx(16_800, abs=5)
+    first = fused_ns(machine(1000, 1), matmul, 2, Arbitration.COMPUTE_FIRST)
     assert first == pytest.approx(16_000, abs=5)
 
 
 def test_updates_that_cost_more_lengthen_the_matmul_s_writes() -> None:
     matmul = Stages(8, 1000.0, 0.0, 100.0, 100.0)
-    found = fused_ns(machine(100, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, Contention(0.0, 2.0))
+    found = fused_ns(machine(100, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, 2.0)
     assert found == pytest.approx(8 * 1200, abs=5)
 
 
