@@ -160,7 +160,7 @@ def svg(name: str) -> str:
     for number, row in enumerate(rows):
         top = 56 + LINE * number
         drawn.append(
-            f'<text x="{LABELS - 8}" y="{top + 13}" text-anchor="end">{escape(f"{row.figure}: {row.what}")}</text>'
+            f'<text x="{LABELS - 8}" y="{top + 13}" text-anchor="end">{escape(_label(row))}</text>'
         )
         for place, (value, color) in enumerate(((row.paper, PAPER_COLOR), (found[row.key], OURS_COLOR))):
             left, wide, y = zero + min(0, value) * scale, abs(value) * scale, top + place * (BAR + 2)
@@ -169,6 +169,10 @@ def svg(name: str) -> str:
                 f'<text x="{max(left + wide, zero) + 5:.1f}" y="{y + 9}" font-size="10">{text(paper, value)}</text>'
             )
     return "\n".join([*drawn, "</svg>", ""])
+
+
+def _label(row: Row) -> str:
+    return f"{row.figure}: {row.what}{' (fitted)' * row.is_fitted}"
 
 
 def main(arguments: list[str] | None = None) -> int:
