@@ -159,9 +159,7 @@ def svg(name: str) -> str:
     ]
     for number, row in enumerate(rows):
         top = 56 + LINE * number
-        drawn.append(
-            f'<text x="{LABELS - 8}" y="{top + 13}" text-anchor="end">{escape(_label(row))}</text>'
-        )
+        drawn.append(f'<text x="{LABELS - 8}" y="{top + 13}" text-anchor="end">{escape(_label(row))}</text>')
         for place, (value, color) in enumerate(((row.paper, PAPER_COLOR), (found[row.key], OURS_COLOR))):
             left, wide, y = zero + min(0, value) * scale, abs(value) * scale, top + place * (BAR + 2)
             drawn.append(

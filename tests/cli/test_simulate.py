@@ -169,7 +169,9 @@ def test_a_machine_says_what_would_be_gained_on_it(disco: Disco) -> None:
     outcome = disco("simulate", plans.VGG19, "--machine", "h200", "--gpus", "1024")
     rows = [" ".join(line.split()) for line in outcome.out.splitlines()]
     names = ("order", "rotation", "fused kernels", "T3")
-    assert [name for name in names if any(row.removeprefix("entry ").startswith(name) for row in rows)] == list(names)
+    assert [
+        name for name in names if any(row.removeprefix("entry ").startswith(name) for row in rows)
+    ] == list(names)
     assert (
         "what if: 1024 GPUs of h200 (Nodes of 8 H200, 400 Gb/s a device); collectives by switch"
         in outcome.err
