@@ -238,7 +238,7 @@ def _gains_as_json(
     machine, devices = imagined
     times = {name: {mechanism: one.step_ns for mechanism, one in of.items()} for name, of in gained.items()}
     return {
-        "machine": {"name": machine.name, "gpus": devices, "assumed": list(machine.assumed)},
+        "machine": {"name": machine.name, "gpus": devices, "assumed": list(machine.sourced("assumed"))},
         "gains": times[region],
         "gains_by_region": times,
     }

@@ -132,10 +132,10 @@ def training_ns(
     all_reduce = collective_ns(machine, "all-reduce", size)
     update = _launches_ns(machine, UPDATE_KERNELS[optimizer]) + APEX_BYTES[optimizer] * model.parameters / mem
     copies = 4 * size / mem  # into one buffer and out of it
-    buckets = size / DDP_BYTES * collective_ns(machine, "all-reduce", DDP_BYTES)
-    # They overlap with the backward pass, which has fewer compute units as long.
-    slower = 1 / (1 - CHANNELS / machine.gpu.compute_units) - 1
-    exposed = max(buckets / (size / DDP_BYTES), buckets - 2 / 3 * part) + slower * min(buckets, 2 / 3 * part)
+    backward, bucket = 2 / 3 * part, collective_ns(machine, "all-reduce", DDP_BYTES)
+    buckets = size / DDP_BYTES * bucket  # the backward pass next to them has fewer compute units
+    slower = CHANNELS / (machine.gpu.compute_units - CHANNELS)
+    exposed = max(bucket, buckets - backward) + slower * min(buckets, backward)
     after = {
         "NV BERT": copies + all_reduce + update,
         "PyTorch DDP": copies + exposed + update,

@@ -95,13 +95,8 @@ class Machine:
     sources: Mapping[str, str]
     """By parameter (``gpu.clock_ghz``), where its value comes from."""
 
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """Parameters that nobody stated."""
-        return self.sourced("assumed")
-
     def sourced(self, by: str) -> tuple[str, ...]:
-        """Parameters whose source begins so."""
+        """Parameters whose source begins so: those that nobody stated, with "assumed"."""
         return tuple(name for name, source in self.sources.items() if source.startswith(by))
 
 

@@ -43,7 +43,7 @@ def test_a_machine_says_what_it_can_do_and_what_was_assumed(tmp_path: Path) -> N
     machine = load(str(tmp_path / "two.toml"))
     assert machine.gpu.peak_flops_per_ns == 1500
     assert machine.gpu.matmul_flops_per_ns == 750
-    assert machine.assumed == ("gpu.matmul_efficiency", "gpu.launch_us")
+    assert machine.sourced("assumed") == ("gpu.matmul_efficiency", "gpu.launch_us")
     assert machine.sourced("a paper")[0] == "gpu.compute_units"
 
 
