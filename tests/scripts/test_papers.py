@@ -32,6 +32,14 @@ def test_a_paper_s_table_has_all_rows_and_is_drawn(paper: str, rows: int, tmp_pa
     assert len(drawn.findall("{*}rect")) >= 2 * (rows - 2)
 
 
+def test_coconet_wins_where_it_wins_in_the_paper() -> None:
+    rows = [[cell.strip() for cell in line.split("|")] for line in run("coconet").splitlines()]
+    factors = [(row[2], float(row[4].removesuffix("x"))) for row in rows if row[-2:-1] in (["yes"], ["no"])]
+    assert len(factors) == 28
+    losing = [what for what, factor in factors if factor <= 1 and "GShard-Eq" not in what]
+    assert not losing
+
+
 def test_the_ring_is_within_six_percent_where_it_was_not_fitted() -> None:
     held_out = [line for line in run("scatter").splitlines() if line.startswith("Held out")]
     assert held_out
