@@ -3,7 +3,7 @@
 T3, sections 2.5 and 6.1.2. As many output tiles as there are compute units make a stage. While the products of a stage
 are computed its inputs are read; then all tiles are written at once, and nothing is computed meanwhile. The cache takes
 what is written at its own bandwidth, and writes it to memory while the next stage computes; what goes around the cache,
-as T3's updates do, waits for the memory ("L2 bypassing of GEMM writes hurts the GEMM's performance").
+as T3's updates do, waits for the memory ("L2 bypassing ... of GEMM writes hurts", section 6.1.3).
 
 What is read from memory: the second operand, the weights, once. BLAS has matrices by columns, so a layer is computed as
 its transpose, one feature a row; tiles are taken along rows (T3, section 4.2.1), which is along the tokens. So the
