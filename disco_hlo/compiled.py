@@ -36,7 +36,8 @@ _KNOWN_NUMBA = ((0, 61), (0, 68))
 
 _COMPILING = ("core", "estimator", "profiler", "search", "simulator")
 """Packages whose functions are compiled, also into each other's code."""
-_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True, "error_model": "numpy"}
+"""Nothing divides by zero, so no division has to raise an error."""
 
 
 def compiled(function: Function) -> Function:
@@ -51,7 +52,9 @@ def compiled(function: Function) -> Function:
     _refuse_a_numba_that_compiles_nothing()
     directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
     # Its types know less than it does.
-    njit: Any = functools.partial(numba.njit, nogil=True, no_cfunc_wrapper=True, **_pipeline("OuterCompiler"))
+    njit: Any = functools.partial(
+        numba.njit, nogil=True, error_model="numpy", no_cfunc_wrapper=True, **_pipeline("OuterCompiler")
+    )
     if directory is None:
         return cast(Function, _of_any_value(njit()(function)))
     settings: Any = numba.config  # its names are made at run time
@@ -69,14 +72,14 @@ def inner(function: Function) -> Function:
     """``function`` for compiled functions alone to call: nothing is made for Python, and what calls it is cached."""
     _refuse_a_numba_that_compiles_nothing()
     njit: Any = numba.njit
-    return cast(Function, _of_any_value(njit(nogil=True, **_INNER, **_pipeline("InnerCompiler"))(function)))
+    return cast(Function, _of_any_value(njit(**_INNER, **_pipeline("InnerCompiler"))(function)))
 
 
 def shared(module: ModuleType) -> None:
     """Let compiled functions call the functions of a module, which are plain Python and stay so for Python."""
     for function in vars(module).values():
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-            extending.register_jitable(nogil=True, **_INNER, **_pipeline("InnerCompiler"))(function)
+            extending.register_jitable(**_INNER, **_pipeline("InnerCompiler"))(function)
 
 
 def _refuse_a_numba_that_compiles_nothing() -> None:

@@ -10,13 +10,15 @@ These are inner parts of numba, as they are in the versions for which ``compiled
 
 from __future__ import annotations
 
+from inspect import iscode
 from typing import Any
 
 from llvmlite.binding import Linkage
 from numba.core import codegen, compiler
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.environment import lookup_environment
-from numba.core.typed_passes import NativeLowering
+from numba.core.typed_passes import NativeLowering, NopythonRewrites
+from numba.core.untyped_passes import InlineClosureLikes
 
 _ENVIRONMENT = "_ZN08NumbaEnv"
 """How the variables are called through which functions find what they have of Python."""
@@ -112,13 +114,17 @@ class InnerCompiler(compiler.CompilerBase):
         """Numba's own passes, but for how machine code is made."""
         parts = compiler.DefaultPassBuilder
         passes = PassManager("disco_hlo")
+        # Fused array expressions are in no function of ours, closures in few.
+        inside = self.state.func_id.func.__code__.co_consts
+        left_out = {NopythonRewrites} if any(map(iscode, inside)) else {NopythonRewrites, InlineClosureLikes}
         for define in (
             parts.define_untyped_pipeline,
             parts.define_typed_pipeline,
             parts.define_nopython_lowering_pipeline,
         ):
             for one, text in define(self.state).passes:
-                passes.add_pass(self.lowering if one is NativeLowering else one, text)
+                if one not in left_out:
+                    passes.add_pass(self.lowering if one is NativeLowering else one, text)
         passes.finalize()
         return [passes]
 

@@ -7,6 +7,7 @@ written, read, and simulated for each; here it takes milliseconds, so a search c
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -19,60 +20,59 @@ from disco_hlo.search.arrays.step import Step
 from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView, open_views
 from disco_hlo.search.rules.neighbours import predecessors
 from disco_hlo.search.rules.results import count_unit
-from disco_hlo.simulator.list_schedule import counts, dependents, issue_order, pop, push
+from disco_hlo.simulator.list_schedule import issue_order
 
 
-@compiled
-def list_order(step: Step, state: State, scratch: Scratch) -> Any:
+def list_order(step: Step, state: State, scratch: Scratch) -> bool:
     """Put the units of a priced state into the order of a list schedule (``simulator.list_schedule``).
 
     Whatever order they had is lost. Returns False, and leaves the state as it was, where units wait for
     each other in a circle.
     """
-    g, s, w = open_views(step, state, scratch)
-    heads, needed_at, needed = _unit_graph(g, s, w)
-    compute, transfer, is_bucket = _times(g, s, heads)
-    issued = issue_order(needed_at, needed, compute, transfer, is_bucket, True)
+    heads, *lists = _units(step, state, scratch)
+    issued = issue_order(*lists, True)
     if issued.size < heads.size:
         return False
-    for slot in range(s.total[at.SLOTS]):
-        s.order[slot] = -1
-    slot = 0
-    for i in issued:
-        s.order[slot] = heads[i]
-        s.place[heads[i]] = slot
-        slot += s.count[heads[i]]
+    word, ordered = state.word, heads[issued]
+    ends = np.cumsum(word[at.COUNT, ordered])
+    word[at.ORDER, : word[at.TOTAL, at.SLOTS]] = -1
+    word[at.PLACE, ordered] = ends - word[at.COUNT, ordered]
+    word[at.ORDER, word[at.PLACE, ordered]] = ordered
     return True
 
 
-@compiled
-def heads_by_position(step: Step, state: State, scratch: Scratch, position: Ints) -> Any:
+def heads_by_position(step: Step, state: State, scratch: Scratch, position: Ints) -> Ints:
     """The units in a topological order, of those that are ready always the one with the smallest position, then
     the smallest node; without those that wait for each other in a circle.
 
     Args:
         position: ``[nodes]`` int64, of heads.
     """
+    heads, needed_at, needed, *_ = _units(step, state, scratch)
+    places, missing = position[heads].tolist(), np.diff(needed_at).tolist()
+    dependents: list[list[int]] = [[] for _ in places]
+    for unit, other in zip(np.repeat(np.arange(heads.size), missing).tolist(), needed.tolist(), strict=True):
+        dependents[other].append(unit)
+    ready = [(places[unit], unit) for unit, count in enumerate(missing) if not count]
+    heapify(ready)
+    found = []
+    while ready:  # ends: each unit is ready once
+        _, first = heappop(ready)
+        found.append(first)
+        for unit in dependents[first]:
+            missing[unit] -= 1
+            if not missing[unit]:
+                heappush(ready, (places[unit], unit))
+    return heads[np.array(found, np.int64)]
+
+
+@compiled
+def _units(step: Step, state: State, scratch: Scratch) -> Any:
+    """What :func:`~disco_hlo.simulator.list_schedule.issue_order` asks of the units, behind their heads, ascending."""
     g, s, w = open_views(step, state, scratch)
     heads, needed_at, needed = _unit_graph(g, s, w)
-    dependent_at, dependent = dependents(needed_at, needed)
-    missing = counts(needed_at)
-    places, alike = position[heads], np.zeros(heads.size, np.int64)
-    ready, left = np.empty(heads.size, np.int64), 0
-    for i in range(heads.size):
-        if missing[i] == 0:
-            left = push(ready, left, i, places, alike)
-    found, count = np.empty(heads.size, np.int64), 0
-    while left > 0:  # ends: each unit is ready once
-        i = ready[0]
-        left = pop(ready, left, places, alike)
-        found[count] = heads[i]
-        count += 1
-        for e in range(dependent_at[i], dependent_at[i + 1]):
-            missing[dependent[e]] -= 1
-            if missing[dependent[e]] == 0:
-                left = push(ready, left, dependent[e], places, alike)
-    return found[:count]
+    compute, transfer, is_bucket = _times(g, s, heads)
+    return heads, needed_at, needed, compute, transfer, is_bucket
 
 
 @inner
