@@ -63,7 +63,8 @@ def heads_by_position(step: Step, state: State, scratch: Scratch, position: Ints
             missing[unit] -= 1
             if not missing[unit]:
                 heappush(ready, (places[unit], unit))
-    return heads[np.array(found, np.int64)]
+    ordered: Ints = heads[np.array(found, np.int64)]
+    return ordered
 
 
 @compiled
