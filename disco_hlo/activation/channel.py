@@ -53,13 +53,6 @@ class Channel(Protocol):
             ActivationError: some ranks did not answer within ``timeout_s``; it names them.
         """
 
-    def barrier(self, *, tag: str, timeout_s: float) -> None:
-        """Return when every rank has come here.
-
-        Raises:
-            ActivationError: some ranks did not come within ``timeout_s``; it names them.
-        """
-
     def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
         """Every rank hands in an item and ``rule`` makes one outcome of them; all ranks return that one.
 

@@ -4,7 +4,7 @@ The store lives in the process of rank 0 and every process of a jax.distributed 
 it already, so no port is opened here. This file imports no jax: the client object is handed in.
 
 Keys of one operation lie under ``disco/<job>/<sequence>-<tag>/`` and are used once. Rank 0 deletes
-those of finished operations whenever an all-gather or a barrier has shown that every rank has got
+those of finished operations whenever an all-gather has shown that every rank has got
 past them; decisions stay, so that a rank that comes late reads what the others read.
 """
 
@@ -144,10 +144,6 @@ class KvChannel:
         self._write(where, "all", pack(items))
         self._forget_before(where)
         return items
-
-    def barrier(self, *, tag: str, timeout_s: float) -> None:
-        """See :class:`~disco_hlo.activation.channel.Channel`."""
-        self.all_gather(b"", tag=tag, timeout_s=timeout_s)
 
     def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
         """See :class:`~disco_hlo.activation.channel.Channel`."""

@@ -29,9 +29,6 @@ class LocalChannel:
         """The one item."""
         return [item]
 
-    def barrier(self, *, tag: str, timeout_s: float) -> None:
-        """Return at once."""
-
     def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
         """What the rule makes of the one item."""
         return rule({0: item})

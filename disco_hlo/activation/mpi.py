@@ -192,11 +192,6 @@ class MpiChannel:
                 raise ActivationError(f"{tag}: rank 0 did not take the answer within {timeout_s:g} s")
             return unpack(packed, self.size)
 
-    def barrier(self, *, tag: str, timeout_s: float) -> None:
-        """See :class:`~disco_hlo.activation.channel.Channel`."""
-        # Not MPI_Ibarrier, which could not say who is missing.
-        self.all_gather(b"", tag=tag, timeout_s=timeout_s)
-
     def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
         """See :class:`~disco_hlo.activation.channel.Channel`."""
         return self._decider.decide(item, rule, tag, timeout_s)

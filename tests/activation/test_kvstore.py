@@ -60,7 +60,7 @@ def test_what_all_ranks_have_read_is_deleted() -> None:
 
     def step(one: KvChannel) -> None:
         one.broadcast(bytes(3 * CHUNK_BYTES) if one.rank == 0 else None, tag="big", timeout_s=10)
-        one.barrier(tag="past it", timeout_s=10)
+        one.all_gather(b"", tag="past it", timeout_s=10)
 
     on_ranks(2, step, store)
     assert len(store.values) == 3
@@ -72,7 +72,7 @@ def test_rank_0_names_the_ranks_that_do_not_come() -> None:
         if one.rank in (1, 3, 4):
             return "stays away"
         with pytest.raises(ActivationError) as caught:
-            one.barrier(tag="meet", timeout_s=0.3)
+            one.all_gather(b"", tag="meet", timeout_s=0.3)
         return str(caught.value)
 
     message = "meet: ranks 1, 3-4 of 5 did not answer within 0.3 s"
@@ -91,7 +91,7 @@ def test_after_a_failure_exchanges_fail_at_once_with_the_first_reason() -> None:
     with pytest.raises(ActivationError):
         channel.broadcast(None, tag="plan", timeout_s=0.1)
     with pytest.raises(ActivationError, match="earlier exchange between the ranks failed: plan: rank 0 of 2"):
-        channel.barrier(tag="next", timeout_s=60)
+        channel.all_gather(b"", tag="next", timeout_s=60)
 
 
 @pytest.mark.parametrize("spoil", ["shorten", "flip", "drop", "header"])

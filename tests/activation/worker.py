@@ -109,7 +109,7 @@ def exchange() -> dict[str, Any]:
     }
     garbage = channel.broadcast(b"garbage" if channel.rank == 0 else None, tag="garbage", timeout_s=TIMEOUT_S)
     result["received"] = garbage.decode()
-    channel.barrier(tag="end", timeout_s=TIMEOUT_S)
+    channel.all_gather(b"", tag="end", timeout_s=TIMEOUT_S)
     return result
 
 
@@ -133,7 +133,7 @@ def killed() -> dict[str, Any]:
     moment = SETTINGS["moment"] if channel.rank == int(SETTINGS["victim"]) else "never"
     # Two pieces, and made before the ranks meet: from then on little but a dead rank takes time.
     sent = PlanBytes(PLAN_JSON, made_up_module(CHUNK_BYTES + 1, "killed")) if channel.rank == 0 else None
-    channel.barrier(tag="start", timeout_s=PATIENCE_S)
+    channel.all_gather(b"", tag="start", timeout_s=PATIENCE_S)
     if moment == "before":
         die()
     if moment == "during":
@@ -217,7 +217,7 @@ def uninitialized() -> dict[str, Any]:
 
     mpi4py.rc.initialize = False
     channel, _ = join()
-    channel.barrier(tag="end", timeout_s=TIMEOUT_S)
+    channel.all_gather(b"", tag="end", timeout_s=TIMEOUT_S)
     from mpi4py import MPI
 
     MPI.Init()
@@ -234,7 +234,7 @@ def interrupted() -> dict[str, Any]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
-        channel.barrier(tag="nobody", timeout_s=60)
+        channel.all_gather(b"", tag="nobody", timeout_s=60)
     except KeyboardInterrupt:
         return {"ended by": "KeyboardInterrupt"}
     return {"ended by": "nothing"}
