@@ -49,20 +49,22 @@ def heads_by_position(step: Step, state: State, scratch: Scratch, position: Ints
         position: ``[nodes]`` int64, of heads.
     """
     heads, needed_at, needed, *_ = _units(step, state, scratch)
-    places, missing = position[heads].tolist(), np.diff(needed_at).tolist()
-    dependents: list[list[int]] = [[] for _ in places]
-    for unit, other in zip(np.repeat(np.arange(heads.size), missing).tolist(), needed.tolist(), strict=True):
-        dependents[other].append(unit)
-    ready = [(places[unit], unit) for unit, count in enumerate(missing) if not count]
+    count, waits = heads.size, np.diff(needed_at)
+    # Numbers alone, which Python's collector does not look at: a place and a unit are one.
+    keys = ((position[heads] + 1) * count + np.arange(count)).tolist()
+    by_needed = np.argsort(needed, kind="stable")
+    dependents = np.repeat(np.arange(count), waits)[by_needed].tolist()
+    begin = np.searchsorted(needed[by_needed], np.arange(count + 1)).tolist()
+    missing, found = waits.tolist(), []
+    ready = [key for key, left in zip(keys, missing, strict=True) if not left]
     heapify(ready)
-    found = []
     while ready:  # ends: each unit is ready once
-        _, first = heappop(ready)
+        first = heappop(ready) % count
         found.append(first)
-        for unit in dependents[first]:
+        for unit in dependents[begin[first] : begin[first + 1]]:
             missing[unit] -= 1
             if not missing[unit]:
-                heappush(ready, (places[unit], unit))
+                heappush(ready, keys[unit])
     ordered: Ints = heads[np.array(found, np.int64)]
     return ordered
 
