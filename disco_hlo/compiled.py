@@ -36,8 +36,7 @@ _KNOWN_NUMBA = ((0, 61), (0, 68))
 
 _COMPILING = ("core", "estimator", "profiler", "search", "simulator")
 """Packages whose functions are compiled, also into each other's code."""
-_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True, "error_model": "numpy"}
-"""Nothing divides by zero, so no division has to raise an error."""
+_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
 
 
 def compiled(function: Function) -> Function:
@@ -52,9 +51,7 @@ def compiled(function: Function) -> Function:
     _refuse_a_numba_that_compiles_nothing()
     directory = _cache_directory(_package_of(Path(function.__code__.co_filename)))
     # Its types know less than it does.
-    njit: Any = functools.partial(
-        numba.njit, nogil=True, error_model="numpy", no_cfunc_wrapper=True, **_pipeline("OuterCompiler")
-    )
+    njit: Any = functools.partial(numba.njit, nogil=True, no_cfunc_wrapper=True, **_pipeline("OuterCompiler"))
     if directory is None:
         return cast(Function, _of_any_value(njit()(function)))
     settings: Any = numba.config  # its names are made at run time

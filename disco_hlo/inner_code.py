@@ -17,7 +17,7 @@ from llvmlite.binding import Linkage
 from numba.core import codegen, compiler
 from numba.core.compiler_machinery import PassManager, register_pass
 from numba.core.environment import lookup_environment
-from numba.core.typed_passes import NativeLowering, NopythonRewrites
+from numba.core.typed_passes import NativeLowering
 from numba.core.untyped_passes import InlineClosureLikes
 
 _ENVIRONMENT = "_ZN08NumbaEnv"
@@ -37,9 +37,6 @@ class _InnerLibrary(codegen.JITCodeLibrary):
         self._shared_module = self._final_module
         self._finalize_dynamic_globals()
         self._finalized = True
-
-    def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
 
     def get_pointer_to_function(self, _name: str) -> int:
         self._ensure_finalized()
@@ -114,16 +111,14 @@ class InnerCompiler(compiler.CompilerBase):
         """Numba's own passes, but for how machine code is made."""
         parts = compiler.DefaultPassBuilder
         passes = PassManager("disco_hlo")
-        # Fused array expressions are in no function of ours, closures in few.
-        inside = self.state.func_id.func.__code__.co_consts
-        left_out = {NopythonRewrites} if any(map(iscode, inside)) else {NopythonRewrites, InlineClosureLikes}
+        has_closures = any(map(iscode, self.state.func_id.func.__code__.co_consts))
         for define in (
             parts.define_untyped_pipeline,
             parts.define_typed_pipeline,
             parts.define_nopython_lowering_pipeline,
         ):
             for one, text in define(self.state).passes:
-                if one not in left_out:
+                if has_closures or one is not InlineClosureLikes:
                     passes.add_pass(self.lowering if one is NativeLowering else one, text)
         passes.finalize()
         return [passes]
