@@ -1,0 +1,201 @@
+"""Gather once: a second loop reads what a first gathered, instead of gathering it again.
+
+The backward pass of a scanned, fully sharded step (ZeRO-3) gathers each layer's weights that the forward pass gathered.
+Here the first loop writes what it gathers into an array of all turns, and the second slices that: a third of the step's
+communication less, for the memory of all weights gathered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import IllegalMoveError
+from disco_hlo.hlo.device_groups import Groups
+from disco_hlo.hlo.proto import Message
+from disco_hlo.structure.groups import groups_of
+from disco_hlo.structure.literals import computed_value, literal_value
+from disco_hlo.structure.loops import (
+    Loop,
+    become,
+    behind_copies,
+    constant,
+    element,
+    extend,
+    narrow_barriers,
+    through_barrier,
+)
+from disco_hlo.structure.prefetch import gathered_value
+from disco_hlo.structure.program import dims, dtype, physical
+_MOST_TURNS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a gather gives in each turn: entry ``index`` of a stacked array, gathered and converted."""
+
+    value: Message
+    """In the loop's body; see :func:`gathered_value`."""
+    number: int
+    """Of the stacked array in the loop's state."""
+    index: Message
+    """In the body."""
+    indices: tuple[int, ...]
+    """Of all turns."""
+    dimension: int
+    """Of the stacked array that is gathered."""
+    groups: Groups
+    has_first: bool
+    """Whether the value has the first dimension still, of one element."""
+
+
+def gathered(loop: Loop, gather: Message) -> Gathered:
+    """What an all-gather of a loop's body gives.
+
+    Raises:
+        IllegalMoveError: it gathers anything else than one entry a turn of a stacked array.
+    """
+    body, elements = loop.body, loop.elements
+    value = gathered_value(body, gather)
+    one, path = value, []
+    while one.opcode in ("convert", "copy", "reshape", "bitcast", "all-gather", "get-tuple-element"):
+        before = through_barrier(body, one)
+        if before.id == one.id:
+            if one.id in elements:
+                break
+            before = body.operands(one)[0]
+            path.append((one, before))
+        one = before
+    rank = len(dims(one))
+    has_first = len(dims(value)) == rank
+    dimension = None
+    for made, before in path:
+        if made.opcode in ("reshape", "bitcast") and not _is_first_dimension_alone(made, before):
+            raise _other(gather)
+        if made.opcode == "all-gather":
+            dimension = made.dimensions[0] + rank - len(dims(made))
+    array = body.operands(one)[0] if one.opcode == "dynamic-slice" else one
+    number = elements.get(array.id, -1)
+    converted = [made for made, before in path if dtype(made) != dtype(before)]
+    sizes = list(one.dynamic_slice_sizes)
+    if dimension in (None, 0) or number not in loop.unchanged() or len(converted) > 1 or sizes[:1] != [1]:
+        raise _other(gather)
+    index = body.operands(one)[1]
+    indices = tuple(_index(loop, index, turn) for turn in range(min(loop.turns, _MOST_TURNS + 1)))
+    if sizes[1:] != list(dims(array))[1:] or len(indices) > _MOST_TURNS or None in indices:
+        raise _other(gather)
+    return Gathered(value, number, index, indices, dimension, groups_of(body, gather), has_first)
+
+
+def _other(gather: Message) -> IllegalMoveError:
+    return IllegalMoveError(
+        f"{gather.name} ({gather.opcode}): it gathers anything else than an entry a turn of a stacked array"
+    )
+
+
+def _is_first_dimension_alone(one: Message, other: Message) -> bool:
+    """Whether a reshape only adds or takes away a first dimension of one element."""
+    more, less = sorted((one, other), key=lambda i: -len(dims(i)))
+    same = dims(more) == (1, *dims(less)) and [d - 1 for d in physical(more.shape) if d] == physical(less.shape)
+    return same or (dims(more) == dims(less) and physical(more.shape) == physical(less.shape))
+
+
+def _index(loop: Loop, value: Message, turn: int) -> int | None:
+    """A scalar of index arithmetic in a turn; None where it is anything else."""
+    body, elements = loop.body, loop.elements
+
+    def found(one: Message, depth: int) -> NDArray[Any] | None:
+        if elements.get(one.id) == loop.counter:
+            return np.array(loop.start + turn * loop.step)
+        if one.opcode == "constant" or depth == 0:
+            return literal_value(one)
+        operands = [found(operand, depth - 1) for operand in body.operands(one)]
+        return computed_value(one, operands) if operands and all(o is not None for o in operands) else None
+
+    number = found(value, 8)
+    return None if number is None or number.size != 1 else int(number)
+
+
+def gather_once(first: Loop, gather: Message, second: Loop, again: Message) -> None:
+    """Let a second loop read what a first one gathered.
+
+    Args:
+        first: rewritten in place, like ``second``, which comes later in the same caller.
+        gather: an all-gather of the first body.
+        second: the other loop.
+        again: an all-gather of its body.
+
+    Raises:
+        IllegalMoveError: the second gathers anything else than the first.
+    """
+    made, needed = gathered(first, gather), gathered(second, again)
+    where = f"{again.name} ({again.opcode})"
+    arrays = [behind_copies(loop.caller, loop.begins[one.number]) for loop, one in ((first, made), (second, needed))]
+    entries = range(dims(arrays[0])[0])
+    alike = [(one.dimension, one.groups, dtype(one.value)) for one in (made, needed)]
+    if arrays[0].id != arrays[1].id or alike[0] != alike[1]:
+        raise IllegalMoveError(f"{where}: it gathers another array than {gather.name} does")
+    if not set(needed.indices) <= set(made.indices) <= set(entries):
+        raise IllegalMoveError(f"{where}: it gathers what {gather.name} does not, in some turn")
+    stack = _written_by_turns(first, made, len(entries))
+    _read_by_turns(second, needed, stack)
+
+
+def _written_by_turns(loop: Loop, made: Gathered, entries: int) -> Message:
+    """The values of all turns in one array; returns it in the caller, behind the loop."""
+    caller, body, value = loop.caller, loop.body, made.value
+    entry = _with_first(_without_first(value.shape) if made.has_first else value.shape, 1)
+    zero = constant(caller, made.index, 0)
+    converted = caller.make("convert", "nothing", _scalar(value.shape), [zero])
+    empty = caller.make("broadcast", "nothing", _with_first(_without_first(entry), entries), [converted])
+    caller.place([zero, converted, empty], caller.position(loop.instruction))
+    (stack,) = extend(loop, [empty])
+    new = body.make("reshape", f"{value.name}.entry", entry, [value])
+    start = constant(body, made.index, 0)
+    rest = [start] * (len(entry.dimensions) - 1)
+    update = body.make("dynamic-update-slice", f"{value.name}.kept", empty.shape, [stack, new, made.index, *rest])
+    body.place([new, start, update], body.position(loop.root))
+    become(loop, [stack], [update])
+    kept = element(caller, loop.instruction, stack.tuple_index)
+    caller.place([kept], caller.position(loop.instruction) + 1)
+    return kept
+
+
+def _read_by_turns(loop: Loop, needed: Gathered, stack: Message) -> None:
+    body, value = loop.body, needed.value
+    (array,) = extend(loop, [stack])
+    entry = _with_first(_without_first(stack.shape), 1)
+    start = constant(body, needed.index, 0)
+    rest = [start] * (len(entry.dimensions) - 1)
+    taken = body.make("dynamic-slice", f"{value.name}.kept", entry, [array, needed.index, *rest])
+    taken.dynamic_slice_sizes.extend(entry.dimensions)
+    shape = entry if needed.has_first else _without_first(entry)
+    read = body.make("reshape", f"{value.name}.read", shape, [taken])
+    ours = body.make("copy", f"{value.name}.read", value.shape, [read])
+    is_laid_out = physical(shape) == physical(value.shape)
+    body.place([start, taken, read, *([] if is_laid_out else [ours])], body.position(needed.index) + 1)
+    body.redirect(value, read if is_laid_out else ours)
+    body.sweep()
+    narrow_barriers(body)
+
+
+def _scalar(shape: Message) -> Message:
+    made = type(shape)(element_type=shape.element_type)
+    made.layout.SetInParent()
+    return made
+
+
+def _with_first(shape: Message, size: int) -> Message:
+    """A shape with one more, outermost, first dimension."""
+    made = type(shape)(element_type=shape.element_type, dimensions=[size, *shape.dimensions])
+    made.layout.minor_to_major.extend([*(d + 1 for d in physical(shape)[::-1]), 0])
+    return made
+
+
+def _without_first(shape: Message) -> Message:
+    made = type(shape)(element_type=shape.element_type, dimensions=shape.dimensions[1:])
+    made.layout.minor_to_major.extend(d - 1 for d in physical(shape)[::-1] if d)
+    return made
