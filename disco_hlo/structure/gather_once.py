@@ -30,6 +30,7 @@ from disco_hlo.structure.loops import (
 )
 from disco_hlo.structure.prefetch import gathered_value
 from disco_hlo.structure.program import dims, dtype, physical
+
 _MOST_TURNS = 4096
 
 
@@ -99,7 +100,9 @@ def _other(gather: Message) -> IllegalMoveError:
 def _is_first_dimension_alone(one: Message, other: Message) -> bool:
     """Whether a reshape only adds or takes away a first dimension of one element."""
     more, less = sorted((one, other), key=lambda i: -len(dims(i)))
-    same = dims(more) == (1, *dims(less)) and [d - 1 for d in physical(more.shape) if d] == physical(less.shape)
+    same = dims(more) == (1, *dims(less)) and [d - 1 for d in physical(more.shape) if d] == physical(
+        less.shape
+    )
     return same or (dims(more) == dims(less) and physical(more.shape) == physical(less.shape))
 
 
@@ -133,7 +136,9 @@ def gather_once(first: Loop, gather: Message, second: Loop, again: Message) -> N
     """
     made, needed = gathered(first, gather), gathered(second, again)
     where = f"{again.name} ({again.opcode})"
-    arrays = [behind_copies(loop.caller, loop.begins[one.number]) for loop, one in ((first, made), (second, needed))]
+    arrays = [
+        behind_copies(loop.caller, loop.begins[one.number]) for loop, one in ((first, made), (second, needed))
+    ]
     entries = range(dims(arrays[0])[0])
     alike = [(one.dimension, one.groups, dtype(one.value)) for one in (made, needed)]
     if arrays[0].id != arrays[1].id or alike[0] != alike[1]:
@@ -156,7 +161,9 @@ def _written_by_turns(loop: Loop, made: Gathered, entries: int) -> Message:
     new = body.make("reshape", f"{value.name}.entry", entry, [value])
     start = constant(body, made.index, 0)
     rest = [start] * (len(entry.dimensions) - 1)
-    update = body.make("dynamic-update-slice", f"{value.name}.kept", empty.shape, [stack, new, made.index, *rest])
+    update = body.make(
+        "dynamic-update-slice", f"{value.name}.kept", empty.shape, [stack, new, made.index, *rest]
+    )
     body.place([new, start, update], body.position(loop.root))
     become(loop, [stack], [update])
     kept = element(caller, loop.instruction, stack.tuple_index)

@@ -82,15 +82,26 @@ def read_loop(caller: Program, instruction: Message) -> Loop:
     """
     where = f"{instruction.name} ({instruction.opcode})"
     body, condition = (caller.inside(one) for one in instruction.called_computation_ids)
-    calls = [called for c in caller.module.computations for i in c.instructions for called in i.called_computation_ids]
+    calls = [
+        called
+        for c in caller.module.computations
+        for i in c.instructions
+        for called in i.called_computation_ids
+    ]
     if any(calls.count(one) > 1 for one in instruction.called_computation_ids):
         raise IllegalMoveError(f"{where}: another instruction calls its body or condition too")
     waiting = any(instruction.id in i.control_predecessor_ids for i in caller.instructions)
     if waiting or instruction.control_predecessor_ids:
         raise IllegalMoveError(f"{where}: it is ordered by a control dependency")
     tuples = (caller.operands(instruction)[0], body.by_id[body.root])
-    takers = [*caller.readers(instruction), *body.readers(_parameter(body)), *condition.readers(_parameter(condition))]
-    if any(one.opcode != "tuple" for one in tuples) or any(one.opcode != "get-tuple-element" for one in takers):
+    takers = [
+        *caller.readers(instruction),
+        *body.readers(_parameter(body)),
+        *condition.readers(_parameter(condition)),
+    ]
+    if any(one.opcode != "tuple" for one in tuples) or any(
+        one.opcode != "get-tuple-element" for one in takers
+    ):
         raise IllegalMoveError(f"{where}: its state is not taken apart element by element")
     counter, limit = _compared(condition, where)
     start = _number(caller, caller.operands(tuples[0])[counter])
@@ -99,7 +110,9 @@ def read_loop(caller: Program, instruction: Message) -> Loop:
         raise IllegalMoveError(f"{where}: how often it turns is not known")
     turns = max(0, -(-(limit - start) // step))
     if trip_count(instruction) not in (None, turns):
-        raise IllegalMoveError(f"{where}: it says that it turns {trip_count(instruction)} times, and counts {turns}")
+        raise IllegalMoveError(
+            f"{where}: it says that it turns {trip_count(instruction)} times, and counts {turns}"
+        )
     return Loop(caller, instruction, body, condition, counter, start, step, turns)
 
 
@@ -157,8 +170,14 @@ def element(program: Program, state: Message, number: int) -> Message:
 
 
 def written(
-    program: Program, source: Program, values: Mapping[int, Message], wanted: Sequence[Message], at: int, *,
-    only: Collection[int] | None = None, barriers: bool = True,
+    program: Program,
+    source: Program,
+    values: Mapping[int, Message],
+    wanted: Sequence[Message],
+    at: int,
+    *,
+    only: Collection[int] | None = None,
+    barriers: bool = True,
 ) -> dict[int, Message]:
     """Write what ``wanted`` of ``source`` need once more into ``program``, from position ``at``.
 
@@ -188,7 +207,9 @@ def written(
         else:
             copy = program.copy(one, f"{one.name}.turn", [found[o] for o in one.operand_ids])
             copy.backend_config = one.backend_config
-            copy.control_predecessor_ids.extend(found[b].id for b in one.control_predecessor_ids if b in found)
+            copy.control_predecessor_ids.extend(
+                found[b].id for b in one.control_predecessor_ids if b in found
+            )
             found[one.id] = copy
             made.append(copy)
     program.place(made, at)
@@ -304,7 +325,9 @@ def check_repeatable(loop: Loop, turns: int) -> None:
         raise IllegalMoveError(f"{where}: it turns {loop.turns} times, expected {turns} or more")
     for one in loop.body.instructions:
         if one.opcode in _NOT_REPEATED or one.custom_call_has_side_effect:
-            raise IllegalMoveError(f"{where}: its body holds {one.name} ({one.opcode}), which is not repeated")
+            raise IllegalMoveError(
+                f"{where}: its body holds {one.name} ({one.opcode}), which is not repeated"
+            )
 
 
 def peel(loop: Loop) -> Loop:

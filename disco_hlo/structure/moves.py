@@ -1,8 +1,8 @@
 """The structural moves as values, applied one after another, and as JSON (CoCoNet, section 3).
 
 A move names instructions by their position in the list of their computation, in the module it is applied to, with
-the opcode that must be found there: the entry, or for moves of loops the computation that the path leads into. A move holds nothing else of a module: dropping it from a list
-gives what the others make of the start.
+the opcode that must be found there: the entry, or for moves of loops the computation that the path leads into. A move
+holds nothing else of a module: dropping it from a list gives what the others make of the start.
 """
 
 from __future__ import annotations
@@ -161,9 +161,13 @@ def _apply_to_loop(program: Program, move: Prefetch | Double | GatherOnce) -> No
         double(loops[0])
     else:
         loops.append(read_loop(caller, caller.at(move.later, "while")))
-        gathers = [loop.body.at(at, "all-gather") for loop, at in zip(loops, (move.gather, move.again), strict=True)]
+        gathers = [
+            loop.body.at(at, "all-gather") for loop, at in zip(loops, (move.gather, move.again), strict=True)
+        ]
         if move.later <= move.loop[-1]:
-            raise IllegalMoveError(f"{loops[1].instruction.name} (while): it comes before the loop that gathers")
+            raise IllegalMoveError(
+                f"{loops[1].instruction.name} (while): it comes before the loop that gathers"
+            )
         gather_once(loops[0], gathers[0], loops[1], gathers[1])
     for loop in loops:
         loop.flush()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.opcodes import TRANSFERS
@@ -50,70 +49,67 @@ class _Builder:
 
     def prefetched(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
         """``before``, then every loop's gathers a turn ahead."""
-
-        def of(path: tuple[int, ...], caller: Program, instruction: Message) -> Iterator[Move]:
-            loop = read_loop(caller, instruction)
-            gathers = tuple(loop.body.position(one) for one in foreseen_gathers(loop))
-            if gathers:
-                yield Prefetch(path, gathers)
-
-        return self._added(before, of)
+        return self._with_each(before, lambda places, at: _prefetches(*places[at]))
 
     def doubled(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
         """``before``, then every loop in turns of two."""
-        return self._added(before, lambda path, _caller, _instruction: iter((Double(path),)))
+        return self._with_each(before, lambda places, at: [Double(places[at][0])])
 
     def gathered_once(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
-        """``before``, then every gather that repeats an earlier loop's read from there."""
-        moves = before
-        for name in self.names:
-            while True:
-                grown = self._first_legal(moves, self._repeats(moves, name))
-                if grown == moves:
-                    break
-                moves = grown
-        return moves
+        """``before``, then every gather that repeats one of an earlier loop's read from there."""
+        return self._with_each(before, _repeats, as_often_as_there_is=True)
 
-    def _repeats(self, moves: tuple[Move, ...], name: str) -> Iterator[Move]:
-        """Pairs of gathers of an earlier loop and of the loop ``name``."""
-        places = list(_loops(self._program(moves)))
-        path, caller, instruction = next(place for place in places if place[2].name == name)
-        try:
-            again = [read_loop(caller, instruction).body.position(g) for g in foreseen_gathers(read_loop(caller, instruction))]
-        except IllegalMoveError:
-            return
-        for other, its_caller, earlier in places:
-            if its_caller is not caller or other >= path:
-                continue
-            try:
-                loop = read_loop(its_caller, earlier)
-                gathers = [loop.body.position(gather) for gather in foreseen_gathers(loop)]
-            except IllegalMoveError:
-                continue
-            yield from (GatherOnce(other, g, path[-1], a) for a in again for g in gathers)
-
-    def _added(
-        self, moves: tuple[Move, ...], of: Callable[[tuple[int, ...], Program, Message], Iterator[Move]]
+    def _with_each(
+        self,
+        moves: tuple[Move, ...],
+        candidates: Callable[[list[_Place], int], Iterable[Move]],
+        *,
+        as_often_as_there_is: bool = False,
     ) -> tuple[Move, ...]:
+        """``moves``, then of each loop the first legal candidate, once or as long as there is one."""
         for name in self.names:
-            place = next(place for place in _loops(self._program(moves)) if place[2].name == name)
-            try:
-                moves = self._first_legal(moves, of(*place))
-            except IllegalMoveError:
-                continue
+            grown = True
+            while grown:
+                before = Program(self._applied(moves), copies=self.copies)
+                places = list(_loops(before))
+                at = next(number for number, place in enumerate(places) if place[2].name == name)
+                found = next(filter(None, (self._legal(moves, one) for one in candidates(places, at))), None)
+                grown = found is not None and as_often_as_there_is
+                moves = found or moves
         return moves
 
-    def _first_legal(self, moves: tuple[Move, ...], candidates: Iterator[Move]) -> tuple[Move, ...]:
-        for move in candidates:
-            try:
-                apply_moves(self.module, (*moves, move), copies=self.copies)
-            except IllegalMoveError:
-                continue
-            return (*moves, move)
-        return moves
+    def _legal(self, moves: tuple[Move, ...], move: Move) -> tuple[Move, ...] | None:
+        try:
+            self._applied((*moves, move))
+        except IllegalMoveError:
+            return None
+        return (*moves, move)
 
-    def _program(self, moves: tuple[Move, ...]) -> Program:
-        return Program(apply_moves(self.module, moves, copies=self.copies), copies=self.copies)
+    def _applied(self, moves: tuple[Move, ...]) -> bytes:
+        return apply_moves(self.module, moves, copies=self.copies)
+
+
+def _gathers(caller: Program, instruction: Message) -> tuple[int, ...]:
+    """Positions of the gathers that the turn before can make; none where the loop is in another form."""
+    try:
+        loop = read_loop(caller, instruction)
+        return tuple(loop.body.position(one) for one in foreseen_gathers(loop))
+    except IllegalMoveError:
+        return ()
+
+
+def _prefetches(path: tuple[int, ...], caller: Program, instruction: Message) -> Iterator[Move]:
+    if gathers := _gathers(caller, instruction):
+        yield Prefetch(path, gathers)
+
+
+def _repeats(places: list[_Place], at: int) -> Iterator[Move]:
+    """A loop's gathers, with those of earlier loops in the same caller."""
+    path, caller, instruction = places[at]
+    again = _gathers(caller, instruction)
+    for other, its_caller, earlier in places:
+        if its_caller is caller and other < path:
+            yield from (GatherOnce(other, g, path[-1], a) for a in again for g in _gathers(caller, earlier))
 
 
 def _loops(program: Program, path: tuple[int, ...] = ()) -> Iterator[_Place]:

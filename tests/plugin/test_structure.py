@@ -161,10 +161,14 @@ def test_a_tensor_parallel_step_has_its_layers_between_them() -> None:
 
 def test_why_no_structure_is_tried() -> None:
     step = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
-    graph, plan = step.graph, unfused(step.graph)
-    assert "collectives block on this device" in why_not(graph, plan, costs_of(profile("cpu", 1.0), step))
-    assert "of the step to communication alone" in why_not(graph, plan, costs_of(profile("gpu", 0.0), step))
-    assert why_not(graph, plan, costs_of(profile("gpu", 100.0), step)) == ""
+    plan = unfused(step.graph)
+
+    def answer(backend: str, ns_per_byte: float) -> str:
+        return why_not(Case(step, plan, costs_of(profile(backend, ns_per_byte), step)), plan)
+
+    assert "collectives block on this device" in answer("cpu", 1.0)
+    assert "of the step to communication alone" in answer("gpu", 0.0)
+    assert answer("gpu", 100.0) == ""
 
 
 def found(source: CanonicalModule) -> Optimized:
@@ -186,7 +190,7 @@ def test_on_cpu_no_early_module_is_even_looked_at(
         session = join(request, Settings(search=True, directory=tmp_path, structure=structure))
         source = canonicalize(compiles.capture(request))
         slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
-        return restructured_trials(session, source.graph, slot, None, found(source))
+        return restructured_trials(session, slot, None, found(source))
 
     assert on_step(look) == []
 
@@ -198,7 +202,7 @@ def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
         session = join(request, Settings(search=True, directory=tmp_path, structure="sharded-update"))
         source = canonicalize(compiles.capture(request))
         slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
-        return restructured_trials(session, source.graph, slot, None, found(source))
+        return restructured_trials(session, slot, None, found(source))
 
     assert on_step(look) == []
     assert "DISCO_STRUCTURE is sharded-update; this step has the pattern for chunk-2" in caplog.text
