@@ -72,21 +72,19 @@ def gathered(loop: Loop, gather: Message) -> Gathered:
         one = before
     rank = len(dims(one))
     has_first = len(dims(value)) == rank
-    dimension = None
-    for made, before in path:
-        if made.opcode in ("reshape", "bitcast") and not _is_first_dimension_alone(made, before):
-            raise _other(gather)
-        if made.opcode == "all-gather":
-            dimension = made.dimensions[0] + rank - len(dims(made))
+    dimension = gather.dimensions[0] + rank - len(dims(gather))
     array = body.operands(one)[0] if one.opcode == "dynamic-slice" else one
     number = elements.get(array.id, -1)
-    converted = [made for made, before in path if dtype(made) != dtype(before)]
-    sizes = list(one.dynamic_slice_sizes)
-    if dimension in (None, 0) or number not in loop.unchanged() or len(converted) > 1 or sizes[:1] != [1]:
+    opcodes, sizes = [made.opcode for made, _ in path], list(one.dynamic_slice_sizes)
+    are_plain = all(_keeps_elements(made, before) for made, before in path)
+    if not are_plain or opcodes.count("all-gather") > 1 or opcodes.count("convert") > 1 or sizes[:1] != [1]:
+        raise _other(gather)
+    if dimension == 0 or number not in loop.unchanged():
         raise _other(gather)
     index = body.operands(one)[1]
-    indices = tuple(_index(loop, index, turn) for turn in range(min(loop.turns, _MOST_TURNS + 1)))
-    if sizes[1:] != list(dims(array))[1:] or len(indices) > _MOST_TURNS or None in indices:
+    turns = range(loop.turns if loop.turns <= _MOST_TURNS else 0)
+    indices = tuple(i for turn in turns if (i := _index(loop, index, turn)) is not None)
+    if sizes[1:] != list(dims(array))[1:] or len(indices) != loop.turns:
         raise _other(gather)
     return Gathered(value, number, index, indices, dimension, groups_of(body, gather), has_first)
 
@@ -97,8 +95,13 @@ def _other(gather: Message) -> IllegalMoveError:
     )
 
 
-def _is_first_dimension_alone(one: Message, other: Message) -> bool:
-    """Whether a reshape only adds or takes away a first dimension of one element."""
+def _keeps_elements(one: Message, other: Message) -> bool:
+    """Whether an op on a value gathers it, converts it, or at most adds or takes away a first dimension of one
+    element."""
+    if one.opcode not in ("reshape", "bitcast"):
+        return True
+    if dtype(one) != dtype(other):
+        return False
     more, less = sorted((one, other), key=lambda i: -len(dims(i)))
     same = dims(more) == (1, *dims(less)) and [d - 1 for d in physical(more.shape) if d] == physical(
         less.shape
@@ -115,8 +118,9 @@ def _index(loop: Loop, value: Message, turn: int) -> int | None:
             return np.array(loop.start + turn * loop.step)
         if one.opcode == "constant" or depth == 0:
             return literal_value(one)
-        operands = [found(operand, depth - 1) for operand in body.operands(one)]
-        return computed_value(one, operands) if operands and all(o is not None for o in operands) else None
+        operands = [o for operand in body.operands(one) if (o := found(operand, depth - 1)) is not None]
+        is_known = len(operands) == len(one.operand_ids) > 0
+        return computed_value(one, operands) if is_known else None
 
     number = found(value, 8)
     return None if number is None or number.size != 1 else int(number)
