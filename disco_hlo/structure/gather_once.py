@@ -1,12 +1,14 @@
-"""Gather once: a second loop reads what a first gathered, instead of gathering it again.
+"""Gather once what several loops, or all turns of an outer loop, gather again and again.
 
 The backward pass of a scanned, fully sharded step (ZeRO-3) gathers each layer's weights that the forward pass gathered.
 Here the first loop writes what it gathers into an array of all turns, and the second slices that: a third of the step's
-communication less, for the memory of all weights gathered.
+communication less, for the memory of all weights gathered. Where a loop over microbatches runs both, all entries are
+gathered before that loop (*hoisted*), once a step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +31,7 @@ from disco_hlo.structure.loops import (
     through_barrier,
 )
 from disco_hlo.structure.prefetch import gathered_value
-from disco_hlo.structure.program import dims, dtype, physical
+from disco_hlo.structure.program import dims, dtype, physical, resized
 
 _MOST_TURNS = 4096
 
@@ -139,18 +141,70 @@ def gather_once(first: Loop, gather: Message, second: Loop, again: Message) -> N
         IllegalMoveError: the second gathers anything else than the first.
     """
     made, needed = gathered(first, gather), gathered(second, again)
-    where = f"{again.name} ({again.opcode})"
-    arrays = [
-        behind_copies(loop.caller, loop.begins[one.number]) for loop, one in ((first, made), (second, needed))
-    ]
-    entries = range(dims(arrays[0])[0])
-    alike = [(one.dimension, one.groups, dtype(one.value)) for one in (made, needed)]
-    if arrays[0].id != arrays[1].id or alike[0] != alike[1]:
+    where, entries = f"{again.name} ({again.opcode})", _entries(first, made)
+    if what_is_gathered(first, made) != what_is_gathered(second, needed):
         raise IllegalMoveError(f"{where}: it gathers another array than {gather.name} does")
-    if not set(needed.indices) <= set(made.indices) <= set(entries):
+    if not set(needed.indices) <= set(made.indices) <= set(range(entries)):
         raise IllegalMoveError(f"{where}: it gathers what {gather.name} does not, in some turn")
-    stack = _written_by_turns(first, made, len(entries))
+    stack = _written_by_turns(first, made, entries)
     _read_by_turns(second, needed, stack)
+
+
+def what_is_gathered(loop: Loop, one: Gathered) -> tuple[object, ...]:
+    """Equal for gathers of the same entries, in loops of one caller."""
+    array = behind_copies(loop.caller, loop.begins[one.number])
+    return array.id, one.dimension, one.groups, dtype(one.value)
+
+
+def _entries(loop: Loop, one: Gathered) -> int:
+    return dims(loop.begins[one.number])[0]
+
+
+def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
+    """Gather all entries of a stacked array before an outer loop.
+
+    Args:
+        outer: rewritten in place, like the loops in its body.
+        gathers: all-gathers of the same entries, each with its loop.
+
+    Raises:
+        IllegalMoveError: one gathers anything else, or the array changes with the turns of ``outer``.
+    """
+    needed = [gathered(loop, gather) for loop, gather in gathers]
+    (loop, gather), first = gathers[0], needed[0]
+    for (other, again), one in zip(gathers, needed, strict=True):
+        if what_is_gathered(other, one) != what_is_gathered(loop, first):
+            raise IllegalMoveError(
+                f"{again.name} ({again.opcode}): it gathers another array than {gather.name} does"
+            )
+        if not set(one.indices) <= set(range(_entries(other, one))):
+            raise IllegalMoveError(f"{again.name} ({again.opcode}): it gathers an entry that there is not")
+    array = behind_copies(outer.body, loop.begins[first.number])
+    number = outer.elements.get(array.id, -1)
+    if number not in outer.unchanged():
+        raise IllegalMoveError(f"{gather.name} ({gather.opcode}): what it gathers changes in the outer loop")
+    stack = _written_before(outer, number, gather, first)
+    for (other, _), one in zip(gathers, needed, strict=True):
+        _read_by_turns(other, one, stack)
+
+
+def _written_before(outer: Loop, number: int, gather: Message, made: Gathered) -> Message:
+    """All entries of an element of a loop's state gathered before it; returns them in the loop's body."""
+    caller, array = outer.caller, outer.begins[number]
+    narrow = caller.make("convert", f"{gather.name}.narrow", array.shape, [array])
+    narrow.shape.element_type = made.value.shape.element_type
+    steps = [narrow]
+    if caller.copies:  # XLA:CPU gathers along the dimension that is outermost in memory
+        laid = caller.make("copy", f"{gather.name}.laid", narrow.shape, [narrow])
+        inner = [d for d in physical(narrow.shape) if d != made.dimension]
+        laid.shape.layout.minor_to_major[:] = [*inner[::-1], made.dimension]
+        steps.append(laid)
+    whole = caller.copy(gather, f"{gather.name}.hoisted", steps[-1:])
+    whole.shape.CopyFrom(steps[-1].shape)
+    whole.shape.dimensions[made.dimension] *= len(made.groups[0])
+    whole.dimensions[:] = [made.dimension]
+    caller.place([*steps, whole], caller.position(outer.instruction))
+    return extend(outer, [whole])[0]
 
 
 def _written_by_turns(loop: Loop, made: Gathered, entries: int) -> Message:
@@ -178,7 +232,7 @@ def _written_by_turns(loop: Loop, made: Gathered, entries: int) -> Message:
 def _read_by_turns(loop: Loop, needed: Gathered, stack: Message) -> None:
     body, value = loop.body, needed.value
     (array,) = extend(loop, [stack])
-    entry = _with_first(_without_first(stack.shape), 1)
+    entry = resized(stack.shape, 0, 1)
     start = constant(body, needed.index, 0)
     rest = [start] * (len(entry.dimensions) - 1)
     taken = body.make("dynamic-slice", f"{value.name}.kept", entry, [array, needed.index, *rest])

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.structure.chunk import MOST_PARTS, chunk
-from disco_hlo.structure.gather_once import gather_once
+from disco_hlo.structure.gather_once import gather_once, hoist
 from disco_hlo.structure.loops import double, read_loop
 from disco_hlo.structure.prefetch import prefetch
 from disco_hlo.structure.program import Program
@@ -98,11 +98,21 @@ class GatherOnce:
     """In its body."""
 
 
-Move = Split | Reorder | Chunk | Prefetch | Double | GatherOnce
+@dataclass(frozen=True, slots=True)
+class Hoist:
+    """What the loops in a loop gather in every turn of it is gathered before it."""
+
+    loop: Path
+    gathers: Annotated[tuple[tuple[Position, Position], ...], Meta(min_length=1)]
+    """Of each the inner loop, in the body, and the all-gather, in the inner loop's."""
+
+
+OfLoops = Prefetch | Double | GatherOnce | Hoist
+Move = Split | Reorder | Chunk | OfLoops
 
 _KINDS: dict[str, type[Any]] = {
     "split": Split, "reorder": Reorder, "chunk": Chunk,
-    "prefetch": Prefetch, "double": Double, "gather-once": GatherOnce,
+    "prefetch": Prefetch, "double": Double, "gather-once": GatherOnce, "hoist": Hoist,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -143,13 +153,13 @@ def apply_to(program: Program, move: Move) -> None:
     elif isinstance(move, Reorder):
         gather = program.at(move.all_gather, "all-gather")
         reorder(program, gather, program.at(move.reader, move.opcode))
-    elif isinstance(move, Prefetch | Double | GatherOnce):
+    elif isinstance(move, OfLoops):
         _apply_to_loop(program, move)
     else:
         chunk(program, _members(program, move), move.parts)
 
 
-def _apply_to_loop(program: Program, move: Prefetch | Double | GatherOnce) -> None:
+def _apply_to_loop(program: Program, move: OfLoops) -> None:
     callers = [program]
     for position in move.loop[:-1]:
         callers.append(callers[-1].inside(callers[-1].at(position, "while").called_computation_ids[0]))
@@ -159,6 +169,13 @@ def _apply_to_loop(program: Program, move: Prefetch | Double | GatherOnce) -> No
         prefetch(loops[0], [loops[0].body.at(position, "all-gather") for position in move.gathers])
     elif isinstance(move, Double):
         double(loops[0])
+    elif isinstance(move, Hoist):
+        body = loops[0].body
+        inner = {
+            at: read_loop(body, body.at(at, "while")) for at in dict.fromkeys(at for at, _ in move.gathers)
+        }
+        hoist(loops[0], [(inner[at], inner[at].body.at(gather, "all-gather")) for at, gather in move.gathers])
+        loops = [*inner.values(), *loops]
     else:
         loops.append(read_loop(caller, caller.at(move.later, "while")))
         gathers = [
@@ -171,8 +188,8 @@ def _apply_to_loop(program: Program, move: Prefetch | Double | GatherOnce) -> No
         gather_once(loops[0], gathers[0], loops[1], gathers[1])
     for loop in loops:
         loop.flush()
-    for inner in callers[1:]:
-        inner.flush()
+    for between in callers[1:]:
+        between.flush()
 
 
 def _members(program: Program, move: Chunk) -> dict[int, int]:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.opcodes import TRANSFERS
 from disco_hlo.hlo.proto import Message
+from disco_hlo.structure.gather_once import gathered, what_is_gathered
 from disco_hlo.structure.loops import read_loop
-from disco_hlo.structure.moves import Double, GatherOnce, Move, Prefetch, apply_moves
+from disco_hlo.structure.moves import Double, GatherOnce, Hoist, Move, Prefetch, apply_moves
 from disco_hlo.structure.prefetch import foreseen_gathers
 from disco_hlo.structure.program import Program
 
@@ -21,6 +22,7 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
 
     * ``prefetch``: each turn of a loop gathers for the next turn.
     * ``double``: loops run two turns in one; ``prefetch-double``: both.
+    * ``hoist``: a loop over microbatches gathers nothing; all its loops gather is gathered before it.
     * ``gather-once``: the backward loop reads what the forward loop gathered; ``gather-once-prefetch``: and the gathers
       that are left are made a turn ahead.
     """
@@ -30,6 +32,7 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
         "prefetch": builder.prefetched(()),
         "double": builder.doubled(()),
         "gather-once": once,
+        "hoist": builder.hoisted(()),
     }
     found["prefetch-double"] = found["prefetch"] and builder.doubled(found["prefetch"])
     found["gather-once-prefetch"] = once and builder.prefetched(once)
@@ -45,7 +48,8 @@ class _Builder:
 
     def __init__(self, module: bytes, copies: bool) -> None:
         self.module, self.copies = module, copies
-        self.names = [instruction.name for _, _, instruction in _loops(Program(module, copies=copies))]
+        places = _loops(Program(module, copies=copies))
+        self.names = [one.name for _, caller, one in places if _communicates(caller, one)]
 
     def prefetched(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
         """``before``, then every loop's gathers a turn ahead."""
@@ -58,6 +62,10 @@ class _Builder:
     def gathered_once(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
         """``before``, then every gather that repeats one of an earlier loop's read from there."""
         return self._with_each(before, _repeats, as_often_as_there_is=True)
+
+    def hoisted(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
+        """``before``, then what loops in loops gather gathered before the outer ones."""
+        return self._with_each(before, _hoists, as_often_as_there_is=True)
 
     def _with_each(
         self,
@@ -103,6 +111,23 @@ def _prefetches(path: tuple[int, ...], caller: Program, instruction: Message) ->
         yield Prefetch(path, gathers)
 
 
+def _hoists(places: list[_Place], at: int) -> Iterator[Move]:
+    """A loop's gathers and those of the loops beside it, each before the loop around them."""
+    path, body, _ = places[at]
+    together: dict[object, list[tuple[int, int]]] = {}
+    for other, its_caller, instruction in places if len(path) > 1 else ():
+        if its_caller is not body:
+            continue
+        for gather in _gathers(body, instruction):
+            try:
+                loop = read_loop(body, instruction)
+                what = what_is_gathered(loop, gathered(loop, loop.body.instructions[gather]))
+            except IllegalMoveError:
+                continue
+            together.setdefault(what, []).append((other[-1], gather))
+    yield from (Hoist(path[:-1], tuple(gathers)) for gathers in together.values())
+
+
 def _repeats(places: list[_Place], at: int) -> Iterator[Move]:
     """A loop's gathers, with those of earlier loops in the same caller."""
     path, caller, instruction = places[at]
@@ -112,13 +137,18 @@ def _repeats(places: list[_Place], at: int) -> Iterator[Move]:
             yield from (GatherOnce(other, g, path[-1], a) for a in again for g in _gathers(caller, earlier))
 
 
+def _communicates(caller: Program, loop: Message) -> bool:
+    body = caller.computation(loop.called_computation_ids[0])
+    return any(one.opcode in TRANSFERS for one in body.instructions)
+
+
 def _loops(program: Program, path: tuple[int, ...] = ()) -> Iterator[_Place]:
-    """The loops that communicate and hold no others, wherever they are."""
+    """The loops that hold no others, wherever they are."""
     for position, instruction in enumerate(program.instructions):
         if instruction.opcode != "while":
             continue
         body = program.inside(instruction.called_computation_ids[0])
         inner = list(_loops(body, (*path, position)))
         yield from inner
-        if not inner and any(one.opcode in TRANSFERS for one in body.instructions):
+        if not inner:
             yield (*path, position), program, instruction

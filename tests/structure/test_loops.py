@@ -13,13 +13,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.regions import trip_count
-from disco_hlo.structure.moves import Double, apply_moves, from_json, to_json
-from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose_loops import loop_schedules
 from tests.structure import steps
-from tests.structure.enact import Run, module_of, run
+from tests.structure.enact import Run, run
 
 P = steps.P
 WIDTH = 8
