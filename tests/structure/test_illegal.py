@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.structure.moves import Chunk, Double, GatherOnce, Move, Prefetch, Reorder, Split, apply_moves
+from disco_hlo.structure.moves import (
+    Chunk,
+    Double,
+    GatherOnce,
+    Hoist,
+    Move,
+    Prefetch,
+    Reorder,
+    Split,
+    apply_moves,
+)
 from disco_hlo.structure.program import Program
 from tests.structure.enact import module_of, opcodes
 
@@ -347,19 +357,25 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
         "it is ordered by a control dependency",
     ),
     "loop-state-read-whole": (
-        ("ROOT b = f32[4] get-tuple-element(second), index=2", "ROOT b = (s32[], f32[4,2], f32[4]) copy(first)"),
+        (
+            "ROOT b = f32[4] get-tuple-element(second), index=2",
+            "ROOT b = (s32[], f32[4,2], f32[4]) copy(first)",
+        ),
         Prefetch,
         "its state is not taken apart element by element",
     ),
     "turns-not-known": (("add(i, one)", "add(i, i)"), Prefetch, "how often it turns is not known"),
     "turns-contradicted": (
-        ("body=first_body", "body=first_body, backend_config={\"known_trip_count\":{\"n\":\"5\"}}"),
+        ("body=first_body", 'body=first_body, backend_config={"known_trip_count":{"n":"5"}}'),
         Prefetch,
         "it says that it turns 5 times, and counts 4",
     ),
     "too-few-turns": (("constant(4)", "constant(3)"), Double, "it turns 3 times, expected 4 or more"),
     "turn-with-effects": (
-        ("y = f32[4] add(x, g)", 'y = f32[4] custom-call(g), custom_call_target="f", custom_call_has_side_effect=true'),
+        (
+            "y = f32[4] add(x, g)",
+            'y = f32[4] custom-call(g), custom_call_target="f", custom_call_has_side_effect=true',
+        ),
         Double,
         "its body holds y (custom-call), which is not repeated",
     ),
@@ -368,13 +384,21 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
         Prefetch,
         "what the next turn gathers does not follow from the loop's counter",
     ),
-    "gather-in-the-state": (("tuple(j, w, y)", "tuple(j, w, g)"), Prefetch, "it is part of the loop's state already"),
+    "gather-in-the-state": (
+        ("tuple(j, w, y)", "tuple(j, w, g)"),
+        Prefetch,
+        "it is part of the loop's state already",
+    ),
     "gather-of-no-entry": (
         ("r = f32[2] reshape(s)", "q = f32[2] reshape(s)\nr = f32[2] negate(q)"),
         GatherOnce,
         "it gathers anything else than an entry a turn of a stacked array",
     ),
-    "gather-of-another-array": (("tuple(z, w, a)", "tuple(z, v, a)"), GatherOnce, "it gathers another array than"),
+    "gather-of-another-array": (
+        ("tuple(z, w, a)", "tuple(z, v, a)"),
+        GatherOnce,
+        "it gathers another array than",
+    ),
     "gather-in-no-other-turn": (
         ("three = s32[] constant(3)", "three = s32[] constant(4)"),
         GatherOnce,
@@ -382,6 +406,71 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
     ),
 }
 """What of :data:`LOOPS` is written otherwise, the move that is asked for, and why it is refused."""
+
+NESTED = (
+    LOOPS.replace("ENTRY main", "outer_body")
+    .replace(
+        "w = f32[4,2] parameter(0)\n  x = f32[4] parameter(1)\n  v = f32[4,2] parameter(2)",
+        """p = (s32[], f32[4,2], f32[4]) parameter(0)
+  n = s32[] get-tuple-element(p), index=0
+  w = f32[4,2] get-tuple-element(p), index=1
+  x = f32[4] get-tuple-element(p), index=2
+  v = f32[4,2] negate(w)
+  more = s32[] constant(1)
+  m = s32[] add(n, more)""",
+    )
+    .replace(
+        "ROOT b = f32[4] get-tuple-element(second), index=2 }",
+        """b = f32[4] get-tuple-element(second), index=2
+  ROOT r = (s32[], f32[4,2], f32[4]) tuple(m, w, b) }
+outer_condition { p = (s32[], f32[4,2], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(2)
+  ROOT c = pred[] compare(i, n), direction=LT }
+ENTRY main { w = f32[4,2] parameter(0)
+  x = f32[4] parameter(1)
+  z = s32[] constant(0)
+  t = (s32[], f32[4,2], f32[4]) tuple(z, w, x)
+  outer = (s32[], f32[4,2], f32[4]) while(t), condition=outer_condition, body=outer_body
+  ROOT b = f32[4] get-tuple-element(outer), index=2 }""",
+    )
+)
+"""The same in a loop over microbatches."""
+EDITS_OF_NESTED: dict[str, tuple[tuple[str, str], str]] = {
+    "hoisted-array-changes": (
+        ("tuple(m, w, b)", "tuple(m, v, b)"),
+        "what it gathers changes in the outer loop",
+    ),
+    "hoisted-entry-missing": (
+        ("three = s32[] constant(3)", "three = s32[] constant(4)"),
+        "it gathers an entry that there is not",
+    ),
+}
+
+
+def asked_of_nested(source: bytes) -> Hoist:
+    entry = Program(source)
+    at = opcodes(source).index("while")
+    outer = entry.inside(entry.instructions[at].called_computation_ids[0])
+    loops = [position for position, i in enumerate(outer.instructions) if i.opcode == "while"]
+    bodies = [outer.inside(outer.instructions[one].called_computation_ids[0]) for one in loops]
+    gathers = [[i.opcode for i in body.instructions].index("all-gather") for body in bodies]
+    return Hoist((at,), tuple(zip(loops, gathers, strict=True)))
+
+
+@pytest.mark.parametrize("case", EDITS_OF_NESTED)
+def test_refused_of_nested_loops(case: str) -> None:
+    (old, new), reason = EDITS_OF_NESTED[case]
+    assert old in NESTED
+    source = module_of(NESTED.replace(old, new))
+    with pytest.raises(IllegalMoveError, match=re.escape(reason)):
+        apply_moves(source, [asked_of_nested(source)])
+
+
+def test_what_nested_loops_are_refused_for_is_the_edit_alone() -> None:
+    source = module_of(NESTED)
+    made = apply_moves(source, [asked_of_nested(source)])
+    assert opcodes(made).count("all-gather") == 1
 
 
 def asked_of_loops(source: bytes, kind: type[Move]) -> Move:
@@ -391,7 +480,9 @@ def asked_of_loops(source: bytes, kind: type[Move]) -> Move:
     gathers = [[i.opcode for i in body.instructions].index("all-gather") for body in bodies]
     if kind is Prefetch:
         return Prefetch((loops[0],), (gathers[0],))
-    return Double((loops[0],)) if kind is Double else GatherOnce((loops[0],), gathers[0], loops[-1], gathers[-1])
+    return (
+        Double((loops[0],)) if kind is Double else GatherOnce((loops[0],), gathers[0], loops[-1], gathers[-1])
+    )
 
 
 @pytest.mark.parametrize("case", EDITS)
@@ -439,4 +530,4 @@ def test_a_scheduled_module_is_refused() -> None:
 def test_the_table_in_the_documentation_names_every_refusal() -> None:
     section = TABLE.read_text().split("## What is refused")[1].split("## ")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
-    assert sorted(rows) == sorted({*CASES, *EDITS})
+    assert sorted(rows) == sorted({*CASES, *EDITS, *EDITS_OF_NESTED})

@@ -13,13 +13,21 @@ import numpy as np
 import pytest
 from jax import lax
 
+from disco_hlo.hlo.attributes import backend_config
+from disco_hlo.hlo.proto import Message
+from disco_hlo.structure.loops import Loop, read_loop
+from disco_hlo.structure.moves import Double, Hoist, Move, Prefetch, apply_moves, from_json, to_json
+from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose_loops import loop_schedules
 from tests.structure import steps
-from tests.structure.enact import Run, run
+from tests.structure.enact import Run, module_of, opcodes, run
+from tests.structure.test_illegal import LOOPS
 
 P = steps.P
 WIDTH = 8
-EVERY = {"prefetch", "double", "prefetch-double", "gather-once", "gather-once-prefetch"}
+COUNTED = (
+    'body=first_body, backend_config={"known_trip_count":{"n":"4"},"known_init_step":{"init":"0","step":"1"}}'
+)
 
 
 def layer(x: jax.Array, weights: tuple[jax.Array, jax.Array], form: random.Random) -> jax.Array:
@@ -95,3 +103,82 @@ def test_every_schedule_of_random_loops_gives_the_same_numbers(seed: int, device
     assert "prefetch" in found
     for moves in found.values():
         assert_equal(run(function, arguments, moves), expected)
+
+
+@pytest.mark.parametrize("name", ["prefetch", "gather-once", "hoist"])
+def test_a_step_of_microbatches_and_recomputed_layers(name: str) -> None:
+    function, arguments, expected = unmoved(2, 2)
+    assert_equal(run(function, arguments, loop_schedules(expected.module)[name]), expected)
+
+
+def loop_of(module: bytes, *, number: int = 0) -> Loop:
+    program = Program(module)
+    return read_loop(program, [i for i in program.instructions if i.opcode == "while"][number])
+
+
+def moved(name: str, *, copies: bool) -> bytes:
+    source = module_of(LOOPS.replace("body=first_body", COUNTED))
+    moves = loop_schedules(source, copies=copies)[name]
+    assert from_json(to_json(moves)) == moves
+    return apply_moves(source, moves, copies=copies)
+
+
+def in_body(loop: Loop, opcode: str) -> list[Message]:
+    return [i for i in loop.body.instructions if i.opcode == opcode]
+
+
+def test_a_prefetching_loop_is_one_turn_shorter_and_says_so() -> None:
+    loop = loop_of(moved("prefetch", copies=False))
+    assert (loop.start, loop.step, loop.turns) == (0, 1, 3)
+    assert backend_config(loop.instruction)["known_trip_count"] == {"n": "3"}
+    assert (
+        opcodes(moved("prefetch", copies=False)).count("all-gather") == 2
+    )  # for the first turn of each loop
+    (gather,) = in_body(loop, "all-gather")
+    assert loop.root.operand_ids[-1] == gather.id
+    (taken,) = in_body(loop, "dynamic-slice")
+    assert loop.body.operands(taken)[1].id == loop.ends[loop.counter].id
+
+
+def test_a_doubled_loop_runs_half_as_often_and_says_so() -> None:
+    loop = loop_of(moved("double", copies=False))
+    assert (loop.start, loop.step, loop.turns) == (0, 2, 2)
+    assert backend_config(loop.instruction) == {
+        "known_trip_count": {"n": "2"},
+        "known_init_step": {"init": "0", "step": "2"},
+    }
+    assert len({gather.channel_id for gather in in_body(loop, "all-gather")}) == 2
+
+
+def test_after_copy_insertion_what_a_turn_reads_is_overwritten_once_it_is_read() -> None:
+    loop = loop_of(moved("prefetch", copies=True))
+    last = loop.ends[-1]
+    assert last.opcode == "copy"
+    assert [loop.body.by_id[i].name for i in last.control_predecessor_ids] == ["y"]
+    assert not in_body(loop_of(moved("prefetch", copies=False)), "copy")
+
+
+def test_the_second_loop_gathers_nothing_that_the_first_has_gathered() -> None:
+    module = moved("gather-once", copies=False)
+    assert len(in_body(loop_of(module), "all-gather")) == 1
+    assert not in_body(loop_of(module, number=1), "all-gather")
+    assert "all-gather" not in opcodes(module)
+
+
+def test_loops_in_a_loop_are_told_apart_by_their_paths() -> None:
+    _, _, expected = unmoved(2, 2)
+    found = loop_schedules(expected.module)
+    moves: list[Move] = [*found["prefetch"], *found["hoist"]]
+    assert {len(move.loop) for move in moves if isinstance(move, Prefetch)} == {2}
+    assert {len(move.loop) for move in moves if isinstance(move, Hoist)} == {1}
+
+
+def test_a_loop_whose_turns_nobody_knows_has_no_schedule() -> None:
+    assert not loop_schedules(module_of(LOOPS.replace("add(i, one)", "add(i, i)")))
+
+
+def test_an_odd_loop_is_doubled_but_for_its_last_turn() -> None:
+    source = module_of(LOOPS.replace("constant(4)", "constant(5)").replace("f32[4,2]", "f32[5,2]"))
+    module = apply_moves(source, [Double((opcodes(source).index("while"),))], copies=False)
+    assert loop_of(module).turns == 2
+    assert opcodes(module).count("all-gather") == 1
