@@ -20,8 +20,8 @@ from disco_hlo.structure.moves import Double, Hoist, Move, Prefetch, apply_moves
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose_loops import loop_schedules
 from tests.structure import steps
-from tests.structure.enact import Run, module_of, opcodes, run
-from tests.structure.test_illegal import LOOPS
+from tests.structure.enact import Run, module_of, opcodes, run, run_early
+from tests.structure.test_illegal import LOOPS, NESTED
 
 P = steps.P
 WIDTH = 8
@@ -109,6 +109,22 @@ def test_every_schedule_of_random_loops_gives_the_same_numbers(seed: int, device
 def test_a_step_of_microbatches_and_recomputed_layers(name: str) -> None:
     function, arguments, expected = unmoved(2, 2)
     assert_equal(run(function, arguments, loop_schedules(expected.module)[name]), expected)
+
+
+@pytest.mark.product_only  # the older jaxlib has another way to compile a module
+@pytest.mark.parametrize("text", [LOOPS, NESTED], ids=["loops", "nested"])
+def test_xla_accepts_what_the_moves_make_before_copy_insertion(text: str) -> None:
+    """As on XLA:GPU: all of XLA's passes come after the moves."""
+    source, rng = module_of(text), np.random.default_rng(0)
+    shapes = [(4, 2), (4,), (4, 2)][: opcodes(source).count("parameter")]
+    shards = [[rng.normal(size=shape).astype(np.float32) for _ in range(2)] for shape in shapes]
+    expected = run_early(source, shards)
+    found = loop_schedules(source, copies=False)
+    assert found.keys() >= {"prefetch", "double", "gather-once"}
+    for moves in found.values():
+        made = run_early(apply_moves(source, moves, copies=False), shards)
+        for new, old in zip(made, expected, strict=True):
+            np.testing.assert_array_equal(new, old)
 
 
 def loop_of(module: bytes, *, number: int = 0) -> Loop:
