@@ -260,12 +260,23 @@ def narrow_barriers(body: Program) -> None:
     body.sweep()
 
 
-def extend(loop: Loop, begins: Sequence[Message]) -> list[Message]:
-    """Give a loop more state, which begins with ``begins`` (in the caller, before the loop) and which every turn hands
-    on; returns the new elements, in the body."""
+def extend(
+    loop: Loop, begins: Sequence[Message], instead: Mapping[int, Message] | None = None
+) -> list[Message]:
+    """Give a loop more state.
+
+    Args:
+        loop: rewritten in place.
+        begins: what each new element begins with, in the caller, before the loop; every turn hands it on.
+        instead: what elements that there are begin with from now on.
+
+    Returns:
+        The new elements, in the body.
+    """
     caller, body = loop.caller, loop.body
     first, operand = len(loop.begins), caller.operands(loop.instruction)[0]
-    state = caller.make("tuple", operand.name, operand.shape, [*loop.begins, *begins])
+    before = [(instead or {}).get(k, begin) for k, begin in enumerate(loop.begins)]
+    state = caller.make("tuple", operand.name, operand.shape, [*before, *begins])
     parameter = _parameter(body)
     grown = (state, loop.instruction, parameter, loop.root, _parameter(loop.condition))
     shapes = [*(one.program_shape.parameters[0] for one in (body.entry, loop.condition.entry)),
@@ -351,7 +362,7 @@ def peel(loop: Loop) -> Loop:
             caller.redirect(reader, found[ends[k].id])
     caller.sweep()
     _end_at(loop, last)
-    return _with_turns(loop, loop.turns - 1, loop.step)
+    return with_turns(loop, loop.turns - 1, loop.step)
 
 
 def _takers(loop: Loop) -> list[int]:
@@ -367,7 +378,7 @@ def _end_at(loop: Loop, limit: int) -> None:
     condition.sweep()
 
 
-def _with_turns(loop: Loop, turns: int, step: int) -> Loop:
+def with_turns(loop: Loop, turns: int, step: int) -> Loop:
     """The loop as it is now; XLA's own notes about it are made true."""
     config = backend_config(loop.instruction)
     if "known_trip_count" in config:
@@ -402,4 +413,4 @@ def double(loop: Loop) -> Loop:
     body.reads(root, later)
     body.sweep()
     body.waited_for()
-    return _with_turns(loop, loop.turns // 2, 2 * loop.step)
+    return with_turns(loop, loop.turns // 2, 2 * loop.step)

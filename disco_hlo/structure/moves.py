@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.structure.chunk import MOST_PARTS, chunk
+from disco_hlo.structure.finish import finish_later
 from disco_hlo.structure.gather_once import gather_once, hoist
 from disco_hlo.structure.loops import double, read_loop
 from disco_hlo.structure.prefetch import prefetch
@@ -78,6 +79,17 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishLater:
+    """A loop's turn makes the reductions of the turn before it (rotation)."""
+
+    loop: Path
+    reductions: Annotated[tuple[Position, ...], Meta(min_length=1)]
+    """Of the loop's body."""
+    opcodes: tuple[Opcode, ...]
+    """Of each."""
+
+
+@dataclass(frozen=True, slots=True)
 class Double:
     """A loop runs two turns in one."""
 
@@ -107,12 +119,12 @@ class Hoist:
     """Of each the inner loop, in the body, and the all-gather, in the inner loop's."""
 
 
-OfLoops = Prefetch | Double | GatherOnce | Hoist
+OfLoops = Prefetch | FinishLater | Double | GatherOnce | Hoist
 Move = Split | Reorder | Chunk | OfLoops
 
 _KINDS: dict[str, type[Any]] = {
     "split": Split, "reorder": Reorder, "chunk": Chunk,
-    "prefetch": Prefetch, "double": Double, "gather-once": GatherOnce, "hoist": Hoist,
+    "prefetch": Prefetch, "double": Double, "gather-once": GatherOnce, "hoist": Hoist, "finish-later": FinishLater,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -167,6 +179,11 @@ def _apply_to_loop(program: Program, move: OfLoops) -> None:
     loops = [read_loop(caller, caller.at(move.loop[-1], "while"))]
     if isinstance(move, Prefetch):
         prefetch(loops[0], [loops[0].body.at(position, "all-gather") for position in move.gathers])
+    elif isinstance(move, FinishLater):
+        body = loops[0].body
+        finish_later(
+            loops[0], [body.at(at, opcode) for at, opcode in zip(move.reductions, move.opcodes, strict=True)]
+        )
     elif isinstance(move, Double):
         double(loops[0])
     elif isinstance(move, Hoist):

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.opcodes import TRANSFERS
 from disco_hlo.hlo.proto import Message
+from disco_hlo.structure.finish import late_reductions
 from disco_hlo.structure.gather_once import gathered, what_is_gathered
 from disco_hlo.structure.loops import read_loop
-from disco_hlo.structure.moves import Double, GatherOnce, Hoist, Move, Prefetch, apply_moves
+from disco_hlo.structure.moves import Double, FinishLater, GatherOnce, Hoist, Move, Prefetch, apply_moves
 from disco_hlo.structure.prefetch import foreseen_gathers
 from disco_hlo.structure.program import Program
 
@@ -21,10 +22,11 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
     """Named schedules of a module's loops that communicate; those that it has the pattern for.
 
     * ``prefetch``: each turn of a loop gathers for the next turn.
+    * ``finish-later``: each turn makes the reductions of the turn before it; ``rotate``: both.
     * ``double``: loops run two turns in one; ``prefetch-double``: both.
     * ``hoist``: a loop over microbatches gathers nothing; all its loops gather is gathered before it.
     * ``gather-once``: the backward loop reads what the forward loop gathered; ``gather-once-prefetch``: and the gathers
-      that are left are made a turn ahead.
+      that are left are made a turn ahead; ``gather-once-rotate``: and the reductions a turn later.
     """
     builder = _Builder(module, copies)
     once = builder.gathered_once(())
@@ -33,14 +35,16 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
         "double": builder.doubled(()),
         "gather-once": once,
         "hoist": builder.hoisted(()),
+        "finish-later": builder.finished_later(()),
     }
+    found["rotate"] = found["prefetch"] and builder.finished_later(found["prefetch"])
     found["prefetch-double"] = found["prefetch"] and builder.doubled(found["prefetch"])
     found["gather-once-prefetch"] = once and builder.prefetched(once)
-    return {
-        name: moves
-        for name, moves in found.items()
-        if moves and moves not in (found[part] for part in ("prefetch", "gather-once") if part != name)
-    }
+    found["gather-once-rotate"] = once and builder.finished_later(found["gather-once-prefetch"])
+    first: dict[tuple[Move, ...], str] = {}
+    for name, moves in found.items():
+        first.setdefault(moves, name)
+    return {name: moves for moves, name in first.items() if moves}
 
 
 class _Builder:
@@ -54,6 +58,10 @@ class _Builder:
     def prefetched(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
         """``before``, then every loop's gathers a turn ahead."""
         return self._with_each(before, lambda places, at: _prefetches(*places[at]))
+
+    def finished_later(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
+        """``before``, then every loop's reductions a turn later."""
+        return self._with_each(before, lambda places, at: _finishes(*places[at]))
 
     def doubled(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
         """``before``, then every loop in turns of two."""
@@ -109,6 +117,17 @@ def _gathers(caller: Program, instruction: Message) -> tuple[int, ...]:
 def _prefetches(path: tuple[int, ...], caller: Program, instruction: Message) -> Iterator[Move]:
     if gathers := _gathers(caller, instruction):
         yield Prefetch(path, gathers)
+
+
+def _finishes(path: tuple[int, ...], caller: Program, instruction: Message) -> Iterator[Move]:
+    try:
+        loop = read_loop(caller, instruction)
+        found = late_reductions(loop)
+    except IllegalMoveError:
+        return
+    if found:
+        positions = tuple(loop.body.position(one) for one in found)
+        yield FinishLater(path, positions, tuple(one.opcode for one in found))
 
 
 def _hoists(places: list[_Place], at: int) -> Iterator[Move]:
