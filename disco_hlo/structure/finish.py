@@ -137,9 +137,11 @@ def _first_turn(loop: Loop, tails: Sequence[_Tail]) -> list[Message]:
     ends = {k: end for k, end in enumerate(loop.ends) if k not in left_out}
     wanted = [*ends.values(), *(tail.before for tail in tails)]
     found = written(caller, loop.body, values, wanted, caller.position(loop.instruction))
-    second = constant(caller, loop.begins[loop.counter], loop.start + loop.step)
-    caller.place([second], caller.position(loop.instruction))
-    instead = {loop.counter: second, **{k: found[end.id] for k, end in ends.items()}}
+    made = [constant(caller, loop.begins[loop.counter], loop.start + loop.step)]
+    if caller.copies:  # the loop counts in the buffer that it begins with, and a constant's is everybody's
+        made.append(caller.make("copy", "second-turn", made[0].shape, made))
+    caller.place(made, caller.position(loop.instruction))
+    instead = {loop.counter: made[-1], **{k: found[end.id] for k, end in ends.items()}}
     return extend(loop, [found[tail.before.id] for tail in tails], instead)
 
 

@@ -11,6 +11,7 @@ from disco_hlo.errors import IllegalMoveError
 from disco_hlo.structure.moves import (
     Chunk,
     Double,
+    FinishLater,
     GatherOnce,
     Hoist,
     Move,
@@ -48,6 +49,9 @@ GLOBAL = "channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true"
 LOOPS = """
 HloModule m
 
+add { a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b) }
 first_condition { p = (s32[], f32[4,2], f32[4]) parameter(0)
   i = s32[] get-tuple-element(p), index=0
   n = s32[] constant(4)
@@ -377,6 +381,7 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
             'y = f32[4] custom-call(g), custom_call_target="f", custom_call_has_side_effect=true',
         ),
         Double,
+        FinishLater,
         "its body holds y (custom-call), which is not repeated",
     ),
     "gather-not-foreseen": (
@@ -398,6 +403,11 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
         ("tuple(z, w, a)", "tuple(z, v, a)"),
         GatherOnce,
         "it gathers another array than",
+    ),
+    "reduction-read-in-its-turn": (
+        ("y = f32[4] add(x, g)", f"y = f32[4] all-reduce(x), {GLOBAL.replace('1,', '3,', 1)}, to_apply=add"),
+        FinishLater,
+        "the turn itself reads its result",
     ),
     "gather-in-no-other-turn": (
         ("three = s32[] constant(3)", "three = s32[] constant(4)"),
@@ -478,6 +488,10 @@ def asked_of_loops(source: bytes, kind: type[Move]) -> Move:
     loops = [position for position, i in enumerate(entry.instructions) if i.opcode == "while"]
     bodies = [entry.inside(entry.instructions[at].called_computation_ids[0]) for at in loops]
     gathers = [[i.opcode for i in body.instructions].index("all-gather") for body in bodies]
+    if kind is FinishLater:
+        return FinishLater(
+            (loops[0],), ([i.opcode for i in bodies[0].instructions].index("all-reduce"),), ("all-reduce",)
+        )
     if kind is Prefetch:
         return Prefetch((loops[0],), (gathers[0],))
     return (

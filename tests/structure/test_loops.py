@@ -25,6 +25,46 @@ from tests.structure.test_illegal import LOOPS, NESTED
 
 P = steps.P
 WIDTH = 8
+REDUCING = """
+HloModule m
+
+add { a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b) }
+condition { p = (s32[], f32[4], f32[4,4], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(4)
+  ROOT c = pred[] compare(i, n), direction=LT }
+body { p = (s32[], f32[4], f32[4,4], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[4] get-tuple-element(p), index=1
+  rows = f32[4,4] get-tuple-element(p), index=2
+  total = f32[4] get-tuple-element(p), index=3
+  square = f32[4] multiply(x, x)
+  sum = f32[4] all-reduce(square), channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=add
+  row = f32[1,4] reshape(sum)
+  three = s32[] constant(3)
+  k = s32[] subtract(three, i)
+  z = s32[] constant(0)
+  kept = f32[4,4] dynamic-update-slice(rows, row, k, z)
+  cosine = f32[4] cosine(x)
+  other = f32[4] all-reduce(cosine), channel_id=2, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=add
+  more = f32[4] add(total, other)
+  y = f32[4] sine(x)
+  one = s32[] constant(1)
+  j = s32[] add(i, one)
+  ROOT t = (s32[], f32[4], f32[4,4], f32[4]) tuple(j, y, kept, more) }
+ENTRY main { w = f32[4,4] parameter(0)
+  x = f32[4] parameter(1)
+  z = s32[] constant(0)
+  t = (s32[], f32[4], f32[4,4], f32[4]) tuple(z, x, w, x)
+  l = (s32[], f32[4], f32[4,4], f32[4]) while(t), condition=condition, body=body
+  a = f32[4] get-tuple-element(l), index=1
+  b = f32[4,4] get-tuple-element(l), index=2
+  c = f32[4] get-tuple-element(l), index=3
+  ROOT r = (f32[4], f32[4,4], f32[4]) tuple(a, b, c) }
+"""
+"""A loop that reduces into the rows of an array, from the last to the first, and into a sum."""
 COUNTED = (
     'body=first_body, backend_config={"known_trip_count":{"n":"4"},"known_init_step":{"init":"0","step":"1"}}'
 )
@@ -112,15 +152,23 @@ def test_a_step_of_microbatches_and_recomputed_layers(name: str) -> None:
 
 
 @pytest.mark.product_only  # the older jaxlib has another way to compile a module
-@pytest.mark.parametrize("text", [LOOPS, NESTED], ids=["loops", "nested"])
-def test_xla_accepts_what_the_moves_make_before_copy_insertion(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (LOOPS, {"prefetch", "double", "gather-once", "gather-once-prefetch"}),
+        (NESTED, {"prefetch", "double", "gather-once", "hoist"}),
+        (REDUCING, {"finish-later", "double"}),
+    ],
+    ids=["loops", "nested", "reducing"],
+)
+def test_xla_accepts_what_the_moves_make_before_copy_insertion(text: str, wanted: set[str]) -> None:
     """As on XLA:GPU: all of XLA's passes come after the moves."""
     source, rng = module_of(text), np.random.default_rng(0)
-    shapes = [(4, 2), (4,), (4, 2)][: opcodes(source).count("parameter")]
+    shapes = [tuple(i.shape.dimensions) for i in Program(source).instructions if i.opcode == "parameter"]
     shards = [[rng.normal(size=shape).astype(np.float32) for _ in range(2)] for shape in shapes]
     expected = run_early(source, shards)
     found = loop_schedules(source, copies=False)
-    assert found.keys() >= {"prefetch", "double", "gather-once"}
+    assert found.keys() >= wanted
     for moves in found.values():
         made = run_early(apply_moves(source, moves, copies=False), shards)
         for new, old in zip(made, expected, strict=True):
@@ -179,6 +227,16 @@ def test_the_second_loop_gathers_nothing_that_the_first_has_gathered() -> None:
     assert len(in_body(loop_of(module), "all-gather")) == 1
     assert not in_body(loop_of(module, number=1), "all-gather")
     assert "all-gather" not in opcodes(module)
+
+
+def test_a_loop_that_reduces_later_begins_with_its_second_turn() -> None:
+    source = module_of(REDUCING)
+    module = apply_moves(source, loop_schedules(source)["finish-later"])
+    loop = loop_of(module)
+    assert (loop.start, loop.step, loop.turns) == (1, 1, 3)
+    assert opcodes(module).count("all-reduce") == len(in_body(loop, "all-reduce")) == 2
+    waiting = [loop.body.operands(reduction)[0] for reduction in in_body(loop, "all-reduce")]
+    assert [int(one.tuple_index) for one in waiting] == [4, 5]
 
 
 def test_loops_in_a_loop_are_told_apart_by_their_paths() -> None:
