@@ -17,15 +17,13 @@ from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.loops import (
     Loop,
     become,
-    check_repeatable,
     constant,
     element,
     extend,
-    with_turns,
-    written,
     written_over,
 )
 from disco_hlo.structure.prefetch import foreseen
+from disco_hlo.structure.turns import check_repeatable, with_turns, written
 
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
 _BETWEEN = ELEMENTWISE | DATA_MOVEMENT | {"bitcast"}

@@ -17,15 +17,13 @@ from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.loops import (
     Loop,
     become,
-    check_repeatable,
     extend,
     narrow_barriers,
-    peel,
     through_barrier,
-    written,
     written_over,
 )
 from disco_hlo.structure.program import Program, bits
+from disco_hlo.structure.turns import check_repeatable, peel, written
 
 _FORESEEN = ELEMENTWISE | DATA_MOVEMENT | {"all-gather", "bitcast", "constant", "partition-id"}
 

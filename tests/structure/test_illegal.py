@@ -381,7 +381,6 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
             'y = f32[4] custom-call(g), custom_call_target="f", custom_call_has_side_effect=true',
         ),
         Double,
-        FinishLater,
         "its body holds y (custom-call), which is not repeated",
     ),
     "gather-not-foreseen": (

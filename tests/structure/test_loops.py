@@ -164,7 +164,8 @@ def test_a_step_of_microbatches_and_recomputed_layers(name: str) -> None:
 def test_xla_accepts_what_the_moves_make_before_copy_insertion(text: str, wanted: set[str]) -> None:
     """As on XLA:GPU: all of XLA's passes come after the moves."""
     source, rng = module_of(text), np.random.default_rng(0)
-    shapes = [tuple(i.shape.dimensions) for i in Program(source).instructions if i.opcode == "parameter"]
+    parameters = [i for i in Program(source).instructions if i.opcode == "parameter"]
+    shapes = [tuple(i.shape.dimensions) for i in sorted(parameters, key=lambda one: one.parameter_number)]
     shards = [[rng.normal(size=shape).astype(np.float32) for _ in range(2)] for shape in shapes]
     expected = run_early(source, shards)
     found = loop_schedules(source, copies=False)
