@@ -30,8 +30,9 @@ from disco_hlo.structure.loops import (
     narrow_barriers,
     through_barrier,
 )
-from disco_hlo.structure.prefetch import gathered_value
+from disco_hlo.structure.prefetch import foreseen, gathered_value
 from disco_hlo.structure.program import dims, dtype, physical, resized
+from disco_hlo.structure.turns import written
 
 _MOST_TURNS = 4096
 
@@ -186,6 +187,39 @@ def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
     stack = _written_before(outer, number, gather, first)
     for (other, _), one in zip(gathers, needed, strict=True):
         _read_by_turns(other, one, stack)
+
+
+def repeated_gathers(loop: Loop) -> list[Message]:
+    """The all-gathers of a body that give the same in every turn."""
+    known = foreseen(loop)
+    return [
+        one for one in loop.body.instructions if one.opcode == "all-gather" and known.get(one.id) is False
+    ]
+
+
+def hoist_repeated(loop: Loop, gathers: Sequence[Message]) -> None:
+    """Gather before a loop what every turn of it gathers.
+
+    Args:
+        loop: rewritten in place.
+        gathers: all-gathers of its body.
+
+    Raises:
+        IllegalMoveError: a turn may gather something else.
+    """
+    caller, body, repeated = loop.caller, loop.body, {one.id for one in repeated_gathers(loop)}
+    for gather in gathers:
+        if gather.id not in repeated:
+            raise IllegalMoveError(
+                f"{gather.name} ({gather.opcode}): what it gathers may change with the turns"
+            )
+    values = [gathered_value(body, gather) for gather in gathers]
+    first = {i: loop.begins[k] for i, k in loop.elements.items()}
+    found = written(caller, body, first, values, caller.position(loop.instruction), barriers=False)
+    for value, one in zip(values, extend(loop, [found[value.id] for value in values]), strict=True):
+        body.redirect(value, one)
+    body.sweep()
+    narrow_barriers(body)
 
 
 def _written_before(outer: Loop, number: int, gather: Message, made: Gathered) -> Message:

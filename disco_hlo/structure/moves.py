@@ -17,7 +17,7 @@ from msgspec import Meta
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.structure.chunk import MOST_PARTS, chunk
 from disco_hlo.structure.finish import finish_later
-from disco_hlo.structure.gather_once import gather_once, hoist
+from disco_hlo.structure.gather_once import gather_once, hoist, hoist_repeated
 from disco_hlo.structure.loops import read_loop
 from disco_hlo.structure.prefetch import prefetch
 from disco_hlo.structure.program import Program
@@ -120,12 +120,21 @@ class Hoist:
     """Of each the inner loop, in the body, and the all-gather, in the inner loop's."""
 
 
-OfLoops = Prefetch | FinishLater | Double | GatherOnce | Hoist
+@dataclass(frozen=True, slots=True)
+class HoistRepeated:
+    """What every turn of a loop gathers alike is gathered before it."""
+
+    loop: Path
+    gathers: Annotated[tuple[Position, ...], Meta(min_length=1)]
+    """All-gathers of the loop's body."""
+
+
+OfLoops = Prefetch | FinishLater | Double | GatherOnce | Hoist | HoistRepeated
 Move = Split | Reorder | Chunk | OfLoops
 
 _KINDS: dict[str, type[Any]] = {
-    "split": Split, "reorder": Reorder, "chunk": Chunk,
-    "prefetch": Prefetch, "double": Double, "gather-once": GatherOnce, "hoist": Hoist, "finish-later": FinishLater,
+    "split": Split, "reorder": Reorder, "chunk": Chunk, "prefetch": Prefetch, "finish-later": FinishLater,
+    "double": Double, "gather-once": GatherOnce, "hoist": Hoist, "hoist-repeated": HoistRepeated,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -187,6 +196,8 @@ def _apply_to_loop(program: Program, move: OfLoops) -> None:
         )
     elif isinstance(move, Double):
         double(loops[0])
+    elif isinstance(move, HoistRepeated):
+        hoist_repeated(loops[0], [loops[0].body.at(position, "all-gather") for position in move.gathers])
     elif isinstance(move, Hoist):
         body = loops[0].body
         inner = {

@@ -8,9 +8,18 @@ from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.opcodes import TRANSFERS
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.finish import late_reductions
-from disco_hlo.structure.gather_once import gathered, what_is_gathered
-from disco_hlo.structure.loops import read_loop
-from disco_hlo.structure.moves import Double, FinishLater, GatherOnce, Hoist, Move, Prefetch, apply_moves
+from disco_hlo.structure.gather_once import gathered, repeated_gathers, what_is_gathered
+from disco_hlo.structure.loops import Loop, read_loop
+from disco_hlo.structure.moves import (
+    Double,
+    FinishLater,
+    GatherOnce,
+    Hoist,
+    HoistRepeated,
+    Move,
+    Prefetch,
+    apply_moves,
+)
 from disco_hlo.structure.prefetch import foreseen_gathers
 from disco_hlo.structure.program import Program
 
@@ -52,6 +61,7 @@ class _Builder:
 
     def __init__(self, module: bytes, copies: bool) -> None:
         self.module, self.copies = module, copies
+        self.every = [one.name for _, _, one in _loops(Program(module, copies=copies), every_loop=True)]
         places = _loops(Program(module, copies=copies))
         self.names = [one.name for _, caller, one in places if _communicates(caller, one)]
 
@@ -73,7 +83,8 @@ class _Builder:
 
     def hoisted(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
         """``before``, then what loops in loops gather gathered before the outer ones."""
-        return self._with_each(before, _hoists, as_often_as_there_is=True)
+        moves = self._with_each(before, _hoists, as_often_as_there_is=True)
+        return self._with_each(moves, lambda places, at: _hoists_repeated(*places[at]), every_loop=True)
 
     def _with_each(
         self,
@@ -81,13 +92,14 @@ class _Builder:
         candidates: Callable[[list[_Place], int], Iterable[Move]],
         *,
         as_often_as_there_is: bool = False,
+        every_loop: bool = False,
     ) -> tuple[Move, ...]:
         """``moves``, then of each loop the first legal candidate, once or as long as there is one."""
-        for name in self.names:
+        for name in self.every if every_loop else self.names:
             grown = True
             while grown:
                 before = Program(self._applied(moves), copies=self.copies)
-                places = list(_loops(before))
+                places = list(_loops(before, every_loop=every_loop))
                 at = next(number for number, place in enumerate(places) if place[2].name == name)
                 found = next(filter(None, (self._legal(moves, one) for one in candidates(places, at))), None)
                 grown = found is not None and as_often_as_there_is
@@ -105,11 +117,13 @@ class _Builder:
         return apply_moves(self.module, moves, copies=self.copies)
 
 
-def _gathers(caller: Program, instruction: Message) -> tuple[int, ...]:
+def _gathers(
+    caller: Program, instruction: Message, of: Callable[[Loop], list[Message]] = foreseen_gathers
+) -> tuple[int, ...]:
     """Positions of the gathers that the turn before can make; none where the loop is in another form."""
     try:
         loop = read_loop(caller, instruction)
-        return tuple(loop.body.position(one) for one in foreseen_gathers(loop))
+        return tuple(loop.body.position(one) for one in of(loop))
     except IllegalMoveError:
         return ()
 
@@ -128,6 +142,11 @@ def _finishes(path: tuple[int, ...], caller: Program, instruction: Message) -> I
     if found:
         positions = tuple(loop.body.position(one) for one in found)
         yield FinishLater(path, positions, tuple(one.opcode for one in found))
+
+
+def _hoists_repeated(path: tuple[int, ...], caller: Program, instruction: Message) -> Iterator[Move]:
+    if gathers := _gathers(caller, instruction, repeated_gathers):
+        yield HoistRepeated(path, gathers)
 
 
 def _hoists(places: list[_Place], at: int) -> Iterator[Move]:
@@ -161,13 +180,13 @@ def _communicates(caller: Program, loop: Message) -> bool:
     return any(one.opcode in TRANSFERS for one in body.instructions)
 
 
-def _loops(program: Program, path: tuple[int, ...] = ()) -> Iterator[_Place]:
-    """The loops that hold no others, wherever they are."""
+def _loops(program: Program, path: tuple[int, ...] = (), *, every_loop: bool = False) -> Iterator[_Place]:
+    """The loops that hold no others, wherever they are, or every loop."""
     for position, instruction in enumerate(program.instructions):
         if instruction.opcode != "while":
             continue
         body = program.inside(instruction.called_computation_ids[0])
-        inner = list(_loops(body, (*path, position)))
+        inner = list(_loops(body, (*path, position), every_loop=every_loop))
         yield from inner
-        if not inner:
+        if every_loop or not inner:
             yield (*path, position), program, instruction

@@ -14,6 +14,7 @@ from disco_hlo.structure.moves import (
     FinishLater,
     GatherOnce,
     Hoist,
+    HoistRepeated,
     Move,
     Prefetch,
     Reorder,
@@ -408,6 +409,11 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
         FinishLater,
         "the turn itself reads its result",
     ),
+    "gather-not-repeated": (
+        ("k = s32[] subtract(three, i)", "k = s32[] subtract(i, three)"),
+        HoistRepeated,
+        "what it gathers may change with the turns",
+    ),
     "gather-in-no-other-turn": (
         ("three = s32[] constant(3)", "three = s32[] constant(4)"),
         GatherOnce,
@@ -491,6 +497,8 @@ def asked_of_loops(source: bytes, kind: type[Move]) -> Move:
         return FinishLater(
             (loops[0],), ([i.opcode for i in bodies[0].instructions].index("all-reduce"),), ("all-reduce",)
         )
+    if kind is HoistRepeated:
+        return HoistRepeated((loops[0],), (gathers[0],))
     if kind is Prefetch:
         return Prefetch((loops[0],), (gathers[0],))
     return (

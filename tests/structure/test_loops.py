@@ -158,8 +158,9 @@ def test_a_step_of_microbatches_and_recomputed_layers(name: str) -> None:
         (LOOPS, {"prefetch", "double", "gather-once", "gather-once-prefetch"}),
         (NESTED, {"prefetch", "double", "gather-once", "hoist"}),
         (REDUCING, {"finish-later", "double"}),
+        (LOOPS.replace("dynamic-slice(w, i, z)", "dynamic-slice(w, z, z)"), {"hoist", "prefetch", "double"}),
     ],
-    ids=["loops", "nested", "reducing"],
+    ids=["loops", "nested", "reducing", "repeating"],
 )
 def test_xla_accepts_what_the_moves_make_before_copy_insertion(text: str, wanted: set[str]) -> None:
     """As on XLA:GPU: all of XLA's passes come after the moves."""
