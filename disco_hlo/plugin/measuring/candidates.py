@@ -32,6 +32,7 @@ from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import compare, make_runner, settle_inputs
 from disco_hlo.plugin.measuring.cores import compiles_at_once
+from disco_hlo.plugin.measuring.inputs.real import RealInputs
 from disco_hlo.plugin.measuring.lockstep import coming_back, run_on_all
 from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.measuring.room import lack_of_memory
@@ -219,15 +220,20 @@ def measure(
     return complete
 
 
-def compare_with_default(session: Session, default: Trial, others: Sequence[Trial]) -> None:
+def compare_with_default(
+    session: Session, default: Trial, others: Sequence[Trial], inputs: RealInputs | None = None
+) -> None:
     """See which trials compute what XLA's default computes; one that does not on any rank is out on all, and its times
     with it.
+
+    Args:
+        inputs: of a call of the training; None: made-up ones.
 
     Raises:
         As :func:`~disco_hlo.plugin.measuring.comparing.compare`.
     """
     programs = [_program(session, trial) for trial in (default, *others)]
-    compare(session, programs)
+    compare(session, programs, inputs)
     for trial, program in zip(others, programs[1:], strict=True):
         trial.error, trial.compared = program.error, not program.error
         if trial.error:

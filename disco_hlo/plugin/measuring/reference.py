@@ -54,6 +54,8 @@ class Reference:
     """Those of the pass."""
     first: list[list[Any]] | None = None
     """What a run of the default returned, all of it, where that is there."""
+    kept_on_host: bool = False
+    """Whether what the default computed lies in the host's memory."""
     _allowed: dict[int, Allowed] = field(default_factory=dict)
     """By output."""
     _runs: int = 0
@@ -116,7 +118,7 @@ class Reference:
                 yield number, own
 
     def _keep(self, number: int, arrays: list[Any]) -> None:
-        self._allowed[number] = Allowed(arrays, self._before(number))
+        self._allowed[number] = Allowed(arrays, self._before(number), kept_on_host=self.kept_on_host)
 
     def _learn(self, runs: int) -> None:
         """Run on inputs that are changed by a rounding until that has been done so often."""

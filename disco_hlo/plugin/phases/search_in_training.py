@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from disco_hlo.errors import ActivationError, UnsupportedError, is_shared
 from disco_hlo.plan.plan import DEFAULT
@@ -27,10 +28,11 @@ from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.lockstep import anywhere
+from disco_hlo.plugin.measuring.inputs.real import RealInputs, off_devices
+from disco_hlo.plugin.measuring.lockstep import all_have, anywhere
 from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import compile_ahead, profile_step
-from disco_hlo.plugin.measuring.room import lack_of_memory, room_bytes
+from disco_hlo.plugin.measuring.room import lack_of_memory, needed_on_host_bytes, room_bytes
 from disco_hlo.plugin.phases.finalists import likeliest, trials_of
 from disco_hlo.plugin.phases.one_step import refuse_other_threads
 from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted
@@ -42,10 +44,15 @@ from disco_hlo.plugin.step import Step, called_step
 from disco_hlo.plugin.switches import refuse_switched_on
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
+from disco_hlo.plugin.xla.job import may_rise_bytes
 from disco_hlo.profiler.profile import Profile
 
 _MOST_TRIED = 2
 """Candidates that are compared with XLA's default, and tried."""
+_MAY_RISE = 0.1
+"""Part of the most memory that the training had in use, by which a comparison may exceed it on a GPU; else the state
+leaves the devices meanwhile."""
 _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
@@ -164,12 +171,8 @@ class SearchInTraining:
             compile_trials(session, step.source, tried, tag="candidates")
             exchange(session)
         trials[0].executable = self._request.call_default()
-        for one in (trials[0], *tried):
-            one.error = one.error or lack_of_memory(session, one.name, one.executable)
-        if trials[0].error:
-            raise UnsupportedError(f"there is no room to compare candidates: {trials[0].error}")
-        with self._held(session, "comparing"):
-            compare_with_default(session, trials[0], [one for one in tried if not one.error])
+        with self._held(session, "comparing") as hold:
+            self._compare(session, hold, trials[0], tried)
         self._offer([one for one in tried if one.compared])
         for one in (trials[0], *tried):
             one.executable = None
@@ -178,6 +181,53 @@ class SearchInTraining:
         while not self._settled.wait(_LOOK_S):
             if self._over():
                 raise ActivationError("no candidate has won so far")
+
+    def _compare(self, session: Session, hold: Hold, default: Trial, tried: Sequence[Trial]) -> None:
+        """Compare candidates with XLA's default, on the arguments of the call that is held, where the hosts have room
+        for a copy of them."""
+        trial = self._calls()
+        arguments = [] if trial is None else trial.watch.arguments
+        inputs, taken = None, frozenset[int]()
+        with session.stage("room for real inputs"):
+            needs = memory(default.executable)
+            leave = may_rise_bytes(self._request, _MAY_RISE)
+            if leave is not None and needs.total_bytes > leave:
+                taken = frozenset(storage_taken(default.executable))
+        room, on_host = room_bytes(session, on_host=True), needed_on_host_bytes(needs, leave is None)
+        lacking = room is not None and on_host > room
+        if anywhere(session, lacking or not arguments, "real inputs"):
+            taken = frozenset()
+            session.say(
+                "candidates are compared on made-up inputs: the host has no room for the step's own (%d MiB a device)",
+                on_host >> 20,
+            )
+        else:
+            inputs = self._copied(session, default, arguments)
+        gives_back = needs.aliased_bytes if taken else 0
+        for one in (default, *tried):
+            one.error = one.error or lack_of_memory(
+                session, one.name, one.executable, given_back_bytes=gives_back
+            )
+        if default.error:
+            raise UnsupportedError(f"there is no room to compare candidates: {default.error}")
+        alive = [one for one in tried if not one.error]
+        if inputs is None or not taken:
+            compare_with_default(session, default, alive, inputs)
+            return
+        hold.outlasts = True
+        with off_devices(inputs, arguments, taken):
+            compare_with_default(session, default, alive, inputs)
+
+    def _copied(self, session: Session, default: Trial, arguments: Sequence[Any]) -> RealInputs:
+        with session.stage("a copy of the step's inputs"):
+            return RealInputs(
+                self._request,
+                parameters(default.executable),
+                arguments,
+                session.settings.seed,
+                lambda: all_have(session, "inputs"),
+                self._stop.__bool__,
+            )
 
     def _offer(self, alive: Sequence[Trial]) -> None:
         self._tried = bool(alive)
@@ -214,7 +264,7 @@ class SearchInTraining:
         return self._over() or bool(self._stop)
 
     @contextlib.contextmanager
-    def _held(self, session: Session, what: str) -> Iterator[None]:
+    def _held(self, session: Session, what: str) -> Iterator[Hold]:
         """Hold the training on all ranks for the body, which has the devices to itself."""
         hold = Hold(what, self._stop.watched)
         if (trial := self._calls()) is not None:
@@ -223,7 +273,7 @@ class SearchInTraining:
         try:
             with hold.held(self._over):
                 started = time.monotonic()
-                yield
+                yield hold
             session.say("the training was held for %.1f s: %s", time.monotonic() - started, what)
         finally:
             if (trial := self._calls()) is not None:
@@ -231,6 +281,6 @@ class SearchInTraining:
         if anywhere(session, bool(self._stop), "interrupted"):
             raise ActivationError("it was interrupted")
 
-    def _apart(self, session: Session, what: str) -> contextlib.AbstractContextManager[None]:
+    def _apart(self, session: Session, what: str) -> contextlib.AbstractContextManager[object]:
         """For a compile: beside the training on CPU; on a GPU, whose autotuner needs the devices, it is held."""
         return contextlib.nullcontext() if session.facts.backend == "cpu" else self._held(session, what)

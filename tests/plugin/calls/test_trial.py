@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Callable
 
@@ -78,6 +80,34 @@ class Calls:
 
 def trial_on(calls: Calls) -> Trial:
     return Trial(calls, LocalChannel(), 1.0, "t")  # type: ignore[arg-type]
+
+
+def test_a_call_whose_state_is_elsewhere_outlasts_ctrl_c_which_comes_after_it() -> None:
+    hold, asked = Hold("comparing", contextlib.nullcontext), threading.Event()
+    ended = threading.Event()
+
+    def work() -> None:
+        with hold.held(lambda: False):
+            hold.outlasts = True
+            os.kill(os.getpid(), signal.SIGINT)
+            asked.wait(60)
+            ended.set()
+
+    def handler(*_: object) -> None:
+        asked.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handler)
+    thread = threading.Thread(target=work)
+    try:
+        thread.start()
+        hold.wait()
+        assert ended.is_set(), "the call did not go on before the state was back"
+        with pytest.raises(KeyboardInterrupt):
+            threading.Event().wait(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        thread.join()
 
 
 FAST = {DEFAULT: 10**8, "fast": 8 * 10**7, "slow": 2 * 10**8, "near": 10**8}

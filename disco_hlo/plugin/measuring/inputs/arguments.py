@@ -70,11 +70,15 @@ class Inputs:
         self.permuted = permuted
         self._tables: list[Any] = []
         """What the devices make their numbers of."""
-        self._values = [self._make(index) for index in range(len(parameters))]
+        self._values = self._all()
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
         self.diverges: bool | None = None
         """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
+
+    def _all(self) -> list[Any]:
+        """What lies on the devices between runs."""
+        return [self._make(index) for index in range(len(self.parameters))]
 
     def fresh(self) -> list[Any]:
         """Arguments for one execution."""
@@ -110,6 +114,10 @@ class Inputs:
     def like(self, index: int) -> Any:
         """An array as parameter ``index`` is."""
         return self._values[index]
+
+    def arrays(self, index: int) -> list[Any]:
+        """What parameter ``index`` holds on each local device, as it is now."""
+        return [shard.data for shard in self.like(index).addressable_shards]
 
     def nudge(self, by: float, change: int = 0) -> None:
         """Make the floats again, each changed by this part of itself; 0 makes what they were. One takes the place of
