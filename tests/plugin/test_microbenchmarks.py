@@ -17,14 +17,16 @@ def test_a_disturbed_measurement_is_repeated_and_fails_on_rank_0_alone(
 ) -> None:
     calls: list[object] = []
 
-    def measure(device: object) -> DeviceConstants:
+    def measure(device: object, _repeat: object) -> DeviceConstants:
         calls.append(device)
         if len(calls) <= disturbed:
             raise ProfileError("the time of a copy does not grow with its size")
         return CONSTANTS
 
     monkeypatch.setattr(microbenchmarks, "_measure", measure)
-    session = SimpleNamespace(request=SimpleNamespace(local_devices=["cpu"]), leads=rank == 0)
+    session = SimpleNamespace(
+        request=SimpleNamespace(local_devices=["cpu"]), leads=rank == 0, between_steps=None
+    )
     found = microbenchmarks.measure_constants(session)  # type: ignore[arg-type]
     assert found == (CONSTANTS if disturbed == 2 else None)
     if rank == 0:

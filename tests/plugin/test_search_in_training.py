@@ -28,6 +28,7 @@ from disco_hlo.plugin.calls.rounds import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.measuring.measured_times import STORE_NAME
 from disco_hlo.plugin.phases import enact_phase, search_in_training, search_process, training_phase
 from disco_hlo.plugin.phases.finding import FoundPlans
+from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.profiler.profile import load
@@ -274,11 +275,12 @@ def test_a_training_that_ends_before_a_candidate_has_won_saves_it_unmeasured(
 def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        end = time.monotonic() + _LONGEST_S
-        while "interrupted: the search is ended" not in caplog.text and time.monotonic() < end:
-            time.sleep(0.01)
+    def interrupted(session: Session, *_: Any) -> None:
+        with session.alone("profiling"):
+            os.kill(os.getpid(), signal.SIGINT)
+            end = time.monotonic() + _LONGEST_S
+            while "interrupted: the search is ended" not in caplog.text and time.monotonic() < end:
+                time.sleep(0.01)
 
     monkeypatch.setattr(search_in_training, "profile_step", interrupted)
     before, switches_s = signal.getsignal(signal.SIGINT), sys.getswitchinterval()

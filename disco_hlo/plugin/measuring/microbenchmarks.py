@@ -6,6 +6,7 @@ what lies between two kernels of a chain, not what one more link takes.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.measuring.links import Repeat, in_a_row
+from disco_hlo.plugin.measuring.lockstep import repeated
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla.clean_thread import in_clean_thread
 from disco_hlo.profiler import trace as tracing
@@ -44,42 +47,52 @@ def measure_constants(session: Session) -> DeviceConstants | None:
     """Constants of this process's first device of the step. Takes a second or two, on all ranks at once.
 
     A disturbed measurement is repeated. On ranks other than 0, whose constants nobody reads, one that stays
-    disturbed is None.
+    disturbed is None. Between the steps of a training ranks measure in the same slices, and again where rank 0's was
+    disturbed.
 
     Raises:
         ProfileError: it stays disturbed.
     """
     device = session.request.local_devices[0]
+    sliced = session.between_steps is not None
+    repeat: Repeat = functools.partial(repeated, session, "device constants") if sliced else in_a_row
+    constants: DeviceConstants | None = None
     for left in reversed(range(_ATTEMPTS)):
+        disturbed = False
         try:
-            constants: DeviceConstants = in_clean_thread(lambda: _measure(device))
-            return constants
+            constants = in_clean_thread(lambda: _measure(device, repeat))
         except ProfileError as error:  # other programs on the machine
             LOGGER.debug("device constants: %s", error)
+            disturbed = True
             if not left and session.leads:
                 raise
-    return None
+        if not (session.tell(disturbed, "device constants") if sliced else disturbed):
+            break
+    return constants
 
 
-def _measure(device: Any) -> DeviceConstants:
+def _measure(device: Any, repeat: Repeat) -> DeviceConstants:
     import jax
     import jax.numpy as jnp
 
     on_cpu = device.platform == "cpu"
     calls = 1 if on_cpu else _GPU_CALLS
 
-    def timed(function: Callable[..., Any], *arguments: Any) -> Sequence[int]:
+    def calling(function: Callable[..., Any], *arguments: Any) -> Callable[[], int]:
         compiled = jax.jit(function).lower(*arguments).compile()
-        jax.block_until_ready(compiled(*arguments))
-        times = []
-        for _ in range(_REPEATS):
+
+        def run() -> int:
             started = time.perf_counter_ns()
             # Queued one behind the other, so that a busy host delays the device once, not with every call.
             for _ in range(calls - 1):
                 compiled(*arguments)
             jax.block_until_ready(compiled(*arguments))
-            times.append((time.perf_counter_ns() - started) // calls)
-        return times
+            return (time.perf_counter_ns() - started) // calls
+
+        return run
+
+    def timed(function: Callable[..., Any], *arguments: Any) -> Sequence[int]:
+        return repeat(calling(function, *arguments), 1 + _REPEATS)[1:]
 
     def copy(size_bytes: int) -> Sequence[int]:
         vector = jax.device_put(jnp.ones(size_bytes // 8, jnp.float32), device)
@@ -89,7 +102,7 @@ def _measure(device: Any) -> DeviceConstants:
         matrix = jax.device_put(jnp.ones((width, width), jnp.float32), device)
         return timed(lambda a: a @ a, matrix)
 
-    def chain(length: int, elements: int = _LINK_ELEMENTS) -> Sequence[int]:
+    def links_of(length: int, elements: int) -> tuple[Callable[..., Any], Any]:
         """Links that no compiler merges: on CPU, which takes barriers out early, each sorts what the one
         before sorted."""
         vector = jax.device_put(jnp.arange(elements, dtype=jnp.float32), device)
@@ -99,20 +112,22 @@ def _measure(device: Any) -> DeviceConstants:
                 x = jnp.sort(-x) if on_cpu else jax.lax.optimization_barrier(x * 0.5)
             return x
 
-        return timed(links, vector)
+        return links, vector
 
+    def chain(length: int) -> Sequence[int]:
+        return timed(*links_of(length, _LINK_ELEMENTS))
+
+    run = calling(*links_of(_CHAINS[-1], _LINK_ELEMENTS if on_cpu else _GPU_LINK_ELEMENTS))
+    [gap_ns] = repeat(lambda: _gap_ns(run, _REPEATS if on_cpu else 1), 1)
     found = device_constants(copy, matmul, chain, **(_CPU_SIZES if on_cpu else _GPU_SIZES))
-
-    def traced() -> None:
-        chain(_CHAINS[-1], _LINK_ELEMENTS if on_cpu else _GPU_LINK_ELEMENTS)
-
-    return replace(found, launch_ns=_launch_ns(traced, found.launch_ns))
+    return found if gap_ns is None else replace(found, launch_ns=gap_ns)
 
 
-def _launch_ns(run: Callable[[], None], otherwise_ns: int) -> int:
-    """Time between two kernels (CPU: thunks) of the chain that ``run`` runs; of a link where no trace tells."""
+def _gap_ns(run: Callable[[], int], repeats: int) -> int | None:
+    """Time between two kernels (CPU: thunks) of the chain that ``run`` runs; None where no trace tells, and that of a
+    link counts."""
     try:
-        return launch_gap_ns(tracing.read(tracing.collect(run, 1)), _CHAIN_MODULE)
+        return launch_gap_ns(tracing.read(tracing.collect(run, repeats)), _CHAIN_MODULE)
     except ProfileError as error:
         LOGGER.debug("the launch cost is that of a link of the chain: %s", error)
-        return otherwise_ns
+        return None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.plugin.measuring.lockstep import anywhere, run_on_all
+from disco_hlo.plugin.measuring.lockstep import Guard, anywhere, run_on_all
 from disco_hlo.plugin.measuring.roundings import rounding_of
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.survey import Survey
@@ -25,8 +25,6 @@ _RUNS, _FEWER_RUNS, _MORE_RUNS = 3, 1, 8
 too far off."""
 _MANY_ELEMENTS = 1 << 24
 """So many neighbours tell what one element does not."""
-
-Guard = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 @dataclass

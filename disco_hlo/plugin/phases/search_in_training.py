@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from disco_hlo.errors import ActivationError, UnsupportedError, is_shared
@@ -31,7 +33,7 @@ from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.inputs.real import RealInputs, off_devices
 from disco_hlo.plugin.measuring.lockstep import all_have, anywhere
 from disco_hlo.plugin.measuring.measured_times import measured_times
-from disco_hlo.plugin.measuring.profiling import compile_ahead, profile_step
+from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import lack_of_memory, needed_on_host_bytes, room_bytes
 from disco_hlo.plugin.phases.finalists import likeliest, trials_of
 from disco_hlo.plugin.phases.one_step import refuse_other_threads
@@ -80,6 +82,10 @@ class SearchInTraining:
         self._winner = DEFAULT
         self._tried = False
         """Whether there was a candidate to be tried."""
+        self._hold: Hold | None = None
+        """Under way."""
+        self._held_s: list[float] = []
+        """How long the training was held, each time since somebody last said so."""
 
     def run(self) -> None:
         """Go through all stages, with the other ranks; the training goes on whatever happens."""
@@ -88,15 +94,15 @@ class SearchInTraining:
         trial = self._calls()
         if trial is None:
             return
-        trial.on_outcome = self._note
+        trial.on_outcome, trial.share = self._note, self._settings.share
         self._request = request = trial.watch.request
+        request.trains = True
         del trial
         atexit.register(self.end)
         try:
             with jaxlink.ours(), jax.transfer_guard("allow"):
-                self._search(
-                    join_beside(request, self._settings, f"search {request.digest[:16]}", self._over)
-                )
+                session = join_beside(request, self._settings, f"search {request.digest[:16]}", self._over)
+                self._search(replace(session, between_steps=functools.partial(self._held, session)))
         except Exception as error:  # no failure of ours may stop the training
             told = self._ended() or (is_shared(error) and request.backend.process_index() != 0)
             LOGGER.log(
@@ -119,7 +125,7 @@ class SearchInTraining:
             "%s is the training step by its calls; it goes on while a plan is searched",
             self._request.module_name,
         )
-        with self._apart(session, "reading the step"), session.stage("step"):
+        with session.stage("step"):
             step = called_step(self._request, self._settings)
             self._refuse(step)
             fit_inputs(self._request, step.source)
@@ -158,21 +164,19 @@ class SearchInTraining:
         """The step's profile, on rank 0, and how long it took."""
         xla, started = read(step.source), time.monotonic()
         with measured_times(session) as store:
-            with self._apart(session, "compiling what is profiled"):
-                kept = compile_ahead(session, step.source, xla, store)
-            with self._held(session, "profiling"):
-                profiled = profile_step(session, step.source, xla, store, slot, kept)
+            profiled = profile_step(session, step.source, xla, store, slot)
+        self._say_held(session, "profiling")
         return None if profiled is None else profiled.profile, time.monotonic() - started
 
     def _try(self, session: Session, step: Step, trials: Sequence[Trial]) -> None:
         """Compile the likeliest winners, compare them with XLA's default, and let them run calls until one has won."""
         tried = likeliest(trials, _MOST_TRIED)
-        with self._apart(session, "compiling"):
-            compile_trials(session, step.source, tried, tag="candidates")
-            exchange(session)
+        compile_trials(session, step.source, tried, tag="candidates")
+        exchange(session)
         trials[0].executable = self._request.call_default()
         with self._held(session, "comparing") as hold:
             self._compare(session, hold, trials[0], tried)
+        self._say_held(session, "comparing")
         self._offer([one for one in tried if one.compared])
         for one in (trials[0], *tried):
             one.executable = None
@@ -190,10 +194,10 @@ class SearchInTraining:
         inputs, taken = None, frozenset[int]()
         with session.stage("room for real inputs"):
             needs = memory(default.executable)
-            leave = may_rise_bytes(self._request, _MAY_RISE)
-            if leave is not None and needs.total_bytes > leave:
+            beside = may_rise_bytes(self._request, _MAY_RISE)
+            if beside is not None and needs.total_bytes > beside:
                 taken = frozenset(storage_taken(default.executable))
-        room, on_host = room_bytes(session, on_host=True), needed_on_host_bytes(needs, leave is None)
+        room, on_host = room_bytes(session, on_host=True), needed_on_host_bytes(needs, beside is None)
         lacking = room is not None and on_host > room
         if anywhere(session, lacking or not arguments, "real inputs"):
             taken = frozenset()
@@ -265,22 +269,33 @@ class SearchInTraining:
 
     @contextlib.contextmanager
     def _held(self, session: Session, what: str) -> Iterator[Hold]:
-        """Hold the training on all ranks for the body, which has the devices to itself."""
+        """Hold the training on all ranks for the body, which has the devices to itself; or go on with a hold that is
+        under way."""
+        if self._hold is not None:
+            yield self._hold
+            return
         hold = Hold(what, self._stop.watched)
         if (trial := self._calls()) is not None:
             trial.hold = hold
         del trial
         try:
             with hold.held(self._over):
-                started = time.monotonic()
+                self._hold, started = hold, time.monotonic()
                 yield hold
-            session.say("the training was held for %.1f s: %s", time.monotonic() - started, what)
+            self._held_s.append(time.monotonic() - started)
         finally:
+            self._hold = None
             if (trial := self._calls()) is not None:
                 trial.hold = None
-        if anywhere(session, bool(self._stop), "interrupted"):
+            interrupted = anywhere(session, bool(self._stop), "interrupted")
+        if interrupted:
             raise ActivationError("it was interrupted")
 
-    def _apart(self, session: Session, what: str) -> contextlib.AbstractContextManager[object]:
-        """For a compile: beside the training on CPU; on a GPU, whose autotuner needs the devices, it is held."""
-        return contextlib.nullcontext() if session.facts.backend == "cpu" else self._held(session, what)
+    def _say_held(self, session: Session, what: str) -> None:
+        """One line about the holds since the last one."""
+        if held_s := self._held_s:
+            session.say(
+                "the training was held for %.1f s, in %d pieces of up to %.0f ms: %s",
+                sum(held_s), len(held_s), 1e3 * max(held_s), what,
+            )  # fmt: skip
+        self._held_s = []

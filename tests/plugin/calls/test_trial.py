@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,7 @@ from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.calls import trial as trials
 from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.steps import Seen
@@ -176,6 +179,28 @@ def test_a_call_waits_for_what_needs_the_devices() -> None:
     calls.call(1)
     assert ran == [FIRST_MEETING]
     thread.join()
+
+
+def test_calls_are_held_for_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [10**9]
+    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
+    calls = Calls(FAST)
+    trial = trial_on(calls)
+    trial.share, trial.begun = 0.05, True
+    held: list[int] = []
+
+    def wait() -> None:
+        now_ns[0] += 10**8
+        held.append(len(calls.ran))
+
+    trial.hold = Hold("profiling", contextlib.nullcontext)
+    trial.hold.wait = wait  # type: ignore[method-assign]
+    for _ in range(60):
+        calls.call()
+        now_ns[0] += 10**8
+    # A call takes as long as a hold, which is a twentieth of the time from one to the next.
+    assert len(held) == 3
+    assert [later - earlier for earlier, later in itertools.pairwise(held)] == [19, 19]
 
 
 def test_work_that_no_call_will_wait_for_is_not_done() -> None:

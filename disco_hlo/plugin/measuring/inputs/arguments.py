@@ -163,6 +163,10 @@ class Inputs:
         taken = [self.parameters[index] for index in self._taken.difference(handed_on)]
         return sum(math.prod(one.shape) * one.dtype.itemsize for one in taken)
 
+    def hand_out_copies(self, taken: Collection[int]) -> None:
+        """Of parameters that executions are going to take over: nothing has to be made again."""
+        self._taken.update(taken)
+
     def learn_donation(self, arguments: Sequence[Any]) -> None:
         """A run shows which inputs XLA takes over; those are made again, and copied from then on."""
         for index, value in enumerate(arguments):
@@ -184,7 +188,7 @@ class Inputs:
 
     def made(self, index: int, nudge: float = 0.0, change: int = 0) -> list[Any]:
         """What parameter ``index`` holds on each local device, made anew, changed as by :meth:`nudge`."""
-        if are_made_on_devices(self.parameters[index]):
+        if are_made_on_devices(self.parameters[index]) and not self.request.trains:
             return self._made_on_devices(index, nudge, change)
         return self._made_on_host(index, nudge, change)
 
