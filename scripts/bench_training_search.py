@@ -185,14 +185,18 @@ def searched(record: dict[str, Any], default_s: float) -> dict[str, Any]:
     ]
     begun = next((at for at, text in lines if _BEGINS in text), None)
     over = next(((at, found) for at, text in lines if (found := _SETTLED.search(text))), None)
-    if begun is None or over is None:
-        return {**told, "outcome": "not settled"}
-    at, outcome = over
-    made = sum(begun < end < at for end in ends)
-    return {
-        **told, "outcome": outcome[1], "settled_at_call": int(outcome[2]), "settled_after_s": at,
+    if begun is None:
+        return {**told, "outcome": "not begun"}
+    at = ends[-1] if over is None else over[0]
+    told |= {
         "searched_for_s": at - begun, "held_s": sum(one["s"] for one in told["held"]),
-        "share_of_throughput": made * default_s / (at - begun), "step_ms_afterwards": 1e3 * step_s(ends[-_AFTERWARDS:]),
+        "share_of_throughput": sum(begun < end < at for end in ends) * default_s / (at - begun),
+    }  # fmt: skip
+    if over is None:
+        return {**told, "outcome": "not settled"}
+    return {
+        **told, "outcome": over[1][1], "settled_at_call": int(over[1][2]), "settled_after_s": at,
+        "step_ms_afterwards": 1e3 * step_s(ends[-_AFTERWARDS:]),
     }  # fmt: skip
 
 
@@ -243,10 +247,12 @@ def main() -> None:
     show("default", plain(first))
     if "error" in first:
         return
-    record = run("training", _AFTERWARDS, left_s(0.5), options)
-    default_s = step_s(first["ends"][_WARM_UP:])
-    show("training", searched(record, default_s))
-    again = run("default", len(record.get("ends", [])) or options.steps, left_s(0.4), options)
+    record = run("training", _AFTERWARDS, left_s(0.6), options)
+    show("training", searched(record, step_s(first["ends"][_WARM_UP:])))
+    again = run("default", len(record.get("ends", [])) or options.steps, left_s(0.5), options)
+    if "error" not in again:  # the machine may have been busier, or less so
+        defaults = [step_s(one["ends"][_WARM_UP:]) for one in (first, again)]
+        show("training", searched(record, statistics.mean(defaults)))
     show("training against default", compared(record, again))
     show("compile", plain(run("compile", options.steps, left_s(1.0), options)))
 

@@ -154,6 +154,7 @@ def traced_on_all(
     first_runs.begin(_WARM_UPS)
     step_ns = min(repeated(session, f"a first run of {name}", runner.run, _WARM_UPS, guard))
     if session.between_steps is not None:  # the training keeps a GPU warm
+        runs = max(MINIMUM_RUNS, runs // 2)
         return traced_in_slices(session, f"a profiled run of {name}", runner, runs, step_ns, guard)
     more = 0
     if warm and session.facts.backend == "gpu":
