@@ -150,8 +150,10 @@ class Watch:
         with self._choosing:
             index, self.calls = self.calls, self.calls + 1
             self.arguments = list(arguments)
-            name = self._name(index)
-            arguments, self.arguments = self.arguments, []
+            try:
+                name = self._name(index)
+            finally:
+                arguments, self.arguments = self.arguments, []
             executable = self._executables[name]
             default = self._executables.get(DEFAULT)
         dispatched_ns = time.perf_counter_ns()

@@ -171,7 +171,9 @@ def _on_host(array: Any, devices: Sequence[Any]) -> _Argument:
     kept: list[tuple[Any, NDArray[Any]]] = []
     for device in devices:
         shard = shards[device]
-        values = np.array(shard.data)  # a copy also where the devices have the host's memory
+        values = np.asarray(shard.data)
+        if device.platform == "cpu":  # that is the array itself, which the call takes over
+            values = values.copy()
         same = (one for index, one in kept if index == shard.index and _are_same(one, values))
         kept.append((shard.index, next(same, values)))
     return _Argument(tuple(array.shape), array.sharding, [values for _, values in kept])
