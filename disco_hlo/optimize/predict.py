@@ -20,6 +20,7 @@ class Predicted:
     strategy: Strategy
     built: Built
     timeline: Timeline
+    again: Sequence[Repeat] = ()
 
 
 def predict(graph: Graph, strategy: Strategy, costs: Costs, again: Sequence[Repeat] = ()) -> Predicted:
@@ -32,4 +33,4 @@ def predict(graph: Graph, strategy: Strategy, costs: Costs, again: Sequence[Repe
         IllegalStrategyError: it does not fit the graph.
     """
     built = build(graph, strategy, costs, costs.machine, repeats=again)
-    return Predicted(strategy, built, simulate(built.problem))
+    return Predicted(strategy, built, simulate(built.problem), again)
