@@ -17,7 +17,7 @@ def test_a_disturbed_measurement_is_repeated_and_fails_on_rank_0_alone(
 ) -> None:
     calls: list[object] = []
 
-    def measure(device: object, _repeat: object) -> DeviceConstants:
+    def measure(device: object, *_: object) -> DeviceConstants:
         calls.append(device)
         if len(calls) <= disturbed:
             raise ProfileError("the time of a copy does not grow with its size")

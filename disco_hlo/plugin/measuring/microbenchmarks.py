@@ -22,7 +22,8 @@ from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants, device_constants
 from disco_hlo.profiler.contention import launch_gap_ns
 
-_REPEATS = 7
+_REPEATS, _SLICED_REPEATS = 7, 3
+"""Runs of which the median counts: in a row, and between the steps of a training."""
 _ATTEMPTS = 4
 _CHAIN_MODULE = "jit_links"
 _CHAINS = (8, 32, 128)
@@ -60,7 +61,8 @@ def measure_constants(session: Session) -> DeviceConstants | None:
     for left in reversed(range(_ATTEMPTS)):
         disturbed = False
         try:
-            constants = in_clean_thread(lambda: _measure(device, repeat))
+            repeats = _SLICED_REPEATS if sliced else _REPEATS
+            constants = in_clean_thread(lambda: _measure(device, repeat, repeats))
         except ProfileError as error:  # other programs on the machine
             LOGGER.debug("device constants: %s", error)
             disturbed = True
@@ -71,7 +73,7 @@ def measure_constants(session: Session) -> DeviceConstants | None:
     return constants
 
 
-def _measure(device: Any, repeat: Repeat) -> DeviceConstants:
+def _measure(device: Any, repeat: Repeat, repeats: int) -> DeviceConstants:
     import jax
     import jax.numpy as jnp
 
@@ -92,7 +94,7 @@ def _measure(device: Any, repeat: Repeat) -> DeviceConstants:
         return run
 
     def timed(function: Callable[..., Any], *arguments: Any) -> Sequence[int]:
-        return repeat(calling(function, *arguments), 1 + _REPEATS)[1:]
+        return repeat(calling(function, *arguments), 1 + repeats)[1:]
 
     def copy(size_bytes: int) -> Sequence[int]:
         vector = jax.device_put(jnp.ones(size_bytes // 8, jnp.float32), device)
@@ -118,7 +120,7 @@ def _measure(device: Any, repeat: Repeat) -> DeviceConstants:
         return timed(*links_of(length, _LINK_ELEMENTS))
 
     run = calling(*links_of(_CHAINS[-1], _LINK_ELEMENTS if on_cpu else _GPU_LINK_ELEMENTS))
-    [gap_ns] = repeat(lambda: _gap_ns(run, _REPEATS if on_cpu else 1), 1)
+    [gap_ns] = repeat(lambda: _gap_ns(run, repeats if on_cpu else 1), 1)
     found = device_constants(copy, matmul, chain, **(_CPU_SIZES if on_cpu else _GPU_SIZES))
     return found if gap_ns is None else replace(found, launch_ns=gap_ns)
 
