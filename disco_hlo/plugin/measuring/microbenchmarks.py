@@ -57,11 +57,11 @@ def measure_constants(session: Session) -> DeviceConstants | None:
     device = session.request.local_devices[0]
     sliced = session.between_steps is not None
     repeat: Repeat = functools.partial(repeated, session, "device constants") if sliced else in_a_row
+    repeats = _SLICED_REPEATS if sliced else _REPEATS
     constants: DeviceConstants | None = None
     for left in reversed(range(_ATTEMPTS)):
         disturbed = False
         try:
-            repeats = _SLICED_REPEATS if sliced else _REPEATS
             constants = in_clean_thread(lambda: _measure(device, repeat, repeats))
         except ProfileError as error:  # other programs on the machine
             LOGGER.debug("device constants: %s", error)
