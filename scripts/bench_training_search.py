@@ -161,6 +161,12 @@ def step_s(ends: list[float]) -> float:
     return statistics.median(later - earlier for earlier, later in itertools.pairwise(ends))
 
 
+def mean_step_s(*records: dict[str, Any]) -> float:
+    """Mean time of a step in several trainings, each of the same weight: what throughput is measured by."""
+    each = [record["ends"][_WARM_UP:] for record in records]
+    return statistics.mean((ends[-1] - ends[0]) / (len(ends) - 1) for ends in each)
+
+
 def plain(record: dict[str, Any]) -> dict[str, Any]:
     """What a training without a search beside it shows."""
     if "error" in record:
@@ -248,11 +254,10 @@ def main() -> None:
     if "error" in first:
         return
     record = run("training", _AFTERWARDS, left_s(0.6), options)
-    show("training", searched(record, step_s(first["ends"][_WARM_UP:])))
+    show("training", searched(record, mean_step_s(first)))
     again = run("default", len(record.get("ends", [])) or options.steps, left_s(0.5), options)
     if "error" not in again:  # the machine may have been busier, or less so
-        defaults = [step_s(one["ends"][_WARM_UP:]) for one in (first, again)]
-        show("training", searched(record, statistics.mean(defaults)))
+        show("training", searched(record, mean_step_s(first, again)))
     show("training against default", compared(record, again))
     show("compile", plain(run("compile", options.steps, left_s(1.0), options)))
 
