@@ -38,6 +38,12 @@ _GPU_SIZES: Mapping[str, Sequence[int]] = {
     "chain_lengths": _CHAINS,
 }
 """A GPU does in 10 us what calling it takes: only work of this size shows its rates."""
+_GPU_SIZES_BESIDE: Mapping[str, Sequence[int]] = {
+    "copy_bytes": (1 << 26, 1 << 27, 1 << 28),
+    "matmul_widths": (2048, 4096),
+    "chain_lengths": _CHAINS,
+}
+"""Where a training has its memory."""
 _GPU_CALLS = 8
 _LINK_ELEMENTS, _GPU_LINK_ELEMENTS = 4, 1 << 24
 """Elements of the chain whose launches are traced. On a GPU a link must take longer (here some 30 us) than the host
@@ -57,28 +63,29 @@ def measure_constants(session: Session) -> DeviceConstants | None:
     device = session.request.local_devices[0]
     sliced = session.between_steps is not None
     repeat: Repeat = functools.partial(repeated, session, "device constants") if sliced else in_a_row
-    repeats = _SLICED_REPEATS if sliced else _REPEATS
     constants: DeviceConstants | None = None
     for left in reversed(range(_ATTEMPTS)):
-        disturbed = False
+        disturbed: ProfileError | None = None
         try:
-            constants = in_clean_thread(lambda: _measure(device, repeat, repeats))
+            constants = in_clean_thread(lambda: _measure(device, repeat, sliced))
         except ProfileError as error:  # other programs on the machine
             LOGGER.debug("device constants: %s", error)
-            disturbed = True
-            if not left and session.leads:
-                raise
-        if not (session.tell(disturbed, "device constants") if sliced else disturbed):
+            disturbed = error
+        if not (session.tell(disturbed is not None, "disturbed") if sliced else disturbed):
             break
+        if disturbed is not None and not left and session.leads:
+            raise disturbed
     return constants
 
 
-def _measure(device: Any, repeat: Repeat, repeats: int) -> DeviceConstants:
+def _measure(device: Any, repeat: Repeat, beside: bool) -> DeviceConstants:
     import jax
     import jax.numpy as jnp
 
     on_cpu = device.platform == "cpu"
     calls = 1 if on_cpu else _GPU_CALLS
+    repeats = _SLICED_REPEATS if beside else _REPEATS
+    sizes = _CPU_SIZES if on_cpu else _GPU_SIZES_BESIDE if beside else _GPU_SIZES
 
     def calling(function: Callable[..., Any], *arguments: Any) -> Callable[[], int]:
         compiled = jax.jit(function).lower(*arguments).compile()
@@ -121,7 +128,7 @@ def _measure(device: Any, repeat: Repeat, repeats: int) -> DeviceConstants:
 
     run = calling(*links_of(_CHAINS[-1], _LINK_ELEMENTS if on_cpu else _GPU_LINK_ELEMENTS))
     [gap_ns] = repeat(lambda: _gap_ns(run, repeats if on_cpu else 1), 1)
-    found = device_constants(copy, matmul, chain, **(_CPU_SIZES if on_cpu else _GPU_SIZES))
+    found = device_constants(copy, matmul, chain, **sizes)
     return found if gap_ns is None else replace(found, launch_ns=gap_ns)
 
 
