@@ -1,8 +1,8 @@
 """The search for one step while it trains: ``DISCO_WHEN=training`` with ``ENABLE_SEARCH=1``.
 
 A thread on every rank goes through the same stages: capture, profile, search (in a process of its own), compile,
-compare, and try the candidates as real calls. These threads meet over a channel of their own. What needs the devices is
-done between two calls, while all ranks hold their training, and the log says for how long.
+compare, and try the candidates as real calls. These threads meet over a channel of their own. What runs over the
+devices does so between two calls, in slices, while all ranks hold their training; the log says for how long.
 """
 
 from __future__ import annotations
@@ -215,12 +215,12 @@ class SearchInTraining:
         if default.error:
             raise UnsupportedError(f"there is no room to compare candidates: {default.error}")
         alive = [one for one in tried if not one.error]
-        if inputs is None or not taken:
-            compare_with_default(session, default, alive, inputs)
-            return
-        hold.outlasts = True
-        with off_devices(inputs, arguments, taken):
-            compare_with_default(session, default, alive, inputs)
+        with contextlib.ExitStack() as stack:
+            if inputs is not None and taken and alive:
+                hold.outlasts = True
+                stack.enter_context(off_devices(inputs, arguments, taken))
+            if alive:
+                compare_with_default(session, default, alive, inputs)
 
     def _copied(self, session: Session, default: Trial, arguments: Sequence[Any]) -> RealInputs:
         with session.stage("a copy of the step's inputs"):
