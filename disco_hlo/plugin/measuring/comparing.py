@@ -23,14 +23,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.inputs.real import RealInputs
+from disco_hlo.plugin.measuring.inputs.real import RealInputs, compile_changes
 from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
 from disco_hlo.plugin.measuring.reference import Program, Reference
 from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
+from disco_hlo.plugin.measuring.survey import Survey, compile_look, passes, survey_of
+from disco_hlo.plugin.measuring.tolerances import are_compared_on_devices, compile_rules
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.executables import memory
+from disco_hlo.plugin.xla.executables import LoadedExecutable, memory, parameters, results, storage_taken
 
 _LONG_S = 5.0
 """Somebody who waits for longer is told how far it is."""
@@ -64,6 +65,19 @@ def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | 
         say = session.say if took_s >= _LONG_S else LOGGER.debug
         say("compared on the %s of two sets of inputs (%.1f s)", "second" if number else "first", took_s)
     _say_hardly(session, hardly)
+
+
+def compile_comparison(devices: tuple[Any, ...], default: LoadedExecutable) -> None:
+    """Compile what comparing with XLA's default on real inputs runs on the devices besides the step."""
+    import jax
+
+    for parameter in set(parameters(default)):
+        compile_changes(devices, parameter)
+    states = set(storage_taken(default).values())
+    for output, updates in {(one, number in states) for number, one in enumerate(results(default))}:
+        if are_compared_on_devices(jax.ShapeDtypeStruct(*output)):
+            compile_look(devices, output)
+            compile_rules(devices, output, updates)
 
 
 def settle_inputs(session: Session, default: Program) -> Runner:

@@ -15,6 +15,7 @@ and are computed where these lie: those of large outputs by a program on the dev
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.plugin.xla.dtypes import is_whole
-from disco_hlo.plugin.xla.each_device import on_each_device
+from disco_hlo.plugin.xla.each_device import Fact, compile_for_each_device, on_each_device
 
 TIMES = 4.0
 """An element may lie so many times as far off as roundings move it."""
@@ -228,6 +229,27 @@ def are_compared_on_devices(values: Any) -> bool:
     """Whether an output, of which this is an array, is compared where it lies: of a usual type, and large."""
     dtype = np.dtype(values.dtype)
     return (dtype.name in _USUAL or dtype.kind in "biu") and math.prod(values.shape) >= _ON_DEVICES
+
+
+def compile_rules(devices: tuple[Any, ...], output: Fact, updates: bool) -> None:
+    """Compile what :class:`Allowed` runs on the devices for a large output.
+
+    Args:
+        updates: whether it is the new value of an input.
+    """
+    import jax
+
+    parts, is_float = parts_of(output[0]), not is_whole(output[1])
+    befores, seen = [output] * updates, []
+    if is_float:
+        compile_for_each_device(devices, _begun, (True, parts), output, *befores)
+        with jax.enable_x64(True):
+            like = [jax.ShapeDtypeStruct(*output)] * (1 + updates)
+            begun = jax.eval_shape(functools.partial(_begun, True, parts), *like)
+        seen = [(one.shape, one.dtype) for one in begun]
+        compile_for_each_device(devices, _learnt, (True, parts), *seen, output, output, *befores, *befores)
+    runs = ((1,), np.dtype(np.float64))
+    compile_for_each_device(devices, _are_wrong, (True, parts, is_float), *seen, output, runs, output)
 
 
 class Allowed:

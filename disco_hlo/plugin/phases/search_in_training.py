@@ -29,6 +29,7 @@ from disco_hlo.plugin.calls.rounds import Round
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
+from disco_hlo.plugin.measuring.comparing import compile_comparison
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.inputs.real import RealInputs, off_devices
 from disco_hlo.plugin.measuring.lockstep import all_have, anywhere
@@ -174,6 +175,8 @@ class SearchInTraining:
         compile_trials(session, step.source, tried, tag="candidates")
         exchange(session)
         trials[0].executable = self._request.call_default()
+        with session.stage("compiling the comparison"):
+            compile_comparison(self._request.local_devices, trials[0].executable)
         with self._held(session, "comparing") as hold:
             self._compare(session, hold, trials[0], tried)
         self._say_held(session, "comparing")

@@ -26,7 +26,7 @@ from disco_hlo.plugin.measuring.inputs.made_up import (
     raised_and_lowered,
 )
 from disco_hlo.plugin.measuring.inputs.scrambled import Scrambled, table, turns
-from disco_hlo.plugin.xla.each_device import on_each_device
+from disco_hlo.plugin.xla.each_device import compile_for_each_device, on_each_device
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
@@ -130,13 +130,21 @@ class RealInputs(Inputs):
         return changed
 
     def _changed_on_devices(self, arrays: list[Any], index: int, nudge: float, change: int) -> list[Any]:
-        parameter, local = self.parameters[index], self.request.local_devices
-        told = (
-            table(),
-            turns([self.seed, index], math.prod(parameter.shape)),
-            *map(np.atleast_1d, (*raised_and_lowered(parameter, nudge), coins_of(change))),
-        )
+        local = self.request.local_devices
+        told = _told(self.parameters[index], self.seed, index, nudge, change)
         return on_each_device(local, _changed, (), arrays, *([one] * len(local) for one in told))[0]
+
+
+def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
+    """Compile what :meth:`RealInputs.nudge` runs on the devices; nothing where the host does it."""
+    if not is_integer(parameter) and are_made_on_devices(parameter):
+        told = [(one.shape, one.dtype) for one in _told(parameter, 0, 0, 1.0, 0)]
+        compile_for_each_device(devices, _changed, (), (parameter.shape, parameter.dtype), *told)
+
+
+def _told(parameter: Parameter, seed: int, index: int, nudge: float, change: int) -> list[NDArray[Any]]:
+    factors = map(np.atleast_1d, (*raised_and_lowered(parameter, nudge), coins_of(change)))
+    return [table(), turns([seed, index], math.prod(parameter.shape)), *factors]
 
 
 def _changed(values: Any, table: Any, turns: Any, up: Any, down: Any, coin: Any) -> tuple[Any]:
