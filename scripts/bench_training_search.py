@@ -41,7 +41,8 @@ _ENDED = "has ended, and the training goes on"
 _AFTERWARDS = 40
 """Steps after the outcome."""
 _WARM_UP = 5
-_BATCHES = 8
+_BATCHES = 256
+"""Fewer are soon known by heart, and then a rounding alters the loss by as much as it is."""
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
