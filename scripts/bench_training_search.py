@@ -250,7 +250,7 @@ def main() -> None:
         if options.json is not None:
             options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
-    first = run("default", options.steps, left_s(0.2), options)
+    first = run("default", options.steps, left_s(0.3), options)
     show("default", plain(first))
     if "error" in first:
         return
