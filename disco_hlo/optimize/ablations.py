@@ -6,11 +6,13 @@ An ablation wins where the simulator is wrong about the other part, and tells th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.cost_model import CostModel
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.pipeline import Case, Optimized, Regions
 from disco_hlo.optimize.regions import regions_callees_first, step_times
@@ -22,17 +24,25 @@ from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.search.schedule import Scheduled, with_order
+from disco_hlo.search.schedule import Scheduled, with_early_collectives, with_order
+from disco_hlo.simulator.costs import MachineModel
 
 NO_FUSION = "no fusion"
 ONE_BUCKET = "one bucket, XLA's op fusion"
 PLAN_BUCKETS = "plan's buckets, XLA's op fusion"
 OUR_ORDER = "our order, XLA's op fusion and buckets"
 """Where collectives overlap with kernels their order alone gains, and nothing but it is changed."""
+EARLY_COLLECTIVES = "XLA's op fusion, buckets and kernel order, collectives started early"
+"""For what the simulator does not know of an order of kernels: they stay where XLA put them, where each was measured,
+and each collective starts as early as its operand allows."""
 LOOPS_IN_OUR_ORDER = "plan, loops with XLA's op fusion and buckets"
 """Of the plan the entry alone: loops and branches have XLA's kernels in our order."""
 OUR_KERNELS = "our op fusion, XLA's buckets and order"
 """Its collectives overlap with about what XLA's do: for what the simulator does not know of contention."""
+
+
+Schedule = Callable[[Graph, Strategy, CostModel, MachineModel], Scheduled]
+"""Gives a strategy an order."""
 
 
 class Candidate(NamedTuple):
@@ -58,7 +68,7 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
     """
     case, best = found.case, found.best
     graph, xla = case.source.graph, case.xla
-    ordered = regions_in_our_order(case)
+    ordered = scheduled_regions(case, with_order)
     named = [Candidate(DEFAULT, None, case.default.makespan_ns)]
     in_our_order = [
         (ONE_BUCKET, one_bucket(graph, xla.groups)),
@@ -74,6 +84,10 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
                 graph, replace(strategy, regions=ordered), case.costs_with(ordered), case.costs.machine
             )
             named.append(Candidate(name, one.strategy, one.predicted_ns))
+    if case.costs.machine.asynchronous:
+        early = _early_collectives(case)
+        if all(early.strategy != one.strategy for one in named):
+            named.append(Candidate(EARLY_COLLECTIVES, early.strategy, early.predicted_ns))
     if ordered and ordered != best.strategy.regions:
         other = replace(best.strategy, regions=ordered)
         named.append(Candidate(LOOPS_IN_OUR_ORDER, other, case.simulated(other).predicted_ns))
@@ -87,17 +101,21 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
     return tuple(named)
 
 
-def regions_in_our_order(case: Case) -> Regions:
-    """XLA's kernels and buckets in each of the step's regions, in our order."""
+def scheduled_regions(case: Case, schedule: Schedule) -> Regions:
+    """XLA's kernels and buckets in each of the step's regions, in the order that a rule gives them."""
     found: dict[str, Strategy] = {}
     for name, source in regions_callees_first(case.source):
         if name != ENTRY:
             regions = tuple(sorted(found.items()))
             costs = step_times(case.source, replace(case.xla, regions=regions), case.costs).costs[name]
-            found[name] = with_order(
-                source.graph, dict(case.xla.regions)[name], costs, costs.machine
-            ).strategy
+            found[name] = schedule(source.graph, dict(case.xla.regions)[name], costs, costs.machine).strategy
     return tuple(sorted(found.items()))
+
+
+def _early_collectives(case: Case) -> Scheduled:
+    regions = scheduled_regions(case, with_early_collectives)
+    costs, graph = case.costs_with(regions), case.source.graph
+    return with_early_collectives(graph, replace(case.xla, regions=regions), costs, costs.machine)
 
 
 def _our_kernels(case: Case, plan: Strategy) -> Scheduled | None:
