@@ -48,9 +48,19 @@ class Scheduled:
     peak_bytes: int
 
 
-def with_order(graph: Graph, strategy: Strategy, costs: CostModel, machine: MachineModel) -> Scheduled:
+def with_order(
+    graph: Graph,
+    strategy: Strategy,
+    costs: CostModel,
+    machine: MachineModel,
+    *,
+    limit_bytes: int | None = None,
+) -> Scheduled:
     """``strategy`` in normal form with the best of the orders at hand: its own, the default, a list schedule; and where
     collectives overlap with kernels, its kernels as they come with collectives started early.
+
+    Args:
+        limit_bytes: most memory that an order may be predicted to need, if any needs no more.
 
     Raises:
         IllegalStrategyError: the strategy does not fit the graph.
@@ -62,11 +72,16 @@ def with_order(graph: Graph, strategy: Strategy, costs: CostModel, machine: Mach
     orders = [listed, default_unit_order(built.units, machine.asynchronous), own]
     if machine.asynchronous:
         orders += _early_collectives(graph, built, own)
-    return _best(graph, normal, orders, costs, machine)
+    return best_of(graph, normal, orders, costs, machine, limit_bytes)
 
 
 def with_early_collectives(
-    graph: Graph, strategy: Strategy, costs: CostModel, machine: MachineModel
+    graph: Graph,
+    strategy: Strategy,
+    costs: CostModel,
+    machine: MachineModel,
+    *,
+    limit_bytes: int | None = None,
 ) -> Scheduled:
     """``strategy`` in normal form, its kernels in the order that it gives them, and every collective started as early
     as its operand allows; on a machine whose collectives overlap with kernels.
@@ -79,23 +94,29 @@ def with_early_collectives(
     normal = normal_form(graph, strategy)
     built = build(graph, replace(normal, order=()), costs, machine)
     own = normal.order or default_unit_order(built.units, machine.asynchronous)
-    return _best(graph, normal, _early_collectives(graph, built, own), costs, machine)
+    return best_of(graph, normal, _early_collectives(graph, built, own), costs, machine, limit_bytes)
 
 
-def _best(
+def best_of(
     graph: Graph,
     strategy: Strategy,
     orders: Sequence[tuple[str, ...]],
     costs: CostModel,
     machine: MachineModel,
+    limit_bytes: int | None = None,
 ) -> Scheduled:
+    """A strategy in the fastest of some orders that needs no more memory than the limit; if all do, in that which needs
+    least. Asynchronous copies are waited for where they are read."""
     units = unit_graph(graph, strategy)
     found = []
     for order in dict.fromkeys(late_waits(graph, units, order) for order in orders):
         ordered = replace(strategy, order=order)
         timeline = simulate(build(graph, ordered, costs, machine).problem)
         found.append(Scheduled(ordered, timeline.makespan_ns, timeline.peak_bytes))
-    return min(found, key=lambda one: one.predicted_ns)
+    fitting = [one for one in found if limit_bytes is None or one.peak_bytes <= limit_bytes]
+    if not fitting:
+        return min(found, key=lambda one: one.peak_bytes)
+    return min(fitting, key=lambda one: one.predicted_ns)
 
 
 def _early_collectives(graph: Graph, built: Built, own: Sequence[str]) -> list[tuple[str, ...]]:

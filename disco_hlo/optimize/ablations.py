@@ -24,6 +24,7 @@ from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.search.order import best_order
 from disco_hlo.search.schedule import Scheduled, with_early_collectives, with_order
 from disco_hlo.simulator.costs import MachineModel
 
@@ -68,14 +69,14 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
     """
     case, best = found.case, found.best
     graph, xla = case.source.graph, case.xla
-    ordered = scheduled_regions(case, with_order)
+    ordered = scheduled_regions(case, best_order)
     named = [Candidate(DEFAULT, None, case.default.makespan_ns)]
     in_our_order = [
         (ONE_BUCKET, one_bucket(graph, xla.groups)),
         (PLAN_BUCKETS, Strategy(xla.groups, best.strategy.buckets)),
     ]
     if case.costs.machine.asynchronous:
-        in_our_order.insert(0, (OUR_ORDER, xla))
+        named += _orders_of_xlas_kernels(case, ordered)
     else:
         named.append(Candidate(NO_FUSION, case.unfused.strategy, case.unfused.predicted_ns))
     for name, strategy in in_our_order:
@@ -84,10 +85,6 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
                 graph, replace(strategy, regions=ordered), case.costs_with(ordered), case.costs.machine
             )
             named.append(Candidate(name, one.strategy, one.predicted_ns))
-    if case.costs.machine.asynchronous:
-        early = _early_collectives(case)
-        if all(early.strategy != one.strategy for one in named):
-            named.append(Candidate(EARLY_COLLECTIVES, early.strategy, early.predicted_ns))
     if ordered and ordered != best.strategy.regions:
         other = replace(best.strategy, regions=ordered)
         named.append(Candidate(LOOPS_IN_OUR_ORDER, other, case.simulated(other).predicted_ns))
@@ -112,10 +109,18 @@ def scheduled_regions(case: Case, schedule: Schedule) -> Regions:
     return tuple(sorted(found.items()))
 
 
-def _early_collectives(case: Case) -> Scheduled:
-    regions = scheduled_regions(case, with_early_collectives)
-    costs, graph = case.costs_with(regions), case.source.graph
-    return with_early_collectives(graph, replace(case.xla, regions=regions), costs, costs.machine)
+def _orders_of_xlas_kernels(case: Case, ordered: Regions) -> list[Candidate]:
+    """XLA's kernels and buckets in our order, and in its own with collectives started early; where that is the same,
+    one candidate."""
+    found: dict[Strategy, Candidate] = {}
+    for name, schedule, regions in (
+        (OUR_ORDER, best_order, ordered),
+        (EARLY_COLLECTIVES, with_early_collectives, scheduled_regions(case, with_early_collectives)),
+    ):
+        costs, strategy = case.costs_with(regions), replace(case.xla, regions=regions)
+        one = schedule(case.source.graph, strategy, costs, costs.machine, limit_bytes=case.limit_bytes)
+        found.setdefault(one.strategy, Candidate(name, one.strategy, one.predicted_ns))
+    return list(found.values())
 
 
 def _our_kernels(case: Case, plan: Strategy) -> Scheduled | None:

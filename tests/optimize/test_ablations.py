@@ -57,6 +57,10 @@ def test_xlas_kernels_keep_their_order_and_collectives_start_early(name: str) ->
     assert early is not None
     verify(source, written := apply(early, source), early)
     assert read(canonicalize(written)) == early
+    ours = found[OUR_ORDER].strategy
+    assert ours is not None
+    verify(source, written := apply(ours, source), ours)
+    assert read(canonicalize(written)) == ours
     own = {"entry": xla, **dict(xla.regions)}
     for region, strategy in {"entry": early, **dict(early.regions)}.items():
         graph, theirs = source.computations[region].graph, own[region]
