@@ -31,7 +31,6 @@ def best_order(
     strategy: Strategy,
     costs: CostModel,
     machine: MachineModel,
-    *,
     limit_bytes: int | None = None,
 ) -> Scheduled:
     """``strategy`` in normal form, its kernels and buckets in the best order found.
@@ -42,7 +41,7 @@ def best_order(
     Raises:
         IllegalStrategyError: the strategy does not fit the graph.
     """
-    by_rule = with_order(graph, strategy, costs, machine, limit_bytes=limit_bytes)
+    by_rule = with_order(graph, strategy, costs, machine, limit_bytes)
     if not machine.asynchronous or not graph.all_reduces:
         return by_rule
     starts, orders = prepare(graph, [by_rule.strategy]), [by_rule.strategy.order]

@@ -53,7 +53,6 @@ def with_order(
     strategy: Strategy,
     costs: CostModel,
     machine: MachineModel,
-    *,
     limit_bytes: int | None = None,
 ) -> Scheduled:
     """``strategy`` in normal form with the best of the orders at hand: its own, the default, a list schedule; and where
@@ -80,7 +79,6 @@ def with_early_collectives(
     strategy: Strategy,
     costs: CostModel,
     machine: MachineModel,
-    *,
     limit_bytes: int | None = None,
 ) -> Scheduled:
     """``strategy`` in normal form, its kernels in the order that it gives them, and every collective started as early

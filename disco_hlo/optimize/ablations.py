@@ -42,8 +42,8 @@ OUR_KERNELS = "our op fusion, XLA's buckets and order"
 """Its collectives overlap with about what XLA's do: for what the simulator does not know of contention."""
 
 
-Schedule = Callable[[Graph, Strategy, CostModel, MachineModel], Scheduled]
-"""Gives a strategy an order."""
+Schedule = Callable[[Graph, Strategy, CostModel, MachineModel, int | None], Scheduled]
+"""Gives a strategy an order that needs no more than so many bytes, where there is one."""
 
 
 class Candidate(NamedTuple):
@@ -69,14 +69,17 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
     """
     case, best = found.case, found.best
     graph, xla = case.source.graph, case.xla
-    ordered = scheduled_regions(case, best_order)
+    # Where no search ran its code may not be compiled, and where somebody ended one nobody waits for another.
+    climbs = found.result.evaluations > 0 and found.result.stopped not in ("stop", "interrupted")
+    in_order = best_order if climbs else with_order
+    ordered = scheduled_regions(case, in_order)
     named = [Candidate(DEFAULT, None, case.default.makespan_ns)]
     in_our_order = [
         (ONE_BUCKET, one_bucket(graph, xla.groups)),
         (PLAN_BUCKETS, Strategy(xla.groups, best.strategy.buckets)),
     ]
     if case.costs.machine.asynchronous:
-        named += _orders_of_xlas_kernels(case, ordered)
+        named += _orders_of_xlas_kernels(case, in_order, ordered)
     else:
         named.append(Candidate(NO_FUSION, case.unfused.strategy, case.unfused.predicted_ns))
     for name, strategy in in_our_order:
@@ -105,20 +108,21 @@ def scheduled_regions(case: Case, schedule: Schedule) -> Regions:
         if name != ENTRY:
             regions = tuple(sorted(found.items()))
             costs = step_times(case.source, replace(case.xla, regions=regions), case.costs).costs[name]
-            found[name] = schedule(source.graph, dict(case.xla.regions)[name], costs, costs.machine).strategy
+            own = dict(case.xla.regions)[name]
+            found[name] = schedule(source.graph, own, costs, costs.machine, None).strategy
     return tuple(sorted(found.items()))
 
 
-def _orders_of_xlas_kernels(case: Case, ordered: Regions) -> list[Candidate]:
+def _orders_of_xlas_kernels(case: Case, in_order: Schedule, ordered: Regions) -> list[Candidate]:
     """XLA's kernels and buckets in our order, and in its own with collectives started early; where that is the same,
     one candidate."""
     found: dict[Strategy, Candidate] = {}
     for name, schedule, regions in (
-        (OUR_ORDER, best_order, ordered),
+        (OUR_ORDER, in_order, ordered),
         (EARLY_COLLECTIVES, with_early_collectives, scheduled_regions(case, with_early_collectives)),
     ):
         costs, strategy = case.costs_with(regions), replace(case.xla, regions=regions)
-        one = schedule(case.source.graph, strategy, costs, costs.machine, limit_bytes=case.limit_bytes)
+        one = schedule(case.source.graph, strategy, costs, costs.machine, case.limit_bytes)
         found.setdefault(one.strategy, Candidate(name, one.strategy, one.predicted_ns))
     return list(found.values())
 
