@@ -21,16 +21,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from checkout import find_package
-from evaluation import commands
+from evaluation import commands, forms
 from evaluation.links import LINKS, prepare
 
+LEVELS = ("debug", "info", "warning", "error")
 MODELS = ("bert", "gpt12", "reformer", "resnet50", "rnnlm", "transformer", "vgg19")
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
     parser = commands.parser(__doc__, size="full", seconds=560)
-    parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument(
+        "models", nargs="+", type=_model, metavar="MODEL", help=f"{', '.join(MODELS)}, {forms.EXPECTED}"
+    )
     parser.add_argument("--link", choices=list(LINKS), required=True)
     parser.add_argument("--devices", type=int, choices=range(1, 65), default=2, metavar="N")
     parser.add_argument("--rows", default="all", help="all, minimum, or names separated by commas")
@@ -39,11 +42,25 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--looks", type=int, default=0, help="how often to measure the plan's kernels and search again"
     )
+    parser.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="measure a model before the next one is profiled, without traces",
+    )
+    parser.add_argument("--log", choices=LEVELS, default="warning", help="default warning")
     args = parser.parse_args(argv)
     commands.check(parser, args)
     if not args.search_seconds > 0 or args.finalists < 1 or args.looks < 0:
         parser.error("expected --search-seconds above 0, --finalists of at least 1, --looks of at least 0")
     return args
+
+
+def _model(name: str) -> str:
+    if name in MODELS or forms.is_form(name):
+        return name
+    raise argparse.ArgumentTypeError(
+        f"invalid choice: {name!r} (choose from {', '.join(MODELS)}, {forms.EXPECTED})"
+    )
 
 
 def main() -> int:

@@ -1,6 +1,8 @@
-"""Time NCCL's reduce-scatter over the size, one process a GPU: ``torchrun --nproc-per-node 2 <this> --out FILE``.
+"""Time NCCL's ring reduce-scatter over the size, one process a GPU: ``torchrun --nproc-per-node 2 <this>``.
 
-For ``scripts/papers.py`` and T3's figure 14, which validates a simulated reduce-scatter from 6 to 192 MB. Needs torch.
+For ``scripts/papers.py scatter`` and T3's figure 14, which validates a simulated reduce-scatter, 6 to 192 MB. By the
+protocol that NCCL chooses, and by each of two alone, since each is a line of its own. Needs torch; takes half a
+minute, and ends itself after a minute. ``--device cpu`` tries it with gloo and small sizes, and writes nothing.
 """
 
 from __future__ import annotations
@@ -8,52 +10,95 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from statistics import median
+from time import perf_counter
 
 import torch
 import torch.distributed as dist
 
-SIZES_MB = (6, 12, 24, 48, 96, 192)
-ROUNDS, REPEATS = 11, 20
+ROOT = Path(__file__).resolve().parents[1]
+SIZES_MB = (6, 9, 12, 18, 24, 36, 48, 72, 96, 144, 192)
+PROTOCOLS = ("", "LL128", "Simple")
+ROUNDS, REPEATS, MOST_S = 25, 20, 60
+BUSY = 8192
+"""Rows of a matmul that keeps the GPU busy while the host launches what is timed."""
 
 
 def main() -> None:
     """Measure, and let rank 0 write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    devices = dist.get_world_size()
-    of = {
-        megabytes: torch.ones(megabytes * 10**6 // 2, dtype=torch.bfloat16, device=device)
-        for megabytes in SIZES_MB
-    }
-    found: dict[int, list[float]] = {megabytes: [] for megabytes in SIZES_MB}
-    for round_number in range(ROUNDS + 1):  # the first warms up
-        for megabytes, whole in of.items():
-            part = torch.empty(whole.numel() // devices, dtype=whole.dtype, device=device)
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            dist.barrier()
-            begin.record()
-            for _ in range(REPEATS):
-                dist.reduce_scatter_tensor(part, whole)
-            end.record()
-            end.synchronize()
-            if round_number:
-                found[megabytes].append(begin.elapsed_time(end) * 1e6 / REPEATS)
+    parser.add_argument(
+        "--out", type=Path, help="docs/benchmarks/reduce_scatter_<n>x<gpu>.json where not given"
+    )
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    chosen = parser.parse_args()
+    signal.alarm(MOST_S)
+    on_gpu = chosen.device == "cuda"
+    device = torch.device(chosen.device, int(os.environ["LOCAL_RANK"]) if on_gpu else None)
+    if on_gpu:
+        torch.cuda.set_device(device)
+    os.environ |= {"NCCL_ALGO": "Ring", "NCCL_NVLS_ENABLE": "0"}
+    dist.init_process_group("gloo")
+    points = {}
+    for protocol in PROTOCOLS:
+        os.environ.pop("NCCL_PROTO", None)
+        os.environ |= {"NCCL_PROTO": protocol} if protocol else {}  # read when a group first communicates
+        group = dist.new_group(backend="nccl" if on_gpu else "gloo", timeout=timedelta(seconds=MOST_S))
+        points[protocol or "chosen"] = measured(device, group)
     if dist.get_rank() == 0:
-        points = {
-            megabytes: {"median_ns": median(times), "least_ns": min(times), "most_ns": max(times)}
-            for megabytes, times in found.items()
+        record = {
+            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+            "devices": dist.get_world_size(),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else "",
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "points": points.pop("chosen"),
+            "by_protocol": points,
         }
-        name, version = torch.cuda.get_device_name(), ".".join(map(str, torch.cuda.nccl.version()))
-        record = {"device": name, "devices": devices, "nccl": version, "points": points}
-        out.write_text(json.dumps(record, indent=1) + "\n")
+        name = f"{record['devices']}x{record['device'].split()[1].lower()}" if on_gpu else "cpu"
+        out = chosen.out or ROOT / "docs" / "benchmarks" / f"reduce_scatter_{name}.json"
+        if on_gpu or chosen.out:
+            out.write_text(json.dumps(record) + "\n")
         print(json.dumps(record))
     dist.destroy_process_group()
+
+
+def measured(device: torch.device, group: dist.ProcessGroup) -> dict[int, list[int]]:
+    """Of one reduce-scatter in ns, by size in MB, once a round; rounds go through all sizes."""
+    unit, rounds = (10**6, ROUNDS) if device.type == "cuda" else (10**3, 2)
+    busy = torch.ones((BUSY, BUSY) if device.type == "cuda" else (8, 8), dtype=torch.bfloat16, device=device)
+    found: dict[int, list[int]] = {size: [] for size in SIZES_MB}
+    for number in range(rounds + 1):  # the first warms up
+        for size in SIZES_MB:
+            whole = torch.ones(size * unit // 2, dtype=torch.bfloat16, device=device)
+            part = torch.empty(whole.numel() // dist.get_world_size(), dtype=whole.dtype, device=device)
+            dist.barrier()
+            for _ in range(4):
+                busy @ busy
+            dist.reduce_scatter_tensor(part, whole, group=group)  # all begin together
+            ns = timed(
+                device, lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole, group=group)
+            )
+            found[size] += [round(ns)] if number else []
+    return found
+
+
+def timed(device: torch.device, run: Callable[[], object]) -> float:
+    """Of one call of many, in ns; the GPU's own clock."""
+    if device.type == "cpu":
+        begun = perf_counter()
+        for _ in range(REPEATS):
+            run()
+        return (perf_counter() - begun) * 1e9 / REPEATS
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(REPEATS):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e6 / REPEATS
 
 
 if __name__ == "__main__":

@@ -99,10 +99,7 @@ def simulate(
         raise DiscoError(f"{error} Is {network} what you meant?") from error
     limit = lower_bound(source, list(strategies.values()), costs, region)
     last = list(found)[-1]
-    gained: list[Gain] = []
-    if imagined is not None:
-        within, of_region = found[last], source.computations[region].graph
-        gained = gains(of_region, within.predicted[region], within.costs[region], imagined[1])
+    gained = {} if imagined is None else gains(source, found[last], imagined[1])
     if trace is not None:
         write_file(
             trace, json.dumps(_trace(source, last, found[last], region), separators=(",", ":")).encode()
@@ -122,12 +119,14 @@ def simulate(
     timelines = {name: one.predicted[region].timeline for name, one in found.items()}
     if as_json:
         made = _as_json(opened, costs, network, region, timelines, limit, regions)
-        print_json(made | _gains_as_json(imagined, gained))
+        print_json(made | _gains_as_json(imagined, gained, region))
         return
     show(*region_table(regions), aside=aside)
     _print("step" if region == ENTRY else f"one execution of {region}", timelines, exposed, limit, aside)
     if gained:
-        _print_gains(last, timelines[last].makespan_ns, gained, aside)
+        shown = region_names(source) if region == ENTRY else (region,)
+        now_ns = {name: one.timeline.makespan_ns for name, one in found[last].predicted.items()}
+        _print_gains(last, now_ns, {name: gained[name] for name in shown}, aside)
     if trace is not None and not is_stdout(trace):
         show(f"trace of {last}: {printable(str(trace))} (open it in ui.perfetto.dev)")
 
@@ -222,20 +221,26 @@ def _print(
         show(f"speed-up predicted: {default / plan:.2f}x", aside=aside)
 
 
-def _print_gains(name: str, now_ns: int, gained: list[Gain], aside: bool) -> None:
-    made = table("what would be gained on", name, "step", "faster", right=(2, 3))
-    for one in gained:
-        add_row(made, one.name, one.told, time_text(one.step_ns), f"{now_ns / max(1, one.step_ns):.2f}x")
+def _print_gains(name: str, now_ns: dict[str, int], gained: dict[str, dict[str, Gain]], aside: bool) -> None:
+    made = table("region", "what would be gained on", name, "one takes", "faster", right=(3, 4))
+    for region, of_one in gained.items():
+        for number, (mechanism, one) in enumerate(of_one.items()):
+            faster = f"{now_ns[region] / max(1, one.step_ns):.2f}x"
+            add_row(made, "" if number else region, mechanism, one.told, time_text(one.step_ns), faster)
     show(made, "", aside=aside)
 
 
-def _gains_as_json(imagined: tuple[Machine, int] | None, gained: list[Gain]) -> dict[str, Any]:
+def _gains_as_json(
+    imagined: tuple[Machine, int] | None, gained: dict[str, dict[str, Gain]], region: str
+) -> dict[str, Any]:
     if imagined is None:
         return {}
     machine, devices = imagined
+    times = {name: {mechanism: one.step_ns for mechanism, one in of.items()} for name, of in gained.items()}
     return {
-        "machine": {"name": machine.name, "gpus": devices, "assumed": list(machine.assumed)},
-        "gains": {one.name: one.step_ns for one in gained},
+        "machine": {"name": machine.name, "gpus": devices, "assumed": list(machine.sourced("assumed"))},
+        "gains": times[region],
+        "gains_by_region": times,
     }
 
 

@@ -162,6 +162,7 @@ def _canonical_module(
         fingerprint=program.identity,
         inplace=rules.inplace,
         shown=rules.shown,
+        lies_in=rules.lies_in,
         key=program.key,
     )
     flat = form.structures.flat

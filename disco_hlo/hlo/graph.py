@@ -67,6 +67,13 @@ class Shape:
             return sum(element.size_bytes for element in self.elements)
         return int(self.element_count * DTYPE_BYTES[self.dtype])
 
+    @property
+    def leaves(self) -> tuple[Shape, ...]:
+        """The arrays in it, in order: itself, or those of a tuple's members."""
+        return (
+            tuple(leaf for one in self.elements for leaf in one.leaves) if self.dtype == "tuple" else (self,)
+        )
+
     def __str__(self) -> str:
         if self.dtype == "tuple":
             return "(" + ", ".join(map(str, self.elements)) + ")"
@@ -155,6 +162,9 @@ class Graph:
     shown: tuple[int, ...] = field(default=())
     """For each array the node whose value it shows: itself, or behind bitcasts, members of tuples and barriers what
     lies in the same buffer, unchanged. Not given: there are no such nodes but bitcasts."""
+    lies_in: tuple[tuple[int, ...], ...] = field(default=())
+    """For each node the buffers of its arrays, in order, by numbers: what has one number shares one buffer. Not given:
+    what is shown shares one, and so do the arrays of :attr:`inplace`."""
     key: str = field(default="")
     """The identity without the values of scalar constants that decide nothing: under it the step's plan is found."""
 
@@ -164,6 +174,15 @@ class Graph:
             for node in self.nodes:
                 shown.append(shown[node.operands[0]] if node.opcode == "bitcast" else node.id)
             object.__setattr__(self, "shown", tuple(shown))
+        if not self.lies_in:
+            over = {writer: value for value, writer in self.inplace}
+            lies_in: list[tuple[int, ...]] = []
+            for node, shown_node in zip(self.nodes, self.shown, strict=True):
+                place = over.get(node.id, shown_node)
+                members = node.operands if node.kind is Kind.FREE and node.shape.dtype == "tuple" else ()
+                passed_on = tuple(buffer for x in members for buffer in lies_in[x])
+                lies_in.append(passed_on or (lies_in[place] if place < node.id else (node.id,)))
+            object.__setattr__(self, "lies_in", tuple(lies_in))
 
     def __len__(self) -> int:
         return len(self.nodes)

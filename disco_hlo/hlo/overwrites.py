@@ -25,11 +25,12 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Overwrites:
-    """See :class:`~disco_hlo.hlo.graph.Graph` for ``before``, ``inplace`` and ``shown``."""
+    """See :class:`~disco_hlo.hlo.graph.Graph` for ``before``, ``inplace``, ``shown`` and ``lies_in``."""
 
     before: tuple[Pair, ...]
     inplace: tuple[Pair, ...]
     shown: tuple[int, ...]
+    lies_in: tuple[tuple[int, ...], ...]
     dropped_aliases: tuple[Pair, ...]
     """(parameter number, output index) pairs given up: something reads the argument when the result must have been
     written already."""
@@ -143,6 +144,7 @@ class _Rules:
             tuple(sorted(self.before)),
             tuple(sorted(self.inplace)),
             tuple(map(self._shown, range(len(self.nodes)))),
+            tuple(tuple(map(self.storage.buffer, values)) for values in self.storage.of_op),
             tuple((alias.parameter, alias.output) for alias in lost) if may_drop else (),
             tuple(sorted(too_soon)),
             shared_results,

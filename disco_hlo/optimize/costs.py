@@ -29,7 +29,7 @@ from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import MACHINES, MachineModel, speed_ppm
-from disco_hlo.whatif.collectives import PHASES, pieces
+from disco_hlo.whatif.collectives import PHASES, fastest, pieces, send
 from disco_hlo.whatif.machine import Machine, names
 from disco_hlo.whatif.machine import load as load_machine
 
@@ -170,6 +170,10 @@ class Costs(MeasuredCosts):
     def collective(self, kind: CollectiveKind) -> LinearPieces:
         """Time of a collective over its bytes: as measured, or on the machine that is imagined. There a group of some
         devices stays as large as it is."""
+        if self._elsewhere is not None and kind.opcode == "collective-permute":
+            node_devices = self._elsewhere[0].network.node_devices
+            between = any(source // node_devices != target // node_devices for source, target in kind.groups)
+            return fastest([send(self._elsewhere[0], between_nodes=between)])
         opcode = next((known for known in PHASES if known == kind.opcode), None)
         if self._elsewhere is None or opcode is None:
             return super().collective(kind)

@@ -10,23 +10,36 @@
 
 A bucket of several gradients is packed first, so that no matmul computes its operand. Both are therefore tried with the
 buckets as they are and with one for each gradient; the faster counts.
+
+Each mechanism is simulated region by region: a loop takes as many executions of its body as it has trips, with what the
+mechanism makes of the body.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 
 import numpy as np
 
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import collective_bytes
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs
-from disco_hlo.optimize.predict import Predicted
+from disco_hlo.optimize.predict import Predicted, predict
+from disco_hlo.optimize.regions import (
+    StepTimes,
+    calls_by_caller,
+    inner_costs,
+    measured_loops,
+    regions_callees_first,
+)
 from disco_hlo.plan.strategy import Bucket
 from disco_hlo.search.schedule import with_order
-from disco_hlo.simulator.build import Built, build
+from disco_hlo.simulator.build import Built
 from disco_hlo.simulator.costs import COMPUTE, PPM, PRODUCT
 from disco_hlo.simulator.problem import Lists, Problem
 from disco_hlo.simulator.step_bound import lowest_bound
@@ -36,44 +49,66 @@ from disco_hlo.whatif.coconet import BUFFER_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """One mechanism."""
+    """One mechanism in one region."""
 
-    name: str
     step_ns: int
+    """One execution of the region; ops that run other regions take what the mechanism makes of these."""
     told: str
     """What it is, in a few words."""
 
 
-def gains(graph: Graph, predicted: Predicted, costs: Costs, devices: int) -> list[Gain]:
-    """What each mechanism makes of a step that was predicted."""
-    strategy, built = predicted.strategy, predicted.built
-    ordered = with_order(graph, strategy, costs, costs.machine)
-    now = predicted.timeline.makespan_ns
-    bound = lowest_bound(graph, [strategy.groups], costs, costs.machine).full_overlap_ns
-    apart = replace(strategy, buckets=one_by_one(strategy.buckets), order=())
-    tried = (
-        [built] if apart.buckets == strategy.buckets else [built, build(graph, apart, costs, costs.machine)]
-    )
-    return [
-        Gain("order", min(now, ordered.predicted_ns), "the best order at hand"),
-        Gain("rotation", min(now, bound), "at best: collectives overlap the iteration next to them"),
-        *(
-            min(
-                (_joined(graph, one, devices, now, is_t3=is_t3) for one in tried),
-                key=lambda gain: gain.step_ns,
-            )
-            for is_t3 in (False, True)
-        ),
-    ]
+def gains(source: CanonicalModule, times: StepTimes, devices: int) -> dict[str, dict[str, Gain]]:
+    """What each mechanism makes of each region of a step that was simulated: by region, callees first, by mechanism.
+
+    A region that calls none is simulated once for all mechanisms, others once more for each.
+    """
+    called, loops = calls_by_caller(source), measured_loops(source, times.costs[ENTRY])
+    found: dict[str, dict[str, Gain]] = {}
+    for name, region in regions_callees_first(source):
+        of_region: dict[str, Gain] = {}
+        for mechanism, simulated in MECHANISMS.items():
+            predicted, costs = times.predicted[name], times.costs[name]
+            if called[name]:
+                taken_ns = {callee: of[mechanism].step_ns for callee, of in found.items()}
+                costs = costs.around(region.graph, inner_costs(called[name], times, taken_ns, loops))
+                predicted = predict(region.graph, predicted.strategy, costs, predicted.again)
+            gain = simulated(region.graph, predicted, costs, devices)
+            of_region[mechanism] = replace(gain, step_ns=min(gain.step_ns, predicted.timeline.makespan_ns))
+        found[name] = of_region
+    return found
 
 
-def _joined(graph: Graph, built: Built, devices: int, now_ns: int, *, is_t3: bool) -> Gain:
+def _ordered(graph: Graph, predicted: Predicted, costs: Costs, _: int) -> Gain:
+    best = with_order(graph, predicted.strategy, costs, costs.machine)
+    return Gain(best.predicted_ns, "the best order at hand")
+
+
+def _rotated(graph: Graph, predicted: Predicted, costs: Costs, _: int) -> Gain:
+    bound = lowest_bound(graph, [predicted.strategy.groups], costs, costs.machine)
+    return Gain(bound.full_overlap_ns, "at best: collectives overlap the iteration next to them")
+
+
+def _joined(graph: Graph, predicted: Predicted, costs: Costs, devices: int, *, is_t3: bool) -> Gain:
+    tried, buckets = [predicted.built], one_by_one(predicted.strategy.buckets)
+    if buckets != predicted.strategy.buckets:
+        apart = replace(predicted.strategy, buckets=buckets, order=())
+        tried.append(predict(graph, apart, costs, predicted.again).built)
+    return min((_begun_early(graph, one, devices, is_t3) for one in tried), key=lambda gain: gain.step_ns)
+
+
+def _begun_early(graph: Graph, built: Built, devices: int, is_t3: bool) -> Gain:
     pairs = producers(built.problem)
     step_ns = simulate(with_producers(graph, built, pairs, devices, is_t3=is_t3)).makespan_ns
     told = f"{len(pairs)} of {int(built.problem.communicates.sum())} collectives follow a matmul"
-    if is_t3:
-        return Gain("T3", min(now_ns, step_ns), f"{told}; none slows kernels down")
-    return Gain("fused kernels", min(now_ns, step_ns), told)
+    return Gain(step_ns, f"{told}; none slows kernels down" if is_t3 else told)
+
+
+MECHANISMS: Mapping[str, Callable[[Graph, Predicted, Costs, int], Gain]] = {
+    "order": _ordered,
+    "rotation": _rotated,
+    "fused kernels": partial(_joined, is_t3=False),
+    "T3": partial(_joined, is_t3=True),
+}
 
 
 def one_by_one(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:

@@ -37,8 +37,8 @@ from disco_hlo.simulator.build import resident_bytes
 from disco_hlo.simulator.timeline import Timeline
 
 LOGGER = logging.getLogger("disco_hlo")
-MEMORY_SHARE = 0.1
-"""How much more memory than XLA's own plan a plan may be predicted to need."""
+MEMORY_SHARE = 0.25
+"""How much more memory than XLA's own plan a plan may be predicted to need on a GPU that is not at hand."""
 _FINISHING_S: Final = 0.25e-3
 """What comes behind a search takes so long for each op of the step, on a processor that does nothing else."""
 _WORTH_A_SEARCH: Final = 0.25
@@ -127,15 +127,13 @@ class Case:
 
     @functools.cached_property
     def limit_bytes(self) -> int | None:
-        """Most memory that a plan may be predicted to need on each device; None where nobody knows.
-
-        On GPU that is a little more than XLA's own plan needs, on CPU what the host has.
-        """
+        """Most memory that a plan may be predicted to need on each device: what the step has and what is free, but
+        no less than XLA's own plan needs; None where nobody knows."""
         graph, machine = self.source.graph, self.costs.machine
         if not machine.asynchronous and self.room_bytes is None:
             return None
         needed_bytes = with_order(graph, self.xla, self.times.costs[ENTRY], machine).peak_bytes
-        if machine.asynchronous or self.room_bytes is None:
+        if self.room_bytes is None:
             return int(needed_bytes * (1 + MEMORY_SHARE))
         return max(needed_bytes, resident_bytes(graph) + self.room_bytes)
 

@@ -22,6 +22,7 @@ class Predicted:
     strategy: Strategy
     built: Built
     timeline: Timeline
+    again: Sequence[Repeat] = ()
 
 
 def predict(graph: Graph, strategy: Strategy, costs: Costs, again: Sequence[Repeat] = ()) -> Predicted:
@@ -34,7 +35,7 @@ def predict(graph: Graph, strategy: Strategy, costs: Costs, again: Sequence[Repe
         IllegalStrategyError: it does not fit the graph.
     """
     built = build(graph, strategy, costs, costs.machine, repeats=again)
-    return Predicted(strategy, built, simulate(built.problem))
+    return Predicted(strategy, built, simulate(built.problem), again)
 
 
 def first_collective_ns(predicted: Predicted) -> int | None:

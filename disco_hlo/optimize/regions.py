@@ -74,8 +74,9 @@ def step_times(
     predicted: dict[str, Predicted] = {}
     of_region: dict[str, Costs] = {}
     for name, region in regions_callees_first(source):
-        inner = _inner(called[name], predicted, loops, executions)
-        of_region[name] = costs.around(region.graph, inner)
+        so_far = StepTimes(predicted, of_region, executions)
+        taken_ns = {callee: one.timeline.makespan_ns for callee, one in predicted.items()}
+        of_region[name] = costs.around(region.graph, inner_costs(called[name], so_far, taken_ns, loops))
         own = strategy if name == ENTRY else planned.get(name)
         again = repeats(region) if own is None or as_compiled else ()
         predicted[name] = predict(region.graph, own or read(region), of_region[name], again)
@@ -164,25 +165,29 @@ def regions_callees_first(source: CanonicalModule) -> Iterator[tuple[str, Canoni
             pending += [(callee, False) for callee, _ in called[name]]
 
 
-def _inner(
-    calls: list[tuple[str, Call]],
-    predicted: Mapping[str, Predicted],
+def inner_costs(
+    calls: Sequence[tuple[str, Call]],
+    times: StepTimes,
+    taken_ns: Mapping[str, int],
     loops: Mapping[str, LoopTime],
-    executions: Mapping[str, float],
 ) -> dict[int, Inner]:
     """By op that runs regions what it takes: of branches the longest, of loops with what they cost themselves. Where
-    nobody knows how often, nothing is said."""
+    nobody knows how often, nothing is said.
+
+    Args:
+        taken_ns: one execution of each region that is called.
+    """
     found: dict[int, Inner] = {}
     for name, call in calls:
-        trips = turns(name, call, loops, executions[call.caller])
+        trips = turns(name, call, loops, times.executions[call.caller])
         if trips is None:
             continue
-        timeline, loop = predicted[name].timeline, loops.get(name)
-        first = first_collective_ns(predicted[name]) if trips else None
+        predicted, loop = times.predicted[name], loops.get(name)
+        first = first_collective_ns(predicted) if trips else None
         own_ns, first_ns = (0, 0) if loop is None else (loop.own_ns, loop.first_more_ns)
         one = Inner(
-            max(0, round(trips * (timeline.makespan_ns + own_ns) + (first_ns if trips else 0))),
-            max(0, timeline.peak_bytes - predicted[name].built.problem.resident_bytes),
+            max(0, round(trips * (taken_ns[name] + own_ns) + (first_ns if trips else 0))),
+            max(0, predicted.timeline.peak_bytes - predicted.built.problem.resident_bytes),
             first,
         )
         other = found.get(call.node, Inner(0, 0))

@@ -39,6 +39,7 @@ from disco_hlo.simulator.costs import (
 )
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
 
+RESIDENT = (Kind.PARAMETER, Kind.CONSTANT)
 CUTS_GRADIENTS = ("loop", "input")
 """Group kinds whose kernels read a gradient where it lies in its bucket."""
 
@@ -106,7 +107,7 @@ def build(
 
 def resident_bytes(graph: Graph) -> int:
     """What a step's parameters and constants take up, whatever its plan."""
-    return sum(node.shape.size_bytes for node in graph.nodes if node.kind in (Kind.PARAMETER, Kind.CONSTANT))
+    return sum(node.shape.size_bytes for node in graph.nodes if node.kind in RESIDENT)
 
 
 def _unit_of(tasks: _Tasks, machine: MachineModel) -> int:
@@ -345,26 +346,28 @@ def _entries(tasks: _Tasks, units: UnitGraph, order: Sequence[str]) -> NDArray[n
 
 def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks, temporary_bytes: Mapping[int, int]) -> Buffers:
     """Buffers of all values, one for those that share storage, of packed buckets, and of ops that run other regions."""
-    rows: dict[int, tuple[int, int, set[int], bool]] = {}
-    storage = _storage(graph, {value.node for value in units.values})
+    given = {buffer for node in graph.nodes if node.kind in RESIDENT for buffer in graph.lies_in[node.id]}
+    returned = {*graph.lies_in[graph.root]}
+    read_by = _readers(graph, units)
+    rows: dict[int, tuple[int, int, set[int]]] = {}
     in_bucket: dict[int, set[int]] = {unit: set() for unit in tasks.pack}
     for value in sorted(units.values, key=lambda value: value.node):
         producer = tasks.unpack.get(value.node, tasks.main[value.producer])
-        readers = {tasks.first(reader) for reader in value.readers}
+        cutting: list[int] = []
         if value.producer in tasks.pack:
             cutting = [r for r in value.readers if value.node not in tasks.unpacked_for.get(r, ())]
             in_bucket[value.producer] |= {tasks.first(reader) for reader in cutting}
-            readers -= {tasks.first(reader) for reader in cutting}
             if value.node not in tasks.unpack:
                 continue
             in_bucket[value.producer].add(producer)
-        place = storage.get(value.node, value.node)
-        if place == value.node:
-            rows[place] = (value.size_bytes, producer, readers, value.returned)
-        elif place in rows:
-            size_bytes, first, others, returned = rows[place]
-            rows[place] = (size_bytes, first, others | readers | {producer}, returned or value.returned)
-    listed = list(rows.values())
+        leaves = graph.nodes[value.node].shape.leaves
+        for buffer, leaf in zip(graph.lies_in[value.node], leaves, strict=True):
+            if buffer in given:
+                continue
+            readers = {tasks.first(reader) for reader in read_by.get(buffer, ()) if reader not in cutting}
+            size_bytes, first, others = rows.get(buffer, (leaf.size_bytes, producer, set[int]()))
+            rows[buffer] = (size_bytes, first, others | readers | {producer})
+    listed = [(*row, buffer in returned) for buffer, row in rows.items()]
     for unit, one in enumerate(units.units):
         if (needed := temporary_bytes.get(one.nodes[0], 0)) > 0:
             listed.append((needed, tasks.main[unit], set(), False))
@@ -375,12 +378,12 @@ def _buffers(graph: Graph, units: UnitGraph, tasks: _Tasks, temporary_bytes: Map
     return Buffers.of([(size, task, sorted(readers), kept) for size, task, readers, kept in listed])
 
 
-def _storage(graph: Graph, values: set[int]) -> dict[int, int]:
-    """For each op that overwrites a buffer in place, the node whose storage it ends up in."""
-    storage: dict[int, int] = {}
-    for buffer, writer in sorted(graph.inplace, key=lambda pair: pair[1]):
-        node = buffer
-        while graph.nodes[node].kind is Kind.FREE and node not in values and graph.nodes[node].operands:
-            node = graph.nodes[node].operands[0]
-        storage[writer] = storage.get(node, node)
-    return storage
+def _readers(graph: Graph, units: UnitGraph) -> dict[int, set[int]]:
+    """By buffer the units that read it. Who reads one member of a tuple reads no other."""
+    found: dict[int, set[int]] = {}
+    for number, unit in enumerate(units.units):
+        inside = set(unit.nodes)
+        for x in {x for node in inside for x in graph.nodes[node].operands} - inside:
+            for buffer in graph.lies_in[x]:
+                found.setdefault(buffer, set()).add(number)
+    return found

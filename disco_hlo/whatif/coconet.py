@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from disco_hlo.whatif.collectives import algorithms, collective_ns
+from disco_hlo.whatif.collectives import algorithms, collective_ns, send
 from disco_hlo.whatif.machine import Machine
 from disco_hlo.whatif.matmul import Matmul, matmul_ns
 
@@ -22,6 +22,9 @@ BUFFER_BYTES = 16 * 2**20
 CHANNELS = 8
 """Compute units that a collective takes from a matmul next to it: assumed, what NCCL 2.8 needs at 16.7 GB/s each
 (``src/graph/tuning.cc``) to fill 120 GB/s."""
+HIDDEN = 0.8
+"""Share of a matmul that an overlapped all-reduce hides where it takes longer (figure 1's sentence); that is less than
+all but the first chunk, and why is not given."""
 POINTWISE_BYTES = 6
 """Of bias, dropout and residual in one kernel, an element: two read, one written."""
 
@@ -95,6 +98,15 @@ BERTS = (
 )
 LENGTH, HEAD = 128, 64
 """Tokens of a sequence (assumed: the first phase of NVIDIA's script) and width of a head."""
+LAYER_KERNELS = 28
+"""Of a layer forward, twice as many backward (assumed: the operators of NVIDIA's script, one by one)."""
+APEX_BYTES: dict[Optimizer, int] = {"Adam": 40, "LAMB": 64}
+"""What NVIDIA's script, Apex at O2, moves to update an element. Adam: the gradient to 32 bits (6); gradient, weight,
+momentum and velocity (16) in, three of them out (12); the weight to 16 bits (6). LAMB besides: norms of gradient,
+weight and update (12), and an update written (4) and applied in a pass of its own (8)."""
+SUM_BYTES, DDP_BYTES = 12, 25e6
+"""What a part of a batch moves for each parameter to add its gradient to the sum (2 out, 2 in; 4 in and out: Apex at
+O2); a bucket of PyTorch DDP."""
 STATE_BYTES: dict[str, dict[Optimizer, tuple[int, int]]] = {
     "NV BERT": {"Adam": (18, 0), "LAMB": (22, 0)},
     "PyTorch DDP": {"Adam": (18, 0), "LAMB": (22, 0)},
@@ -118,11 +130,15 @@ def training_ns(
     part = _forward_and_backward_ns(machine, model, micro_batch)
     size, mem = HALF * model.parameters, machine.gpu.memory_gb_per_s
     all_reduce = collective_ns(machine, "all-reduce", size)
-    update = _update_ns(machine, optimizer, model.parameters)
+    update = _launches_ns(machine, UPDATE_KERNELS[optimizer]) + APEX_BYTES[optimizer] * model.parameters / mem
     copies = 4 * size / mem  # into one buffer and out of it
+    backward, bucket = 2 / 3 * part, collective_ns(machine, "all-reduce", DDP_BYTES)
+    buckets = size / DDP_BYTES * bucket  # the backward pass next to them has fewer compute units
+    slower = CHANNELS / (machine.gpu.compute_units - CHANNELS)
+    exposed = max(bucket, buckets - backward) + slower * min(buckets, backward)
     after = {
         "NV BERT": copies + all_reduce + update,
-        "PyTorch DDP": max(collective_ns(machine, "all-reduce", 25e6), all_reduce - 2 / 3 * part) + update,
+        "PyTorch DDP": copies + exposed + update,
         "ZeRO": copies
         + (
             update_schedules(machine, optimizer, int(model.parameters))["GShard-Eq"]
@@ -137,7 +153,8 @@ def training_ns(
 def computing_ns(machine: Machine, model: Bert, micro_batch: int, batch: int) -> float:
     """What an iteration computes but for the update."""
     parts = batch / machine.network.devices / micro_batch
-    return parts * _forward_and_backward_ns(machine, model, micro_batch)
+    added = SUM_BYTES * model.parameters / machine.gpu.memory_gb_per_s if parts > 1 else 0.0
+    return parts * (_forward_and_backward_ns(machine, model, micro_batch) + added)
 
 
 def _forward_and_backward_ns(machine: Machine, model: Bert, sequences: int) -> float:
@@ -148,10 +165,8 @@ def _forward_and_backward_ns(machine: Machine, model: Bert, sequences: int) -> f
     """
     tokens, width = sequences * LENGTH, model.width
     shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
-    products = sum(
-        matmul_ns(machine.gpu, Matmul(tokens, columns, depth)) + _launches_ns(machine, 1)
-        for columns, depth in shapes
-    )
+    products = sum(matmul_ns(machine.gpu, Matmul(tokens, columns, depth)) for columns, depth in shapes)
+    products += _launches_ns(machine, LAYER_KERNELS)
     kept = sequences * (34 * LENGTH * width + 5 * width / HEAD * LENGTH * LENGTH)
     return model.layers * 3 * (products + kept / machine.gpu.memory_gb_per_s)
 
@@ -175,7 +190,7 @@ def matmul_schedules(
         "MM+AR+C": _launches_ns(machine, 3 if pointwise else 2) + product + all_reduce + rest,
         "GShard-Eq": _launches_ns(machine, 4 if pointwise else 3) + product + apart,
         "OL(MM,fuse(RS+C+AG))": _launches_ns(machine, 1)
-        + max(beside / (tiles * devices) + ring, beside + ring / tiles),
+        + max((1 - HIDDEN) * product + ring, beside + ring / tiles),
     }
 
 
@@ -203,7 +218,4 @@ def pipeline_schedules(machine: Machine, elements: int) -> dict[str, float]:
 
 def send_ns(machine: Machine, size: float) -> float:
     """Each device of a node sends so many bytes to its counterpart in the next node, all at once."""
-    network = machine.network
-    if network.node_gb_per_s == 0:
-        return network.link_latency_us * 1e3 + size / network.link_gb_per_s
-    return network.node_latency_us * 1e3 + size * network.node_devices / network.node_gb_per_s
+    return send(machine, between_nodes=True).ns(size)

@@ -9,8 +9,9 @@ lower envelope.
   all-reduces alone (trees by size, rings between nodes), since rings of other collectives would then seem faster.
 * ``ring``: (N - 1)/N x B bytes a phase in N - 1 messages, two phases for an all-reduce (Patarasuk and Yuan, JPDC 2009).
 * ``mesh``: all joined with all: each phase is one message to every other device at once.
-* ``torus``: rings along both dimensions, one after the other; an all-to-all is bound by the links of the longer
-  dimension, which each message crosses for a quarter of its length on average.
+* ``torus``: rings along both dimensions, one after the other. In an all-to-all each device passes on what is not for
+  it: of n devices on a ring each sends n (n - 1)/2 parts of 1/n (ASTRA-sim, ``collective/Ring.cc``), half of them in
+  each direction.
 """
 
 from __future__ import annotations
@@ -96,6 +97,18 @@ def pieces(machine: Machine, kind: Kind, devices: int | None = None) -> LinearPi
     return fastest(algorithms(machine, kind, devices))
 
 
+def send(machine: Machine, *, between_nodes: bool) -> Algorithm:
+    """Each device sends to one other and receives from one, all at once; between nodes they share the nodes' ports."""
+    network = machine.network
+    between_nodes = between_nodes and network.node_gb_per_s > 0
+    per_byte = network.node_devices / network.node_gb_per_s if between_nodes else 1 / network.link_gb_per_s
+    latency_us = network.node_latency_us if between_nodes else network.link_latency_us
+    if network.topology == "switch":
+        base_us, inside_us, outside_us = _PROTOCOLS[-1].ring_us
+        latency_us += base_us + (outside_us if between_nodes else inside_us)
+    return Algorithm("send", per_byte, latency_us * 1e3)
+
+
 def fastest(lines: Sequence[Algorithm]) -> LinearPieces:
     """The fastest of some algorithms over the size."""
     current = min(lines, key=lambda one: (one.latency_ns, one.ns_per_byte))
@@ -162,15 +175,16 @@ def _ring(network: Network, kind: Kind, count: int) -> list[Algorithm]:
 def _mesh(network: Network, kind: Kind, count: int) -> list[Algorithm]:
     phases = PHASES[kind]
     per_byte = phases * (count - 1) / count / network.link_gb_per_s
-    return [Algorithm("direct", per_byte, phases * network.link_latency_us * 1e3)]
+    latency_us = network.kernel_us + phases * network.link_latency_us
+    return [Algorithm("direct", per_byte, latency_us * 1e3)]
 
 
 def _torus(network: Network, kind: Kind, count: int) -> list[Algorithm]:
     rows, columns = torus_sides(count)
     latency_ns, bandwidth = network.link_latency_us * 1e3, network.link_gb_per_s
     if kind == "all-to-all":
-        per_byte = columns / 4 / 2 / bandwidth
-        return [Algorithm("torus", per_byte, (rows + columns) / 2 * latency_ns)]
+        steps = rows + columns - 2
+        return [Algorithm("torus", steps / 4 / bandwidth, steps * latency_ns)]
     phases = PHASES[kind]
     # Two links along each dimension; the second dimension moves what the first left, a row's share.
     per_byte = ((columns - 1) / columns + (rows - 1) / rows / columns) / (2 * bandwidth)

@@ -1,7 +1,8 @@
 """Machines as data: GPUs and what joins them, each parameter with where it comes from.
 
 ``disco_hlo/data/machines/*.toml`` (``configs/machines`` in the repository) has one machine a file; a parameter is
-``name = [value, "source"]``, where the source is a paper's table, a public document, or begins with "assumed".
+``name = [value, "source"]``, where the source is a paper's table, a public document, or begins with "assumed" or
+"fitted".
 """
 
 from __future__ import annotations
@@ -41,9 +42,13 @@ class Gpu:
     memory_gb_per_s: Positive
     cache_mb: Positive
     """Last level of the cache."""
+    cache_gb_per_s: Positive
+    """What it takes in."""
     memory_gb: Positive
     launch_us: NotNegative
     """From the end of a kernel to the start of the next."""
+    stage_us: NotNegative = 0.0
+    """What a matmul's stage takes besides its products and its writes."""
 
     @property
     def peak_flops_per_ns(self) -> float:
@@ -73,6 +78,8 @@ class Network:
     node_gb_per_s: NotNegative = 0.0
     """What a node sends to others while it receives as much; 0 where there is one node."""
     node_latency_us: NotNegative = 0.0
+    kernel_us: NotNegative = 0.0
+    """What a collective's kernel takes besides its messages, on a ``mesh``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +95,9 @@ class Machine:
     sources: Mapping[str, str]
     """By parameter (``gpu.clock_ghz``), where its value comes from."""
 
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """Parameters that nobody stated."""
-        return tuple(name for name, source in self.sources.items() if source.startswith("assumed"))
+    def sourced(self, by: str) -> tuple[str, ...]:
+        """Parameters whose source begins so: those that nobody stated, with "assumed"."""
+        return tuple(name for name, source in self.sources.items() if source.startswith(by))
 
 
 Part = TypeVar("Part", Gpu, Network)

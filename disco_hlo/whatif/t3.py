@@ -10,10 +10,9 @@ of one memory: the matmul's (reads while it multiplies, bursts of writes) and th
 updates that arrive). Under round robin each gets half where both want all. Under T3's arbitration the matmul goes
 first and communication gets what is left; in a stream of bytes no queue fills, so its threshold has nothing to do.
 
-The paper says that bursts of communication fill the queues of the memory, so that the matmul's reads stall. How long
-depends on how much latency its kernels tolerate, which the paper does not give. ``stall`` is that: the share of the
-time in which the memory serves communication under round robin, during which the matmul stands still. 0 is two fluids,
-1 is the paper's sentence taken at its word. ``update_cost`` is how much longer the memory takes for an update than for
+Bursts of communication fill the queues of the memory, so that the matmul's reads stall (section 4.5). How long depends
+on how much latency its kernels tolerate, which the paper does not give. Here, under round robin, the matmul stands
+still while the memory serves communication. ``update_cost`` is how much longer the memory takes for an update than for
 a write. The paper doubles the delay between updates of one bank group to 4 cycles; with its 4 bank groups in turn that
 costs nothing (1), with all updates in one group it costs up to 2.
 """
@@ -87,21 +86,7 @@ class SubLayer:
         return self.fused_ns[arbitration] + self.gather_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Contention:
-    """What the paper does not give of the memory; see the top of the module."""
-
-    stall: float = 1.0
-    update_cost: float = 1.0
-
-
-AT_ITS_WORD = Contention()
-"""Taken unless told otherwise."""
-
-
-def sub_layer(
-    machine: Machine, matmul: Matmul, devices: int, contention: Contention = AT_ITS_WORD
-) -> SubLayer:
+def sub_layer(machine: Machine, matmul: Matmul, devices: int, update_cost: float = 1.0) -> SubLayer:
     """Simulate one sub-layer."""
     size = matmul.output_bytes
     alone, fused = stages(machine.gpu, matmul), stages(machine.gpu, matmul, around_cache=True)
@@ -111,7 +96,7 @@ def sub_layer(
         scatter_ns,
         reduce_scatter_ns(machine, size, devices, near_memory=True),
         all_gather_ns(machine, size, devices),
-        {one: fused_ns(machine, fused, devices, one, contention) for one in Arbitration},
+        {one: fused_ns(machine, fused, devices, one, update_cost) for one in Arbitration},
         _sequential_traffic(alone, size, devices),
         _fused_traffic(fused, size, devices),
     )
@@ -156,10 +141,10 @@ def _fused_traffic(fused: Stages, size: float, devices: int) -> Traffic:
 
 
 def fused_ns(
-    machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, contention: Contention
+    machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, update_cost: float = 1.0
 ) -> float:
     """From the start of the matmul until its last chunk is reduced."""
-    run = _Run(machine, matmul, devices, arbitration, contention)
+    run = _Run(machine, matmul, devices, arbitration, update_cost)
     for _ in range(100 * (matmul.count + len(run.local) + 10)):
         if run.is_over:
             return run.now_ns
@@ -171,11 +156,10 @@ class _Run:
     """One device, as time goes on. A piece is a part of a chunk, at least as fine as a stage of the matmul."""
 
     def __init__(
-        self, machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, contention: Contention
+        self, machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, update_cost: float
     ) -> None:
-        matmul = replace(matmul, write_ns=contention.update_cost * matmul.write_ns)
-        self.matmul, self.arbitration, self.stall = matmul, arbitration, contention.stall
-        self.update_cost = contention.update_cost
+        self.matmul = replace(matmul, write_ns=update_cost * matmul.write_ns)
+        self.arbitration, self.update_cost = arbitration, update_cost
         self.memory, self.link = machine.gpu.memory_gb_per_s, machine.network.link_gb_per_s
         self.latency_ns = machine.network.link_latency_us * 1e3
         self.per_chunk = max(FEWEST_PIECES, ceil(matmul.count / devices))
@@ -218,17 +202,12 @@ class _Run:
             return 0.0, self.memory
         if not self.jobs:
             return 1.0, 0.0
-        wanted = self.memory if self.is_writing else self.matmul.read_bytes / self.matmul.products_ns
         if self.is_writing and self._stored_remotely():
-            wanted = 0.0
-        wanted = min(wanted, self.memory)
+            return 1.0, self.memory
         if self.arbitration is Arbitration.COMPUTE_FIRST:
-            return 1.0, self.memory - wanted
-        given = min(wanted, self.memory / 2)
-        speed = given / wanted if wanted else 1.0
-        if not self.is_writing:
-            speed *= 1 - self.stall
-        return speed, self.memory - given * (1 - self.stall if not self.is_writing else 1)
+            wanted = self.memory if self.is_writing else self.matmul.read_bytes / self.matmul.products_ns
+            return 1.0, self.memory - min(wanted, self.memory)
+        return (0.5, self.memory / 2) if self.is_writing else (0.0, self.memory)
 
     def _stored_remotely(self) -> bool:
         return (self.stage + 1) * self.matmul.write_bytes <= self.per_chunk * self.piece_bytes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from disco_hlo.whatif.machine import Machine
 from disco_hlo.whatif.matmul import Matmul, matmul_ns
-from disco_hlo.whatif.t3 import AT_ITS_WORD, Arbitration, Contention, SubLayer, sub_layer
+from disco_hlo.whatif.t3 import Arbitration, SubLayer, sub_layer
 
 FORWARD, BACKWARD = ("OP", "FC-2"), ("FC-1", "IP")
 OTHER_SHARE = 0.425
@@ -54,10 +54,10 @@ def sliced(model: Model, name: str, degree: int) -> Matmul:
     return Matmul(model.tokens, model.width, depth)
 
 
-def cases(machine: Machine, models: tuple[Model, ...], contention: Contention = AT_ITS_WORD) -> list[Case]:
+def cases(machine: Machine, models: tuple[Model, ...], update_cost: float = 1.0) -> list[Case]:
     """All sub-layers of these models."""
     return [
-        Case(model, degree, name, sub_layer(machine, sliced(model, name, degree), degree, contention))
+        Case(model, degree, name, sub_layer(machine, sliced(model, name, degree), degree, update_cost))
         for model in models
         for degree in model.degrees
         for name in (*FORWARD, *BACKWARD)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from disco_hlo.errors import DiscoError
@@ -22,7 +24,7 @@ from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.profiler.profile import Profile
-from evaluation import links, measure, step
+from evaluation import forms, links, measure, step
 from evaluation.compiling import Compiled, possible, try_row
 from evaluation.predicting import Ran, bounds_of, predict_in_rounds, predicted, xla_ran
 from evaluation.record import FAILED, CellName, Record
@@ -48,6 +50,8 @@ class Asked:
     settings: Settings
     say: Callable[[str], None]
     left_s: Callable[[], float]
+    one_by_one: bool = False
+    """Whether each cell is measured before the next one is profiled, and nothing is traced besides."""
 
 
 CELL_S, ROW_S = 15.0, 2.0
@@ -72,6 +76,8 @@ class Cell:
         if len(self.request.devices) != name.devices:
             raise ValueError(f"--devices is {name.devices}, jax has {len(self.request.devices)}")
         self.session = join(self.request, asked.settings)
+        self._module: bytes | None = None
+        """XLA's own as an earlier run saw it, where there was one."""
         self.default: LoadedExecutable = None
         self.default_s = 0.0
         self.fdo_profile = b""
@@ -108,18 +114,23 @@ class Cell:
         self.record.note("fingerprint", fingerprint)
         if module is None:
             self.files.save_module(self.captured.module)
-        # The matmul autotuning of this compile serves all that follow.
-        started = time.monotonic()
-        self.default = compiles.compile_module(self.request, module)
-        self.default_s = time.monotonic() - started
+        self._module = module
 
-    def compile_for_profile(self) -> None:
-        """What :meth:`profile` will trace, where that was not done before; of several cells at once."""
-        if self.files.profile() is None:
-            with self._clock("compile_for_profile"):
+    def compile_first(self) -> None:
+        """XLA's default, and what :meth:`profile` will trace where that was not done before; of several cells at
+        once. The matmul autotuning of the capture serves all of them."""
+        with self._clock("compile_first"), ThreadPoolExecutor(1, "default") as pool:
+            default = pool.submit(self._compile_default)
+            if self.files.profile() is None:
                 self._kept = step.compile_for_profile(
                     self.session, self.captured, self.asked.settings.directory
                 )
+            default.result()
+
+    def _compile_default(self) -> None:
+        started = time.monotonic()
+        self.default = compiles.compile_module(self.request, self._module)
+        self.default_s = time.monotonic() - started
 
     def profile(self) -> None:
         """Measure what the cost model needs, with the devices to itself, where that was not done before."""
@@ -226,7 +237,7 @@ class Cell:
         )
         record.note_all(search_s=plans.search_s, evaluations=plans.evaluations, bounds=bounds_of(plans))
         default, *rows = wanted(rows_of(self.context), self.asked.rows)
-        self.left = possible(self.context, record, [row for row in rows if not record.finished(row.name)])
+        self.left = possible(record, [row for row in rows if not record.finished(row.name)])
         if not self.left and record.finished(DEFAULT):
             self.asked.say(f"{self.name.stem}: nothing left to do")
             return
@@ -285,9 +296,16 @@ class Cell:
             seed=self.asked.settings.seed,
             inputs_of=self._inputs_of,
             in_a_row=self.context.on_gpu,
+            of_form=forms.is_form(self.name.model),
             say=self.asked.say,
             promised_ns=promised_ns(self.context),
         )
+
+    def release(self) -> None:
+        """Leave the devices to others: what was compiled and the inputs are let go."""
+        self.default = self._kept = self._inputs_of = None
+        self.compiled.clear()
+        gc.collect()
 
     @contextlib.contextmanager
     def _clock(self, stage: str) -> Iterator[None]:

@@ -33,12 +33,12 @@ class Compiled:
     """Whether its trace is kept, time allowing."""
 
 
-def possible(context: Context, record: Record, rows: Sequence[Row]) -> list[Row]:
-    """The rows that this backend has; the others are recorded as absent."""
+def possible(record: Record, rows: Sequence[Row]) -> list[Row]:
+    """The rows that this step and backend have; the others are recorded as absent, and why."""
     found = []
     for row in rows:
-        if row.gpu_only and not context.on_gpu:
-            record.update(row.name, kind=row.kind, status=ABSENT)
+        if row.absent:
+            record.update(row.name, kind=row.kind, status=ABSENT, reason=row.absent)
         else:
             found.append(row)
     return found
@@ -76,9 +76,8 @@ def compile_row(context: Context, record: Record, row: Row) -> tuple[Compiled, R
         variant = row.make(context)
         if variant.strategy is not None:
             module = apply(variant.strategy, context.source)
-            if (
-                row.kind == PLANNED
-            ):  # as the plugin does; the numbers of the others are compared when they run
+            # As the plugin does; the numbers of the others are compared when they run, of orders only a few.
+            if row.kind == PLANNED or variant.strategy.regions:
                 verify(context.source, module, variant.strategy)
     made_s = time.monotonic() - started
     executable = compiles.compile_module(variant.request, module, variant.options)
@@ -92,6 +91,6 @@ def compile_row(context: Context, record: Record, row: Row) -> tuple[Compiled, R
     if variant.strategy is None:
         ran = predicting.xla_ran(canonicalize(executables.read_executable(executable)))
     else:
-        ran = predicting.Ran(context.source.graph, variant.strategy)
+        ran = predicting.Ran(context.source, variant.strategy)
     record.update(row.name, predicted=predicting.noted(context.costs, ran))
     return Compiled(row.name, row.kind, executable, row.traced), ran

@@ -79,9 +79,17 @@ def fidelity(records: Cells) -> Table:
         if not found:
             continue
         everything += found
-        rows.append((title(record), *_errors(found), _tau(kendall_tau(found)), _noise(found), _broken(found)))
+        rows.append(
+            (
+                title(record),
+                *errors_text(found),
+                tau_text(kendall_tau(found)),
+                noise_text(found),
+                _broken(found),
+            )
+        )
     if everything:
-        rows.append(("all", *_errors(everything), "-", _noise(everything), _broken(everything)))
+        rows.append(("all", *errors_text(everything), "-", noise_text(everything), _broken(everything)))
     return header, rows
 
 
@@ -102,8 +110,8 @@ def days(records: Cells) -> Table:
         by_model: dict[str, list[Point]] = {}
         for record in together:
             by_model.setdefault(record["cell"]["model"], []).extend(points(record))
-        errors = _errors([point for found in by_model.values() for point in found])
-        taus = ", ".join(f"{model} {_tau(kendall_tau(by_model[model]))}" for model in sorted(by_model))
+        errors = errors_text([point for found in by_model.values() for point in found])
+        taus = ", ".join(f"{model} {tau_text(kendall_tau(by_model[model]))}" for model in sorted(by_model))
         closed = [share for record in together if (share := gap_closed(record)) is not None]
         capped = [min(share, 1.0) for share in closed]
         means = [percent_text(statistics.fmean(shares)) if shares else "-" for shares in (closed, capped)]
@@ -126,19 +134,28 @@ def cpu_plans(records: Cells) -> Table:
     return header, rows
 
 
-def _errors(found: Sequence[Point]) -> tuple[str, str, str, str]:
-    worst = max(found, key=lambda point: abs(point.error))
-    mean = statistics.fmean(abs(point.error) for point in found)
-    return str(len(found)), percent_text(mean), percent_text(worst.error), worst.name
+def errors(found: Sequence[Point]) -> tuple[float, float]:
+    """Mean of the errors' sizes, and the largest error with its sign."""
+    largest = max((point.error for point in found), key=abs)
+    return statistics.fmean(abs(point.error) for point in found), largest
+
+
+def errors_text(found: Sequence[Point]) -> tuple[str, str, str, str]:
+    """How many plans, the mean of their errors, the largest, and whose it is."""
+    mean, largest = errors(found)
+    worst = next(point.name for point in found if point.error == largest)
+    return str(len(found)), percent_text(mean), percent_text(largest), worst
 
 
 def _broken(found: Sequence[Point]) -> str:
     return percent_text(statistics.fmean(abs(point.broken) for point in found))
 
 
-def _noise(found: Sequence[Point]) -> str:
+def noise_text(found: Sequence[Point]) -> str:
+    """The median noise of these plans."""
     return percent_text(statistics.median(point.noise_ms / point.measured_ms for point in found))
 
 
-def _tau(value: float | None) -> str:
+def tau_text(value: float | None) -> str:
+    """Kendall's tau, a dash for none."""
     return "-" if value is None else f"{value:.2f}"

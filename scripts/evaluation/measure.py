@@ -24,6 +24,8 @@ from disco_hlo.profiler.transfers import by_place, span
 from evaluation.record import OK, Record
 
 TRACED_RUNS = 3
+_SMALL_ELEMENTS = 1 << 16
+_EXPECTED_SHARE = 0.95
 _TRANSFERS = tuple(sorted(TRANSFERS))
 
 
@@ -45,15 +47,55 @@ def at_once(record: Record, default: Runner) -> int:
     return int(noted)
 
 
+def device_peak_bytes(executable: LoadedExecutable, runner: Runner) -> int | None:
+    """What the first device says that one execution takes, arguments included; None where devices say nothing of
+    their memory. The runner must have run before.
+
+    A device only tells the most that was ever in use. So it is filled up first, until the run must exceed that if it
+    takes but little less than XLA's buffer assignment says.
+
+    Raises:
+        RuntimeError: it takes still less.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    device = jax.local_devices()[0]
+    before = device.memory_stats()
+    if not before:
+        return None
+    needed = memory(executable)
+    held_bytes = needed.arguments_bytes - needed.aliased_bytes  # the runner's own, in use all the time
+    expected = int(_EXPECTED_SHARE * (needed.total_bytes - held_bytes))
+    missing = max(0, before["peak_bytes_in_use"] - before["bytes_in_use"] - expected)
+    filler = jnp.zeros(missing, jnp.uint8, device=device).block_until_ready()
+    in_use = device.memory_stats()["bytes_in_use"]
+    known = device.memory_stats()["peak_bytes_in_use"]
+    runner.run()
+    filler.delete()
+    peak = device.memory_stats()["peak_bytes_in_use"]
+    if peak <= known:
+        raise RuntimeError(
+            f"a run takes at most {known - in_use + held_bytes} bytes, the device says no more"
+        )
+    return int(peak - in_use + held_bytes)
+
+
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def outputs_on_device(executable: LoadedExecutable, runner: Runner) -> list[Any]:
-    """What one run leaves on the first device; nothing is fetched. The runner must have run before."""
+def outputs_on_device(executable: LoadedExecutable, runner: Runner, *, small: bool = False) -> list[Any]:
+    """What one run leaves on the first device; nothing is fetched. The runner must have run before.
+
+    Args:
+        small: only outputs of up to 65,536 elements and the last, the loss: of a Transformer the norms and their
+            moments, which every layer's backward pass has a part in.
+    """
     arguments = runner.inputs()
     result = executables.execute(executable, arguments)
     executables.wait(result)
-    return [output[0] for output in executables.result_arrays(result)]
+    outputs = [output[0] for output in executables.result_arrays(result)]
+    return [one for one in outputs if not small or one.size <= _SMALL_ELEMENTS or one is outputs[-1]]
 
 
 def compared(expected: Sequence[Any], got: Sequence[Any]) -> dict[str, float]:

@@ -10,17 +10,16 @@ from typing import Any
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.cost_model import as_all_reduces
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.optimize.regions import step_times
 from disco_hlo.plan.baselines import one_at_a_time
-from disco_hlo.plan.read import Repeat, read, repeats
+from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.in_step import InStep, counted
 from disco_hlo.profiler.profile import Profile
-from disco_hlo.simulator.build import build
 from disco_hlo.simulator.step_bound import lowest_bound
-from disco_hlo.simulator.timeline import simulate
 from evaluation.record import ALONE_XLA, OK, Record
 from evaluation.step import Costs, FoundPlans, costs
 from evaluation.tables import step_ms
@@ -37,15 +36,15 @@ run Python only wait for each other."""
 class Ran:
     """What was compiled for a row."""
 
-    graph: Graph
+    source: CanonicalModule
     strategy: Strategy
-    repeats: tuple[Repeat, ...] = ()
-    """What a module of XLA's executes besides."""
+    as_compiled: bool = False
+    """Whether it is a module of XLA's own, with the kernels that only repeat others."""
 
 
 def xla_ran(module: CanonicalModule) -> Ran:
     """A module of XLA's own."""
-    return Ran(module.graph, read(module), repeats(module))
+    return Ran(module, read(module), as_compiled=True)
 
 
 def predict_in_rounds(
@@ -78,7 +77,7 @@ def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Cos
     if alone_ms is None or row.get("status") != OK:
         return None
     alone = one_at_a_time(source.graph, read(source))
-    kernels_ms = predicted(known, Ran(source.graph, alone))["compute_ms"]
+    kernels_ms = predicted(known, Ran(source, alone))["compute_ms"]
     transfers_ms = alone_ms - kernels_ms
     if transfers_ms < _LEAST_SHARE * alone_ms:
         return None
@@ -96,23 +95,25 @@ def noted(known: Costs, ran: Ran) -> dict[str, Any]:
 
 
 def predicted(known: Costs, ran: Ran) -> dict[str, Any]:
-    """Simulated step time and what it consists of, in ms, with the number of kernels and buckets.
+    """Simulated step time and what it consists of, in ms, with the number of kernels and buckets. Loop bodies and
+    branches count as often as they run.
 
     Raises:
         DiscoError: the strategy does not fit the graph.
     """
     with python_at_once:
-        built = build(ran.graph, ran.strategy, known, known.machine, repeats=ran.repeats)
-        timeline = simulate(built.problem)
+        times = step_times(ran.source, ran.strategy, known, as_compiled=ran.as_compiled)
+    strategies = [one.strategy for one in times.predicted.values()]
+    communication_ns, exposed_ns = times.communication_ns, times.exposed_ns
     return {
-        "step_ms": timeline.makespan_ns / 1e6,
-        "compute_ms": timeline.compute_ns / 1e6,
-        "communication_ms": timeline.communication_ns / 1e6,
-        "hidden_ms": timeline.overlap_ns / 1e6,
-        "exposed_ms": timeline.exposed_ns / 1e6,
-        "peak_bytes": timeline.peak_bytes,
-        "groups": len(ran.strategy.groups),
-        "buckets": len(ran.strategy.buckets),
+        "step_ms": times.makespan_ns / 1e6,
+        "compute_ms": (times.makespan_ns - exposed_ns) / 1e6,
+        "communication_ms": communication_ns / 1e6,
+        "hidden_ms": (communication_ns - exposed_ns) / 1e6,
+        "exposed_ms": exposed_ns / 1e6,
+        "peak_bytes": times.predicted[ENTRY].timeline.peak_bytes,
+        "groups": sum(len(one.groups) for one in strategies),
+        "buckets": sum(len(one.buckets) for one in strategies),
     }
 
 

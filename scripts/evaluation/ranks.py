@@ -223,7 +223,7 @@ class _Benchmark:
                     "status": FAILED, "kind": "between ranks", "reason": trial.error[:2000],
                 }  # fmt: skip
                 continue
-            ran = Ran(self.source.graph, trial.strategy) if trial.strategy else xla_ran(self.source)
+            ran = Ran(self.source, trial.strategy) if trial.strategy else xla_ran(self.source)
             changes[trial.name] = {"kind": "between ranks", "predicted": predicted(costs, ran)}
             changes[trial.name] |= times_of(times[trial.name], times[DEFAULT])
         record.update_all(changes)

@@ -19,7 +19,7 @@ from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.search.schedule import with_order
 from evaluation.record import ALONE_XLA
 from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
-from evaluation.strategies import check, combined_up_to, random_strategy
+from evaluation.strategies import check, combined_up_to, in_random_order, random_strategy
 
 NO_COMBINING = "no all-reduce combining"
 EVERYTHING = "threshold everything"
@@ -31,15 +31,21 @@ FUSION_ONLY, ORDER_ONLY, BUCKETS_ONLY = "plan's op fusion only", "plan's order o
 BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
 OURS_IN_ONE = "one bucket in our order (XLA's op fusion)"
 THRESHOLD_OPTION = "xla_gpu_all_reduce_combine_threshold_bytes"
-RANDOM_PLANS = 6
+DOUBLE_BUFFERED = "XLA's double-buffered loop"
+DOUBLE_BUFFERING_OPTION = "xla_gpu_enable_while_loop_double_buffering"
+RANDOM_PLANS, RANDOM_ORDERS = 6, 3
 MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PGLE, ALONE_XLA)
 """Enough to say whether the plan wins, and what the link was like, in the least time."""
-_FAMILIES = ("thresholds", "random")
+_ORDERS = tuple(f"random order {number}" for number in range(1, RANDOM_ORDERS + 1))
+FORM = (DEFAULT, ORDER_ONLY, PLAN, DOUBLE_BUFFERED, *_ORDERS)
+"""What each form of the Llama step is measured as."""
+_FAMILIES = ("thresholds", "random", "form")
 _NAMES = (
     "all", *_FAMILIES, DEFAULT, PLAN, BEFORE_LOOKS, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
-    ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA,
+    ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, DOUBLE_BUFFERED,
 )  # fmt: skip
-_NUMBERED = re.compile(r"plan \d+|random plan \d+|threshold \d+ MiB")
+_ONLY_FORM = (DOUBLE_BUFFERED, *_ORDERS)
+_NUMBERED = re.compile(r"plan \d+|random (plan|order) \d+|threshold \d+ MiB")
 BASELINE, PLANNED, PART, RANDOM, ALONE = "baseline", "plan", "part of the plan", "random", "transfers alone"
 
 
@@ -99,7 +105,8 @@ class Row:
     name: str
     kind: str
     make: Callable[[Context], Variant]
-    gpu_only: bool = False
+    absent: str = ""
+    """Why this step, or this backend, has no such row."""
     traced: bool = False
 
 
@@ -119,7 +126,7 @@ def rows_of(context: Context) -> list[Row]:
             ALONE_XLA,
             ALONE,
             lambda c: _own(c, one_at_a_time(c.source.graph, c.xla)),
-            gpu_only=True,
+            absent=_gpu_only(context),
             traced=True,
         ),
         _tried(context, OUR_ORDER, ORDER_ONLY, lambda c: c.best_order(replace(c.xla, order=()))),
@@ -131,7 +138,27 @@ def rows_of(context: Context) -> list[Row]:
         *thresholds,
         *(_random(number) for number in range(1, RANDOM_PLANS + 1)),
         _searched(ONE_BUCKET, OURS_IN_ONE, PLANNED),
+        *_of_forms(context),
     ]
+
+
+def _of_forms(context: Context) -> Iterator[Row]:
+    """What only forms of one step are measured as: their collectives are inside loops."""
+    loops = [region for region in context.source.regions if region.name.startswith("loop")]
+    yield Row(
+        DOUBLE_BUFFERED,
+        BASELINE,
+        lambda c: Variant(c.request, options={DOUBLE_BUFFERING_OPTION: True}),
+        absent=_gpu_only(context) or ("" if loops else "the step has no loop"),
+    )
+    for number, name in enumerate(_ORDERS, 1):
+        yield Row(
+            name, RANDOM, lambda c, n=number: _own(c, in_random_order(c.source, c.xla, 1000 * c.seed + n))
+        )
+
+
+def _gpu_only(context: Context) -> str:
+    return "" if context.on_gpu else f"XLA:{context.source.graph.backend.upper()} has none"
 
 
 def _baselines(context: Context) -> list[Row]:
@@ -140,9 +167,14 @@ def _baselines(context: Context) -> list[Row]:
         Row(DEFAULT, BASELINE, lambda c: Variant(c.request), traced=True),
         Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0), traced=True),
         Row(EVERYTHING, BASELINE, lambda c: _threshold(c, _above_all(c))),
-        Row(PGLE, BASELINE, lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile)), gpu_only=True),
+        Row(
+            PGLE,
+            BASELINE,
+            lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile)),
+            absent=_gpu_only(context),
+        ),
         Row(NO_OP_FUSION, BASELINE, lambda c: _own(c, c.in_xla_order(Strategy((), c.xla.buckets)))),
-        Row(O1, BASELINE, lambda c: Variant(with_effort(c.request, "O1")), gpu_only=True),
+        Row(O1, BASELINE, lambda c: Variant(with_effort(c.request, "O1")), absent=_gpu_only(context)),
         *_thresholds(context),
     ]
 
@@ -187,7 +219,9 @@ def chosen_names(choice: str) -> set[str]:
     names = {name.strip() for name in choice.split(",") if name.strip()}
     if "minimum" in names:
         names |= set(MINIMUM)
-    names -= {"minimum"}
+    if "form" in names:
+        names |= set(FORM)
+    names -= {"minimum", "form"}
     unknown = [name for name in sorted(names) if name not in _NAMES and not _NUMBERED.fullmatch(name)]
     if unknown:
         listed = ", ".join(["minimum", *_NAMES])
@@ -204,13 +238,15 @@ def wanted(rows: Sequence[Row], choice: str) -> list[Row]:
         ValueError: as :func:`chosen_names`.
     """
     names = chosen_names(choice)
-    return [row for row in rows if not names or row.name in names | {DEFAULT} or _family(row) in names]
+    if not names:
+        return [row for row in rows if row.name not in _ONLY_FORM]
+    return [row for row in rows if row.name in names | {DEFAULT} or _family(row) in names]
 
 
 def _family(row: Row) -> str:
     if row.name.startswith("threshold "):
         return "thresholds"
-    return RANDOM if row.kind == RANDOM else ""
+    return "random" if row.name.startswith("random plan ") else ""
 
 
 def _searched(found: str, name: str, kind: str) -> Row:

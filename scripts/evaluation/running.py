@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 import time
@@ -31,7 +32,7 @@ _LAST = object()
 
 def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
     """Do what the command line asks for; the exit status."""
-    configure("warning")
+    configure(args.log)
     try:
         chosen_names(args.rows)
     except ValueError as error:
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
         finalists=args.finalists,
         looks=args.looks,
     )
-    asked = Asked(args.rows, args.rounds, settings, _say, left_s)
+    asked = Asked(args.rows, args.rounds, settings, _say, left_s, args.one_by_one)
     names = [CellName(model, args.size, args.link, args.devices) for model in args.models]
     watchdog = commands.end_in(left_s(), "benchmark.py", lambda: commands.stop(args.out, names))
     stages = _Stages(asked)
@@ -71,7 +72,15 @@ class _Stages:
         environment = dict(os.environ)
         cells = [cell for name in names for cell in self._opened(name)]
         cells = self._at_once(cells, lambda cell: cell.capture(environment))
-        cells = self._at_once(cells, Cell.compile_for_profile)
+        cells = self._at_once(cells, Cell.compile_first)
+        if not self._asked.one_by_one:
+            self._through(cells)
+            return
+        for cell in cells:
+            self._through([cell])
+            cell.release()
+
+    def _through(self, cells: Sequence[Cell]) -> None:
         cells = [cell for cell in cells if self._try(cell, cell.profile)]
         cells = [cell for cell in cells if self._try(cell, cell.search)]
         for look in range(1, self._asked.settings.looks + 1):
@@ -101,6 +110,10 @@ class _Stages:
         started = time.monotonic()
 
         def left_s() -> float:
+            if (
+                self._asked.one_by_one
+            ):  # a cell of some rows only says nothing: all are tried, or the next run's
+                return math.inf
             return self._asked.left_s() - sum(cell.measuring_s() for cell in cells)
 
         with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
@@ -110,7 +123,10 @@ class _Stages:
         seconds = round(time.monotonic() - started, 1)
         _say(f"{len(ranked)} rows of {len(cells)} cells compiled in {seconds} s")
         for cell in cells:
-            cell.record.note("compile_all_s", round((cell.record.fact("compile_all_s") or 0) + seconds, 1))
+            spent_s = round((cell.record.fact("compile_all_s") or 0) + seconds, 1)
+            cell.record.note_all(
+                compile_all_s=spent_s, predicted_until=time.strftime("%H:%M:%S", time.gmtime())
+            )
 
     def _measure(self, cells: Sequence[Cell]) -> None:
         """Rounds of all cells in turn, as many of each, since a link changes by the minute; then, while there is time,
@@ -135,7 +151,7 @@ class _Stages:
             if self._asked.left_s() < 2 * (time.monotonic() - began) + _ENDING_S:
                 break
         found = [(cell, rounds) for cell, rounds in found if goes_well(cell, rounds.choose)]
-        tracing = [(cell, rounds.traces()) for cell, rounds in found]
+        tracing = [] if self._asked.one_by_one else [(cell, rounds.traces()) for cell, rounds in found]
         while tracing and self._asked.left_s() > _TRACE_S:
             for cell, traces in list(tracing):
                 if self._asked.left_s() > _TRACE_S:
@@ -156,8 +172,6 @@ class _Stages:
     def _try(self, cell: Cell, stage: Callable[..., None], *values: Any) -> bool:
         try:
             stage(*values)
-        except (ValueError, RecordError):
-            raise
         except Exception as error:
             self._complain(cell.name, error)
             return False

@@ -37,6 +37,7 @@ from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
+from evaluation import forms
 from evaluation.record import CellName, write_atomically
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -158,6 +159,8 @@ def _lowered(model: str, size: str) -> Any:
     import jax
     import parallel
 
+    if forms.is_form(model):
+        return forms.lowered(model, size)
     if model == "transformer_lm":
         import transformer_lm
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
@@ -14,7 +15,7 @@ from disco_hlo.plan.baselines import all_reduce_depths
 from disco_hlo.plan.fitting import in_the_order_of
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.strategy import Bucket, Strategy
-from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.costs import MachineModel
 
@@ -87,3 +88,49 @@ def random_strategy(
         except IllegalStrategyError:
             continue
     raise IllegalStrategyError(f"none of {attempts} random strategies was legal (seed {seed})")
+
+
+def in_random_order(source: CanonicalModule, strategy: Strategy, seed: int) -> Strategy:
+    """``strategy`` in an order by dice, in the entry, in loop bodies and in branches; kernels and buckets stay. A
+    function of its arguments.
+
+    Raises:
+        IllegalStrategyError: the strategy does not fit the step.
+    """
+    dice = random.Random(seed)
+    regions = []
+    for name, own in strategy.regions:
+        region = source.computations[name]
+        regions.append((name, check(region, _shuffled(region, own, dice))))
+    return check(source, replace(_shuffled(source, strategy, dice), regions=tuple(regions)))
+
+
+def _shuffled(source: CanonicalModule, strategy: Strategy, dice: random.Random) -> Strategy:
+    units = unit_graph(source.graph, strategy)
+    return replace(strategy, order=_random_order(units, source.graph.backend == "gpu", dice))
+
+
+def _random_order(units: UnitGraph, asynchronous: bool, dice: random.Random) -> tuple[str, ...]:
+    """Each next token is drawn from all that wait for nothing any more. How long collectives stay under way differs
+    from order to order: else none of them would hide any."""
+    patience = dice.choice((0.0, 0.5, 0.9, 0.99))
+    missing = [len(needed) for needed in units.dependencies]
+    ready = [(index, False) for index, count in enumerate(missing) if not count]
+    order: list[str] = []
+    while ready:
+        drawn = dice.randrange(len(ready))
+        ready[drawn], ready[-1] = ready[-1], ready[drawn]
+        index, done = ready.pop()
+        if done and not all(waits for _, waits in ready) and dice.random() < patience:
+            ready.append((index, done))
+            continue
+        unit = units.units[index]
+        order.append(unit.done_token(asynchronous) if done else unit.start_token(asynchronous))
+        if unit.is_bucket and asynchronous and not done:
+            ready.append((index, True))
+            continue
+        for dependent in units.dependents[index]:
+            missing[dependent] -= 1
+            if not missing[dependent]:
+                ready.append((dependent, False))
+    return tuple(order)

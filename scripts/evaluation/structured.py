@@ -170,7 +170,7 @@ def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> 
         made.append(best_buckets(graph, xla.groups, costs, costs.machine))
         best = min(made, key=lambda one: one.predicted_ns)
         variant.strategy = check(source, best.strategy)
-        _note_prediction(record, variant, OUR_ORDER, costs, Ran(graph, variant.strategy))
+        _note_prediction(record, variant, OUR_ORDER, costs, Ran(source, variant.strategy))
     except Exception as error:
         reason = one_line(error)[:2000]
         asked.say(f"  {variant.name}, {OUR_ORDER}: {reason}")
@@ -179,13 +179,14 @@ def _order(asked: Asked, record: Record, variant: Variant, profile: Profile) -> 
 
 
 def _note_prediction(record: Record, variant: Variant, order: str, costs: Costs, ran: Ran) -> None:
-    moved = int(moved_bytes(ran.graph).sum())
+    graph = ran.source.graph
+    moved = int(moved_bytes(graph).sum())
     record.update(
         variant.row(order),
         kind=variant.name,
         predicted=predicted(costs, ran),
-        transfers=len(ran.graph.all_reduces),
+        transfers=len(graph.all_reduces),
         transferred_bytes=moved,
-        nodes=len(ran.graph),
+        nodes=len(graph),
         moves=len(variant.moves),
     )

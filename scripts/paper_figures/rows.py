@@ -23,6 +23,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True):
     what: str
     key: str
     paper: float
+    is_fitted: bool = False
 
 
 class Training(msgspec.Struct, forbid_unknown_fields=True):

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from disco_hlo.whatif import transformers
 from disco_hlo.whatif.machine import Machine
-from disco_hlo.whatif.t3 import AT_ITS_WORD, Arbitration, Contention
+from disco_hlo.whatif.t3 import Arbitration
 from paper_figures.rows import Open, geometric_mean
 
 SIZES = {"smaller": transformers.SMALLER, "larger": transformers.LARGER}
 
 
 def _figure(
-    key: str, machine: Machine, contention: Contention = AT_ITS_WORD, other: float = transformers.OTHER_SHARE
+    key: str, machine: Machine, update_cost: float = 1.0, other: float = transformers.OTHER_SHARE
 ) -> float:
     sizes = ["larger" if "larger" in key else "smaller"]
-    return figures(machine, contention, sizes=sizes, other=other)[key]
+    return figures(machine, update_cost, sizes=sizes, other=other)[key]
 
 
 def figures(
     machine: Machine,
-    contention: Contention = AT_ITS_WORD,
+    update_cost: float = 1.0,
     other: float = transformers.OTHER_SHARE,
     sizes: Collection[str] = SIZES,
 ) -> dict[str, float]:
     """By key of ``configs/papers/t3.toml``, of models of these sizes."""
     found: dict[str, float] = {}
     for size in sizes:
-        cases = transformers.cases(machine, SIZES[size], contention)
+        cases = transformers.cases(machine, SIZES[size], update_cost)
         results = [one.result for one in cases]
         ideal = [one.sequential_ns / one.ideal_ns for one in results]
         _speed_ups(found, f"ideal {size}", ideal)
@@ -81,17 +80,14 @@ def opened(machine: Machine) -> list[Open]:
     """What T3 leaves open."""
 
     def cost(key: str) -> Open:
-        name = "Contention.update_cost (time of an update near memory over that of a write; at most 2 by table 1)"
-        return Open(key, name, 1, 1, 8, lambda value: _figure(key, machine, Contention(1, value)))
+        name = "update_cost (time of an update near memory over that of a write; at most 2 by table 1)"
+        return Open(key, name, 1, 1, 8, lambda value: _figure(key, machine, value))
 
     def other(key: str) -> Open:
         name = "transformers.OTHER_SHARE (what an iteration spends elsewhere; the paper: 0.40 to 0.45)"
         return Open(
             key, name, transformers.OTHER_SHARE, 0.0, 0.9, lambda value: _figure(key, machine, other=value)
         )
-
-    def efficiency(value: float) -> Machine:
-        return replace(machine, gpu=replace(machine.gpu, matmul_efficiency=value))
 
     def more_reads(times: float) -> float:
         saved = []
@@ -100,8 +96,12 @@ def opened(machine: Machine) -> list[Open]:
             saved.append(1 - after.total / (before.total - before.matmul_reads + times * after.matmul_reads))
         return max(saved)
 
-    def link(value: float) -> Machine:
-        return replace(machine, network=replace(machine.network, link_gb_per_s=value))
+    def last(value: float) -> float:
+        one = transformers.cases(machine, transformers.SMALLER)[0].result
+        chunk = one.sequential_traffic.matmul_writes / 8
+        return (
+            one.scatter_ns + 3 * chunk / machine.gpu.memory_gb_per_s * (1 / value - 1)
+        ) / one.near_memory_scatter_ns - 1
 
     keys = [
         *("mca smaller mean", "mca smaller most", "t3 smaller mean", "t3 smaller most"),
@@ -117,18 +117,7 @@ def opened(machine: Machine) -> list[Open]:
     return [
         *map(cost, keys),
         *map(other, shares),
-        *(
-            Open(
-                key, "gpu.matmul_efficiency", machine.gpu.matmul_efficiency, 0.664, 0.82,
-                lambda value, key=key: _figure(key, efficiency(value)),
-            )
-            for key in ("ideal T-NLG 16 FC-1", "ideal smaller most")
-        ),
         Open("traffic most", "reads of a matmul alone over its reads with T3, at most (the paper: 2.0 for 16 devices)",
              1.41, 1, 8, more_reads),
-        *(
-            Open(key, "network.link_gb_per_s", machine.network.link_gb_per_s, 75, 400,
-                 lambda value, key=key: _figure(key, link(value)))
-            for key in ("near memory 8", "near memory 16")
-        ),
+        Open("near memory 8", "share of the memory's bandwidth at which the last chunk is reduced", 1, 0.1, 1, last),
     ]  # fmt: skip

@@ -169,7 +169,9 @@ def test_a_machine_says_what_would_be_gained_on_it(disco: Disco) -> None:
     outcome = disco("simulate", plans.VGG19, "--machine", "h200", "--gpus", "1024")
     rows = [" ".join(line.split()) for line in outcome.out.splitlines()]
     names = ("order", "rotation", "fused kernels", "T3")
-    assert [name for name in names if any(row.startswith(name) for row in rows)] == list(names)
+    assert [
+        name for name in names if any(row.removeprefix("entry ").startswith(name) for row in rows)
+    ] == list(names)
     assert (
         "what if: 1024 GPUs of h200 (Nodes of 8 H200, 400 Gb/s a device); collectives by switch"
         in outcome.err
@@ -177,6 +179,21 @@ def test_a_machine_says_what_would_be_gained_on_it(disco: Disco) -> None:
     found = disco("simulate", plans.VGG19, "--machine", "coconet", "--json").json
     assert found["machine"] == {"name": "coconet", "gpus": 256, "assumed": ["gpu.launch_us"]}
     assert all(0 < step_ns <= found["default"]["step_ns"] for step_ns in found["gains"].values())
+
+
+def test_a_loop_s_body_gains_as_often_as_the_loop_turns(disco: Disco) -> None:
+    found = disco("simulate", plans.SCANNED, "--machine", "h200", "--gpus", "8", "--json").json
+    now = {one["name"]: one["execution_ns"] for one in found["regions"]}
+    by_region = found["gains_by_region"]
+    assert set(by_region) == {"entry", "loop1", "loop2"}
+    assert found["gains"] == by_region["entry"]
+    for mechanism, step_ns in found["gains"].items():
+        saved = {name: 16 * (now[name] - by_region[name][mechanism]) for name in ("loop1", "loop2")}
+        assert now["entry"] - step_ns >= sum(saved.values()), mechanism
+        assert saved["loop1"] > 0, mechanism
+    rows = disco("simulate", plans.SCANNED, "--machine", "h200", "--region", "loop2").out.splitlines()
+    table = next(number for number, row in enumerate(rows) if "what would be gained on" in row)
+    assert [row.split()[0] for row in rows[table + 1 : table + 5]] == ["loop2", "rotation", "fused", "T3"]
 
 
 def test_a_machine_and_a_link_are_not_given_together(refused: Callable[..., str]) -> None:

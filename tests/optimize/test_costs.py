@@ -13,7 +13,7 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.gnn import GnnModel
-from disco_hlo.hlo.collectives import ALL_REDUCE
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.optimize.costs import costs_for, costs_of, machine_of
 from disco_hlo.optimize.network import Network
 from disco_hlo.plan.read import read
@@ -21,6 +21,7 @@ from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Profile, load
 from disco_hlo.simulator.costs import holds_ns
+from disco_hlo.whatif.machine import load as load_machine
 from tests.estimator.steps import transformer
 from tests.report import plans
 
@@ -134,6 +135,18 @@ def test_what_if_on_another_network_only_all_reduces_change() -> None:
     assert imagined.op_ns(graph).tolist() == costs.op_ns(graph).tolist()
     assert imagined.lines[:-1] == costs.lines
     assert imagined.lines[-1].startswith("what if: 64 GPUs at 12.5 GB/s")
+
+
+def test_on_a_machine_a_permute_is_a_send_and_knows_whether_it_leaves_the_node(profile: Profile) -> None:
+    costs = costs_of(profile, plans.h200()).on(load_machine("h200"), 16)
+    ring = tuple((device, (device + 1) % 16) for device in range(16))
+    inside = tuple((device, device // 8 * 8 + (device + 1) % 8) for device in range(16))
+    within, between = (
+        costs.collective(CollectiveKind("collective-permute", groups))([10**9])[0]
+        for groups in (inside, ring)
+    )
+    assert within == pytest.approx(1e9 / 370.8, rel=0.01)
+    assert between == pytest.approx(1e9 * 8 / 384, rel=0.01)
 
 
 def test_a_profile_without_a_sweep_is_completed_and_says_so() -> None:

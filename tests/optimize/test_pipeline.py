@@ -121,7 +121,7 @@ def test_of_several_that_are_dropped_the_first_is_told() -> None:
     assert both.sentence() == "3 candidates of the search are left out, being no plan of this step: first"
 
 
-def test_on_cpu_a_plan_may_need_what_the_host_has_and_always_what_xlas_own_needs() -> None:
+def test_a_plan_may_need_what_is_free_and_always_what_xlas_own_needs() -> None:
     """There was no limit, and what goes beyond is killed with the training."""
     case = case_of(plans.cpu())
     own = with_order(case.source.graph, case.xla, case.costs, case.costs.machine).peak_bytes
@@ -131,7 +131,9 @@ def test_on_cpu_a_plan_may_need_what_the_host_has_and_always_what_xlas_own_needs
     graph, device = case.source.graph, AnalyticModel(DeviceModel(4e12, 4e14, hoists=False))
     on_gpu = replace(case, xla=unfused(graph), costs=Costs(plans.sockets_profile(), device))
     needed = with_order(graph, on_gpu.xla, on_gpu.costs, on_gpu.costs.machine).peak_bytes
-    assert replace(on_gpu, room_bytes=1 << 30).limit_bytes == int(needed * 1.1)
+    assert on_gpu.limit_bytes == int(needed * 1.25)
+    assert replace(on_gpu, room_bytes=0).limit_bytes == needed
+    assert replace(on_gpu, room_bytes=1 << 33).limit_bytes == resident_bytes(graph) + (1 << 33)
 
 
 def test_a_plan_says_of_its_searches_what_they_read() -> None:

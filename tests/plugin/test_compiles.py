@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
@@ -23,6 +25,7 @@ from disco_hlo.plugin.xla import compiles, executables, hook, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
 from tests.plugin.handled import handled, seen
+from tests.steps.intercept import intercept
 from tests.steps.opcodes import opcodes
 
 Install = Callable[[Handler], None]
@@ -369,3 +372,30 @@ def test_with_the_persistent_cache_on_each_run_executes_what_it_asked_for(tmp_pa
         for name, value in before.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
+
+
+def test_a_step_can_be_compiled_when_jax_has_forgotten_how_its_ops_are_partitioned() -> None:
+    """Captured later, a step with cuDNN's attention failed: `KeyError` in `custom_partitioning`."""
+
+    def request() -> CompileRequest:
+        @custom_partitioning
+        def doubled(x: jax.Array) -> jax.Array:
+            return x * 2
+
+        doubled.def_partition(
+            partition=lambda mesh, given, result: (
+                mesh, lambda x: x * 2, result.sharding, (given[0].sharding,)
+            ),
+            infer_sharding_from_operands=lambda _mesh, given, _result: given[0].sharding,
+            sharding_rule="i j -> i j",
+        )  # fmt: skip
+        rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
+        step = jax.jit(lambda x: doubled(x).sum(0), in_shardings=rows)
+        found = intercept(step, (jax.ShapeDtypeStruct((4, 2), np.float32),), lambda r: r, devices=2)
+        assert isinstance(found, CompileRequest)
+        return found
+
+    kept = request()
+    jax.clear_caches()
+    gc.collect()
+    assert "all-reduce" in opcodes(compiles.capture(kept))

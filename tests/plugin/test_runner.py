@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -149,6 +150,35 @@ def test_steps_in_a_row_are_timed_from_the_end_of_one_ahead_of_them(
 
     of_sgd_step(look, donate=donate)
     assert happened == ["arguments", "execute", "execute", "clock"] + ["execute"] * 4 + ["clock"]
+
+
+def test_awaited_steps_in_a_row_start_when_the_one_before_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    execute, token_of, clock = executables.execute, executables.token_of, time.perf_counter_ns
+
+    def executed(*arguments: Any) -> Any:
+        happened.append("execute")
+        return execute(*arguments)
+
+    def token(result: Any) -> Any:
+        ended = token_of(result)
+        return SimpleNamespace(block_until_ready=lambda: (happened.append("wait"), ended.block_until_ready()))
+
+    def look(request: CompileRequest) -> None:
+        on_device = Runner(request, request.call_default(), seed=7)
+        on_device.run_in_a_row(2)
+        with monkeypatch.context() as patched:
+            patched.setattr(executables, "execute", executed)
+            patched.setattr(executables, "token_of", token)
+            patched.setattr(runner.time, "perf_counter_ns", lambda: (happened.append("clock"), clock())[1])
+            on_device.run_in_a_row(2, awaited=True)
+
+    of_sgd_step(look, donate=True)
+    begun = happened[: happened.index("clock") + 1]
+    assert begun == ["execute", "wait", "clock"]
+    step = [one for one in happened[len(begun) :] if one != "clock"]
+    assert step[:5] == ["wait", "execute", "wait", "execute", "wait"]
+    assert happened[-1] == "clock"
 
 
 def test_steps_in_a_row_hand_on_what_takes_the_storage_of_their_arguments(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation import cell, running, step
+from evaluation import cell, measure, running, step
 from evaluation.links import prepare
 from evaluation.predicting import Ran, predict_in_rounds, predicted
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
@@ -189,12 +189,14 @@ def kept_files(out: Path, cell: CellName, module: bytes) -> None:
     files.save_plans(step.FoundPlans(graph.fingerprint, found, prediction, 10, 0.5, unfused(graph)))
 
 
-def run(out: Path, rows: str, seconds: float = 1e6, looks: int = 0) -> int:
+def run(out: Path, rows: str, seconds: float = 1e6, looks: int = 0, **more: Any) -> int:
     started = time.monotonic()
-    args = Namespace(
-        models=["transformer"], link="nvlink", devices=2, size="tiny", rows=rows, rounds=3, seconds=seconds,
-        search_seconds=1.0, finalists=2, seed=0, out=out, looks=looks,
-    )  # fmt: skip
+    values = {
+        "models": ["transformer"], "link": "nvlink", "devices": 2, "size": "tiny", "rows": rows, "rounds": 3,
+        "seconds": seconds, "search_seconds": 1.0, "finalists": 2, "seed": 0, "out": out, "looks": looks,
+        "log": "warning", "one_by_one": False,
+    }  # fmt: skip
+    args = Namespace(**{**values, **more})
     return running.run(args, lambda: args.seconds - (time.monotonic() - started))
 
 
@@ -232,6 +234,32 @@ def test_a_run_measures_resumes_and_records_what_fails(
     second = read(path)
     assert statuses(second) == {**statuses(first), "no op fusion": "ok"}
     assert second["rows"]["plan"] == plan
+
+
+def test_a_form_is_timed_in_a_row_and_awaited_and_only_small_outputs_are_compared(
+    request_and_module: tuple[CompileRequest, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, module = request_and_module
+    monkeypatch.setattr(step, "request_of", lambda model, size: request)
+    monkeypatch.setattr(measure, "_SMALL_ELEMENTS", 0)
+    cell = replace(CELL, model="llama-dp-unroll")
+    kept_files(tmp_path, cell, module)
+    assert run(tmp_path, "form", models=["llama-dp-unroll"], one_by_one=True) == 0
+    record = read(tmp_path / f"{cell.stem}.json")
+    orders = [f"random order {number}" for number in (1, 2, 3)]
+    assert statuses(record) == {
+        **dict.fromkeys(("XLA default", "plan", "plan's order only", *orders), "ok"),
+        "XLA's double-buffered loop": "not on this backend",
+    }  # fmt: skip
+    assert record["rows"]["XLA's double-buffered loop"]["reason"] == "XLA:CPU has none"
+    for name in ("XLA default", *orders):
+        row = record["rows"][name]
+        assert [len(times) for times in (row["times_ms"], row["awaited"]["times_ms"])] == [3, 3]
+        assert row["numbers"].keys() == {"max_relative_difference", "loss_relative_difference", "loss"}
+        assert row["device_peak"] == {"bytes": None}
+        assert "trace" not in row
+    facts = record["facts"]
+    assert facts["predicted_until"] <= facts["measured_from"]
 
 
 def test_the_plan_s_kernels_are_measured_once_before_the_next_search(
@@ -300,7 +328,7 @@ def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
         cell, "try_row", lambda _c, _r, row, left_s, takes_s: (row, None) if left_s() > takes_s else None
     )
     stages: Any = object.__new__(running._Stages)
-    stages._asked = Namespace(left_s=lambda: 60.0)
+    stages._asked = Namespace(left_s=lambda: 60.0, one_by_one=False)
     one.left = [Namespace(name=f"row {number}") for number in range(40)]
     stages._compile([one])
     assert 5 < len(one.compiled) < 20
@@ -342,7 +370,7 @@ def test_all_cells_have_as_many_rounds_and_then_traces_while_there_is_time(
             )
             for name in "ab"
         ]  # fmt: skip
-        stages._asked = Namespace(left_s=lambda: left_s, rounds=3)
+        stages._asked = Namespace(left_s=lambda: left_s, rounds=3, one_by_one=False)
         stages._measure(cells)
         return log
 
@@ -381,8 +409,8 @@ def test_a_link_that_is_slower_in_the_rounds_is_predicted_so(
         "of_default": 0.8,
     }
     record.update(DEFAULT, **ran | {"median_ms": 50.0, "of_default": 1.0})  # the row's ratio says 40 ms
-    plan = Ran(graph, one_at_a_time(graph, one_bucket(graph, xla.groups)))
-    rows = {"plan": plan, ALONE_XLA: Ran(graph, one_at_a_time(graph, xla))}
+    plan = Ran(captured.source, one_at_a_time(graph, one_bucket(graph, xla.groups)))
+    rows = {"plan": plan, ALONE_XLA: Ran(captured.source, one_at_a_time(graph, xla))}
     plans = files.plans()
     assert plans is not None
     promised = predicted(step.costs(gpu, captured, plans), plan)

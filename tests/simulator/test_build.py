@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, Shape
 from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.simulator.build import build
@@ -302,3 +302,35 @@ def test_a_gradient_that_xla_cuts_out_of_its_bucket_is_copied_before_its_first_r
         without = listed(build(STEP, strategy, COSTS, machine).problem)
         found = listed(build(STEP, strategy, COSTS, machine, repeats=cut).problem)
         assert found["n5"][0] == without["n5"][0] + copied_ns + 3
+
+
+def test_what_a_loop_carries_lives_until_the_last_reader_of_its_member() -> None:
+    """The loop n3 carries n1 and n2. Only n5, a reader of the second member, comes after n6."""
+    text = "param\nexp 0\nneg 0\nwhile 1 2\nget-tuple-element 3\ndot 4\nexp 0\ntuple 5 6"
+    step = graph(text)
+    carrying = replace(
+        step,
+        nodes=tuple(
+            replace(node, shape=Shape("tuple", (), (), (step.nodes[1].shape, step.nodes[2].shape)))
+            if node.opcode == "while"
+            else node
+            for node in step.nodes
+        ),
+        lies_in=((0,), (1,), (2,), (1, 2), (2,), (5,), (6,), (5, 6)),
+    )
+    order = ("n1", "n2", "n3", "n6", "n5")
+    size = [node.shape.size_bytes for node in carrying.nodes]
+    late = build(carrying, Strategy(order=order), COSTS, CPU).problem
+    assert simulate(late).peak_bytes == size[0] + max(size[1] + size[2], size[2] + size[6] + size[5])
+
+
+def test_an_asynchronous_start_allocates_what_it_writes_alone() -> None:
+    """Its tuple names the buffer that it reads as well: here a slice of a large array."""
+    step = graph("param\nexp 0\nasync-start 1\nasync-done 2\nneg 3\ntuple 4")
+    large, part = step.nodes[1].shape, step.nodes[3].shape
+    nodes = [*step.nodes]
+    nodes[2] = replace(nodes[2], shape=Shape("tuple", (), (), (large, part)))
+    slicing = replace(step, nodes=tuple(nodes), lies_in=((0,), (1,), (1, 3), (3,), (4,), (4,)))
+    peak = simulate(build(slicing, Strategy(), COSTS, CPU).problem).peak_bytes
+    sizes = [node.shape.size_bytes for node in (step.nodes[0], step.nodes[1], step.nodes[3], step.nodes[4])]
+    assert peak == sizes[0] + max(sizes[1] + sizes[2], sizes[2] + sizes[3])

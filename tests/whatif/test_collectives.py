@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.whatif.collectives import PHASES, Algorithm, Kind, collective_ns, fastest, pieces, torus_sides
+from disco_hlo.whatif.collectives import (
+    PHASES,
+    Algorithm,
+    Kind,
+    collective_ns,
+    fastest,
+    pieces,
+    send,
+    torus_sides,
+)
 from disco_hlo.whatif.machine import load, names
 
 
@@ -20,15 +29,22 @@ def test_a_ring_sends_all_but_one_share_a_phase() -> None:
 
 
 def test_a_mesh_sends_to_all_at_once() -> None:
-    assert collective_ns(load("mi210-node"), "all-to-all", 8000) == pytest.approx(6000 / 80 + 1000)
+    assert collective_ns(load("mi210-node"), "all-to-all", 8000) == pytest.approx(6000 / 80 + 1000 + 12_000)
 
 
 def test_a_torus_is_as_square_as_it_can_be() -> None:
     assert torus_sides(128) == (8, 16)
-    # Along 16 devices a byte crosses 4 links on average, and each device has 2 of them in that dimension.
-    assert collective_ns(load("mi210-torus"), "all-to-all", 10_000) == pytest.approx(
-        10_000 * 4 / 2 / 25 + 12 * 700
-    )
+    # Along 16 devices each sends 16 x 15 / 2 parts of 1/16, half of them each way; then the same along 8.
+    expected = 10_000 * (15 + 7) / 2 / 2 / 25 + (15 + 7) * 700
+    assert collective_ns(load("mi210-torus"), "all-to-all", 10_000) == pytest.approx(expected)
+
+
+def test_what_is_sent_to_another_node_shares_its_ports() -> None:
+    cluster = load("coconet")
+    within, between = (send(cluster, between_nodes=one).ns(9600) for one in (False, True))
+    assert within == pytest.approx(8400 + 3400 + 9600 / 120)
+    assert between == pytest.approx(8400 + 9600 + 9600 * 16 / 96)
+    assert send(load("mi210-torus"), between_nodes=True).ns(2500) == pytest.approx(700 + 100)
 
 
 def test_nccl_takes_trees_between_nodes_for_small_sizes_and_rings_for_large_ones() -> None:

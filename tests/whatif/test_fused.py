@@ -71,7 +71,7 @@ def test_dlrm_hides_the_embedding_behind_the_exchange() -> None:
     model = Dlrm(layers=1, layer_width=1)
     found = dlrm(torus, model)
     pooled = Embedding(model.batch, model.tables, 92, 70)
-    exchange = pooled.output_bytes * 16 / 8 / 25 + 12 * 700
+    exchange = pooled.output_bytes * 22 / 4 / 25 + 22 * 700
     forward = pooled.ns(torus)
     tiny = found.separate_ns - (3 * forward + 2 * exchange)
     assert 0 < tiny < 1e5

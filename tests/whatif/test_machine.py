@@ -18,6 +18,7 @@ flops_per_cycle = [100, "a paper"]
 matmul_efficiency = [0.5, "assumed"]
 memory_gb_per_s = [1000, "a paper"]
 cache_mb = [1, "a paper"]
+cache_gb_per_s = [2000, "a paper"]
 memory_gb = [16, "a paper"]
 launch_us = [0, "assumed"]
 [network]
@@ -42,7 +43,8 @@ def test_a_machine_says_what_it_can_do_and_what_was_assumed(tmp_path: Path) -> N
     machine = load(str(tmp_path / "two.toml"))
     assert machine.gpu.peak_flops_per_ns == 1500
     assert machine.gpu.matmul_flops_per_ns == 750
-    assert machine.assumed == ("gpu.matmul_efficiency", "gpu.launch_us")
+    assert machine.sourced("assumed") == ("gpu.matmul_efficiency", "gpu.launch_us")
+    assert machine.sourced("a paper")[0] == "gpu.compute_units"
 
 
 @pytest.mark.parametrize(

@@ -132,18 +132,21 @@ class Runner:
         self._has_run = True
         return elapsed_ns
 
-    def run_in_a_row(self, count: int) -> int:
+    def run_in_a_row(self, count: int, *, awaited: bool = False) -> int:
         """Run ``count`` times as a training loop does, which hands on what a step returns in the storage of its
         arguments, and does not wait for a step before it starts the next; returns wall nanoseconds of one.
 
         The clock starts when one more run ahead of them ends, with the next one under way: the devices never wait for
         the host, unless they do in every step. Arguments that lie elsewhere each time make a GPU's command buffers be
         written anew. All others are there before the first run, ``count + 1`` times :meth:`donated_bytes` of them.
+
+        Args:
+            awaited: wait for each step before the next one is started.
         """
         self.learn_handing_on(count + 1)
         handed_on = self._handed_on()
         prepared = self._inputs.several(count + 1, handed_on)
-        _, first_ended_ns = self._run_all(prepared, handed_on, self._handlers(handed_on))
+        _, first_ended_ns = self._run_all(prepared, handed_on, self._handlers(handed_on), awaited=awaited)
         return (time.perf_counter_ns() - first_ended_ns) // count
 
     def learn_handing_on(self, count: int) -> None:
@@ -175,7 +178,12 @@ class Runner:
         return executables.output_handlers(self._executable, chosen)
 
     def _run_all(
-        self, prepared: Sequence[list[Any]], handed_on: Mapping[int, int], handlers: Sequence[Any]
+        self,
+        prepared: Sequence[list[Any]],
+        handed_on: Mapping[int, int],
+        handlers: Sequence[Any],
+        *,
+        awaited: bool = False,
     ) -> tuple[list[Any], int]:
         """Run at least twice, once with each of these arguments; returns what the last run hands on, when all have
         ended, and the moment at which the first one had, on ``time.perf_counter_ns``."""
@@ -189,9 +197,11 @@ class Runner:
             result = executables.execute(self._executable, arguments)
             tokens.append(executables.token_of(result))
             outputs = executables.chosen_outputs(result, handlers)
-            if number == 1:
+            if number == (0 if awaited else 1):
                 tokens[0].block_until_ready()
                 first_ended_ns = time.perf_counter_ns()
+            if awaited:
+                tokens[-1].block_until_ready()
         for token in tokens:
             token.block_until_ready()
         return outputs, first_ended_ns

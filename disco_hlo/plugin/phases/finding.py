@@ -108,7 +108,7 @@ def find(
     Args:
         before: an earlier search; its plans are ranked with those of this one, and what their kernels took, where they
             were measured since, corrects estimates.
-        room_bytes: what each device has left for a plan (CPU); None where nobody knows.
+        room_bytes: what each device has left for a plan; None where nobody knows.
     """
     settings, budget = asker.settings, Budget.of(asker.settings.budget_s, COMPILE_S)
     compiles = say_what_predicting_takes(asker)

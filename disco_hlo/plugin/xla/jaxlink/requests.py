@@ -67,6 +67,9 @@ class CompileRequest:
     """Entry parameters whose made-up values have to be equal on all devices. Set together with :attr:`positive`."""
     tuner_results: Path | None = None
     """Where compiles of our own keep what XLA:GPU's autotuner picked, and find it again; None: nowhere."""
+    _partitioners: tuple[Any, ...] = field(default=(), repr=False)
+    """What XLA calls while it partitions ops of `custom_partitioning` (cuDNN's attention is one). JAX forgets them with
+    the traced function, and a compile of ours may come later."""
     _default: LoadedExecutable | None = field(default=None, init=False, repr=False)
 
     @functools.cached_property
@@ -202,6 +205,8 @@ def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
 
 
 def _request(arguments: Mapping[str, Any], compile_default: Callable[[], LoadedExecutable]) -> CompileRequest:
+    from jax._src import custom_partitioning
+
     module = arguments["computation"]
     return CompileRequest(
         module_name=str(module.operation.attributes["sym_name"].value),
@@ -212,6 +217,7 @@ def _request(arguments: Mapping[str, Any], compile_default: Callable[[], LoadedE
         host_callbacks=arguments["host_callbacks"],
         executable_devices=arguments["executable_devices"],
         _compile_default=compile_default,
+        _partitioners=tuple(getattr(custom_partitioning, "_sharding_callbacks", {}).values()),
     )
 
 
