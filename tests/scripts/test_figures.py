@@ -89,7 +89,7 @@ def test_the_readmes_first_table_is_of_the_record_of_the_demos_step() -> None:
         assert f"| transformer_lm (tiny), gloo, 2 | {' | '.join(row)} |" in kept
 
 
-@pytest.mark.parametrize("folder", ["cpu", "h100", "h200"])
+@pytest.mark.parametrize("folder", ["cpu", "h100", "h100/llama", "h200"])
 def test_the_tables_are_what_the_records_make(folder: str) -> None:
     assert (RECORDS / folder / "tables.md").read_text() == document(records_in(RECORDS / folder))
 
@@ -103,22 +103,40 @@ def test_errors_and_orders_on_the_page_are_those_of_the_tables() -> None:
         assert [plans, mean, largest, taus] == [cells[2], cells[3], cells[4], cells[6]]
 
 
-def test_the_figures_of_the_llama_page_are_those_of_its_record() -> None:
-    (path,) = (RECORDS / "h100" / "training").glob("llama-*.json")
-    record = json.loads(path.read_text())
-    (_, runs), (_, candidates) = tables_in(RECORDS / "llama.md")
-    for row, run in zip(runs, record["runs"], strict=False):
-        ms, losses, first = (
-            ", ".join(map(str, run[what])) for what in ("median_ms", "last_loss", "first_step_s")
-        )
-        assert row == [run["name"], ms, losses, first]
-    default, plan = (run["median_ms"] for run in record["runs"])
+FORMS = {
+    "DP, layers in a loop": "dp-scan",
+    "FSDP, layers in a loop": "fsdp-scan",
+    "FSDP, unrolled": "fsdp-unroll",
+}
+
+
+def test_the_forms_on_the_llama_page_are_those_of_the_records() -> None:
+    folder = RECORDS / "h100" / "llama"
+    (_, errors), (_, plans), *_ = tables_in(folder / "tables.md")
+    (_, forms), *_ = tables_in(RECORDS / "llama.md")
+    for form, default_ms, order, plan, random, mean, largest, tau in forms:
+        place = f"llama-{FORMS[form]}, staged, 2"
+        of_form = {row[1]: row for row in plans if row[0] == place}
+        (error,) = [row for row in errors if row[0] == place]
+        assert [default_ms, order, plan] == [
+            of_form["XLA default"][2], of_form["plan's order only"][6], of_form["plan"][6]
+        ]  # fmt: skip
+        drawn = sorted(row[6] for name, row in of_form.items() if name.startswith("random"))
+        assert random == f"{drawn[0]} to {drawn[-1]}"
+        assert [mean, largest, tau] == [error[2], error[3], error[5]]
+
+
+@pytest.mark.parametrize(
+    ("table", "name"), [(1, "llama-full-fsdp-scan-staged-2"), (2, "llama-full-fsdp-scan-staged-2-p2")]
+)
+def test_the_training_runs_on_the_llama_page_are_those_of_the_records(table: int, name: str) -> None:
+    record = json.loads((RECORDS / "h100" / "training" / f"{name}.json").read_text())
+    _, rows = [*tables_in(RECORDS / "llama.md")][table]
+    for row, run in zip(rows, record["runs"], strict=False):
+        found = (run[what] for what in ("median_ms", "last_loss", "first_step_s"))
+        assert row == [run["name"], *(", ".join(map(str, one)) for one in found)]
+    default, plan = (run["median_ms"] for run in record["runs"][:2])
     ratios = [round(a / b, 3) for a, b in zip(plan, default, strict=True)]
     assert ratios == record["of_default"]
-    assert runs[-1] == ["ratio", ", ".join(f"{one:.3f}" for one in ratios), "", ""]
-    first_ms = record["candidates"][0]["measured_ms"]
-    for row, one in zip(candidates, record["candidates"], strict=True):
-        measured, predicted = one["measured_ms"], one["predicted_ms"]
-        ratio = "" if measured == first_ms else f"{measured / first_ms:.3f}"
-        error = f"{100 * (predicted / measured - 1):+.1f} %"
-        assert row == [one["name"], f"{measured:.2f}", ratio, f"{predicted:.2f}", error]
+    if len(ratios) > 1:
+        assert rows[-1] == ["ratio", ", ".join(f"{one:.3f}" for one in ratios), "", ""]
