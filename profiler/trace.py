@@ -22,8 +22,8 @@ import tempfile
 import time
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class Trace:
     """One per profiled call, ordered; empty for a trace that :func:`collect` did not take."""
 
 
-def collect(run_once: Callable[[], None], repeats: int, warmup: int = 1) -> bytes:
+def collect(run_once: Callable[[], object], repeats: int, warmup: int = 1) -> bytes:
     """Run a step under the profiler and return the trace, a serialized ``XSpace``.
 
     ``run_once`` executes the step once and returns when it has finished on every local device
@@ -101,7 +101,7 @@ def collect(run_once: Callable[[], None], repeats: int, warmup: int = 1) -> byte
         return written[-1].read_bytes()
 
 
-def _run_traced(run_once: Callable[[], None], repeats: int, folder: str) -> None:
+def _run_traced(run_once: Callable[[], object], repeats: int, folder: str) -> None:
     import jax.profiler
 
     options = jax.profiler.ProfileOptions()
@@ -135,6 +135,28 @@ def read(xspace: bytes) -> Trace:
             return _trace_of([(plane.name, list(plane.lines)) for plane in data.planes])
         except (RuntimeError, ValueError, TypeError) as error:
             raise ProfileError(f"not a profiler trace ({len(xspace)} bytes): {error}") from error
+
+
+def joined(traces: Sequence[Trace]) -> Trace:
+    """Traces of the same module, one after the other, as one that holds all their runs."""
+    executions: list[Execution] = []
+    windows: list[RunWindow] = []
+    runs = end_ns = 0
+    for trace in traces:
+        starts = [one.start_ns for one in trace.executions] + [one.start_ns for one in trace.windows]
+        later_ns = end_ns - min(starts, default=0)
+        executions += [
+            replace(
+                one, run=one.run + runs, start_ns=one.start_ns + later_ns, end_ns=one.end_ns + later_ns,
+                launched_ns=one.launched_ns + later_ns,
+            )
+            for one in trace.executions
+        ]  # fmt: skip
+        windows += [RunWindow(one.start_ns + later_ns, one.end_ns + later_ns) for one in trace.windows]
+        runs += 1 + max((one.run for one in trace.executions), default=-1)
+        ends = [one.end_ns for one in executions] + [one.end_ns for one in windows]
+        end_ns = 1 + max(ends, default=0)
+    return Trace(tuple(executions), tuple(windows))
 
 
 def _trace_of(planes: list[tuple[str, list[Any]]]) -> Trace:

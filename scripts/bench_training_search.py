@@ -1,17 +1,18 @@
-"""What a search costs a training that goes on meanwhile, on the demo's step: two devices of one process.
+"""What a search costs a training that goes on meanwhile, and what it gains.
 
-Trainings in turn, each a process of its own: with `ENABLE_SEARCH` unset, with a search before the first step, and with
-one while it trains (`DISCO_WHEN=training`). Printed are, of each repetition, the first step's time, what part of the
-default's steps were made between the beginning of the search and the first call of the plan, for how long the training
-was held in that time, and after how many calls and seconds the outcome stood. Other load shifts all of it: the default
-runs before and after.
+Trainings in turn, each a process of its own with an empty plan directory: XLA's default, a search while the step trains
+(`DISCO_WHEN=training`), one before the first step, and the default again, for as many steps as the second made, whose
+losses are held against it. One line of JSON for each goes to standard output as it ends, and all of it to `--json`.
+Whatever does not end within `--minutes` is killed, and says so.
 
-    JAX_PLATFORMS=cpu python scripts/bench_training_search.py --budget 20 --repetitions 3
+    python scripts/bench_training_search.py --step llama-tiny --json llama-tiny.json
+    JAX_PLATFORMS=cpu python scripts/bench_training_search.py --step demo --layers 1 --batch 2 --budget 15
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import logging
@@ -22,19 +23,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+STEPS = ("demo", "llama-tiny", "llama-full")
 WHEN = {
-    "unset": {},
+    "default": {},
     "compile": {"ENABLE_SEARCH": "1"},
     "training": {"ENABLE_SEARCH": "1", "DISCO_WHEN": "training"},
 }
-_BEGINS, _HELD = "is the training step by its calls", re.compile(r"the training was held for ([0-9.]+) s")
-_SETTLED = re.compile(r": (.+) from call (\d+) on: it is the fastest")
+_BEGINS = "is the training step by its calls"
+_HELD = re.compile(r"the training was held for ([0-9.]+) s, in (\d+) pieces of up to (\d+) ms: (.+)")
+_SETTLED = re.compile(r": (.+) from call (\d+) on: (?:it is the fastest|no candidate is left)")
+_ENDED = "has ended, and the training goes on"
 _AFTERWARDS = 40
 """Steps after the outcome."""
+_WARM_UP = 5
+_BATCHES = 256
+"""Fewer are soon known by heart, and then a rounding alters the loss by as much as it is."""
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class Lines(logging.Handler):
@@ -44,119 +54,213 @@ class Lines(logging.Handler):
         super().__init__()
         self.began = began
         self.lines: list[tuple[float, str]] = []
+        self.over = False
+        """Whether a search has come to its end."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note one."""
-        self.lines.append((time.perf_counter() - self.began, record.getMessage()))
+        text = record.getMessage()
+        self.lines.append((time.perf_counter() - self.began, text))
+        self.over = self.over or bool(_SETTLED.search(text)) or _ENDED in text
 
 
-def train(steps: int, longest_s: float, layers: int, batch: int) -> None:
-    """Train in this process, as its environment says; prints a record."""
+# --- one training, in this process ----------------------------------------------------------------
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train as the environment says; prints a record."""
     sys.path.insert(0, str(ROOT / "examples"))
     import jax
+
+    step, state, batches = (demo if options.step == "demo" else llama)(options)
+    jax.block_until_ready((state, batches))
+    began = time.perf_counter()
+    log = Lines(began)
+    logging.getLogger("disco_hlo").addHandler(log)
+    searched = os.environ.get("DISCO_WHEN") == "training"
+    ends: list[float] = []
+    losses: list[float] = []
+    left = options.steps
+    while left and ends[-1:] < [options.longest]:
+        state, loss = step(state, batches[len(ends) % len(batches)])
+        losses.append(float(loss))
+        ends.append(time.perf_counter() - began)
+        left -= not searched or log.over
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
+    record = {"ends": ends, "losses": losses, "lines": log.lines, "peak_bytes": max(peaks)}
+    print(json.dumps({**record, "device": jax.devices()[0].device_kind, "devices": jax.device_count()}))
+
+
+def demo(options: argparse.Namespace) -> tuple[Step, Any, list[Any]]:
+    """The demo's step."""
     import parallel
     import transformer_lm
 
-    transformer_lm.LAYERS = layers
+    transformer_lm.LAYERS = options.layers
     shardings = parallel.data_parallel()
     state = parallel.initial_state(transformer_lm.init, 0, shardings)
     text = transformer_lm.standard_library_text()
-    step = parallel.compile_step(transformer_lm.train_step, shardings)
     batches = [
-        parallel.shard(transformer_lm.sample(text, 0, number, batch), shardings) for number in range(8)
+        parallel.shard(transformer_lm.sample(text, 0, number, options.batch), shardings)
+        for number in range(_BATCHES)
     ]
-    jax.block_until_ready((state, batches))
-    began = time.perf_counter()
-    lines = Lines(began)
-    logging.getLogger("disco_hlo").addHandler(lines)
-    searched = os.environ.get("DISCO_WHEN") == "training"
-    ends: list[float] = []
-    left = steps
-    while left and ends[-1:] < [longest_s]:
-        state, loss = step(state, batches[len(ends) % len(batches)])
-        jax.block_until_ready((state, loss))
-        ends.append(time.perf_counter() - began)
-        if not searched or any(_SETTLED.search(text) for _, text in lines.lines):
-            left -= 1
-    print(json.dumps({"ends": ends, "lines": lines.lines}))
+    return parallel.compile_step(transformer_lm.train_step, shardings), state, batches
 
 
-def run(when: str, steps: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One training in a process of its own, with an empty plan directory."""
+def llama(options: argparse.Namespace) -> tuple[Step, Any, list[Any]]:
+    """A Llama's step."""
+    import jax
+    import llama
+
+    config, form = llama.load(options.step.removeprefix("llama-")), llama.Form(options.shard)
+    where = llama.layout(form)
+    initial = jax.jit(
+        functools.partial(llama.init, config, form), out_shardings=llama.state_shardings(config, where)
+    )
+    state = initial(jax.random.key(0, impl="rbg"))
+    text = llama.standard_library_text()
+    batches = [llama.batch_of(config, where, text, 0, number) for number in range(_BATCHES)]
+    return llama.compile_step(config, where), state, batches
+
+
+# --- all of them ----------------------------------------------------------------------------------
+
+
+def run(when: str, steps: int, longest_s: float, options: argparse.Namespace) -> dict[str, Any]:
+    """One training in a process of its own; what went wrong is its ``error``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DISCO_", "ENABLE_"))}
+    if kept.get("JAX_PLATFORMS") == "cpu":
+        kept["XLA_FLAGS"] = f"{kept.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    shown = {"step": options.step, "layers": options.layers, "batch": options.batch, "shard": options.shard}
+    own = [
+        f"--{name}={value}" for name, value in {**shown, "steps": steps, "longest": longest_s * 0.85}.items()
+    ]
     with tempfile.TemporaryDirectory() as plans:
-        environment = {
-            **kept, **WHEN[when], "DISCO_DIR": plans, "DISCO_BUDGET_S": str(options.budget), "DISCO_LOG": "debug",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        }  # fmt: skip
-        values = {**vars(options), "steps": steps}
-        own = [
-            sys.executable,
-            __file__,
-            "--train",
-            *(f"--{n}={v}" for n, v in values.items() if n != "train"),
-        ]
-        done = subprocess.run(
-            own, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
-        )
+        settings = {"DISCO_DIR": plans, "DISCO_BUDGET_S": str(options.budget), "DISCO_LOG": "debug"}
+        if options.share:
+            settings["DISCO_SHARE"] = str(options.share)
+        try:
+            done = subprocess.run(
+                [sys.executable, __file__, "--train", *own], env={**kept, **WHEN[when], **settings}, text=True,
+                capture_output=True, timeout=max(1.0, longest_s), check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as late:
+            return {"error": f"killed after {longest_s:.0f} s", "last": _end_of(late.stderr)}
+    if done.returncode:
+        return {"error": f"ended with {done.returncode}", "last": _end_of(done.stderr)}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def step_s(record: dict[str, Any]) -> float:
-    """Median time of a step, the first ones left out."""
-    ends = record["ends"][5:]
-    return statistics.median(b - a for a, b in itertools.pairwise(ends))
+def _end_of(text: str | bytes | None) -> list[str]:
+    shown = text.decode(errors="replace") if isinstance(text, bytes) else text or ""
+    return shown.splitlines()[-30:]
 
 
-def plain(record: dict[str, Any]) -> str:
-    """A training without a search beside it."""
-    return f"first step {record['ends'][0]:.1f} s, step {step_s(record) * 1e3:.0f} ms"
+def step_s(ends: list[float]) -> float:
+    """Median time of a step."""
+    return statistics.median(later - earlier for earlier, later in itertools.pairwise(ends))
 
 
-def told(record: dict[str, Any], default_s: float) -> str:
-    """One line about a training that was searched for while it went on."""
+def mean_step_s(*records: dict[str, Any]) -> float:
+    """Mean time of a step in several trainings, each of the same weight: what throughput is measured by."""
+    each = [record["ends"][_WARM_UP:] for record in records]
+    return statistics.mean((ends[-1] - ends[0]) / (len(ends) - 1) for ends in each)
+
+
+def plain(record: dict[str, Any]) -> dict[str, Any]:
+    """What a training without a search beside it shows."""
+    if "error" in record:
+        return record
+    ends = record["ends"]
+    return {
+        "first_step_s": ends[0], "step_ms": 1e3 * step_s(ends[_WARM_UP:]), "steps": len(ends),
+        "peak_bytes": record["peak_bytes"], "device": record["device"], "devices": record["devices"],
+    }  # fmt: skip
+
+
+def searched(record: dict[str, Any], default_s: float) -> dict[str, Any]:
+    """What a training shows that was searched for while it went on."""
+    if "error" in record:
+        return record
     lines, ends = record["lines"], record["ends"]
-    begins = [at for at, text in lines if _BEGINS in text]
-    settled = [(at, found) for at, text in lines if (found := _SETTLED.search(text))]
-    if not begins or not settled:
-        return f"not settled after {ends[-1]:.0f} s: {lines[-1:]}"
-    begun, (over, outcome) = begins[0], settled[0]
-    held_s = sum(float(found[1]) for _, text in lines if (found := _HELD.search(text)))
-    made = sum(begun < end < over for end in ends)
-    share = made * default_s / (over - begun)
-    free = made * default_s / (over - begun - held_s)
-    return (
-        f"first step {ends[0]:.1f} s; {outcome[1]} from call {outcome[2]}, after {over:.0f} s; held {held_s:.1f} s; "
-        f"throughput {share:.2f} of the default's, {free:.2f} while not held; "
-        f"then {step_s({'ends': ends[-_AFTERWARDS:]}) * 1e3:.0f} ms a step"
-    )
+    told: dict[str, Any] = {**plain(record), "lines": lines[-60:]}
+    held = [found.groups() for _, text in lines if (found := _HELD.search(text))]
+    told["held"] = [
+        {"for": what, "s": float(s), "pieces": int(pieces), "longest_ms": int(ms)}
+        for s, pieces, ms, what in held
+    ]
+    begun = next((at for at, text in lines if _BEGINS in text), None)
+    over = next(((at, found) for at, text in lines if (found := _SETTLED.search(text))), None)
+    if begun is None:
+        return {**told, "outcome": "not begun"}
+    at = ends[-1] if over is None else over[0]
+    told |= {
+        "searched_for_s": at - begun, "held_s": sum(one["s"] for one in told["held"]),
+        "share_of_throughput": sum(begun < end < at for end in ends) * default_s / (at - begun),
+    }  # fmt: skip
+    if over is None:
+        return {**told, "outcome": "not settled"}
+    return {
+        **told, "outcome": over[1][1], "settled_at_call": int(over[1][2]), "settled_after_s": at,
+        "step_ms_afterwards": 1e3 * step_s(ends[-_AFTERWARDS:]),
+    }  # fmt: skip
+
+
+def compared(record: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """The losses of a searched training against the default's, step by step."""
+    if "error" in record or "error" in default:
+        return {}
+    pairs = list(zip(record["losses"], default["losses"], strict=False))
+    apart = [abs(one - other) / max(abs(other), 1e-30) for one, other in pairs]
+    return {
+        "losses_compared": len(pairs), "losses_equal": sum(one == other for one, other in pairs),
+        "losses_largest_relative_difference": max(apart), "default_step_ms": plain(default)["step_ms"],
+        "peak_of_defaults": record["peak_bytes"] / max(1, default["peak_bytes"]),
+    }  # fmt: skip
 
 
 def main() -> None:
-    """Print one line for each training."""
+    """Run all trainings, and say what they show."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--budget", type=float, default=20.0)
+    parser.add_argument("--step", choices=STEPS, default="demo")
+    parser.add_argument("--shard", default="fsdp", help="of a Llama (default fsdp)")
+    parser.add_argument("--layers", type=int, default=4, help="of the demo, which has 4")
+    parser.add_argument("--batch", type=int, default=8, help="the demo's sequences per device; it has 8")
+    parser.add_argument("--budget", type=float, default=20.0, help="DISCO_BUDGET_S (default 20)")
+    parser.add_argument("--share", type=float, help="DISCO_SHARE")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--longest", type=float, default=400.0)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=4, help="the demo has 4")
-    parser.add_argument("--batch", type=int, default=8, help="sequences per device; the demo has 8")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for everything (default 8)")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--longest", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        train(options.steps, options.longest, options.layers, options.batch)
+        train(options)
         return
-    before = run("unset", options.steps, options)
-    for _ in range(options.repetitions):
-        print(f"load {os.getloadavg()[0]:.1f}; unset: {plain(before)}")
-        record = run("training", _AFTERWARDS, options)
-        after = run("unset", options.steps, options)
-        print("training:", told(record, (step_s(before) + step_s(after)) / 2), flush=True)
-        before = after
-    print(f"unset: {plain(before)}")
-    waited = run("compile", options.steps, options)
-    print(f"compile: {plain(waited)}")
+    end = time.monotonic() + 60 * options.minutes
+    shown: dict[str, Any] = {"step": options.step, "shard": options.shard, "budget_s": options.budget}
+
+    def left_s(part: float) -> float:
+        return part * (end - time.monotonic())
+
+    def show(name: str, values: dict[str, Any]) -> None:
+        shown[name] = values
+        print(name, json.dumps({key: value for key, value in values.items() if key != "lines"}), flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps(shown, indent=1) + "\n")
+
+    first = run("default", options.steps, left_s(0.3), options)
+    show("default", plain(first))
+    if "error" in first:
+        return
+    record = run("training", _AFTERWARDS, left_s(0.6), options)
+    show("training", searched(record, mean_step_s(first)))
+    again = run("default", len(record.get("ends", [])) or options.steps, left_s(0.5), options)
+    if "error" not in again:  # the machine may have been busier, or less so
+        show("training", searched(record, mean_step_s(first, again)))
+    show("training against default", compared(record, again))
+    show("compile", plain(run("compile", options.steps, left_s(1.0), options)))
 
 
 if __name__ == "__main__":

@@ -20,12 +20,13 @@ from disco_hlo.compiled import compiled
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.cost_model import CostModel, as_all_reduces
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.opcodes import moves_data
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
 from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.order import default_unit_order
+from disco_hlo.plan.order import default_unit_order, late_waits
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
-from disco_hlo.plan.units import UnitGraph
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.list_schedule import list_schedule
@@ -47,36 +48,86 @@ class Scheduled:
     peak_bytes: int
 
 
-def with_order(graph: Graph, strategy: Strategy, costs: CostModel, machine: MachineModel) -> Scheduled:
+def with_order(
+    graph: Graph,
+    strategy: Strategy,
+    costs: CostModel,
+    machine: MachineModel,
+    limit_bytes: int | None = None,
+) -> Scheduled:
     """``strategy`` in normal form with the best of the orders at hand: its own, the default, a list schedule; and where
     collectives overlap with kernels, its kernels as they come with collectives started early.
+
+    Args:
+        limit_bytes: most memory that an order may be predicted to need, if any needs no more.
 
     Raises:
         IllegalStrategyError: the strategy does not fit the graph.
     """
     normal = normal_form(graph, strategy)
     built = build(graph, replace(normal, order=()), costs, machine)
-    durations, transfers = _unit_times(built)
-    listed = list_schedule(built.units, durations, transfers, asynchronous=machine.asynchronous)
+    listed = list_schedule(built.units, *_unit_times(built), asynchronous=machine.asynchronous)
     own = normal.order or default_unit_order(built.units, machine.asynchronous)
     orders = [listed, default_unit_order(built.units, machine.asynchronous), own]
     if machine.asynchronous:
-        orders += _prefetching_orders(graph, built.units, own, durations, transfers)
+        orders += _early_collectives(graph, built, own)
+    return best_of(graph, normal, orders, costs, machine, limit_bytes)
+
+
+def with_early_collectives(
+    graph: Graph,
+    strategy: Strategy,
+    costs: CostModel,
+    machine: MachineModel,
+    limit_bytes: int | None = None,
+) -> Scheduled:
+    """``strategy`` in normal form, its kernels in the order that it gives them, and every collective started as early
+    as its operand allows; on a machine whose collectives overlap with kernels.
+
+    What is known of a kernel's time holds for the order in which it was measured: no estimate of another decides here.
+
+    Raises:
+        IllegalStrategyError: the strategy does not fit the graph.
+    """
+    normal = normal_form(graph, strategy)
+    built = build(graph, replace(normal, order=()), costs, machine)
+    own = normal.order or default_unit_order(built.units, machine.asynchronous)
+    return best_of(graph, normal, _early_collectives(graph, built, own), costs, machine, limit_bytes)
+
+
+def best_of(
+    graph: Graph,
+    strategy: Strategy,
+    orders: Sequence[tuple[str, ...]],
+    costs: CostModel,
+    machine: MachineModel,
+    limit_bytes: int | None = None,
+) -> Scheduled:
+    """A strategy in the fastest of some orders that needs no more memory than the limit; if all do, in that which needs
+    least. Asynchronous copies are waited for where they are read."""
+    units = unit_graph(graph, strategy)
     found = []
-    for order in dict.fromkeys(orders):
-        ordered = replace(normal, order=order)
+    for order in dict.fromkeys(late_waits(graph, units, order) for order in orders):
+        ordered = replace(strategy, order=order)
         timeline = simulate(build(graph, ordered, costs, machine).problem)
         found.append(Scheduled(ordered, timeline.makespan_ns, timeline.peak_bytes))
-    return min(found, key=lambda one: one.predicted_ns)
+    fitting = [one for one in found if limit_bytes is None or one.peak_bytes <= limit_bytes]
+    if not fitting:
+        return min(found, key=lambda one: one.peak_bytes)
+    return min(fitting, key=lambda one: one.predicted_ns)
 
 
-def _prefetching_orders(
-    graph: Graph, units: UnitGraph, own: Sequence[str], durations: Sequence[int], collectives: Sequence[int]
-) -> list[tuple[str, ...]]:
+def _early_collectives(graph: Graph, built: Built, own: Sequence[str]) -> list[tuple[str, ...]]:
+    units, (durations, collectives) = built.units, _unit_times(built)
     kernels = [units.index[token] for token in own if token[0] != "b"]
     gathers = [unit.is_bucket and graph.nodes[unit.nodes[0]].opcode == "all-gather" for unit in units.units]
+    moves = [
+        all(moves_data(graph.nodes[node]) for node in (*unit.nodes, *unit.duplicates)) for unit in units.units
+    ]
     windows = MOST_AHEAD if any(gathers) else MOST_AHEAD[-1:]
-    return [Prefetch(units, kernels, durations, collectives, gathers, most).order() for most in windows]
+    return [
+        Prefetch(units, kernels, durations, collectives, moves, gathers, most).order() for most in windows
+    ]
 
 
 def best_buckets(

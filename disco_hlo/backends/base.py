@@ -97,6 +97,8 @@ class Backend:
     """Whether it comes as a PJRT plugin of its own, behind the C API."""
     autotunes: bool = False
     """Whether a compile picks kernels by trying them on the devices, so that two compiles of a step may differ."""
+    copies_early: bool = False
+    """Whether XLA has inserted its copies before the hook's early stage."""
     rematerializes: bool = False
     """Whether XLA may compute values again behind the hook."""
     keeps_barriers: bool = False

@@ -17,6 +17,7 @@ CPU = Backend(
     concatenates_by_copy=True,
     gathers_outermost_only=True,
     overlaps_kernels=True,
+    copies_early=True,
     # The last must go with the others: on ops that are in no fusion it drops copies between layouts, and the numbers
     # are wrong (jax 0.10.2 to 0.12: einsum("bsd,dthe->btshe", x, w) with "fusion,fusion-wrapper" off).
     passes_off="fusion,fusion-wrapper,multi_output_fusion,cpu-all-reduce-combiner,dot-library-rewriter,"

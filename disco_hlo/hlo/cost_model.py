@@ -199,6 +199,12 @@ class CostModel(ABC):
         del graph  # no op runs a region unless a model says so
         return {}
 
+    def first_collective_ns(self, graph: Graph) -> Mapping[int, int]:
+        """Of ops that run collectives of their own, such as a loop: how long after the op's beginning the first of
+        them begins."""
+        del graph  # likewise
+        return {}
+
     def collective(self, kind: CollectiveKind) -> LinearPieces:
         """Time of a collective over its bytes (:func:`~disco_hlo.hlo.collectives.collective_bytes`).
 

@@ -1,8 +1,9 @@
 """First half of canonical form: a computation as one flat list of ops, fusions inlined.
 
 Every inlinable fusion is replaced by its body, tuples of fusion results by the values in them,
-variadic collectives by one collective per operand, async pairs by the op inside. What came from
-which instruction is kept: that is XLA's own plan, and ``plan.read`` turns it into a strategy.
+variadic collectives by one collective per operand, barriers of tuples by one of each array, async pairs
+by the op inside. What came from which instruction is kept: that is XLA's own plan, and ``plan.read``
+turns it into a strategy.
 """
 
 from __future__ import annotations
@@ -249,6 +250,8 @@ class _Flattener:
             return operands[0]
         if opcode in TRANSFERS:
             return self._collective(instruction, operands)
+        if opcode == "opt-barrier":
+            return self._barrier(instruction, operands[0])
         return self._emit(instruction, [self._as_op(operand, instruction.name) for operand in operands])
 
     def _inline(self, fusion: Message, operands: list[Value]) -> Value:
@@ -273,6 +276,16 @@ class _Flattener:
         written = self._emit(update, operands)
         self.ops[written].spare = spare
         return written
+
+    def _barrier(self, barrier: Message, value: Value) -> Value:
+        """A barrier of each array by itself: no value has to wait for the others."""
+        if isinstance(value, int) and self.ops[value].proto.opcode != "tuple":
+            one = Instruction(name=f"{barrier.name}.{value}", opcode="opt-barrier")
+            one.shape.CopyFrom(self.ops[value].proto.shape)
+            one.metadata.CopyFrom(barrier.metadata)
+            return self._emit(one, [value])
+        members = value if isinstance(value, list) else self.ops[value].operands
+        return [self._barrier(barrier, member) for member in members]
 
     def _element(self, instruction: Message, operand: Value) -> Value:
         if isinstance(operand, list):

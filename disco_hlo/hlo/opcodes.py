@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from disco_hlo.hlo.graph import Kind, Shape
+from disco_hlo.hlo.graph import Kind, Node, Shape
 
 TRANSCENDENTAL = frozenset({
     "atan2", "cbrt", "ceil-exp", "cosine", "erf", "exponential", "exponential-minus-one", "log",
@@ -86,6 +86,13 @@ TRANSFERS = frozenset(opcode for opcode, collective in COLLECTIVE.items() if col
 
 ASYNCHRONOUS = frozenset({"async-done", "async-start", "async-update", "copy-done", "copy-start"})
 """Parts of pairs that no bucket holds: copies of slices, which run next to the kernels."""
+
+
+def moves_data(node: Node) -> bool:
+    """Whether an op moves, converts or selects data, or is a scalar, such as the index of a slice."""
+    is_scalar = node.shape.dtype != "tuple" and not node.shape.dims
+    return is_scalar or node.opcode in DATA_MOVEMENT | ASYNCHRONOUS | {"convert", "copy"}
+
 
 PRODUCTS = frozenset({"convolution", "custom-call", "dot"})
 """Matmuls, convolutions and whatever else libraries compute: their thread blocks are made to fill a device."""

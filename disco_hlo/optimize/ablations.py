@@ -6,11 +6,13 @@ An ablation wins where the simulator is wrong about the other part, and tells th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
 from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.cost_model import CostModel
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.pipeline import Case, Optimized, Regions
 from disco_hlo.optimize.regions import regions_callees_first, step_times
@@ -22,17 +24,26 @@ from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.search.schedule import Scheduled, with_order
+from disco_hlo.search.order import best_order
+from disco_hlo.search.schedule import Scheduled, with_early_collectives, with_order
+from disco_hlo.simulator.costs import MachineModel
 
 NO_FUSION = "no fusion"
 ONE_BUCKET = "one bucket, XLA's op fusion"
 PLAN_BUCKETS = "plan's buckets, XLA's op fusion"
 OUR_ORDER = "our order, XLA's op fusion and buckets"
 """Where collectives overlap with kernels their order alone gains, and nothing but it is changed."""
+EARLY_COLLECTIVES = "XLA's op fusion, buckets and kernel order, collectives started early"
+"""For what the simulator does not know of an order of kernels: they stay where XLA put them, where each was measured,
+and each collective starts as early as its operand allows."""
 LOOPS_IN_OUR_ORDER = "plan, loops with XLA's op fusion and buckets"
 """Of the plan the entry alone: loops and branches have XLA's kernels in our order."""
 OUR_KERNELS = "our op fusion, XLA's buckets and order"
 """Its collectives overlap with about what XLA's do: for what the simulator does not know of contention."""
+
+
+Schedule = Callable[[Graph, Strategy, CostModel, MachineModel, int | None], Scheduled]
+"""Gives a strategy an order that needs no more than so many bytes, where there is one."""
 
 
 class Candidate(NamedTuple):
@@ -58,14 +69,17 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
     """
     case, best = found.case, found.best
     graph, xla = case.source.graph, case.xla
-    ordered = regions_in_our_order(case)
+    # Where no search ran its code may not be compiled, and where somebody ended one nobody waits for another.
+    climbs = found.result.evaluations > 0 and found.result.stopped not in ("stop", "interrupted")
+    in_order = best_order if climbs else with_order
+    ordered = scheduled_regions(case, in_order)
     named = [Candidate(DEFAULT, None, case.default.makespan_ns)]
     in_our_order = [
         (ONE_BUCKET, one_bucket(graph, xla.groups)),
         (PLAN_BUCKETS, Strategy(xla.groups, best.strategy.buckets)),
     ]
     if case.costs.machine.asynchronous:
-        in_our_order.insert(0, (OUR_ORDER, xla))
+        named += _orders_of_xlas_kernels(case, in_order, ordered)
     else:
         named.append(Candidate(NO_FUSION, case.unfused.strategy, case.unfused.predicted_ns))
     for name, strategy in in_our_order:
@@ -87,17 +101,30 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
     return tuple(named)
 
 
-def regions_in_our_order(case: Case) -> Regions:
-    """XLA's kernels and buckets in each of the step's regions, in our order."""
+def scheduled_regions(case: Case, schedule: Schedule) -> Regions:
+    """XLA's kernels and buckets in each of the step's regions, in the order that a rule gives them."""
     found: dict[str, Strategy] = {}
     for name, source in regions_callees_first(case.source):
         if name != ENTRY:
             regions = tuple(sorted(found.items()))
             costs = step_times(case.source, replace(case.xla, regions=regions), case.costs).costs[name]
-            found[name] = with_order(
-                source.graph, dict(case.xla.regions)[name], costs, costs.machine
-            ).strategy
+            own = dict(case.xla.regions)[name]
+            found[name] = schedule(source.graph, own, costs, costs.machine, None).strategy
     return tuple(sorted(found.items()))
+
+
+def _orders_of_xlas_kernels(case: Case, in_order: Schedule, ordered: Regions) -> list[Candidate]:
+    """XLA's kernels and buckets in our order, and in its own with collectives started early; where that is the same,
+    one candidate."""
+    found: dict[Strategy, Candidate] = {}
+    for name, schedule, regions in (
+        (OUR_ORDER, in_order, ordered),
+        (EARLY_COLLECTIVES, with_early_collectives, scheduled_regions(case, with_early_collectives)),
+    ):
+        costs, strategy = case.costs_with(regions), replace(case.xla, regions=regions)
+        one = schedule(case.source.graph, strategy, costs, costs.machine, case.limit_bytes)
+        found.setdefault(one.strategy, Candidate(name, one.strategy, one.predicted_ns))
+    return list(found.values())
 
 
 def _our_kernels(case: Case, plan: Strategy) -> Scheduled | None:

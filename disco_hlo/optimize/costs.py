@@ -44,6 +44,8 @@ class Inner(NamedTuple):
     takes_ns: int
     temporary_bytes: int
     """Of memory beside what it is given and returns."""
+    first_collective_ns: int | None = None
+    """When the first collective in there begins; None where there is none that overlaps with kernels."""
 
 
 class Costs(MeasuredCosts):
@@ -89,6 +91,14 @@ class Costs(MeasuredCosts):
     def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
         """Memory that ops need while they run, beside what they are given and return; 0 for ops not named."""
         return {node: one.temporary_bytes for node, one in self._inner(graph).items()}
+
+    def first_collective_ns(self, graph: Graph) -> Mapping[int, int]:
+        """When the first collective inside an op begins; ops without are not named."""
+        return {
+            node: one.first_collective_ns
+            for node, one in self._inner(graph).items()
+            if one.first_collective_ns is not None
+        }
 
     def _inner(self, graph: Graph) -> Mapping[int, Inner]:
         return self._around[1] if self._around[0] == graph.fingerprint else {}

@@ -26,6 +26,7 @@ from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.plan import DEFAULT, SEARCHED, Prediction, SearchRecord
+from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.api import Dropped, OnBest, OnProgress, SearchResult, SearchSettings
@@ -157,6 +158,20 @@ class Case:
             bound_ns=limit.makespan_ns,
             peak_memory_bytes=plan.peak_bytes,
         )
+
+
+def unsearched(case: Case) -> Scheduled:
+    """XLA's kernels in the best buckets and order found without a search, region by region."""
+    of_regions: dict[str, Strategy] = {}
+    for name, source in regions_callees_first(case.source):
+        regions = tuple(sorted(of_regions.items()))
+        costs = step_times(case.source, replace(case.xla, regions=regions), case.costs).costs[name]
+        best = best_buckets(source.graph, read(source).groups, costs, costs.machine)
+        if name == ENTRY:
+            break
+        if best.predicted_ns < case.times.predicted[name].timeline.makespan_ns:
+            of_regions[name] = best.strategy
+    return replace(best, strategy=replace(best.strategy, regions=regions))
 
 
 @dataclass(frozen=True, slots=True)

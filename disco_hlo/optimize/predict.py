@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.costs import Costs
 from disco_hlo.plan.read import Repeat
@@ -34,3 +36,10 @@ def predict(graph: Graph, strategy: Strategy, costs: Costs, again: Sequence[Repe
     """
     built = build(graph, strategy, costs, costs.machine, repeats=again)
     return Predicted(strategy, built, simulate(built.problem), again)
+
+
+def first_collective_ns(predicted: Predicted) -> int | None:
+    """When the first collective begins, one inside an op counted; None where none overlaps with kernels."""
+    problem, begins_ns = predicted.built.problem, predicted.timeline.spans_ns[0]
+    on_channel = np.flatnonzero(problem.resource > 0).tolist()
+    return min((int(begins_ns[task]) for task in (*on_channel, *predicted.built.calls)), default=None)

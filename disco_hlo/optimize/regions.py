@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.regions import ENTRY, Call
 from disco_hlo.optimize.costs import Costs, Inner
-from disco_hlo.optimize.predict import Predicted, predict
+from disco_hlo.optimize.predict import Predicted, first_collective_ns, predict
 from disco_hlo.plan.legal import planned_regions
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
@@ -183,13 +183,18 @@ def inner_costs(
         if trips is None:
             continue
         predicted, loop = times.predicted[name], loops.get(name)
+        first = first_collective_ns(predicted) if trips else None
         own_ns, first_ns = (0, 0) if loop is None else (loop.own_ns, loop.first_more_ns)
         one = Inner(
             max(0, round(trips * (taken_ns[name] + own_ns) + (first_ns if trips else 0))),
             max(0, predicted.timeline.peak_bytes - predicted.built.problem.resident_bytes),
+            first,
         )
         other = found.get(call.node, Inner(0, 0))
+        firsts = [ns for ns in (first, other.first_collective_ns) if ns is not None]
         found[call.node] = Inner(
-            max(one.takes_ns, other.takes_ns), max(one.temporary_bytes, other.temporary_bytes)
+            max(one.takes_ns, other.takes_ns),
+            max(one.temporary_bytes, other.temporary_bytes),
+            min(firsts, default=None),
         )
     return found

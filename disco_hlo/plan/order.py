@@ -70,6 +70,31 @@ def check_order(units: UnitGraph, order: Sequence[str], asynchronous: bool) -> N
             _check_pair(position, token, start)
 
 
+def late_waits(graph: Graph, units: UnitGraph, order: Sequence[str]) -> tuple[str, ...]:
+    """A legal order with the end of each asynchronous copy right before its first reader, which is still legal.
+
+    Such a copy runs next to the kernels until the compute stream waits for it.
+    """
+    ends = {
+        i
+        for i, unit in enumerate(units.units)
+        if graph.nodes[unit.nodes[0]].opcode in ("async-done", "copy-done")
+    }
+    waiting: dict[int, None] = {}
+    found: list[str] = []
+    for token in order:
+        unit = units.index[token.partition(".")[0]]
+        read = [end for end in waiting if end in units.dependencies[unit]]
+        if unit in ends and not read:
+            waiting[unit] = None
+            continue
+        for end in read:
+            del waiting[end]
+            found.append(units.units[end].token)
+        found.append(token)
+    return (*found, *(units.units[end].token for end in waiting))
+
+
 def _check_pair(position: dict[str, int], first: str, second: str) -> None:
     if position[first] < position[second]:
         return

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,9 @@ _channels: dict[tuple[int, tuple[int, ...]], Channel] = {}
 """By the job and the processes that take part. A channel belongs to its job's coordinator, and ends with it."""
 
 
+Alone = Callable[[str], contextlib.AbstractContextManager[object]]
+
+
 @dataclass(frozen=True)
 class Session:
     """What every stage of a phase needs."""
@@ -50,6 +53,9 @@ class Session:
     settings: Settings
     facts: DeviceFacts
     channel: Channel
+    between_steps: Alone | None = None
+    """Where a training goes on: has the devices on all ranks for what a body does, between two of its steps. None: the
+    devices are ours all the time."""
 
     @property
     def leads(self) -> bool:
@@ -60,6 +66,14 @@ class Session:
     def timeout_s(self) -> float:
         """How long a rank waits for the others."""
         return self.settings.timeout_s
+
+    def alone(self, what: str) -> contextlib.AbstractContextManager[object]:
+        """Around whatever runs something over all devices; entered by all ranks at once.
+
+        Args:
+            what: it is, in words; the same on all ranks.
+        """
+        return contextlib.nullcontext() if self.between_steps is None else self.between_steps(what)
 
     def slot(self, key: str) -> PlanSlot:
         """Where the plan of the step with this key lies for a job like this one."""

@@ -63,6 +63,9 @@ class Settings:
     when: str = "compile"
     """``DISCO_WHEN``: search while the step's ``compile`` waits, or while its ``training`` goes on."""
 
+    share: float = 0.05
+    """``DISCO_SHARE``: part of a training's time that a search beside it may have the devices for itself."""
+
     @property
     def forced_structure(self) -> str | None:
         """The schedule that ``DISCO_STRUCTURE`` names, if it names one."""
@@ -148,10 +151,10 @@ def _read(name: str, origin: str, value: object) -> object:
         raise SettingsError(f"{origin} is {value!r}; expected {_EXPECTED[name]}") from None
 
 
-def _number(lowest: float, *, above: bool = False) -> Callable[[str], float]:
+def _number(lowest: float, *, above: bool = False, highest: float = math.inf) -> Callable[[str], float]:
     def read(text: str) -> float:
         value = float(text)
-        if not math.isfinite(value) or value < lowest or (above and value == lowest):
+        if not math.isfinite(value) or not lowest <= value <= highest or (above and value == lowest):
             raise ValueError
         return value
 
@@ -196,6 +199,7 @@ _FIELDS = {
     "channel": "channel",
     "structure": "structure",
     "when": "when",
+    "share": "share",
 }
 _READERS: dict[str, Callable[[str], object]] = {
     "dir": _directory,
@@ -210,6 +214,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "channel": _one_of(_CHANNELS),
     "structure": _name,
     "when": _one_of(_WHEN),
+    "share": _number(0.0, above=True, highest=1.0),
 }
 _EXPECTED = {
     "dir": "a directory",
@@ -224,4 +229,5 @@ _EXPECTED = {
     "channel": f"one of {', '.join(_CHANNELS)}",
     "structure": "auto, off, or the name of a schedule",
     "when": f"one of {', '.join(_WHEN)}",
+    "share": "a number above 0, up to 1",
 }

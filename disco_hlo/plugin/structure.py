@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from disco_hlo.backends import BACKENDS
+from disco_hlo.backends import BACKENDS, backend_of
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan import plan as plans
@@ -28,6 +28,17 @@ class Early:
     module: bytes = field(repr=False)
     key: str
     """Of its canonical graph."""
+    copies: bool
+    """Whether XLA inserted its copies before that stage."""
+
+    def moved(self, moves: Sequence[dict[str, Any]]) -> bytes:
+        """The module after moves.
+
+        Raises:
+            IllegalMoveError: a move does not fit.
+            PlanError: ``moves`` are none.
+        """
+        return apply_moves(self.module, from_json(list(moves)), copies=self.copies)
 
 
 @dataclass(frozen=True)
@@ -52,12 +63,13 @@ def early_module(request: CompileRequest) -> Early:
         ModuleError: the module cannot be read.
     """
     module = compiles.capture_structure(request)
-    return Early(module, canonicalize(module).graph.key)
+    return Early(module, canonicalize(module).graph.key, backend_of(request.backend.platform).copies_early)
 
 
 def named_schedules(early: Early) -> dict[str, list[dict[str, Any]]]:
     """The schedules that this step has the pattern for, as JSON, without the one that changes nothing."""
-    return {name: to_json(moves) for name, moves in schedules(early.module).items() if moves}
+    found = schedules(early.module, copies=early.copies)
+    return {name: to_json(moves) for name, moves in found.items() if moves}
 
 
 def restructured(
@@ -70,7 +82,7 @@ def restructured(
         PlanError: ``moves`` are none.
         IllegalStrategyError: XLA refuses what they make.
     """
-    changed = apply_moves(early.module, from_json(list(moves)))
+    changed = early.moved(moves)
     if changed == early.module:
         raise IllegalMoveError(f"the schedule {name} changes nothing")
     module = compiles.capture(request, changed)

@@ -6,6 +6,9 @@ is small enough for a one-shot kernel. A concatenated bucket of several has a ``
 before it; generated kernels cut their gradients out of its result themselves, for any other
 reader one ``unpack`` kernel per gradient does so. With an order, ``b2.start`` packs and issues,
 ``b2.done`` waits, and a gradient is unpacked right before its first reader.
+
+An op that runs collectives of its own, such as a loop, is two tasks: what it does before the first of them, and the
+rest. Collectives take turns, so those that were issued before the op are over before the rest begins.
 """
 
 from __future__ import annotations
@@ -49,6 +52,8 @@ class Built:
     units: UnitGraph
     unit_of: tuple[int, ...]
     """For each task, the index of its unit in ``units``."""
+    calls: tuple[int, ...] = ()
+    """Tasks that begin where the first collective inside an op does."""
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -97,7 +102,7 @@ def build(
         resident_bytes=resident_bytes(graph),
         unit_ns=unit_ns,
     )
-    return Built(problem, units, tuple(tasks.unit_of))
+    return Built(problem, units, tuple(tasks.unit_of), tuple(tasks.main[unit] for unit in tasks.head))
 
 
 def resident_bytes(graph: Graph) -> int:
@@ -133,6 +138,8 @@ class _Tasks:
     """Kernel or collective of each unit."""
     pack: dict[int, int] = field(default_factory=dict)
     """Kernel that packs a bucket."""
+    head: dict[int, int] = field(default_factory=dict)
+    """What a unit does before the first of its own collectives."""
     unpack: dict[int, int] = field(default_factory=dict)
     """Kernel that cuts a gradient, by its all-reduce node, out of its bucket."""
     unpacked_for: dict[int, list[int]] = field(default_factory=dict)
@@ -149,7 +156,7 @@ class _Tasks:
         return len(self.names) - 1
 
     def first(self, unit: int) -> int:
-        return self.pack.get(unit, self.main[unit])
+        return self.pack.get(unit, self.head.get(unit, self.main[unit]))
 
 
 def _tasks(
@@ -163,6 +170,7 @@ def _tasks(
     of_groups_ns = groups_ns(graph, units, cost_model, nodes_ns)
     collectives = as_all_reduces(graph, cost_model)
     hold_ns = holds_ns(cost_model, graph, nodes_ns)
+    first_ns = cost_model.first_collective_ns(graph) if machine.asynchronous else {}
     tasks = _Tasks()
     for i in sorted(range(len(units.units)), key=lambda i: min(units.units[i].nodes)):
         unit = units.units[i]
@@ -171,7 +179,12 @@ def _tasks(
             _add_bucket(tasks, graph, strategy, units, i, collectives, machine)
             continue
         alone_ns = nodes_ns[number] if unit.token[0] == "n" else of_groups_ns[number]
-        tasks.main[i] = tasks.add(unit.token, i, int(alone_ns) + machine.launch_ns)
+        takes_ns = int(alone_ns) + machine.launch_ns
+        if unit.token[0] == "n" and number in first_ns:
+            head_ns = min(first_ns[number], takes_ns)
+            tasks.head[i] = tasks.add(unit.token + ".head", i, head_ns)
+            takes_ns -= head_ns
+        tasks.main[i] = tasks.add(unit.token, i, takes_ns)
         tasks.products[tasks.main[i]] = holds_product(graph, unit)
         longest_ns = int(hold_ns[list(unit.nodes)].max())
         tasks.hold_ns[tasks.main[i]] = max(0, min(tasks.duration_ns[tasks.main[i]] - 1, longest_ns))
@@ -302,8 +315,8 @@ def _predecessors(tasks: _Tasks, units: UnitGraph) -> Lists:
         row += [tasks.main[other] for other in needed]
         row += [tasks.unpack[node] for node in tasks.unpacked_for.get(unit, ())]
         row.sort()
-    for unit, pack in tasks.pack.items():
-        rows[tasks.main[unit]].append(pack)
+    for unit, first in (*tasks.pack.items(), *tasks.head.items()):
+        rows[tasks.main[unit]].append(first)
     for task in tasks.unpack.values():
         rows[task].append(tasks.main[tasks.unit_of[task]])
     return Lists.of(rows)
@@ -312,16 +325,22 @@ def _predecessors(tasks: _Tasks, units: UnitGraph) -> Lists:
 def _entries(tasks: _Tasks, units: UnitGraph, order: Sequence[str]) -> NDArray[np.int32]:
     entries: list[int] = []
     packed = dict(tasks.unpack)
+    in_flight: dict[int, None] = {}
     for token in order:
         name, _, part = token.partition(".")
         unit = units.index[name]
         main = tasks.main[unit]
         if part == "done":
             entries += [~main] if tasks.resource[main] else []
+            in_flight.pop(main, None)
             continue
         gradients = tasks.unpacked_for.get(unit, ())
         entries += [packed.pop(node) for node in gradients if node in packed]
+        if unit in tasks.head:
+            entries += [tasks.head[unit], *(~task for task in in_flight)]
         entries += [tasks.pack[unit], main] if unit in tasks.pack else [main]
+        if tasks.resource[main]:
+            in_flight[main] = None
     return np.array([*entries, *packed.values()], np.int32)
 
 

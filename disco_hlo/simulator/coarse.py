@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,6 +36,9 @@ class _Coarse(CostModel):
 
     def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
         return self._counted(self.model.kernels_ns(graph, kernels))
+
+    def first_collective_ns(self, graph: Graph) -> Mapping[int, int]:
+        return {node: -(-ns // self.unit_ns) for node, ns in self.model.first_collective_ns(graph).items()}
 
     def collective(self, kind: CollectiveKind) -> LinearPieces:
         return self.model.collective(kind).times(1 / self.unit_ns)

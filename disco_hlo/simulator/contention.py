@@ -205,6 +205,16 @@ def wait(p: Any, collective: Any) -> None:
 
 
 @inner
+def drain(p: Any) -> None:
+    """Let the compute stream idle until every collective that was issued has ended."""
+    while p.number[BUSY] + p.number[HELD] > 0:  # ends: each pass ends a collective
+        if p.number[HELD] > 0:
+            go_on(p, 0)
+        idle(p)
+        go_on(p, NOT_YET)
+
+
+@inner
 def advance(p: Any, work: Any, speed: Any) -> Any:
     """Let time pass until the compute stream has done ``work`` at ``speed`` or the first collective is done, whichever
     comes first; how long that takes. :func:`go_on` then ends what is done."""

@@ -53,7 +53,7 @@ def peak_of_order(
     for at in range(order.size):
         entry = order[at]
         if entry < 0:
-            settled[~entry] = min(settled[~entry], at)
+            settled[~entry] = at  # where it is waited for more than once, others keep its buffers
             continue
         issued[entry] = at
         if resource[entry] == 0:

@@ -1,9 +1,9 @@
 """An order that keeps the kernels where they are and starts each collective as early as its operand allows.
 
-XLA's schedule keeps one collective in flight, right before its reader. Here collectives are issued in the order in
-which they are needed, and each waits for its first reader. Kernels that only prepare a collective, such as the
-conversion of a weight that is gathered, run before it. How many all-gathers may be ahead of their readers bounds the
-memory that gathered weights take.
+XLA's schedule keeps one collective in flight, right before its reader. Here each starts when the kernels that compute
+its operand have run, of several the one that is needed first, and each waits for its first reader. Kernels that only
+prepare a collective, such as the slice and the conversion of a weight that is gathered, run right before it, wherever
+they stood. How many all-gathers may be ahead of their readers bounds the memory that gathered weights take.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from disco_hlo.plan.units import UnitGraph
 
 _LIGHT: float = 0.25
-"""What prepares a collective runs early where it takes no more than this share of the collective's time."""
+"""A kernel that prepares a collective runs early where it takes no more than this share of the collective's time."""
 
 
 @dataclass
@@ -28,25 +28,26 @@ class Prefetch:
     """Time that each unit takes on the compute stream."""
     collectives_ns: Sequence[int]
     """Time that each bucket takes; 0 for other units."""
+    moves_data: Sequence[bool]
+    """Whether a unit moves or converts data and computes nothing: it may prepare a collective."""
     is_prefetched: Sequence[bool]
     """Whether a bucket counts against ``most_ahead``."""
     most_ahead: int
     """How many such buckets may be in flight at once."""
 
     def __post_init__(self) -> None:
-        units, kernels, durations_ns, collectives_ns = (
-            self.units, self.kernels, self.durations_ns, self.collectives_ns
-        )  # fmt: skip
+        units = self.units
         self.buckets = [i for i, unit in enumerate(units.units) if unit.is_bucket]
-        self.place = {i: place for place, i in enumerate(kernels)}
+        self.place = {i: place for place, i in enumerate(self.kernels)}
         self.before = {bucket: self._ancestors(bucket) for bucket in self.buckets}
         self.waiting_for: dict[int, list[int]] = {}
+        """Buckets by what must be over before they start: what their operands come from, but for what prepares them."""
+        self.missing = dict.fromkeys(self.buckets, 0)
         for bucket, ancestors in self.before.items():
             for i in ancestors:
-                self.waiting_for.setdefault(i, []).append(bucket)
-        self.left_ns = {b: sum(durations_ns[i] for i in self.before[b]) for b in self.buckets}
-        self.left_buckets = {b: sum(i in self.before for i in self.before[b]) for b in self.buckets}
-        self.light_ns = {b: _LIGHT * collectives_ns[b] for b in self.buckets}
+                if not self._prepares(i, bucket):
+                    self.waiting_for.setdefault(i, []).append(bucket)
+                    self.missing[bucket] += 1
         needed = self._needed()
         self.unissued = sorted(self.buckets, key=lambda b: (needed[b], b))
         self.in_flight: dict[int, None] = {}
@@ -65,6 +66,10 @@ class Prefetch:
         for bucket in list(self.in_flight):
             self._wait(bucket)
         return tuple(self.tokens)
+
+    def _prepares(self, unit: int, bucket: int) -> bool:
+        is_light = self.durations_ns[unit] <= _LIGHT * self.collectives_ns[bucket]
+        return self.moves_data[unit] and is_light
 
     def _ancestors(self, bucket: int) -> set[int]:
         found: set[int] = set()
@@ -91,7 +96,7 @@ class Prefetch:
         for bucket in list(self.unissued):
             if self.is_prefetched[bucket] and ahead >= self.most_ahead:
                 continue
-            if self.left_buckets[bucket] or self.left_ns[bucket] > self.light_ns[bucket]:
+            if self.missing[bucket]:
                 continue
             ahead += self.is_prefetched[bucket]
             self._issue(bucket)
@@ -131,5 +136,4 @@ class Prefetch:
     def _finish(self, unit: int) -> None:
         self.finished.add(unit)
         for bucket in self.waiting_for.get(unit, ()):
-            self.left_ns[bucket] -= self.durations_ns[unit]
-            self.left_buckets[bucket] -= unit in self.before
+            self.missing[bucket] -= 1

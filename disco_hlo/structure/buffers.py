@@ -37,7 +37,8 @@ class Buffers:
         found = storage_of(program.instructions, self._operands, ModuleIndex(program.module))
         parameters = {i.parameter_number: i for i in program.instructions if i.opcode == "parameter"}
         root = program.by_id[program.root]
-        for entry in program.module.input_output_alias.entries:
+        donated = program.module.input_output_alias.entries
+        for entry in donated if program.entry.id == program.module.entry_computation_id else ():
             given = parameters.get(entry.parameter_number)
             results = found.of_op[place[root.id]]
             result = leaf_at(root.shape, entry.output_shape_index)

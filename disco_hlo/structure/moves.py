@@ -1,8 +1,8 @@
 """The structural moves as values, applied one after another, and as JSON (CoCoNet, section 3).
 
-A move names instructions by their position in the entry computation's list of the module it is applied to,
-with the opcode that must be found there. A move holds nothing else of a module: dropping it from a list
-gives what the others make of the start.
+A move names instructions by their position in the list of their computation, in the module it is applied to, with
+the opcode that must be found there: the entry, or for moves of loops the computation that the path leads into. A move
+holds nothing else of a module: dropping it from a list gives what the others make of the start.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ from msgspec import Meta
 
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.structure.chunk import MOST_PARTS, chunk
+from disco_hlo.structure.finish import finish_later
+from disco_hlo.structure.gather_once import gather_once, hoist, hoist_repeated
+from disco_hlo.structure.loops import read_loop
+from disco_hlo.structure.prefetch import prefetch
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.sharded import reorder, split
+from disco_hlo.structure.turns import double
 
 Position = Annotated[int, Meta(ge=0, le=1 << 31)]
 Opcode = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -61,16 +66,88 @@ class Chunk:
     parts: Annotated[int, Meta(ge=2, le=MOST_PARTS)]
 
 
-Move = Split | Reorder | Chunk
+Path = Annotated[tuple[Position, ...], Meta(min_length=1, max_length=16)]
+"""To a loop: the position of a while in the entry, then in its body, and so on."""
 
-_KINDS: dict[str, type[Any]] = {"split": Split, "reorder": Reorder, "chunk": Chunk}
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """A loop's turn gathers what the next turn reads (rotation)."""
+
+    loop: Path
+    gathers: Annotated[tuple[Position, ...], Meta(min_length=1)]
+    """All-gathers of the loop's body."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishLater:
+    """A loop's turn makes the reductions of the turn before it (rotation)."""
+
+    loop: Path
+    reductions: Annotated[tuple[Position, ...], Meta(min_length=1)]
+    """Of the loop's body."""
+    opcodes: tuple[Opcode, ...]
+    """Of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Double:
+    """A loop runs two turns in one."""
+
+    loop: Path
+
+
+@dataclass(frozen=True, slots=True)
+class GatherOnce:
+    """A loop reads what an earlier loop gathered."""
+
+    loop: Path
+    """The earlier one."""
+    gather: Position
+    """In its body."""
+    later: Position
+    """The other loop, in the same computation."""
+    again: Position
+    """In its body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hoist:
+    """What the loops in a loop gather in every turn of it is gathered before it."""
+
+    loop: Path
+    gathers: Annotated[tuple[tuple[Position, Position], ...], Meta(min_length=1)]
+    """Of each the inner loop, in the body, and the all-gather, in the inner loop's."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoistRepeated:
+    """What every turn of a loop gathers alike is gathered before it."""
+
+    loop: Path
+    gathers: Annotated[tuple[Position, ...], Meta(min_length=1)]
+    """All-gathers of the loop's body."""
+
+
+OfLoops = Prefetch | FinishLater | Double | GatherOnce | Hoist | HoistRepeated
+Move = Split | Reorder | Chunk | OfLoops
+
+_KINDS: dict[str, type[Any]] = {
+    "split": Split, "reorder": Reorder, "chunk": Chunk, "prefetch": Prefetch, "finish-later": FinishLater,
+    "double": Double, "gather-once": GatherOnce, "hoist": Hoist, "hoist-repeated": HoistRepeated,
+}  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def apply_moves(module: bytes, moves: Sequence[Move]) -> bytes:
+def apply_moves(module: bytes, moves: Sequence[Move], *, copies: bool = True) -> bytes:
     """The module after ``moves``, in sequence; every position refers to the module after the earlier moves.
 
     No move gives the very bytes back.
+
+    Args:
+        module: a serialized HloModuleProto without a schedule.
+        moves: what to do.
+        copies: as for :class:`Program`.
 
     Raises:
         IllegalMoveError: a move does not fit; names the move, the instruction and the reason.
@@ -78,7 +155,7 @@ def apply_moves(module: bytes, moves: Sequence[Move]) -> bytes:
     """
     if not moves:
         return module
-    program = Program(module)
+    program = Program(module, copies=copies)
     for number, move in enumerate(moves):
         try:
             apply_to(program, move)
@@ -98,8 +175,50 @@ def apply_to(program: Program, move: Move) -> None:
     elif isinstance(move, Reorder):
         gather = program.at(move.all_gather, "all-gather")
         reorder(program, gather, program.at(move.reader, move.opcode))
+    elif isinstance(move, OfLoops):
+        _apply_to_loop(program, move)
     else:
         chunk(program, _members(program, move), move.parts)
+
+
+def _apply_to_loop(program: Program, move: OfLoops) -> None:
+    callers = [program]
+    for position in move.loop[:-1]:
+        callers.append(callers[-1].inside(callers[-1].at(position, "while").called_computation_ids[0]))
+    caller = callers[-1]
+    loops = [read_loop(caller, caller.at(move.loop[-1], "while"))]
+    if isinstance(move, Prefetch):
+        prefetch(loops[0], [loops[0].body.at(position, "all-gather") for position in move.gathers])
+    elif isinstance(move, FinishLater):
+        body = loops[0].body
+        finish_later(
+            loops[0], [body.at(at, opcode) for at, opcode in zip(move.reductions, move.opcodes, strict=True)]
+        )
+    elif isinstance(move, Double):
+        double(loops[0])
+    elif isinstance(move, HoistRepeated):
+        hoist_repeated(loops[0], [loops[0].body.at(position, "all-gather") for position in move.gathers])
+    elif isinstance(move, Hoist):
+        body = loops[0].body
+        inner = {
+            at: read_loop(body, body.at(at, "while")) for at in dict.fromkeys(at for at, _ in move.gathers)
+        }
+        hoist(loops[0], [(inner[at], inner[at].body.at(gather, "all-gather")) for at, gather in move.gathers])
+        loops = [*inner.values(), *loops]
+    else:
+        loops.append(read_loop(caller, caller.at(move.later, "while")))
+        gathers = [
+            loop.body.at(at, "all-gather") for loop, at in zip(loops, (move.gather, move.again), strict=True)
+        ]
+        if move.later <= move.loop[-1]:
+            raise IllegalMoveError(
+                f"{loops[1].instruction.name} (while): it comes before the loop that gathers"
+            )
+        gather_once(loops[0], gathers[0], loops[1], gathers[1])
+    for loop in loops:
+        loop.flush()
+    for between in callers[1:]:
+        between.flush()
 
 
 def _members(program: Program, move: Chunk) -> dict[int, int]:

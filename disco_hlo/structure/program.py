@@ -1,8 +1,8 @@
-"""The entry computation of a module while moves rewrite it: lookups, new instructions, the final sweep."""
+"""A computation of a module while moves rewrite it: lookups, new instructions, the final sweep."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
@@ -12,38 +12,91 @@ _NOT_COPIED = ("original_value", "statistics_viz", "control_predecessor_ids", "s
 _KEPT = SIDE_EFFECTS | frozenset({"parameter", "custom-call", "while", "conditional", "call", "after-all"})
 
 
-class Program:
-    """A parsed module and the instructions of its entry computation, in order.
+class _Numbers:
+    """Names, ids and channels that a module has not given yet."""
 
-    Instructions are messages; operands are named by id. Instructions are appended to a list that is being
-    rebuilt (:meth:`rebuild`), or copied from the one that was there.
+    def __init__(self, module: Message) -> None:
+        every = [i for c in module.computations for i in c.instructions]
+        self._names = {i.name for i in every}
+        self._last: dict[int, int] = {}
+        for i in every:
+            self._last[i.id >> 32] = max(i.id, self._last.get(i.id >> 32, 0))
+        self._channel = max((i.channel_id for i in every), default=0)
+
+    def name(self, wanted: str) -> str:
+        """``wanted``, with a number where that name is taken."""
+        found, number = wanted, 0
+        while found in self._names:
+            number += 1
+            found = f"{wanted}.{number}"
+        self._names.add(found)
+        return found
+
+    def id(self, space: int) -> int:
+        """An id like those of a computation, whose high half is ``space``."""
+        self._last[space] = self._last.get(space, space << 32) + 1
+        return self._last[space]
+
+    def channel(self) -> int:
+        """A channel of its own."""
+        self._channel += 1
+        return self._channel
+
+
+class Program:
+    """A parsed module and the instructions of one of its computations, in order.
+
+    Instructions are messages; operands are named by id.
     """
 
-    def __init__(self, module: bytes) -> None:
+    def __init__(self, module: bytes, *, copies: bool = True) -> None:
+        """The entry computation.
+
+        Args:
+            module: a serialized HloModuleProto without a schedule.
+            copies: whether XLA's copy insertion is done, as on XLA:CPU: a move then makes the copies that it needs.
+
+        Raises:
+            IllegalMoveError: the module is scheduled.
+            ModuleError: the bytes are no HLO module.
+        """
         self.module = parse(module, DetailedModule)
-        self.entry = next(c for c in self.module.computations if c.id == self.module.entry_computation_id)
         if self.module.schedule.sequences:
             raise IllegalMoveError(
                 f"module {self.module.name} is scheduled; structural moves belong before the scheduler"
             )
+        self.copies = copies
+        self._numbers = _Numbers(self.module)
+        self._read(self.module.entry_computation_id)
+
+    def inside(self, computation: int) -> Program:
+        """Another computation of the same module; :meth:`flush` writes it back."""
+        made = object.__new__(Program)
+        made.module, made.copies, made._numbers = self.module, self.copies, self._numbers
+        made._read(computation)
+        return made
+
+    def _read(self, computation: int) -> None:
+        self.entry = self.computation(computation)
         self.instructions: list[Message] = list(self.entry.instructions)
         self.by_id: dict[int, Message] = {i.id: i for i in self.instructions}
         self._readers = _readers_of(self.instructions)
-        self._waited_for = {before for i in self.instructions for before in i.control_predecessor_ids}
-        self._names = {i.name for c in self.module.computations for i in c.instructions}
-        every = [i.id for c in self.module.computations for i in c.instructions]
-        self._next_id = max(every, default=0) + 1
-        if self._next_id >> 32:
-            self._next_id = max(self.by_id) + 1
-        self._next_channel = 1 + max(
-            (i.channel_id for c in self.module.computations for i in c.instructions), default=0
-        )
+        self.waited_for()
+        self._id_space = max(self.by_id) >> 32
 
-    def serialize(self) -> bytes:
-        """The module with the instructions as they stand."""
+    def waited_for(self) -> None:
+        """Take note of the control dependencies, after some were made."""
+        self._waited_for = {before for i in self.instructions for before in i.control_predecessor_ids}
+
+    def flush(self) -> None:
+        """Write the instructions, as they stand, into the module."""
         kept = [DetailedInstruction.FromString(i.SerializeToString()) for i in self.instructions]
         del self.entry.instructions[:]
         self.entry.instructions.extend(kept)
+
+    def serialize(self) -> bytes:
+        """The module with the instructions as they stand."""
+        self.flush()
         return serialize(self.module)
 
     @property
@@ -98,8 +151,7 @@ class Program:
         if b"outer_dimension_partitions" in made.backend_config:
             made.ClearField("backend_config")  # the thread partition of another shape
         if made.channel_id > 0:
-            made.channel_id = self._next_channel
-            self._next_channel += 1
+            made.channel_id = self._numbers.channel()
         return self._identify(made, name, operands)
 
     def make(self, opcode: str, name: str, shape: Message, operands: Sequence[Message]) -> Message:
@@ -109,14 +161,8 @@ class Program:
         return self._identify(made, name, operands)
 
     def _identify(self, made: Message, name: str, operands: Sequence[Message]) -> Message:
-        made.id = self._next_id
-        self._next_id += 1
-        made.name = name
-        number = 0
-        while made.name in self._names:
-            number += 1
-            made.name = f"{name}.{number}"
-        self._names.add(made.name)
+        made.id = self._numbers.id(self._id_space)
+        made.name = self._numbers.name(name)
         del made.operand_ids[:]
         made.operand_ids.extend(o.id for o in operands)
         self.by_id[made.id] = made
@@ -138,24 +184,37 @@ class Program:
         """
         if old.control_predecessor_ids or old.id in self._waited_for:
             raise IllegalMoveError(f"{old.name} ({old.opcode}): it is ordered by a control dependency")
-        at = self.position(old)
         fresh = [made for made in new if made.id not in self._readers]
-        self.instructions[at + 1 : at + 1] = fresh
-        for made in fresh:
-            self._readers[made.id] = {}
-            for operand in made.operand_ids:
-                self._readers[operand][made.id] = None
-        for reader in [self.by_id[i] for i in self._readers[old.id]]:
-            if reader.id in {made.id for made in fresh}:
-                continue
-            for place, operand in enumerate(reader.operand_ids):
-                if operand == old.id:
-                    reader.operand_ids[place] = new[-1].id
-            self._readers[new[-1].id][reader.id] = None
-            del self._readers[old.id][reader.id]
-        if self.root == old.id:
-            self.entry.root_id = new[-1].id
+        self.place(fresh, self.position(old) + 1)
+        self.redirect(old, new[-1], keep={made.id for made in fresh})
         self._sweep([old.id])
+
+    def place(self, made: Sequence[Message], at: int) -> None:
+        """Put new instructions into the list, the first at position ``at``."""
+        self.instructions[at:at] = made
+        for one in made:
+            self._readers[one.id] = {}
+            for operand in one.operand_ids:
+                self._readers[operand][one.id] = None
+
+    def redirect(self, old: Message, new: Message, keep: Collection[int] = ()) -> None:
+        """Let all that reads ``old``, but for the ids ``keep``, read ``new``, which may be the root after it."""
+        for reader in [self.by_id[i] for i in self._readers[old.id] if i not in keep]:
+            self.reads(reader, [new.id if operand == old.id else operand for operand in reader.operand_ids])
+        if self.root == old.id:
+            self.entry.root_id = new.id
+
+    def reads(self, reader: Message, operands: Sequence[int]) -> None:
+        """Give an instruction other operands, by id."""
+        for operand in set(reader.operand_ids):
+            del self._readers[operand][reader.id]
+        reader.operand_ids[:] = operands
+        for operand in operands:
+            self._readers[operand][reader.id] = None
+
+    def sweep(self) -> None:
+        """Remove what nothing reads."""
+        self._sweep([i for i, readers in self._readers.items() if not readers])
 
     def position(self, instruction: Message) -> int:
         """Where an instruction stands in the list."""

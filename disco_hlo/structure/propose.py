@@ -12,6 +12,7 @@ from disco_hlo.structure.chunk import check
 from disco_hlo.structure.groups import SameValues, groups_of
 from disco_hlo.structure.moves import Chunk, Move, Reorder, Split, apply_to
 from disco_hlo.structure.program import Program, bits, dims
+from disco_hlo.structure.propose_loops import loop_schedules
 from disco_hlo.structure.region import PASSING, Asker, as_move, back_to_matmul, grow
 from disco_hlo.structure.sharded import reorder, split
 
@@ -71,8 +72,8 @@ def _grown(asker: Asker, seed: Message, dimension: int, parts: int) -> Iterator[
         return
 
 
-def schedules(module: bytes) -> dict[str, tuple[Move, ...]]:
-    """Named schedules of a module; empty where it has no collective.
+def schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ...]]:
+    """Named schedules of a module; empty where it has no collective. ``copies`` is as for :class:`Program`.
 
     * ``matmul, all-reduce, fused pointwise``: no move, what XLA does.
     * ``chunk-2``, ``chunk-4``: the longest stretch that holds most all-reduces, in as many parts;
@@ -81,13 +82,15 @@ def schedules(module: bytes) -> dict[str, tuple[Move, ...]]:
     * ``split``: matmul, reduce-scatter, pointwise work on shards, all-gather.
     * ``overlap``: matmul, all-reduce and pointwise work in two parts; ``split-overlap``: these parts split.
     * ``sharded-update``: where this device's shard of a sum is all that is used, the sum is scattered.
+    * those of loops: see :func:`loop_schedules`.
     """
     program = Program(module)
+    in_loops = loop_schedules(module, copies=copies)
     reduces = [i for i in program.instructions if i.opcode == "all-reduce" and len(i.operand_ids) == 1]
-    if not reduces:
+    if not reduces and not in_loops:
         return {}
     asker = Asker(program)
-    found: dict[str, tuple[Move, ...]] = {UNCHANGED: ()}
+    found: dict[str, tuple[Move, ...]] = {UNCHANGED: (), **in_loops}
     for parts in _PARTS:
         stretch = _longest(asker, reduces, parts)
         if stretch:

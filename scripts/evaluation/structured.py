@@ -31,7 +31,6 @@ from disco_hlo.profiler.instructions import instruction_times
 from disco_hlo.profiler.keys import keyed_times, owners
 from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.search.schedule import best_buckets, with_order
-from disco_hlo.structure.moves import apply_moves, from_json
 from evaluation import measure
 from evaluation.compiling import AT_A_TIME
 from evaluation.predicting import Ran, predicted, xla_ran
@@ -100,7 +99,7 @@ def _in_parallel(asked: Asked, work: Callable[[Variant], None], variants: Sequen
 
 def _variants(asked: Asked, record: Record, request: CompileRequest) -> tuple[list[Variant], Early]:
     """The step as it is, and by each schedule that it has the pattern for; and what their moves are made on."""
-    early = Early(compiles.capture_structure(request), "")
+    early = Early(compiles.capture_structure(request), "", backend_of(request.backend.platform).copies_early)
     started = time.monotonic()
     found = named_schedules(early)
     record.note_all(
@@ -124,7 +123,7 @@ def _variants(asked: Asked, record: Record, request: CompileRequest) -> tuple[li
 
 def _compile_traceable(request: CompileRequest, early: Early, variant: Variant) -> None:
     if variant.moves:
-        variant.structure = apply_moves(early.module, from_json(variant.moves))
+        variant.structure = early.moved(variant.moves)
     options = backend_of(request.backend.platform).naming_options
     variant.traceable, module = compiles.compile_seen(request, options, variant.structure)
     variant.source = canonicalize(module)

@@ -130,7 +130,9 @@ def _executable(request: CompileRequest, variant: Variant, order: str) -> Loaded
 
 def run_rows(asked: Asked, record: Record, request: CompileRequest, rows: Sequence[Compiled]) -> None:
     """First runs with their numbers, then rounds in turn, then traces of our orders."""
-    rounds = Rounds(request, rows, record, asked.seed, None, True, asked.say)
+    rounds = Rounds(
+        request, rows, record, asked.seed, inputs_of=None, in_a_row=True, of_form=False, say=asked.say
+    )
     rounds.begin()
     for _ in range(asked.rounds - 1):
         started = time.monotonic()

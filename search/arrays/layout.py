@@ -59,7 +59,9 @@ the ``DIGEST`` of the unit that cannot, 0 for whatever unit the node is in (-1 a
 the same the other way round: the all-reduce, and its own digest."""
 ELEMENT_COUNT: Final = 26
 READS_PER_ELEMENT: Final = 27
-NODE_ROWS: Final = 28
+HEAD: Final = 28
+"""ns that an op which ``RUNS_COLLECTIVES`` takes before the first of them begins (filled in by ``costing``)."""
+NODE_ROWS: Final = 29
 
 # Bits of node[FLAGS] beside those of ``core.rows``, which end below them.
 FUSIBLE: Final = 1 << 16
@@ -77,6 +79,8 @@ MUST_BE_RETURNED: Final = 1 << 22
 """``core.legality_gpu.must_be_returned``"""
 PRODUCT: Final = 1 << 23
 """A matrix product, a convolution or what else libraries compute."""
+RUNS_COLLECTIVES: Final = 1 << 25
+"""It runs collectives of its own, such as a loop, beside which no other runs (filled in by ``costing``)."""
 VARIADIC: Final = 1 << 24
 """A collective that shares a bucket only as one operand of several: no kernel packs or unpacks it."""
 

@@ -79,6 +79,7 @@ class GraphView:
     moved_bytes = _row(at.MOVED)
     read = _row(at.READ)
     hold_ns = _row(at.HOLD)
+    head_ns = _row(at.HEAD)
     uncut_at = _row(at.UNCUT_AT)
     element_count = _row(at.ELEMENT_COUNT)
     reads_per_element = _row(at.READS_PER_ELEMENT)

@@ -57,6 +57,9 @@ class UnitCosts:
         alone_ns = checked(model.op_ns(graph), len(graph), lambda i: f"node {i}")
         step.node[at.ALONE, : len(graph)] = alone_ns + machine.launch_ns
         step.node[at.HOLD, : len(graph)] = holds_ns(model, graph, alone_ns)
+        for x, first_ns in (model.first_collective_ns(graph) if machine.asynchronous else {}).items():
+            step.node[at.FLAGS, x] |= at.RUNS_COLLECTIVES
+            step.node[at.HEAD, x] = min(first_ns, int(step.node[at.ALONE, x]))
         self.sizes = np.zeros(len(graph), np.int64)
         """Bytes of what each all-reduce leaves, 0 for other nodes."""
         for x in graph.all_reduces:

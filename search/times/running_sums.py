@@ -66,6 +66,8 @@ class Segments(NamedTuple):
     that must run before it, its readers, those that must run after it, and who does not find it inside a bucket
     (``UNCUT_AT``). Near each other they are fast to read, and candidates are scored by little else."""
     tie: NDArray[np.int64]
+    loop: NDArray[np.int64]
+    """Ops that run collectives of their own, ascending."""
     progress: Progress
     """Of collectives by rank."""
     started: NDArray[np.int64]
@@ -90,6 +92,9 @@ class SegmentsView(NamedTuple):
     """Number of all-reduces."""
     tie_at: Row
     tie: Row
+    loop: Row
+    loops: int
+    """Number of these."""
     progress: ProgressView
     started: Row
     ends_ns: Row
@@ -109,6 +114,7 @@ def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -
         ranked,
         np.concatenate([[0], np.cumsum(end - begin)]),
         step.edge[stretches(begin, end - begin)],
+        np.flatnonzero(step.node[at.FLAGS] & at.RUNS_COLLECTIVES),
         new_progress(ranked.size, machine.pace()),
         np.zeros(4 * nodes, np.int64),
         np.zeros(nodes, np.int64),
@@ -132,6 +138,8 @@ def open_segments(segments: Segments) -> Any:
         buckets,
         pointer_to(segments.tie_at.ctypes.data),
         pointer_to(segments.tie.ctypes.data),
+        pointer_to(segments.loop.ctypes.data),
+        segments.loop.size,
         open_progress(segments.progress),
         pointer_to(segments.started.ctypes.data),
         pointer_to(segments.ends_ns.ctypes.data),

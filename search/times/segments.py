@@ -39,7 +39,7 @@ from disco_hlo.search.times.running_sums import (
     SegmentsView,
     compute_ns,
 )
-from disco_hlo.simulator.contention import HELD, NOW, compute, is_over, issue, restart, wait
+from disco_hlo.simulator.contention import HELD, NOW, compute, drain, is_over, issue, restart, wait
 from disco_hlo.simulator.costs import ANY_COMPUTE, COMPUTE, PRODUCT
 
 _PLACE_BITS: Final = 24
@@ -167,7 +167,12 @@ def order_ns(g: GraphView, s: StateView, c: SegmentsView) -> Any:
             count += 1
             is_product = _has_product(g, s, unit)
             row = PRODUCT if is_product else COMPUTE
-            compute(p, compute_ns(g, s, unit), _hold_ns(g, s, unit), row, is_product)
+            left_ns = compute_ns(g, s, unit)
+            if g.flags[unit] & at.RUNS_COLLECTIVES:
+                compute(p, g.head_ns[unit], 0, COMPUTE, False)
+                drain(p)
+                left_ns -= g.head_ns[unit]
+            compute(p, left_ns, _hold_ns(g, s, unit), row, is_product)
             c.ends_ns[unit] = p.number[NOW]
     return p.number[NOW], count
 
@@ -253,9 +258,7 @@ def segments_ns(g: GraphView, s: StateView, c: SegmentsView) -> Any:
     for k in range(c.number[EVENTS]):
         event = c.by_time[k]
         slot, rank = _slot_of(c, event), event // KINDS
-        if work_ns == 0 and p.number[HELD] > 0:
-            reached = _behind_holding(g, s, c, reached, slot)
-        work_ns += _sum_ns(c, reached, slot)
+        work_ns = _run_until(g, s, c, work_ns, reached, slot)
         reached = slot
         times = at.TIME_COLUMNS * c.ranked[rank]
         if event % KINDS == ISSUED:
@@ -272,11 +275,39 @@ def segments_ns(g: GraphView, s: StateView, c: SegmentsView) -> Any:
             work_ns = 0
             wait(p, rank)
     end = s.total[at.SLOTS] + 1  # behind the last unit the entry root may need something cut out
-    if work_ns == 0 and p.number[HELD] > 0:
-        reached = _behind_holding(g, s, c, reached, end)
-    compute(p, work_ns + _sum_ns(c, reached, end), 0, ANY_COMPUTE, False)
+    compute(p, _run_until(g, s, c, work_ns, reached, end), 0, ANY_COMPUTE, False)
     _add_cuts(g, c, -1)
     return p.number[NOW]
+
+
+@inner
+def _run_until(g: GraphView, s: StateView, c: SegmentsView, work_ns: int, start: int, end: int) -> Any:
+    """Go through the slots from ``start`` on and before ``end``: the work that is left to do then, with ``work_ns`` of
+    before. What holds a collective runs, and so does what comes before an op that runs collectives of its own."""
+    p = c.progress
+    while True:  # ends: start goes up
+        loop = _next_loop(s, c, start, end)
+        if work_ns == 0 and p.number[HELD] > 0:
+            start = _behind_holding(g, s, c, start, loop)
+        work_ns += _sum_ns(c, start, loop)
+        if loop == end:
+            return work_ns
+        unit = c.unit[loop]
+        compute(p, work_ns + g.head_ns[unit], 0, ANY_COMPUTE, False)
+        drain(p)
+        work_ns = c.time_ns[loop] - g.head_ns[unit]
+        start = loop + 1
+
+
+@inner
+def _next_loop(s: StateView, c: SegmentsView, start: int, end: int) -> Any:
+    """The first of these slots whose op runs collectives of its own; ``end`` where there is none."""
+    found = end
+    for i in range(c.loops):
+        slot = s.place[c.loop[i]]
+        if start <= slot < found:
+            found = slot
+    return found
 
 
 @inner

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from disco_hlo.optimize.ablations import OUR_KERNELS, candidates
+import pytest
+
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.graph import Kind
+from disco_hlo.optimize.ablations import EARLY_COLLECTIVES, OUR_KERNELS, OUR_ORDER, candidates
 from disco_hlo.optimize.costs import costs_of, shipped_profile
 from disco_hlo.optimize.pipeline import Budget, Case, optimize
 from disco_hlo.plan.apply import apply
@@ -39,3 +43,32 @@ def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order() -> None:
         unit_graph(source.graph, replace(xla, order=())).units
     )
     verify(source, apply(tried, source), tried)
+
+
+@pytest.mark.parametrize("name", ["dp_scan", "fsdp_scan", "fsdp_unroll"])
+def test_xlas_kernels_keep_their_order_and_collectives_start_early(name: str) -> None:
+    source = captured(f"h100_llama/{name}")
+    xla, profile = read(source), shipped_profile("gpu", None)
+    assert profile is not None
+    case = Case(source, xla, costs_of(profile, source, [xla]))
+    nothing = optimize(case, SearchSettings(evaluations=1, seeds=1), Budget(0.0, 0.0, 0.0))
+    found = {one.name: one for one in candidates(nothing, 0)}
+    early = found.get(EARLY_COLLECTIVES, found[OUR_ORDER]).strategy  # one candidate where both are the same
+    assert early is not None
+    verify(source, written := apply(early, source), early)
+    assert read(canonicalize(written)) == early
+    ours = found[OUR_ORDER].strategy
+    assert ours is not None
+    verify(source, written := apply(ours, source), ours)
+    assert read(canonicalize(written)) == ours
+    own = {"entry": xla, **dict(xla.regions)}
+    for region, strategy in {"entry": early, **dict(early.regions)}.items():
+        graph, theirs = source.computations[region].graph, own[region]
+        assert (strategy.groups, strategy.buckets) == (theirs.groups, theirs.buckets)
+        computing = {
+            unit.token for unit in unit_graph(graph, strategy).units
+            if any(graph.nodes[node].opcode in ("custom-call", "while") for node in unit.nodes)
+        }  # fmt: skip
+        assert [t for t in strategy.order if t in computing] == [t for t in theirs.order if t in computing]
+        if any(node.kind is Kind.ALL_REDUCE for node in graph.nodes):
+            assert strategy.order != theirs.order

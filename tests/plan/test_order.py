@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.order import check_order, default_order, default_unit_order, unit_graph
+from disco_hlo.plan.order import check_order, default_order, default_unit_order, late_waits, unit_graph
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import groups_with_own_copies
 from tests.plan.small_graphs import graph
@@ -271,3 +271,35 @@ def test_a_reader_waits_for_the_done_not_for_the_start() -> None:
     order = ("n1", "n2", "n5", "b0.start", "b1.start", "n4", "b0.done", "b1.done", "n7")
     with pytest.raises(IllegalStrategyError, match=r"n4 at position 5, before b0\.done at position 6"):
         check_order(unit_graph(STEP, Strategy((), SEPARATE)), order, True)
+
+
+# Two copies (1, 3), each waited for (2, 4); the first is read by 6, the second by nothing but the root.
+COPIES = """
+    param
+    async-start 0
+    async-done 1
+    async-start 0
+    async-done 3
+    dot 0
+    dot 5 2
+    tuple 6 4
+"""
+
+
+def test_a_copy_next_to_the_kernels_is_waited_for_by_its_reader() -> None:
+    """Orders of ours waited at once, so that nothing ran next to the copies; XLA's own waits where they are read."""
+    step = graph(COPIES)
+    units = unit_graph(step, Strategy())
+    order = ("n1", "n2", "n3", "n4", "n5", "n6")
+    found = late_waits(step, units, order)
+    check_order(units, found, True)
+    assert found == ("n1", "n3", "n5", "n2", "n6", "n4")
+    assert late_waits(step, units, found) == found
+
+
+def test_a_copy_of_a_copy_starts_when_the_first_is_over() -> None:
+    step = graph("param\nasync-start 0\nasync-done 1\nasync-start 2\nasync-done 3\ndot 0\ntuple 4 5")
+    units = unit_graph(step, Strategy())
+    found = late_waits(step, units, ("n1", "n2", "n3", "n4", "n5"))
+    check_order(units, found, True)
+    assert found == ("n1", "n2", "n3", "n5", "n4")

@@ -135,7 +135,9 @@ def test_a_candidate_without_room_for_its_inputs_is_left_out(
 def test_on_gpu_several_steps_are_timed_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        candidates, "at_once_of", lambda _runner, step_ns, _free_bytes: 3 if step_ns > 0 else 0
+        candidates,
+        "at_once_of",
+        lambda _runner, step_ns, _free_bytes, within_ns: within_ns // 10**8 * (step_ns > 0),
     )
 
     def timed(session: Session, source: CanonicalModule) -> None:
@@ -146,6 +148,12 @@ def test_on_gpu_several_steps_are_timed_in_a_row(tmp_path: Path, monkeypatch: py
         on_gpu = replace(session, facts=replace(session.facts, backend="gpu"))
         asked.append(candidates.steps_in_a_row(on_gpu, runner))
         assert candidates.time_once(runner, asked[-1]) > 0
+        beside = replace(on_gpu, between_steps=lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(
+            candidates, "at_once_of", lambda _runner, _step_ns, _free_bytes, within_ns: within_ns // 10**6
+        )
+        asked.append(candidates.steps_in_a_row(beside, runner))
 
     in_session(tmp_path, timed)
-    assert asked == [1, 3]
+    assert asked[:2] == [1, 3]
+    assert asked[2] >= 50, "a slice, or two steps that take longer"

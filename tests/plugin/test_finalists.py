@@ -151,7 +151,7 @@ def confirmed(
             trial.times_ns = [TIMES[trial.name]] * 5
         really = candidates.compare
 
-        def compare(session: Session, programs: Sequence[Program]) -> None:
+        def compare(session: Session, programs: Sequence[Program], _inputs: None) -> None:
             asked.extend(program.name for program in programs[1:])
             stop.wanted = len(asked) >= stop_after
             really(session, programs)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -24,6 +27,16 @@ def test_a_host_says_how_much_memory_is_left() -> None:
     free = free_host_bytes()
     assert free is not None
     assert free > 1 << 20
+
+
+def test_memory_may_rise_to_a_part_above_the_most_that_was_in_use() -> None:
+    def device(peak: int, now: int) -> Any:
+        return SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": peak, "bytes_in_use": now})
+
+    request: Any = SimpleNamespace(local_devices=[device(1000, 700), device(1000, 900)])
+    assert job.may_rise_bytes(request, 0.1) == 200
+    request.local_devices = [SimpleNamespace(memory_stats=lambda: None)]
+    assert job.may_rise_bytes(request, 0.1) is None
 
 
 def test_who_initializes_again_is_in_another_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError, GoneError, is_shared
 from disco_hlo.plugin.measuring import lockstep
+from disco_hlo.plugin.session import Session
 from tests.plugin.two_ranks import run_two
 
 NO_MEMORY = "RESOURCE_EXHAUSTED: out of memory"
@@ -55,7 +61,9 @@ def test_a_run_that_fails_since_another_rank_is_dead_does_not_end_the_job() -> N
     def all_gather(*_: Any, **__: Any) -> list[bytes]:
         raise GoneError("ran: rank 1 of 2 did not answer: a rank is dead or stood still")
 
-    session: Any = SimpleNamespace(channel=SimpleNamespace(all_gather=all_gather), timeout_s=1.0)
+    session: Any = SimpleNamespace(
+        channel=SimpleNamespace(all_gather=all_gather), timeout_s=1.0, alone=lambda _: nullcontext()
+    )
 
     def run() -> None:
         raise RuntimeError("connection closed by peer")
@@ -65,6 +73,32 @@ def test_a_run_that_fails_since_another_rank_is_dead_does_not_end_the_job() -> N
     ) as raised:
         lockstep.run_on_all(session, "a run", run)
     assert is_shared(raised.value)
+
+
+def test_between_the_steps_of_a_training_runs_are_made_as_many_at_once_as_a_slice_has_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[list[int]] = []
+    clock_ns = itertools.count(0, 20_000_000)
+    monkeypatch.setattr(lockstep.time, "perf_counter_ns", lambda: next(clock_ns))
+
+    @contextmanager
+    def between_steps(_: str) -> Iterator[None]:
+        held.append([])
+        yield
+
+    def run() -> int:
+        held[-1].append(sum(map(len, held)))
+        return held[-1][-1]
+
+    settings: Any = SimpleNamespace(timeout_s=1.0)
+    session = Session(None, settings, None, LocalChannel(), between_steps)  # type: ignore[arg-type]
+    assert lockstep.repeated(session, "a run", run, 6) == list(range(6))
+    assert held == [[0], [1, 2], [3, 4], [5]]
+    session = replace(session, between_steps=None)
+    held.append([])
+    assert lockstep.repeated(session, "a run", run, 3) == [6, 7, 8]
+    assert held[-1] == [6, 7, 8]
 
 
 def test_the_job_ends_where_nobody_takes_its_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,10 +310,15 @@ def test_a_module_that_fails_is_done_without_and_asked_for_again(
 def test_a_gpu_computes_for_a_second_before_it_is_traced(
     backend: str, step_ns: int, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session: Any = SimpleNamespace(facts=SimpleNamespace(backend=backend), tell=lambda value, _tag: value)
+    session: Any = SimpleNamespace(
+        facts=SimpleNamespace(backend=backend), tell=lambda value, _tag: value, between_steps=None
+    )
     runner: Any = SimpleNamespace(run=lambda: step_ns)
     first_runs: Any = SimpleNamespace(begin=lambda _runs: None)
-    monkeypatch.setattr(traced_modules, "run_on_all", lambda _session, _what, run: run())
+    monkeypatch.setattr(traced_modules, "run_on_all", lambda _session, _what, run, _guard: run())
+    monkeypatch.setattr(
+        traced_modules, "repeated", lambda _session, _what, run, count, _guard: [run()] * count
+    )
     monkeypatch.setattr(traced_modules, "traced", lambda _runner, _runs, warm_ups: warm_ups)
     warm_ups: Any = traced_modules.traced_on_all(session, "a step", runner, 5, first_runs)
     assert warm_ups == runs

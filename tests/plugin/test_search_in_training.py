@@ -19,18 +19,21 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from disco_hlo.errors import DiscoError
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.store import PROFILE_NAME, PlanStore
 from disco_hlo.plugin.calls import rounds
 from disco_hlo.plugin.calls import trial as trials
+from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.observing import CALLS_BEFORE_SEARCH, Observation
 from disco_hlo.plugin.calls.rounds import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.measuring.measured_times import STORE_NAME
 from disco_hlo.plugin.phases import enact_phase, search_in_training, search_process, training_phase
 from disco_hlo.plugin.phases.finding import FoundPlans
+from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.xla import compiles, jaxlink
-from disco_hlo.profiler.profile import load
+from disco_hlo.plugin.xla import compiles, executables, jaxlink
+from disco_hlo.profiler.profile import Profile, load
 from tests.compiled_search import compile_search
 from tests.known_times import know_all
 from tests.plugin.calls.training import WHOLE, batch, fresh_state, jitted, loss_of, named, numbers
@@ -103,7 +106,7 @@ def training(
     caplog.set_level(logging.INFO, "disco_hlo")
     know_all(tmp_path, devices=2, processes=1)
     settings = Settings(
-        search=True, directory=tmp_path, when="training", budget_s=60, patience=50, finalists=1
+        search=True, directory=tmp_path, when="training", budget_s=60, patience=50, finalists=1, share=1.0
     )
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -186,6 +189,44 @@ def test_a_step_is_searched_while_it_trains_and_goes_on_with_its_plan(
         again.append(float(loss))
     assert again == pytest.approx(expected[:5], rel=1e-5)
     assert "enacts the plan of jit_searched_step" in caplog.text
+
+
+@pytest.mark.slow
+def test_what_nobody_knows_is_profiled_and_runs_over_devices_only_while_a_call_is_held(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program over several devices beside a step may begin on one before the step, on another after it."""
+    (training.settings.directory / STORE_NAME).unlink()
+    held = threading.Event()
+    ran: list[bool] = []
+    profiles: list[Profile] = []
+    wait, execute, trains = Hold.wait, executables.execute, threading.current_thread()
+
+    def waiting(hold: Hold) -> None:
+        held.set()
+        wait(hold)
+        held.clear()
+
+    def executed(*arguments: Any) -> Any:
+        if threading.current_thread() is not trains:
+            ran.append(held.is_set())
+        return execute(*arguments)
+
+    def search_apart(_settings: Any, _module: Any, profile: Profile, *_: Any) -> FoundPlans:
+        profiles.append(profile)
+        raise DiscoError("enough")
+
+    monkeypatch.setattr(Hold, "wait", waiting)
+    monkeypatch.setattr(executables, "execute", executed)
+    monkeypatch.setattr(search_in_training, "search_apart", search_apart)
+    losses, _ = training.until_over(jitted("unknown_step"))
+    assert losses == training.stock(len(losses))[0]
+    [profile] = profiles
+    assert profile.ops
+    assert profile.transfers is not None
+    assert profile.memory_bandwidth > 0
+    assert len(ran) > 50
+    assert all(ran)
 
 
 def test_nothing_is_searched_for_a_step_that_is_called_20_times(training: Training) -> None:
@@ -274,11 +315,12 @@ def test_a_training_that_ends_before_a_candidate_has_won_saves_it_unmeasured(
 def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def interrupted(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        end = time.monotonic() + _LONGEST_S
-        while "interrupted: the search is ended" not in caplog.text and time.monotonic() < end:
-            time.sleep(0.01)
+    def interrupted(session: Session, *_: Any) -> None:
+        with session.alone("profiling"):
+            os.kill(os.getpid(), signal.SIGINT)
+            end = time.monotonic() + _LONGEST_S
+            while "interrupted: the search is ended" not in caplog.text and time.monotonic() < end:
+                time.sleep(0.01)
 
     monkeypatch.setattr(search_in_training, "profile_step", interrupted)
     before, switches_s = signal.getsignal(signal.SIGINT), sys.getswitchinterval()

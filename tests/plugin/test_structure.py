@@ -161,10 +161,55 @@ def test_a_tensor_parallel_step_has_its_layers_between_them() -> None:
 
 def test_why_no_structure_is_tried() -> None:
     step = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
-    graph, plan = step.graph, unfused(step.graph)
-    assert "collectives block on this device" in why_not(graph, plan, costs_of(profile("cpu", 1.0), step))
-    assert "of the step to communication alone" in why_not(graph, plan, costs_of(profile("gpu", 0.0), step))
-    assert why_not(graph, plan, costs_of(profile("gpu", 100.0), step)) == ""
+    plan = unfused(step.graph)
+
+    def answer(backend: str, ns_per_byte: float) -> str:
+        return why_not(Case(step, plan, costs_of(profile(backend, ns_per_byte), step)), plan)
+
+    assert "collectives block on this device" in answer("cpu", 1.0)
+    assert "of the step to communication alone" in answer("gpu", 0.0)
+    assert answer("gpu", 100.0) == ""
+
+
+SCANNED = """
+HloModule jit_step, is_scheduled=true
+
+add { a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b) }
+condition { p = (s32[], f32[65536]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(4)
+  ROOT c = pred[] compare(i, n), direction=LT }
+body { p = (s32[], f32[65536]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[65536] get-tuple-element(p), index=1
+  one = s32[] constant(1)
+  j = s32[] add(i, one)
+  y = f32[65536] OP
+  ROOT t = (s32[], f32[65536]) tuple(j, y) }
+ENTRY main { x = f32[65536] parameter(0), backend_config={"operation_queue_id":"0"}
+  v = f32[65536] parameter(1)
+  g = f32[65536] all-reduce(x), channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=add
+  h = f32[65536] all-reduce(v), channel_id=2, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=add
+  z = s32[] constant(0)
+  t = (s32[], f32[65536]) tuple(z, x)
+  l = (s32[], f32[65536]) while(t), condition=condition, body=body, backend_config={"known_trip_count":{"n":"4"}}
+  a = f32[65536] get-tuple-element(l), index=1
+  ROOT r = (f32[65536], f32[65536], f32[65536]) tuple(a, g, h) }
+"""
+
+
+def test_structures_are_tried_where_a_loop_communicates() -> None:
+    def answer(op: str) -> str:
+        module = _hlo.hlo_module_from_text(SCANNED.replace("OP", op))
+        step = canonicalize(bytes(module.as_serialized_hlo_module_proto()))
+        plan = unfused(step.graph)
+        return why_not(Case(step, plan, costs_of(profile("gpu", 100.0), step)), plan)
+
+    groups = "channel_id=3, replica_groups={{0,1}}, use_global_device_ids=true"
+    assert "of the ops' time lies between transfers" in answer("negate(x)")
+    assert answer(f"all-reduce(x), {groups}, to_apply=add") == ""
 
 
 def found(source: CanonicalModule) -> Optimized:
@@ -186,7 +231,7 @@ def test_on_cpu_no_early_module_is_even_looked_at(
         session = join(request, Settings(search=True, directory=tmp_path, structure=structure))
         source = canonicalize(compiles.capture(request))
         slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
-        return restructured_trials(session, source.graph, slot, None, found(source))
+        return restructured_trials(session, slot, None, found(source))
 
     assert on_step(look) == []
 
@@ -198,7 +243,7 @@ def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
         session = join(request, Settings(search=True, directory=tmp_path, structure="sharded-update"))
         source = canonicalize(compiles.capture(request))
         slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
-        return restructured_trials(session, source.graph, slot, None, found(source))
+        return restructured_trials(session, slot, None, found(source))
 
     assert on_step(look) == []
     assert "DISCO_STRUCTURE is sharded-update; this step has the pattern for chunk-2" in caplog.text

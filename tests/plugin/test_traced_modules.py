@@ -53,13 +53,17 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NamedTrace]:
         traces: dict[str, Trace], *, timed: bool = False, untraced: Any = lambda: 40_000, in_a_row: int = 3
     ) -> NamedTrace:
         def traced_on_all(
-            _session: Any, name: str, _runner: Any, runs: int, _first: Any, *, warm: bool = True
+            _session: Any, name: str, _runner: Any, runs: int, _first: Any, *, warm: bool = True, **_: Any
         ) -> tuple[Trace, list[int]]:
             asked.append((name, runs, warm))
             return traces[name], [70_000]
 
         monkeypatch.setattr(traced_modules, "traced_on_all", traced_on_all)
-        monkeypatch.setattr(traced_modules, "run_on_all", lambda _session, _what, run: run())
+        monkeypatch.setattr(
+            traced_modules,
+            "repeated",
+            lambda _session, _what, run, count, _guard: [run() for _ in range(count)],
+        )
         monkeypatch.setattr(traced_modules, "time_once", lambda _runner, _at_once: untraced())
         monkeypatch.setattr(traced_modules, "steps_in_a_row", lambda _session, _runner: in_a_row)
         monkeypatch.setattr(

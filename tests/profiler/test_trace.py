@@ -11,9 +11,22 @@ import pytest
 from jax.profiler import ProfileData
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.trace import RUN_MARK, Execution, RunWindow, collect, read
+from disco_hlo.profiler.trace import RUN_MARK, Execution, RunWindow, Trace, collect, joined, read
 
 DATA = Path(__file__).parent / "data"
+
+
+def test_traces_are_joined_as_one_with_the_runs_of_all():
+    def one(run, start, end):
+        return Execution("dot", "jit_step", run, 0, start, end, "a", start + 1)
+
+    first = Trace((one(0, 5, 9), one(1, 12, 15)), (RunWindow(4, 10), RunWindow(11, 16)))
+    second = Trace((one(0, 7, 8),), (RunWindow(6, 9),))
+    assert joined([first, second]) == Trace(
+        (one(0, 1, 5), one(1, 8, 11), one(2, 14, 15)),
+        (RunWindow(0, 6), RunWindow(7, 12), RunWindow(13, 16)),
+    )
+    assert joined([second]).executions[0].run == 0
 
 
 def xspace(planes):

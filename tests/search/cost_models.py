@@ -67,12 +67,16 @@ class LookingCosts(ResultCosts):
 
 @dataclass(frozen=True)
 class HoldingCosts(ResultCosts):
-    """Kernels that hold transfers, each by its key."""
+    """Kernels that hold transfers, each by its key; scatters run some of their own."""
 
     def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
         """From 0 to 1, a third of them 0."""
         digests = [blake2b(node.key.encode(), digest_size=1).digest()[0] for node in graph.nodes]
         return np.array([max(0, digest - 85) / 170 for digest in digests])
+
+    def first_collective_ns(self, graph: Graph) -> dict[int, int]:
+        """At once, or later."""
+        return {node.id: 40 * (node.id % 3) for node in graph.nodes if node.opcode == "scatter"}
 
 
 class OneDevice(ResultCosts):

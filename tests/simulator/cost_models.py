@@ -32,6 +32,17 @@ class TableCosts(MadeUpCosts):
 
 
 @dataclass(frozen=True)
+class LoopCosts(TableCosts):
+    """And these nodes run collectives of their own, the first of them so long after their beginning."""
+
+    first_ns: dict[int, int] = field(default_factory=dict)
+
+    def first_collective_ns(self, graph: Graph) -> dict[int, int]:
+        del graph
+        return self.first_ns
+
+
+@dataclass(frozen=True)
 class HoldingCosts(TableCosts):
     """And every node holds transfers for its share of this, by turns."""
 

@@ -234,7 +234,8 @@ def peak_bytes_slowly(problem: Problem) -> int:
     ]
     order = problem.order.tolist()
     born = {task: order.index(task) for task in range(len(problem))}
-    done = {t: order.index(~t) if problem.resource[t] else order.index(t) for t in range(len(problem))}
+    last = {entry: place for place, entry in enumerate(order)}
+    done = {t: last[~t] if problem.resource[t] else last[t] for t in range(len(problem))}
     live = [
         sum(
             size

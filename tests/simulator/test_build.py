@@ -23,7 +23,7 @@ from disco_hlo.simulator.problem import Problem
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.plan.small_graphs import graph
-from tests.simulator.cost_models import TableCosts
+from tests.simulator.cost_models import LoopCosts, TableCosts
 from tests.simulator.random_steps import random_step, random_strategy
 from tests.simulator.reference import simulate_slowly
 
@@ -86,6 +86,39 @@ def test_an_explicit_order_is_followed() -> None:
     order = ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4")
     built = build(STEP, Strategy((), SEPARATE, order), COSTS, GPU)
     assert order_of(built.problem) == "n1 n5 b1 n2 b0 ~b1 n7 ~b0 n4"
+
+
+def test_a_collective_is_over_before_a_loop_begins_its_own() -> None:
+    """Collectives take turns, so what was put before a loop of gathers only stopped it; it was predicted to cost
+    nothing, 6 ms of a step of 199."""
+    order = ("n1", "n2", "b0.start", "n5", "b0.done", "n4", "b1.start", "b1.done", "n7")
+    built = build(
+        STEP, Strategy((), SEPARATE, order), LoopCosts(COSTS.table_ns, {5: 8}), replace(GPU, launch_ns=1)
+    )
+    assert order_of(built.problem) == "n1 n2 b0 n5.head ~b0 n5 ~b0 n4 b1 ~b1 n7"
+    timeline = simulate(built.problem)
+    spans = dict(zip(built.problem.names, timeline.spans_ns.T.tolist(), strict=True))
+    assert spans["b0"] == [62, 62 + 21]
+    assert spans["n5.head"] == [62, 62 + 8]
+    assert spans["n5"] == [83, 83 + 21 - 8]
+    assert built.tokens[built.problem.names.index("n5.head")] == "n5"
+
+
+def test_a_collective_after_a_loop_is_not_waited_for() -> None:
+    order = ("n1", "n5", "n2", "b0.start", "b1.start", "b0.done", "n4", "b1.done", "n7")
+    costs = LoopCosts(COSTS.table_ns, {5: 8})
+    built = build(STEP, Strategy((), SEPARATE, order), costs, GPU)
+    assert order_of(built.problem) == "n1 n5.head n5 n2 b0 b1 ~b0 n4 ~b1 n7"
+    assert (
+        simulate(built.problem).makespan_ns
+        == simulate(build(STEP, Strategy((), SEPARATE, order), COSTS, GPU).problem).makespan_ns
+    )
+
+
+def test_where_collectives_block_a_loop_is_one_task() -> None:
+    costs = LoopCosts(COSTS.table_ns, {5: 8})
+    built = build(STEP, Strategy(buckets=SEPARATE), costs, CPU)
+    assert order_of(built.problem) == "n1 n2 b0 n4 n5 b1 n7"
 
 
 def test_an_order_for_the_other_kind_of_machine_is_refused() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import xla
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from disco_hlo.plugin.xla import hook
@@ -90,6 +91,32 @@ def count_ops(text: str, opcode: str) -> int:
 def opcodes(module: bytes) -> list[str]:
     """The opcodes of a module's entry, in order."""
     return [i.opcode for i in Program(module).instructions]
+
+
+def run_early(module: bytes, shards: Sequence[Sequence[NDArray[Any]]]) -> list[NDArray[Any]]:
+    """What a module gives that XLA has still to optimize, on a device for each entry of an argument."""
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jaxlib import _jax
+
+    devices = jax.devices()[: len(shards[0])]
+    options = compiler.get_compile_options(
+        num_replicas=len(devices), num_partitions=1, device_assignment=np.arange(len(devices))[:, None]
+    )
+    with mlir.make_ir_context():
+        text = mlir.ir.Module.parse(_jax.mlir.hlo_to_stablehlo(module))
+        compiled = devices[0].client.compile_and_load(text, _jax.DeviceList(tuple(devices)), options, [])
+    on = NamedSharding(Mesh(np.array(devices), ("x",)), PartitionSpec("x"))
+    arguments = [
+        jax.make_array_from_single_device_arrays(
+            (len(devices) * one[0].shape[0], *one[0].shape[1:]),
+            on,
+            [jax.device_put(part, device) for part, device in zip(one, devices, strict=True)],
+        )
+        for one in shards
+    ]
+    results = compiled.execute_sharded(arguments).disassemble_into_single_device_arrays()
+    return [np.asarray(part) for result in results for part in result]
 
 
 @lru_cache(maxsize=1)

@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.structure.moves import Chunk, Move, Reorder, Split, apply_moves
+from disco_hlo.structure.moves import (
+    Chunk,
+    Double,
+    FinishLater,
+    GatherOnce,
+    Hoist,
+    HoistRepeated,
+    Move,
+    Prefetch,
+    Reorder,
+    Split,
+    apply_moves,
+)
+from disco_hlo.structure.program import Program
 from tests.structure.enact import module_of, opcodes
 
 TABLE = Path(__file__).parents[2] / "docs" / "structure.md"
@@ -32,6 +45,60 @@ two { a = f32[] parameter(0)
       ROOT r = (f32[], f32[]) tuple(s, t) }
 """
 GLOBAL = "channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true"
+
+
+LOOPS = """
+HloModule m
+
+add { a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b) }
+first_condition { p = (s32[], f32[4,2], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(4)
+  ROOT c = pred[] compare(i, n), direction=LT }
+first_body { p = (s32[], f32[4,2], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  w = f32[4,2] get-tuple-element(p), index=1
+  x = f32[4] get-tuple-element(p), index=2
+  z = s32[] constant(0)
+  s = f32[1,2] dynamic-slice(w, i, z), dynamic_slice_sizes={1,2}
+  r = f32[2] reshape(s)
+  g = f32[4] all-gather(r), channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true, dimensions={0}
+  y = f32[4] add(x, g)
+  one = s32[] constant(1)
+  j = s32[] add(i, one)
+  ROOT t = (s32[], f32[4,2], f32[4]) tuple(j, w, y) }
+second_condition { p = (s32[], f32[4,2], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(4)
+  ROOT c = pred[] compare(i, n), direction=LT }
+second_body { p = (s32[], f32[4,2], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  w = f32[4,2] get-tuple-element(p), index=1
+  x = f32[4] get-tuple-element(p), index=2
+  z = s32[] constant(0)
+  three = s32[] constant(3)
+  k = s32[] subtract(three, i)
+  s = f32[1,2] dynamic-slice(w, k, z), dynamic_slice_sizes={1,2}
+  g = f32[1,4] all-gather(s), channel_id=2, replica_groups={{0,1}}, use_global_device_ids=true, dimensions={1}
+  r = f32[4] reshape(g)
+  y = f32[4] multiply(x, r)
+  one = s32[] constant(1)
+  j = s32[] add(i, one)
+  ROOT t = (s32[], f32[4,2], f32[4]) tuple(j, w, y) }
+ENTRY main { w = f32[4,2] parameter(0)
+  x = f32[4] parameter(1)
+  v = f32[4,2] parameter(2)
+  z = s32[] constant(0)
+  t = (s32[], f32[4,2], f32[4]) tuple(z, w, x)
+  first = (s32[], f32[4,2], f32[4]) while(t), condition=first_condition, body=first_body
+  a = f32[4] get-tuple-element(first), index=2
+  u = (s32[], f32[4,2], f32[4]) tuple(z, w, a)
+  second = (s32[], f32[4,2], f32[4]) while(u), condition=second_condition, body=second_body
+  ROOT b = f32[4] get-tuple-element(second), index=2 }
+"""
+"""Two loops that gather the same entries, upward and downward."""
 
 
 def module(body: str, header: str = "") -> bytes:
@@ -283,6 +350,186 @@ CASES: dict[str, tuple[str, Move | tuple[str, int, int], str]] = {
 }
 
 
+EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
+    "loop-shares-its-body": (
+        ("condition=second_condition, body=second_body", "condition=first_condition, body=first_body"),
+        Prefetch,
+        "another instruction calls its body or condition too",
+    ),
+    "loop-ordered-by-control": (
+        ("body=first_body", "body=first_body, control-predecessors={v}"),
+        Prefetch,
+        "it is ordered by a control dependency",
+    ),
+    "loop-state-read-whole": (
+        (
+            "ROOT b = f32[4] get-tuple-element(second), index=2",
+            "ROOT b = (s32[], f32[4,2], f32[4]) copy(first)",
+        ),
+        Prefetch,
+        "its state is not taken apart element by element",
+    ),
+    "turns-not-known": (("add(i, one)", "add(i, i)"), Prefetch, "how often it turns is not known"),
+    "turns-contradicted": (
+        ("body=first_body", 'body=first_body, backend_config={"known_trip_count":{"n":"5"}}'),
+        Prefetch,
+        "it says that it turns 5 times, and counts 4",
+    ),
+    "too-few-turns": (("constant(4)", "constant(3)"), Double, "it turns 3 times, expected 4 or more"),
+    "turn-with-effects": (
+        (
+            "y = f32[4] add(x, g)",
+            'y = f32[4] custom-call(g), custom_call_target="f", custom_call_has_side_effect=true',
+        ),
+        Double,
+        "its body holds y (custom-call), which is not repeated",
+    ),
+    "gather-not-foreseen": (
+        ("r = f32[2] reshape(s)", "r = f32[2] slice(x), slice={[0:2]}"),
+        Prefetch,
+        "what the next turn gathers does not follow from the loop's counter",
+    ),
+    "gather-in-the-state": (
+        ("tuple(j, w, y)", "tuple(j, w, g)"),
+        Prefetch,
+        "it is part of the loop's state already",
+    ),
+    "gather-of-no-entry": (
+        ("r = f32[2] reshape(s)", "q = f32[2] reshape(s)\nr = f32[2] negate(q)"),
+        GatherOnce,
+        "it gathers anything else than an entry a turn of a stacked array",
+    ),
+    "gather-of-another-array": (
+        ("tuple(z, w, a)", "tuple(z, v, a)"),
+        GatherOnce,
+        "it gathers another array than",
+    ),
+    "reduction-read-in-its-turn": (
+        ("y = f32[4] add(x, g)", f"y = f32[4] all-reduce(x), {GLOBAL.replace('1,', '3,', 1)}, to_apply=add"),
+        FinishLater,
+        "the turn itself reads its result",
+    ),
+    "gather-not-repeated": (
+        ("k = s32[] subtract(three, i)", "k = s32[] subtract(i, three)"),
+        HoistRepeated,
+        "what it gathers may change with the turns",
+    ),
+    "gather-in-no-other-turn": (
+        ("three = s32[] constant(3)", "three = s32[] constant(4)"),
+        GatherOnce,
+        "does not, in some turn",
+    ),
+}
+"""What of :data:`LOOPS` is written otherwise, the move that is asked for, and why it is refused."""
+
+NESTED = (
+    LOOPS.replace("ENTRY main", "outer_body")
+    .replace(
+        "w = f32[4,2] parameter(0)\n  x = f32[4] parameter(1)\n  v = f32[4,2] parameter(2)",
+        """p = (s32[], f32[4,2], f32[4]) parameter(0)
+  n = s32[] get-tuple-element(p), index=0
+  w = f32[4,2] get-tuple-element(p), index=1
+  x = f32[4] get-tuple-element(p), index=2
+  v = f32[4,2] negate(w)
+  more = s32[] constant(1)
+  m = s32[] add(n, more)""",
+    )
+    .replace(
+        "ROOT b = f32[4] get-tuple-element(second), index=2 }",
+        """b = f32[4] get-tuple-element(second), index=2
+  ROOT r = (s32[], f32[4,2], f32[4]) tuple(m, w, b) }
+outer_condition { p = (s32[], f32[4,2], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(2)
+  ROOT c = pred[] compare(i, n), direction=LT }
+ENTRY main { w = f32[4,2] parameter(0)
+  x = f32[4] parameter(1)
+  z = s32[] constant(0)
+  t = (s32[], f32[4,2], f32[4]) tuple(z, w, x)
+  outer = (s32[], f32[4,2], f32[4]) while(t), condition=outer_condition, body=outer_body
+  ROOT b = f32[4] get-tuple-element(outer), index=2 }""",
+    )
+)
+"""The same in a loop over microbatches."""
+EDITS_OF_NESTED: dict[str, tuple[tuple[str, str], str]] = {
+    "hoisted-array-changes": (
+        ("tuple(m, w, b)", "tuple(m, v, b)"),
+        "what it gathers changes in the outer loop",
+    ),
+    "hoisted-entry-missing": (
+        ("three = s32[] constant(3)", "three = s32[] constant(4)"),
+        "it gathers an entry that there is not",
+    ),
+}
+
+
+def asked_of_nested(source: bytes) -> Hoist:
+    entry = Program(source)
+    at = opcodes(source).index("while")
+    outer = entry.inside(entry.instructions[at].called_computation_ids[0])
+    loops = [position for position, i in enumerate(outer.instructions) if i.opcode == "while"]
+    bodies = [outer.inside(outer.instructions[one].called_computation_ids[0]) for one in loops]
+    gathers = [[i.opcode for i in body.instructions].index("all-gather") for body in bodies]
+    return Hoist((at,), tuple(zip(loops, gathers, strict=True)))
+
+
+@pytest.mark.parametrize("case", EDITS_OF_NESTED)
+def test_refused_of_nested_loops(case: str) -> None:
+    (old, new), reason = EDITS_OF_NESTED[case]
+    assert old in NESTED
+    source = module_of(NESTED.replace(old, new))
+    with pytest.raises(IllegalMoveError, match=re.escape(reason)):
+        apply_moves(source, [asked_of_nested(source)])
+
+
+def test_what_nested_loops_are_refused_for_is_the_edit_alone() -> None:
+    source = module_of(NESTED)
+    made = apply_moves(source, [asked_of_nested(source)])
+    assert opcodes(made).count("all-gather") == 1
+
+
+def asked_of_loops(source: bytes, kind: type[Move]) -> Move:
+    entry = Program(source)
+    loops = [position for position, i in enumerate(entry.instructions) if i.opcode == "while"]
+    bodies = [entry.inside(entry.instructions[at].called_computation_ids[0]) for at in loops]
+    gathers = [[i.opcode for i in body.instructions].index("all-gather") for body in bodies]
+    if kind is FinishLater:
+        return FinishLater(
+            (loops[0],), ([i.opcode for i in bodies[0].instructions].index("all-reduce"),), ("all-reduce",)
+        )
+    if kind is HoistRepeated:
+        return HoistRepeated((loops[0],), (gathers[0],))
+    if kind is Prefetch:
+        return Prefetch((loops[0],), (gathers[0],))
+    return (
+        Double((loops[0],)) if kind is Double else GatherOnce((loops[0],), gathers[0], loops[-1], gathers[-1])
+    )
+
+
+@pytest.mark.parametrize("case", EDITS)
+def test_refused_of_loops(case: str) -> None:
+    (old, new), kind, reason = EDITS[case]
+    assert old in LOOPS
+    source = module_of(LOOPS.replace(old, new))
+    with pytest.raises(IllegalMoveError, match=re.escape(reason)):
+        apply_moves(source, [asked_of_loops(source, kind)])
+
+
+@pytest.mark.parametrize("kind", [Prefetch, Double, GatherOnce])
+def test_what_the_loops_are_refused_for_is_the_edit_alone(kind: type[Move]) -> None:
+    source = module_of(LOOPS)
+    assert apply_moves(source, [asked_of_loops(source, kind)]) != source
+
+
+def test_an_earlier_loop_cannot_read_what_a_later_one_gathers() -> None:
+    source = module_of(LOOPS)
+    move = asked_of_loops(source, GatherOnce)
+    assert isinstance(move, GatherOnce)
+    turned = GatherOnce((move.later,), move.again, move.loop[0], move.gather)
+    with pytest.raises(IllegalMoveError, match="it comes before the loop that gathers"):
+        apply_moves(source, [turned])
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_refused(case: str) -> None:
     body, asked, reason = CASES[case]
@@ -304,4 +551,4 @@ def test_a_scheduled_module_is_refused() -> None:
 def test_the_table_in_the_documentation_names_every_refusal() -> None:
     section = TABLE.read_text().split("## What is refused")[1].split("## ")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
-    assert sorted(rows) == sorted(CASES)
+    assert sorted(rows) == sorted({*CASES, *EDITS, *EDITS_OF_NESTED})

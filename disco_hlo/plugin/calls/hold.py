@@ -6,6 +6,7 @@ Another thread asks for it. Once the threads of all ranks have, each rank holds 
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -13,6 +14,8 @@ from disco_hlo.errors import ActivationError
 
 _LOOK_S = 0.5
 """Between two looks whether a call may still come, or a signal came."""
+_AFTER_S = 0.05
+"""After a call that outlasted a signal, until that is sent again: the script has its results by then."""
 
 
 class Hold:
@@ -31,14 +34,25 @@ class Hold:
         self._while_held = while_held
         self._begun = threading.Event()
         self._ended = threading.Event()
+        self.outlasts = False
+        """Whether the call must not be left by a signal: what it takes is elsewhere."""
 
     def wait(self) -> None:
         """In the call: let the work begin, and return when it has ended."""
+        late = False
         with self._while_held():
             self._begun.set()
             # Time and again: a signal that comes as a thread begins to wait is heard when that ends.
-            while not self._ended.wait(_LOOK_S):
-                pass
+            while not self._ended.is_set():
+                try:
+                    self._ended.wait(_LOOK_S)
+                except KeyboardInterrupt:
+                    if not self.outlasts:
+                        raise
+                    late = True
+        if late:
+            again = threading.get_ident(), signal.SIGINT
+            threading.Timer(_AFTER_S, signal.pthread_kill, again).start()
 
     @contextlib.contextmanager
     def held(self, over: Callable[[], bool]) -> Iterator[None]:

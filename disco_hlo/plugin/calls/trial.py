@@ -10,6 +10,7 @@ done before the first call of a stretch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -27,6 +28,8 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable
 
 FIRST_MEETING = 8
 """Before this call ranks meet for the first time."""
+_BEGUN_PAUSE_NS = 300_000_000
+"""Less often ranks do not meet while a search waits to have the devices."""
 _SEARCH = "the search"
 """No candidate has this name."""
 _PAUSE_NS = 1_000_000_000
@@ -63,6 +66,9 @@ class Trial:
         """Begins it on each rank, in a call."""
         self.hold: Hold | None = None
         """What this rank would do while all hold their calls."""
+        self.share = 1.0
+        """Part of the training's time that calls may be held."""
+        self._next_hold_ns = 0
         self.on_outcome: Callable[[str, list[Round]], None] = lambda *_: None
         """Told of the outcome and what was measured until then."""
         watch.on_sample = self._note
@@ -108,11 +114,14 @@ class Trial:
     def choose(self, index: int) -> str:
         """What runs call ``index``. Before some calls ranks meet, and wait for each other here."""
         if self._stretch.end is not None and index >= self._stretch.end:
-            hold = self.hold
+            hold = self.hold if self._may_hold() else None
             self._begin(self._meet(index, hold))
             if hold is not None and self._stretch.hold == hold.what:
                 self.watch.drain()
+                began_ns = time.perf_counter_ns()
                 hold.wait()
+                ended_ns = time.perf_counter_ns()
+                self._next_hold_ns = ended_ns + round((ended_ns - began_ns) * (1 / self.share - 1))
         name = self._stretch.name_at(index)
         if self._stretch.end is None:
             self.on_outcome(name, self.rounds)
@@ -120,6 +129,10 @@ class Trial:
         elif name in self.watch.failures and self._channel.size == 1:
             return DEFAULT
         return name
+
+    def _may_hold(self) -> bool:
+        """Whether it would stay within its share; rank 0's clock decides, as nobody holds without it."""
+        return self._channel.rank != 0 or time.perf_counter_ns() >= self._next_hold_ns
 
     def _meet(self, index: int, hold: Hold | None) -> Stretch:
         failed = {**self._refused, **self.watch.failures}
@@ -188,4 +201,9 @@ class Trial:
         """Calls until ranks meet again, where nothing is to be decided."""
         watch = self.watch
         each_ns = max(1, watch.device_ns // max(1, watch.timed))
-        return min(max(FIRST_MEETING, _PAUSE_NS // each_ns), _LONGEST_PAUSE)
+        if not self.begun:
+            return min(max(FIRST_MEETING, _PAUSE_NS // each_ns), _LONGEST_PAUSE)
+        wait_ns = _BEGUN_PAUSE_NS
+        if self.hold is not None:
+            wait_ns = max(min(wait_ns, FIRST_MEETING * each_ns), self._next_hold_ns - time.perf_counter_ns())
+        return min(max(1, wait_ns // each_ns), _LONGEST_PAUSE)

@@ -67,6 +67,8 @@ class Watch:
         """Told of each, in the thread that times."""
         self.on_settled: Callable[[str, LoadedExecutable], None] | None = None
         """Told of what runs all calls from now on."""
+        self.arguments: list[Any] = []
+        """Of the call that waits to be told what runs it: whoever holds it may put equal ones in their place."""
 
     @property
     def request(self) -> CompileRequest:
@@ -147,7 +149,11 @@ class Watch:
         """Run one call; see :data:`disco_hlo.plugin.xla.jaxlink.Execute`."""
         with self._choosing:
             index, self.calls = self.calls, self.calls + 1
-            name = self._name(index)
+            self.arguments = list(arguments)
+            try:
+                name = self._name(index)
+            finally:
+                arguments, self.arguments = self.arguments, []
             executable = self._executables[name]
             default = self._executables.get(DEFAULT)
         dispatched_ns = time.perf_counter_ns()

@@ -33,11 +33,12 @@ from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import compare, make_runner, settle_inputs
 from disco_hlo.plugin.measuring.cores import compiles_at_once
-from disco_hlo.plugin.measuring.lockstep import coming_back, run_on_all
+from disco_hlo.plugin.measuring.inputs.real import RealInputs
+from disco_hlo.plugin.measuring.lockstep import SLICE_NS, coming_back, repeated, run_on_all
 from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.measuring.room import lack_of_memory
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import at_once_of, time_once, waited_for_ns
+from disco_hlo.plugin.measuring.step_time import AT_ONCE_NS, LOOKS, at_once_of, time_once
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
@@ -220,15 +221,20 @@ def measure(
     return complete
 
 
-def compare_with_default(session: Session, default: Trial, others: Sequence[Trial]) -> None:
+def compare_with_default(
+    session: Session, default: Trial, others: Sequence[Trial], inputs: RealInputs | None = None
+) -> None:
     """See which trials compute what XLA's default computes; one that does not on any rank is out on all, and its times
     with it.
+
+    Args:
+        inputs: of a call of the training; None: made-up ones.
 
     Raises:
         As :func:`~disco_hlo.plugin.measuring.comparing.compare`.
     """
     programs = [_program(session, trial) for trial in (default, *others)]
-    compare(session, programs)
+    compare(session, programs, inputs)
     for trial, program in zip(others, programs[1:], strict=True):
         trial.error, trial.compared = program.error, not program.error
         if trial.error:
@@ -279,9 +285,11 @@ def steps_in_a_row(session: Session, default: Runner | None) -> int:
     and no more than all have memory for."""
     if default is None or not BACKENDS[session.facts.backend].queues:
         return 1
-    step_ns = session.tell(run_on_all(session, "first runs", lambda: waited_for_ns(default)), "a step's time")
+    step_ns = session.tell(min(repeated(session, "first runs", default.run, LOOKS)), "a step's time")
+    # Between two steps of a training two in a row are the least of which one can be told without the way to it.
+    within_ns = AT_ONCE_NS if session.between_steps is None else max(SLICE_NS, 2 * step_ns)
     free_bytes = free_device_bytes(session.request)
-    mine = run_on_all(session, "steps in a row", lambda: at_once_of(default, step_ns, free_bytes))
+    mine = run_on_all(session, "steps in a row", lambda: at_once_of(default, step_ns, free_bytes, within_ns))
     counts = session.channel.all_gather(b"%d" % mine, tag="steps at once", timeout_s=session.timeout_s)
     return min(map(int, counts))
 

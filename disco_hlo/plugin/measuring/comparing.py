@@ -1,16 +1,18 @@
-"""Whether programs compute what XLA's default computes: on made-up inputs, element by element, up to rounding.
+"""Whether programs compute what XLA's default computes: element by element, up to rounding.
 
-All elements of all results of all local devices are compared, on two sets of inputs. On the first, indices are
-permutations, so that every row is read; the second is what steps are timed on. Whole numbers and truth values must be
-equal. How far a float may be off is said in ``tolerances``: the default runs a few times on inputs that are changed by
-a rounding, and where another program is too far off it runs some more times before that counts.
+All elements of all results of all local devices are compared, on the arguments of a call of the training where there is
+one, else on two sets of made-up inputs. On the first of these, indices are permutations, so that every row is read; the
+second is what steps are timed on. Whole numbers and truth values must be equal. How far a float may be off is said in
+``tolerances``: the default runs a few times on inputs that are changed by a rounding, and where another program is too
+far off it runs some more times before that counts.
 
 A step returns updated parameters and moments, of which the gradient is a thousandth: what is looked at is by how much
 an output differs from the input that it updates.
 
 Large outputs are compared on the devices. These hold what the default computed and a byte beside each number. Where
 that takes more than what is free beside a run, the outputs are compared in several passes, for each of which all
-programs run again.
+programs run again. On the training's own arguments all this lies in the host's memory, and one output after the other
+is brought to the devices, which hold no second state.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.inputs.real import RealInputs, compile_changes
 from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
 from disco_hlo.plugin.measuring.reference import Program, Reference
 from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
+from disco_hlo.plugin.measuring.survey import Survey, compile_look, passes, survey_of
+from disco_hlo.plugin.measuring.tolerances import are_compared_on_devices, compile_rules
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.executables import memory
+from disco_hlo.plugin.xla.executables import LoadedExecutable, memory, parameters, results, storage_taken
 
 _LONG_S = 5.0
 """Somebody who waits for longer is told how far it is."""
@@ -35,16 +39,21 @@ _ARRAYS = 3
 """Of the size of an output, that exist while it is compared."""
 
 
-def compare(session: Session, programs: Sequence[Program]) -> None:
+def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | None = None) -> None:
     """Compare programs with the first, XLA's default, on all ranks at once; what is wrong anywhere is noted in them.
 
-    What the step's graph says of inputs must stand in the session's request.
+    Args:
+        inputs: of a call of the training, on all ranks of the same one. Without them what the step's graph says of
+            inputs must stand in the session's request.
 
     Raises:
-        UnsupportedError: the default cannot be run on made-up inputs, or memory does not do for comparing.
+        UnsupportedError: the default cannot be run on these inputs, or memory does not do for comparing.
         ActivationError: it cannot on another rank.
     """
     seed, hardly = session.settings.seed, Counter[str]()
+    if inputs is not None:
+        _say_hardly(session, _Inputs(session, programs, seed, False, inputs).compare())
+        return
     for number, permuted in enumerate((True, False)):
         started = time.monotonic()
         for program in programs:
@@ -56,6 +65,19 @@ def compare(session: Session, programs: Sequence[Program]) -> None:
         say = session.say if took_s >= _LONG_S else LOGGER.debug
         say("compared on the %s of two sets of inputs (%.1f s)", "second" if number else "first", took_s)
     _say_hardly(session, hardly)
+
+
+def compile_comparison(devices: tuple[Any, ...], default: LoadedExecutable) -> None:
+    """Compile what comparing with XLA's default on real inputs runs on the devices besides the step."""
+    import jax
+
+    for parameter in set(parameters(default)):
+        compile_changes(devices, parameter)
+    states = set(storage_taken(default).values())
+    for output, updates in {(one, number in states) for number, one in enumerate(results(default))}:
+        if are_compared_on_devices(jax.ShapeDtypeStruct(*output)):
+            compile_look(devices, output)
+            compile_rules(devices, output, updates)
 
 
 def settle_inputs(session: Session, default: Program) -> Runner:
@@ -76,8 +98,10 @@ def make_runner(
     inputs_of: Runner | None,
     seed: int | None = None,
     permuted: bool = False,
+    inputs: RealInputs | None = None,
 ) -> Runner:
-    """A program's runner on made-up inputs, those of another runner where that is given; on all ranks."""
+    """A program's runner on made-up inputs, those of another runner or real ones where these are given; on all
+    ranks."""
     # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
     with session.stage(f"inputs of {program.name}"):
         return Runner(
@@ -87,6 +111,7 @@ def make_runner(
             inputs_of=inputs_of,
             together=lambda: all_have(session, "inputs"),
             permuted=permuted,
+            inputs=inputs,
         )
 
 
@@ -103,8 +128,16 @@ def _say_hardly(session: Session, hardly: Counter[str]) -> None:
 class _Inputs:
     """Programs on one set of inputs."""
 
-    def __init__(self, session: Session, programs: Sequence[Program], seed: int, permuted: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        programs: Sequence[Program],
+        seed: int,
+        permuted: bool,
+        real: RealInputs | None = None,
+    ) -> None:
         self._session = session
+        self._real = real
         self._default, self._others = programs[0], programs[1:]
         self._seed, self._permuted = seed, permuted
         self._first: list[list[Any]] | None = None
@@ -118,7 +151,8 @@ class _Inputs:
         every = self._passes(survey)
         first, self._first = self._first if len(every) == 1 else None, None
         for outputs in every:
-            reference = Reference(self._session, self._default, survey, outputs, first)
+            on_host = self._real is not None
+            reference = Reference(self._session, self._default, survey, outputs, first, on_host)
             for program in self._others:
                 if not program.error:
                     self._check(reference, program)
@@ -139,7 +173,7 @@ class _Inputs:
         its inputs and those of all that follow are positive."""
         session, request = self._session, self._session.request
         asked, survey = request.positive, self._first_run()
-        if asked is None or not (signed := self._not_finite(survey)):
+        if self._real is not None or asked is None or not (signed := self._not_finite(survey)):
             return survey
         request.positive = None
         survey = self._first_run()
@@ -170,7 +204,9 @@ class _Inputs:
         return sum(map(int, answers))
 
     def _make_runner(self, program: Program) -> Runner:
-        runner = make_runner(self._session, program, self._default.runner, self._seed, self._permuted)
+        runner = make_runner(
+            self._session, program, self._default.runner, self._seed, self._permuted, self._real
+        )
         program.runner = runner
         return runner
 
@@ -180,6 +216,8 @@ class _Inputs:
         Raises:
             UnsupportedError: memory does not do for it.
         """
+        if self._real is not None:
+            return [frozenset(range(len(survey.shapes)))]
         session, room = self._session, room_bytes(self._session)
         with session.stage("room for comparing"):
             needs = [memory(program.executable) for program in (self._default, *self._others)]

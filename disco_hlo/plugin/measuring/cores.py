@@ -19,14 +19,15 @@ _COMPILES_AT_ONCE = 8
 
 
 def compiles_at_once(session: Session) -> int:
-    """How many modules every rank compiles at once; the same number on all.
+    """How many modules every rank compiles at once; the same number on all. A training that goes on keeps a core.
 
     Raises:
         ActivationError: ranks were silent.
     """
     mine = json.dumps([socket.gethostname(), own_cores()]).encode()
     answers = session.channel.all_gather(mine, tag="cores", timeout_s=session.timeout_s)
-    return min(_COMPILES_AT_ONCE, fewest_cores(json.loads(answer) for answer in answers))
+    fewest = fewest_cores(json.loads(answer) for answer in answers)
+    return min(_COMPILES_AT_ONCE, fewest if session.between_steps is None else max(1, fewest - 1))
 
 
 def fewest_cores(ranks: Iterable[tuple[str, list[int]]]) -> int:

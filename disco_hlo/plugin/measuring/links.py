@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +28,8 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import is_transfer
 
+Repeat = Callable[[Callable[[], Any], int], list[Any]]
+"""Runs something so many times, and returns what that returned."""
 REPEATS = 7
 AFTER_COMPUTE = "after compute"
 """Label of the CPU's link: all-reduces were measured as a step has them, each after compute."""
@@ -37,6 +41,11 @@ _TOGETHER_BYTES = 1 << 24
 TRACED_CHAIN = 5
 _CHAIN, _LONG_CHAIN = 3, 16
 """All-reduces in one run, each waiting for the one before: more of them where one is over in microseconds."""
+
+
+def in_a_row(run: Callable[[], Any], count: int) -> list[Any]:
+    """Without a pause."""
+    return [run() for _ in range(count)]
 
 
 def link_label() -> str:
@@ -58,6 +67,7 @@ def collective_times(
     *,
     without_call: bool,
     together: Together = contextlib.nullcontext,
+    repeat: Repeat = in_a_row,
 ) -> Sequence[int]:
     """Repeated times in ns of a collective for ``size_bytes`` a device, over the devices of ``request``.
 
@@ -67,6 +77,7 @@ def collective_times(
         without_call: leave out what calling an executable costs, by subtracting runs with one collective from
             runs with several. A GPU's link is done with a small one sooner than its host with the call.
         together: as for :func:`collective_runner`.
+        repeat: runs them.
 
     Raises:
         UnsupportedError: as :func:`collective_runner`.
@@ -75,14 +86,12 @@ def collective_times(
     chain = collective_runner(
         request, size_bytes, kind=kind, repeats=length + without_call, seed=seed, together=together
     )
-    chain.run()
     if not without_call:
-        return [max(1, chain.run() // length) for _ in range(REPEATS)]
+        return [max(1, ns // length) for ns in repeat(chain.run, 1 + REPEATS)[1:]]
     single = collective_runner(
         request, size_bytes, kind=kind, repeats=1, seed=seed, inputs_of=chain, together=together
     )
-    single.run()
-    pairs = [(single.run(), chain.run()) for _ in range(REPEATS)]
+    pairs = repeat(lambda: (single.run(), chain.run()), 1 + REPEATS)[1:]
     call_ns = median(alone for alone, _ in pairs)
     return [max(1, round((whole - call_ns) / length)) for _, whole in pairs]
 
@@ -148,6 +157,7 @@ def collective_times_in_steps(
     seed: int,
     kept: Chains | None = None,
     together: Together = contextlib.nullcontext,
+    repeat: Repeat = in_a_row,
 ) -> dict[int, Sequence[int]]:
     """Repeated times in ns of collectives where they block the rank that issues them (CPU), by size.
 
@@ -160,6 +170,7 @@ def collective_times_in_steps(
     Args:
         kept: chains of an earlier call, which are run again; those made now are added.
         together: as for :func:`collective_runner`.
+        repeat: runs them.
 
     Raises:
         UnsupportedError: as :func:`collective_runner`.
@@ -168,7 +179,7 @@ def collective_times_in_steps(
     batches = [small, *([size] for size in sizes_bytes if size > _TOGETHER_BYTES)]
     found: dict[int, Sequence[int]] = {}
     for batch in batches:
-        found |= _in_turn(request, kind, batch, seed, {} if kept is None else kept, together)
+        found |= _in_turn(request, kind, batch, seed, {} if kept is None else kept, together, repeat)
     return found
 
 
@@ -179,6 +190,7 @@ def _in_turn(
     seed: int,
     pairs: Chains,
     together: Together,
+    repeat: Repeat,
 ) -> dict[int, Sequence[int]]:
     for size in sizes_bytes:
         if (kind, size) in pairs:
@@ -190,12 +202,16 @@ def _in_turn(
         work = make(inputs_of=chain, chain=Chain.WORK_ALONE)
         pairs[kind, size] = work, chain
         for runner in pairs[kind, size]:
-            runner.run()
+            repeat(runner.run, 1)
     times: dict[int, list[tuple[int, int]]] = {size: [] for size in sizes_bytes}
-    for _ in range(_ROUNDS):
-        for size in sizes_bytes:
-            work, chain = pairs[kind, size]
-            times[size].append((work.run(), chain.run()))
+    turns = itertools.cycle(sizes_bytes)
+
+    def run() -> None:
+        size = next(turns)
+        work, chain = pairs[kind, size]
+        times[size].append((work.run(), chain.run()))
+
+    repeat(run, _ROUNDS * len(sizes_bytes))
     return {size: _added_ns(taken) for size, taken in times.items()}
 
 

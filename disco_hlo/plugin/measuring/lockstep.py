@@ -14,6 +14,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar
 
@@ -24,7 +25,10 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
 
 Result = TypeVar("Result")
+Guard = Callable[[], contextlib.AbstractContextManager[None]]
 
+SLICE_NS = 50_000_000
+"""For how long the devices are taken between two steps of a training, unless one run takes longer."""
 _ENDLESS_S = 600.0
 """No step takes so long. A loop of it may end with the training's numbers, and not with made-up ones."""
 
@@ -68,8 +72,13 @@ class FirstRuns:
         return all_have(self._session, self._what)
 
 
-def run_on_all(session: Session, what: str, run: Callable[[], Result]) -> Result:
+def run_on_all(
+    session: Session, what: str, run: Callable[[], Result], guard: Guard = contextlib.nullcontext
+) -> Result:
     """What ``run`` returns, which runs something with all-reduces on all ranks.
+
+    Args:
+        guard: around it, once it begins.
 
     Raises:
         ActivationError: it failed on another rank, or ranks were silent before anything ran.
@@ -78,7 +87,8 @@ def run_on_all(session: Session, what: str, run: Callable[[], Result]) -> Result
     result: Result | None = None
     failure: Exception | None = None
     try:
-        result = run()
+        with session.alone(what), guard():
+            result = run()
     except Exception as error:
         failure = error
     reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
@@ -100,6 +110,44 @@ def run_on_all(session: Session, what: str, run: Callable[[], Result]) -> Result
         listed = "; ".join(f"{name_ranks([rank])}: {why}" for why, rank in others.items())
         raise shared(ActivationError(f"{what}: {listed}"))
     return result  # type: ignore[return-value]  # it ran
+
+
+def repeated(
+    session: Session,
+    what: str,
+    run: Callable[[], Result],
+    count: int,
+    guard: Guard = contextlib.nullcontext,
+) -> list[Result]:
+    """What ``run`` returns each of so many times, on all ranks, as :func:`run_on_all`.
+
+    Between the steps of a training it runs once at first, and then as often in a row as a slice has time for.
+    """
+    if session.between_steps is None:
+        return run_on_all(session, what, lambda: [run() for _ in range(count)], guard)
+    longest_ns, now = 0, 1
+
+    def timed() -> Result:
+        nonlocal longest_ns
+        began_ns = time.perf_counter_ns()
+        result = run()
+        longest_ns = max(longest_ns, time.perf_counter_ns() - began_ns)
+        return result
+
+    def one_slice() -> list[Result]:
+        return [timed() for _ in range(now)]
+
+    found: list[Result] = []
+    while left := count - len(found):
+        now = min(now, left)
+        found += run_on_all(session, what, one_slice, guard)
+        now = in_a_slice(session, longest_ns)
+    return found
+
+
+def in_a_slice(session: Session, run_ns: int) -> int:
+    """How many runs that take so long on rank 0 a slice between two steps has time for; at least one."""
+    return int(session.tell(max(1, SLICE_NS // max(1, run_ns)), "runs in a slice"))
 
 
 def _lacked_memory(failure: Exception | None) -> bool:

@@ -35,13 +35,14 @@ from disco_hlo.plugin.measuring.links import (
     AFTER_COMPUTE,
     REPEATS,
     Chains,
+    Repeat,
     TransferChains,
     collective_times,
     collective_times_in_steps,
     link_label,
     traced_transfers,
 )
-from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, run_on_all
+from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, repeated, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import measure_constants
 from disco_hlo.plugin.measuring.room import lack_of_memory
 from disco_hlo.plugin.measuring.runner import Runner
@@ -57,6 +58,7 @@ from disco_hlo.plugin.measuring.traced_modules import (
     tell_of_uneven_devices,
     traceable,
     traced,
+    traced_in_slices,
     untraced_ns,
 )
 from disco_hlo.plugin.session import Session
@@ -352,22 +354,19 @@ def _sweep(
 ) -> tuple[SweepPoint, ...]:
     request, seed = session.request, session.settings.seed
     together = functools.partial(all_have, session, f"{kind} to time")
+    repeat: Repeat = functools.partial(repeated, session, f"timing {kind}")
     if ranks_block(session):
         chains = None if kept is None else kept.chains
         with session.stage(f"{kind} of {sizes_bytes[0]} to {sizes_bytes[-1]} bytes"):
-            found = run_on_all(
-                session,
-                f"timing {kind}",
-                lambda: collective_times_in_steps(request, kind, sizes_bytes, seed, chains, together),
-            )
+            found = collective_times_in_steps(request, kind, sizes_bytes, seed, chains, together, repeat)
             return tuple(point_of(size, times) for size, times in found.items())
     queues = BACKENDS[session.facts.backend].queues
     try:
         if queues:
             with session.stage(f"{kind}, traced"):
                 transfers = TransferChains(request, kind, sizes_bytes, seed, together)
-                trace, _ = run_on_all(session, f"traced {kind}", lambda: traced(transfers, REPEATS))
-                times = traced_transfers(trace, transfers.sizes_bytes, REPEATS)
+                trace, runs = _traced(session, f"traced {kind}", transfers)
+                times = traced_transfers(trace, transfers.sizes_bytes, runs)
                 return tuple(point_of(size, taken) for size, taken in times.items())
     except Exception as error:
         session.say(
@@ -376,8 +375,18 @@ def _sweep(
     points = []
     for size in sizes_bytes:
         with session.stage(f"{kind} of {size} bytes"):
-            timed = functools.partial(
-                collective_times, request, kind, size, seed, without_call=queues, together=together
+            times_ns = collective_times(
+                request, kind, size, seed, without_call=queues, together=together, repeat=repeat
             )
-            points.append(point_of(size, run_on_all(session, f"timing {kind}", timed)))
+            points.append(point_of(size, times_ns))
     return tuple(points)
+
+
+def _traced(session: Session, what: str, transfers: TransferChains) -> tuple[Trace, int]:
+    """A trace of transfers, and how many runs of them it has."""
+    if session.between_steps is None:
+        trace, _ = run_on_all(session, what, lambda: traced(transfers, REPEATS))
+        return trace, REPEATS
+    first_ns = min(repeated(session, what, transfers.run, 2))
+    trace, walls_ns = traced_in_slices(session, what, transfers, REPEATS, first_ns)
+    return trace, len(walls_ns)

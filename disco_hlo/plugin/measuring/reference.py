@@ -12,7 +12,7 @@ import numpy as np
 
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.plugin.measuring.lockstep import anywhere, run_on_all
+from disco_hlo.plugin.measuring.lockstep import Guard, anywhere, run_on_all
 from disco_hlo.plugin.measuring.roundings import rounding_of
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.survey import Survey
@@ -26,8 +26,6 @@ _RUNS, _FEWER_RUNS, _MORE_RUNS = 3, 1, 8
 too far off."""
 _MANY_ELEMENTS = 1 << 24
 """So many neighbours tell what one element does not."""
-
-Guard = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 @dataclass
@@ -55,6 +53,8 @@ class Reference:
     """Those of the pass."""
     first: list[list[Any]] | None = None
     """What a run of the default returned, all of it, where that is there."""
+    kept_on_host: bool = False
+    """Whether what the default computed lies in the host's memory."""
     _allowed: dict[int, Allowed] = field(default_factory=dict)
     """By output."""
     _runs: int = 0
@@ -117,7 +117,7 @@ class Reference:
                 yield number, own
 
     def _keep(self, number: int, arrays: list[Any]) -> None:
-        self._allowed[number] = Allowed(arrays, self._before(number))
+        self._allowed[number] = Allowed(arrays, self._before(number), kept_on_host=self.kept_on_host)
 
     def _learn(self, runs: int) -> None:
         """Run on inputs that are changed by a rounding until that has been done so often."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from disco_hlo.activation.channel import name_ranks
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.executables import LoadedExecutable, memory
+from disco_hlo.plugin.xla.executables import LoadedExecutable, Memory, memory
 from disco_hlo.plugin.xla.host_memory import free_host_bytes
 from disco_hlo.plugin.xla.job import free_device_bytes
 
@@ -34,14 +34,17 @@ class RankMemory:
     host_bytes: int | None
 
 
-def room_bytes(session: Session) -> int | None:
+def room_bytes(session: Session, *, on_host: bool = False) -> int | None:
     """Usable memory of each device, the least of all ranks; None where nobody says.
+
+    Args:
+        on_host: what the host has for each device, where devices have memory of their own, too.
 
     Raises:
         ActivationError: ranks were silent.
     """
     request = session.request
-    own = free_device_bytes(request)
+    own = None if on_host else free_device_bytes(request)
     mine = (
         socket.gethostname(),
         len(request.local_devices),
@@ -51,6 +54,17 @@ def room_bytes(session: Session) -> int | None:
     answers = session.channel.all_gather(json.dumps(mine).encode(), tag="room", timeout_s=session.timeout_s)
     least = least_bytes(RankMemory(*json.loads(answer)) for answer in answers)
     return None if least is None else int(_USABLE * least)
+
+
+def needed_on_host_bytes(needs: Memory, runs_there: bool) -> int:
+    """Host memory for each device while a step is compared on real inputs: a copy of its arguments, what XLA's default
+    computed of them, and how far each number may be off.
+
+    Args:
+        needs: of the step.
+        runs_there: the devices have the host's memory, so that a run takes it as well.
+    """
+    return needs.arguments_bytes + 3 * needs.outputs_bytes // 2 + (needs.total_bytes if runs_there else 0)
 
 
 def least_bytes(ranks: Iterable[RankMemory]) -> int | None:
@@ -69,20 +83,25 @@ def least_bytes(ranks: Iterable[RankMemory]) -> int | None:
 
 
 def lack_of_memory(
-    session: Session, name: str, executable: LoadedExecutable, inputs_of: Runner | None = None
+    session: Session,
+    name: str,
+    executable: LoadedExecutable,
+    inputs_of: Runner | None = None,
+    given_back_bytes: int = 0,
 ) -> str:
     """On which ranks a module has too little room to be run, the same on all; empty where it has enough.
 
     Args:
         name: of the module, in words.
         inputs_of: whose inputs it runs on; those that it does not take over need no room of their own.
+        given_back_bytes: what will be free on each device by then, besides.
 
     Raises:
         ActivationError: a rank failed, or ranks were silent.
     """
     with session.stage(f"room for the {name}"):
         needs = memory(executable)
-        needed = needs.total_bytes
+        needed = needs.total_bytes - given_back_bytes
         if inputs_of is not None:
             needed -= max(0, needs.arguments_bytes - inputs_of.donated_bytes())
     usable = room_bytes(session)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.backends import backend_of
+from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.plugin.callbacks import refuse_callbacks
 from disco_hlo.plugin.measuring.collective_chains import Chain, compile_chain
@@ -73,6 +74,7 @@ class Runner:
         of_step: the executable takes what the request's step takes, so that some inputs may be negative, or indices;
             else all are positive, and integers 0 or 1.
         permuted: indices are permutations of the rows that they choose from (``made_up``).
+        inputs: what it runs on in the place of all these.
 
     Raises:
         UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
@@ -90,6 +92,7 @@ class Runner:
         together: Together = contextlib.nullcontext,
         of_step: bool = True,
         permuted: bool = False,
+        inputs: Inputs | None = None,
     ) -> None:
         if not allow_callbacks:
             refuse_callbacks(executables.read_executable(executable), request.module_name)
@@ -98,8 +101,12 @@ class Runner:
         positive = request.positive if of_step else None
         index_bounds = request.index_bounds if of_step else {}
         equal = request.equal if of_step else frozenset()
-        shared = None if inputs_of is None else inputs_of._inputs
-        if (
+        shared = inputs_of._inputs if inputs_of is not None and inputs is None else inputs
+        if inputs is not None and inputs.parameters != parameters:
+            raise UnsupportedError(
+                f"it takes other arguments than the step: expected {inputs.parameters}, got {parameters}"
+            )
+        if inputs is None and (
             shared is None
             or shared.request is not request
             or (shared.parameters, shared.seed) != (parameters, seed)
@@ -107,12 +114,15 @@ class Runner:
             or shared.permuted != permuted
         ):
             shared = Inputs(request, parameters, seed, together, positive, index_bounds, equal, permuted)
+        assert shared is not None
         self._inputs: Inputs = shared
         known = inputs_of is not None and inputs_of._inputs.request is request
         self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)
         self._has_run = False
         self._next_of: dict[int, int] = executables.storage_taken(executable) if of_step else {}
         """By parameter, the output that a training loop hands on as the next step's."""
+        if request.trains:
+            shared.hand_out_copies(self._next_of)
 
     def inputs(self) -> list[Any]:
         """Arguments for one execution; what an execution takes over is not among those of the next."""
@@ -237,7 +247,7 @@ class Runner:
 
     def input_arrays(self, index: int) -> list[Any]:
         """What parameter ``index`` holds on each local device."""
-        return [shard.data for shard in self._inputs.like(index).addressable_shards]
+        return self._inputs.arrays(index)
 
     def inputs_as_they_were(self, index: int) -> list[Any]:
         """What parameter ``index`` holds on each local device when nothing is changed, made for the caller."""

@@ -17,18 +17,22 @@ COPIES_BYTES = 16 << 30
 """The most that copies of donated inputs may take on each device."""
 _COPIES_SHARE = 8
 """And the part of the free memory, at most: one in so many."""
-_LOOKS = 3
+LOOKS = 3
+"""Runs that are waited for, of which the shortest counts."""
 
 
-def steps_at_once(step_ns: int, donated_bytes: int, free_bytes: int | None = None) -> int:
+def steps_at_once(
+    step_ns: int, donated_bytes: int, free_bytes: int | None = None, within_ns: int = AT_ONCE_NS
+) -> int:
     """How many runs of a step one measurement takes.
 
     Args:
         step_ns: of one run that is waited for.
         donated_bytes: what the copies for one more run take on each device.
         free_bytes: what is free there; None where nobody says.
+        within_ns: about what one measurement should take.
     """
-    count = min(MOST_AT_ONCE, round(AT_ONCE_NS / max(1, step_ns)))
+    count = min(MOST_AT_ONCE, round(within_ns / max(1, step_ns)))
     if donated_bytes:
         room = COPIES_BYTES if free_bytes is None else min(COPIES_BYTES, free_bytes // _COPIES_SHARE)
         count = min(count, room // donated_bytes - 1)  # and one ahead of them
@@ -37,20 +41,23 @@ def steps_at_once(step_ns: int, donated_bytes: int, free_bytes: int | None = Non
 
 def waited_for_ns(runner: Runner) -> int:
     """The least that a run takes which is waited for, of a few."""
-    return min(runner.run() for _ in range(_LOOKS))
+    return min(runner.run() for _ in range(LOOKS))
 
 
-def at_once_of(runner: Runner, step_ns: int, free_bytes: int | None = None) -> int:
+def at_once_of(
+    runner: Runner, step_ns: int, free_bytes: int | None = None, within_ns: int = AT_ONCE_NS
+) -> int:
     """How many runs of a step one measurement takes, of a runner that has run; runs it a few times more.
 
     Args:
         step_ns: of one run that is waited for: the same on all ranks, which run it as often as each other.
         free_bytes: what is free on each device; None where nobody says.
+        within_ns: about what one measurement should take.
     """
-    count = steps_at_once(step_ns, 0)
+    count = steps_at_once(step_ns, 0, None, within_ns)
     if count > 1:
         runner.learn_handing_on(count + 1)
-    return steps_at_once(step_ns, runner.donated_bytes(), free_bytes)
+    return steps_at_once(step_ns, runner.donated_bytes(), free_bytes, within_ns)
 
 
 def time_once(runner: Runner, at_once: int) -> int:

@@ -15,7 +15,7 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.tolerances import are_compared_on_devices, widened
 from disco_hlo.plugin.xla.dtypes import is_whole
-from disco_hlo.plugin.xla.each_device import on_each_device
+from disco_hlo.plugin.xla.each_device import Fact, compile_for_each_device, on_each_device
 
 _UPDATED = 0.3
 """An output that lies so near to an input of its shape, relative to its norm, updates it."""
@@ -115,6 +115,12 @@ def _looked_at(arrays: Sequence[Any]) -> tuple[NDArray[Any], int]:
     devices = tuple(next(iter(one.devices())) for one in arrays)
     few, strange = on_each_device(devices, _look, (), arrays, [places] * len(devices))
     return np.asarray(few[0]), sum(int(np.asarray(one)[0]) for one in strange)
+
+
+def compile_look(devices: tuple[Any, ...], output: Fact) -> None:
+    """Compile what :func:`survey_of` runs on the devices for a large output."""
+    places = _places(math.prod(output[0]))
+    compile_for_each_device(devices, _look, (), output, (places.shape, places.dtype))
 
 
 def _look(values: Any, places: Any) -> tuple[Any, Any]:

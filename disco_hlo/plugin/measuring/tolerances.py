@@ -15,6 +15,7 @@ and are computed where these lie: those of large outputs by a program on the dev
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.plugin.xla.dtypes import is_whole
-from disco_hlo.plugin.xla.each_device import on_each_device
+from disco_hlo.plugin.xla.each_device import Fact, compile_for_each_device, on_each_device
 
 TIMES = 4.0
 """An element may lie so many times as far off as roundings move it."""
@@ -230,6 +231,27 @@ def are_compared_on_devices(values: Any) -> bool:
     return (dtype.name in _USUAL or dtype.kind in "biu") and math.prod(values.shape) >= _ON_DEVICES
 
 
+def compile_rules(devices: tuple[Any, ...], output: Fact, updates: bool) -> None:
+    """Compile what :class:`Allowed` runs on the devices for a large output.
+
+    Args:
+        updates: whether it is the new value of an input.
+    """
+    import jax
+
+    parts, is_float = parts_of(output[0]), not is_whole(output[1])
+    befores, seen = [output] * updates, []
+    if is_float:
+        compile_for_each_device(devices, _begun, (True, parts), output, *befores)
+        with jax.enable_x64(True):
+            like = [jax.ShapeDtypeStruct(*output)] * (1 + updates)
+            begun = jax.eval_shape(functools.partial(_begun, True, parts), *like)
+        seen = [(one.shape, one.dtype) for one in begun]
+        compile_for_each_device(devices, _learnt, (True, parts), *seen, output, output, *befores, *befores)
+    runs = ((1,), np.dtype(np.float64))
+    compile_for_each_device(devices, _are_wrong, (True, parts, is_float), *seen, output, runs, output)
+
+
 class Allowed:
     """What the default computed of one output, and how far off another program may be.
 
@@ -237,10 +259,15 @@ class Allowed:
         values: on each local device; kept.
         before: what the step updates there; None where it updates nothing.
         on_devices: whether they are compared where they lie; by their number and type where nobody says.
+        kept_on_host: what is kept lies in the host's memory until it is needed: the devices have no room for it.
     """
 
     def __init__(
-        self, values: Sequence[Any], before: Sequence[Any] | None, on_devices: bool | None = None
+        self,
+        values: Sequence[Any],
+        before: Sequence[Any] | None,
+        on_devices: bool | None = None,
+        kept_on_host: bool = False,
     ) -> None:
         first = values[0]
         self.shape, self._dtype = tuple(first.shape), np.dtype(first.dtype)
@@ -248,11 +275,13 @@ class Allowed:
         self._runs = 0
         self.is_float = not is_whole(self._dtype)
         self._on_devices = are_compared_on_devices(first) if on_devices is None else on_devices
-        self._values = self._there(values)
+        self._kept_on_host = kept_on_host
+        self._devices = tuple(next(iter(one.devices())) for one in values) if self._on_devices else ()
+        self._values = self._kept([self._there(values)])[0]
         self._seen: list[list[Any]] = []
         """By device, what :class:`Seen` has of each of the parts, one behind the other."""
         if self.is_float and self._parts:
-            self._seen = self._each(_begun, (self._parts,), self._values, *self._befores(before))
+            self._seen = self._kept(self._each(_begun, (self._parts,), self._values, *self._befores(before)))
 
     @property
     def moved_square(self) -> float:
@@ -277,8 +306,8 @@ class Allowed:
         if not self._seen:
             return
         told = (*self._befores(before), *self._befores(moved_before))
-        self._seen = self._each(
-            _learnt, (self._parts,), *self._across(), self._values, self._there(moved), *told
+        self._seen = self._kept(
+            self._each(_learnt, (self._parts,), *self._across(), self._values, self._there(moved), *told)
         )
 
     def unlike(self, got: Sequence[Any]) -> tuple[int, str]:
@@ -326,6 +355,9 @@ class Allowed:
             return list(arrays)
         return [np.array(one).reshape(np.shape(one) or (1,)) for one in arrays]
 
+    def _kept(self, by_device: list[list[Any]]) -> list[list[Any]]:
+        return [list(map(np.asarray, own)) for own in by_device] if self._kept_on_host else by_device
+
     def _befores(self, before: Sequence[Any] | None) -> list[list[Any]]:
         return [] if before is None else [self._there(before)]
 
@@ -340,8 +372,7 @@ class Allowed:
         if self._on_devices:
             import jax
 
-            devices = tuple(next(iter(one.devices())) for one in self._values)
-            found = on_each_device(devices, rule, (True, *static), *arguments)
+            found = on_each_device(self._devices, rule, (True, *static), *arguments)
             jax.block_until_ready(found)  # what it took is free before the next output takes as much
             return [list(own) for own in zip(*found, strict=True)]
         with np.errstate(all="ignore"):

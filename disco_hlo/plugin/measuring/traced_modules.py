@@ -6,6 +6,8 @@ buffers hide which kernel belongs to which instruction; so a module is compiled 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, marked, steps_in_a_row
 from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.links import TransferChains
-from disco_hlo.plugin.measuring.lockstep import FirstRuns, anywhere, run_on_all
+from disco_hlo.plugin.measuring.lockstep import FirstRuns, Guard, anywhere, in_a_slice, repeated, run_on_all
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.session import Session
@@ -123,23 +125,53 @@ def runner_with(session: Session, trial: Trial, inputs_of: Runner | None, togeth
 
 
 def traced_on_all(
-    session: Session, name: str, runner: Runner, runs: int, first_runs: FirstRuns, *, warm: bool = True
+    session: Session,
+    name: str,
+    runner: Runner,
+    runs: int,
+    first_runs: FirstRuns,
+    *,
+    warm: bool = True,
+    guard: Guard = contextlib.nullcontext,
 ) -> tuple[tracing.Trace, Sequence[int]]:
     """:func:`traced` on all ranks; where one fails, all do, or the job ends if they cannot.
 
     Args:
         first_runs: what ``runner`` makes its inputs with.
         warm: whether a GPU computes for a while before.
+        guard: around the runs.
     """
     first_runs.begin(_WARM_UPS)
-    step_ns = run_on_all(
-        session, f"a first run of {name}", lambda: min(runner.run() for _ in range(_WARM_UPS))
-    )
+    step_ns = min(repeated(session, f"a first run of {name}", runner.run, _WARM_UPS, guard))
+    if session.between_steps is not None:  # the training keeps a GPU warm
+        runs = max(MINIMUM_RUNS, runs // 2)
+        return traced_in_slices(session, f"a profiled run of {name}", runner, runs, step_ns, guard)
     more = 0
     warm_up_ns = BACKENDS[session.facts.backend].warm_up_ns
     if warm and warm_up_ns:
         more = session.tell(min(_MOST_WARM_UPS, warm_up_ns // max(1, step_ns)), "warm-ups")
-    return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs, more))
+    return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs, more), guard)
+
+
+def traced_in_slices(
+    session: Session,
+    what: str,
+    runner: Runner | TransferChains,
+    runs: int,
+    run_ns: int,
+    guard: Guard = contextlib.nullcontext,
+) -> tuple[tracing.Trace, Sequence[int]]:
+    """As :func:`traced`, between the steps of a training, a few runs in each trace: at least so many in all.
+
+    Args:
+        run_ns: about what one run takes.
+    """
+    at_once = min(runs, in_a_slice(session, run_ns))
+    taken = [
+        run_on_all(session, what, lambda: _collected(runner, at_once, 0), guard)
+        for _ in range(-(-runs // at_once))
+    ]
+    return tracing.joined([tracing.read(one) for one, _ in taken]), [ns for _, walls in taken for ns in walls]
 
 
 @dataclass(frozen=True)
@@ -182,16 +214,22 @@ def take(
     trial, by_name = module.trial, module.by_name
     with session.stage(f"memory for the {trial.name}"):
         runner = runner_with(session, trial, inputs_of, first_runs)
-    with session.stage(f"profile {trial.name}"), marked(session, trial, "run"):
-        runs = BACKENDS[session.facts.backend].traced_steps
-        trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs)
+    with session.stage(f"profile {trial.name}"):
+        runs, guard = (
+            BACKENDS[session.facts.backend].traced_steps,
+            functools.partial(marked, session, trial, "run"),
+        )
+        trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs, guard=guard)
     if by_name is None:
         return NamedTrace(trace, walls_ns, trial.executable, runner)
     untraced = untraced_ns(session, trial, runner, first_runs) if timed else 0
     with session.stage(f"memory for the {by_name.name}"):
         other = runner_with(session, by_name, runner, first_runs)
-    with session.stage(f"profile {by_name.name}"), marked(session, by_name, "run"):
-        named, _ = traced_on_all(session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False)
+    with session.stage(f"profile {by_name.name}"):
+        guard = functools.partial(marked, session, by_name, "run")
+        named, _ = traced_on_all(
+            session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False, guard=guard
+        )
     with session.stage(f"names of {trial.name}"):
         whole, why = _with_names(module, trace, named)
     if anywhere(session, whole is None, "names"):
@@ -221,15 +259,13 @@ def untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: Firs
     """A step's time among several in a row; 0 where it has to be waited for, since the way from the host is in that."""
     first_runs.begin()
     try:
-        with session.stage(f"time {trial.name}"), marked(session, trial, "run"):
+        with session.stage(f"time {trial.name}"):
             at_once = steps_in_a_row(session, runner)
             if at_once == 1:
                 return 0
-            return run_on_all(
-                session,
-                f"steps of {trial.name}",
-                lambda: round(median(time_once(runner, at_once) for _ in range(_TIMES))),
-            )
+            timed = functools.partial(time_once, runner, at_once)
+            guard = functools.partial(marked, session, trial, "run")
+            return round(median(repeated(session, f"steps of {trial.name}", timed, _TIMES, guard)))
     except Exception as error:  # it can be profiled without; what fails alone while it runs ends the job
         session.say("%s: not timed: %s", trial.name, one_line(error))
         return 0
@@ -243,6 +279,12 @@ def traced(
     Raises:
         ProfileError: this rank has no trace; it has run as often as the others nevertheless.
     """
+    trace, walls = _collected(runner, runs, warm_ups)
+    return tracing.read(trace), walls
+
+
+def _collected(runner: Runner | TransferChains, runs: int, warm_ups: int) -> tuple[bytes, Sequence[int]]:
+    """As :func:`traced`, not read yet."""
     walls: list[int] = []
     try:
         trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=warm_ups)
@@ -250,7 +292,7 @@ def traced(
         while len(walls) < warm_ups + runs:
             walls.append(runner.run())
         raise
-    return tracing.read(trace), walls[-runs:]
+    return trace, walls[-runs:]
 
 
 def findings(

@@ -7,9 +7,7 @@ inputs before the training runs it. Where that cannot be seen it is not enacted.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
 
 from disco_hlo.errors import PlanError, UnsupportedError
 from disco_hlo.plan.compared import note_compared, was_compared, was_measured
@@ -19,13 +17,12 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.comparing import compare
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
+from disco_hlo.plugin.measuring.lockstep import Guard
 from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
 from disco_hlo.plugin.session import Session, versions
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla.executables import LoadedExecutable
-
-Guard = Callable[[], contextlib.AbstractContextManager[None]]
 
 _compared: set[str] = set()
 """Digests of modules that this process compared, where the plan directory cannot say so."""

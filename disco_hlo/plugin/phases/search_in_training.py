@@ -1,21 +1,23 @@
 """The search for one step while it trains: ``DISCO_WHEN=training`` with ``ENABLE_SEARCH=1``.
 
 A thread on every rank goes through the same stages: capture, profile, search (in a process of its own), compile,
-compare, and try the candidates as real calls. These threads meet over a channel of their own. What needs the devices is
-done between two calls, while all ranks hold their training, and the log says for how long.
+compare, and try the candidates as real calls. These threads meet over a channel of their own. What runs over the
+devices does so between two calls, in slices, while all ranks hold their training; the log says for how long.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
-from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, UnsupportedError, is_shared
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
@@ -27,11 +29,13 @@ from disco_hlo.plugin.calls.rounds import Round
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
+from disco_hlo.plugin.measuring.comparing import compile_comparison
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.lockstep import anywhere
+from disco_hlo.plugin.measuring.inputs.real import RealInputs, off_devices
+from disco_hlo.plugin.measuring.lockstep import all_have, anywhere
 from disco_hlo.plugin.measuring.measured_times import measured_times
-from disco_hlo.plugin.measuring.profiling import compile_ahead, profile_step
-from disco_hlo.plugin.measuring.room import lack_of_memory, room_bytes
+from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.measuring.room import lack_of_memory, needed_on_host_bytes, room_bytes
 from disco_hlo.plugin.phases.finalists import likeliest, trials_of
 from disco_hlo.plugin.phases.one_step import refuse_other_threads
 from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted
@@ -43,10 +47,15 @@ from disco_hlo.plugin.step import Step, called_step
 from disco_hlo.plugin.switches import refuse_switched_on
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
+from disco_hlo.plugin.xla.job import may_rise_bytes
 from disco_hlo.profiler.profile import Profile
 
 _MOST_TRIED = 2
 """Candidates that are compared with XLA's default, and tried."""
+_MAY_RISE = 0.1
+"""Part of the most memory that the training had in use, by which a comparison may exceed it on a GPU; else the state
+leaves the devices meanwhile."""
 _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
@@ -74,6 +83,10 @@ class SearchInTraining:
         self._winner = DEFAULT
         self._tried = False
         """Whether there was a candidate to be tried."""
+        self._hold: Hold | None = None
+        """Under way."""
+        self._held_s: list[float] = []
+        """How long the training was held, each time since somebody last said so."""
 
     def run(self) -> None:
         """Go through all stages, with the other ranks; the training goes on whatever happens."""
@@ -82,15 +95,15 @@ class SearchInTraining:
         trial = self._calls()
         if trial is None:
             return
-        trial.on_outcome = self._note
+        trial.on_outcome, trial.share = self._note, self._settings.share
         self._request = request = trial.watch.request
+        request.trains = True
         del trial
         atexit.register(self.end)
         try:
             with jaxlink.ours(), jax.transfer_guard("allow"):
-                self._search(
-                    join_beside(request, self._settings, f"search {request.digest[:16]}", self._over)
-                )
+                session = join_beside(request, self._settings, f"search {request.digest[:16]}", self._over)
+                self._search(replace(session, between_steps=functools.partial(self._held, session)))
         except Exception as error:  # no failure of ours may stop the training
             told = self._ended() or (is_shared(error) and request.backend.process_index() != 0)
             LOGGER.log(
@@ -113,7 +126,7 @@ class SearchInTraining:
             "%s is the training step by its calls; it goes on while a plan is searched",
             self._request.module_name,
         )
-        with self._apart(session, "reading the step"), session.stage("step"):
+        with session.stage("step"):
             step = called_step(self._request, self._settings)
             self._refuse(step)
             fit_inputs(self._request, step.source)
@@ -152,25 +165,21 @@ class SearchInTraining:
         """The step's profile, on rank 0, and how long it took."""
         xla, started = read(step.source), time.monotonic()
         with measured_times(session) as store:
-            with self._apart(session, "compiling what is profiled"):
-                kept = compile_ahead(session, step.source, xla, store)
-            with self._held(session, "profiling"):
-                profiled = profile_step(session, step.source, xla, store, slot, kept)
+            profiled = profile_step(session, step.source, xla, store, slot)
+        self._say_held(session, "profiling")
         return None if profiled is None else profiled.profile, time.monotonic() - started
 
     def _try(self, session: Session, step: Step, trials: Sequence[Trial]) -> None:
         """Compile the likeliest winners, compare them with XLA's default, and let them run calls until one has won."""
         tried = likeliest(trials, _MOST_TRIED)
-        with self._apart(session, "compiling"):
-            compile_trials(session, step.source, tried, tag="candidates")
-            exchange(session)
+        compile_trials(session, step.source, tried, tag="candidates")
+        exchange(session)
         trials[0].executable = self._request.call_default()
-        for one in (trials[0], *tried):
-            one.error = one.error or lack_of_memory(session, one.name, one.executable)
-        if trials[0].error:
-            raise UnsupportedError(f"there is no room to compare candidates: {trials[0].error}")
-        with self._held(session, "comparing"):
-            compare_with_default(session, trials[0], [one for one in tried if not one.error])
+        with session.stage("compiling the comparison"):
+            compile_comparison(self._request.local_devices, trials[0].executable)
+        with self._held(session, "comparing") as hold:
+            self._compare(session, hold, trials[0], tried)
+        self._say_held(session, "comparing")
         self._offer([one for one in tried if one.compared])
         for one in (trials[0], *tried):
             one.executable = None
@@ -179,6 +188,53 @@ class SearchInTraining:
         while not self._settled.wait(_LOOK_S):
             if self._over():
                 raise ActivationError("no candidate has won so far")
+
+    def _compare(self, session: Session, hold: Hold, default: Trial, tried: Sequence[Trial]) -> None:
+        """Compare candidates with XLA's default, on the arguments of the call that is held, where the hosts have room
+        for a copy of them."""
+        trial = self._calls()
+        arguments = [] if trial is None else trial.watch.arguments
+        inputs, taken = None, frozenset[int]()
+        with session.stage("room for real inputs"):
+            needs = memory(default.executable)
+            beside = may_rise_bytes(self._request, _MAY_RISE)
+            if beside is not None and needs.total_bytes > beside:
+                taken = frozenset(storage_taken(default.executable))
+        room, on_host = room_bytes(session, on_host=True), needed_on_host_bytes(needs, beside is None)
+        lacking = room is not None and on_host > room
+        if anywhere(session, lacking or not arguments, "real inputs"):
+            taken = frozenset()
+            session.say(
+                "candidates are compared on made-up inputs: the host has no room for the step's own (%d MiB a device)",
+                on_host >> 20,
+            )
+        else:
+            inputs = self._copied(session, default, arguments)
+        gives_back = needs.aliased_bytes if taken else 0
+        for one in (default, *tried):
+            one.error = one.error or lack_of_memory(
+                session, one.name, one.executable, given_back_bytes=gives_back
+            )
+        if default.error:
+            raise UnsupportedError(f"there is no room to compare candidates: {default.error}")
+        alive = [one for one in tried if not one.error]
+        with contextlib.ExitStack() as stack:
+            if inputs is not None and taken and alive:
+                hold.outlasts = True
+                stack.enter_context(off_devices(inputs, arguments, taken))
+            if alive:
+                compare_with_default(session, default, alive, inputs)
+
+    def _copied(self, session: Session, default: Trial, arguments: Sequence[Any]) -> RealInputs:
+        with session.stage("a copy of the step's inputs"):
+            return RealInputs(
+                self._request,
+                parameters(default.executable),
+                arguments,
+                session.settings.seed,
+                lambda: all_have(session, "inputs"),
+                self._stop.__bool__,
+            )
 
     def _offer(self, alive: Sequence[Trial]) -> None:
         self._tried = bool(alive)
@@ -215,24 +271,34 @@ class SearchInTraining:
         return self._over() or bool(self._stop)
 
     @contextlib.contextmanager
-    def _held(self, session: Session, what: str) -> Iterator[None]:
-        """Hold the training on all ranks for the body, which has the devices to itself."""
+    def _held(self, session: Session, what: str) -> Iterator[Hold]:
+        """Hold the training on all ranks for the body, which has the devices to itself; or go on with a hold that is
+        under way."""
+        if self._hold is not None:
+            yield self._hold
+            return
         hold = Hold(what, self._stop.watched)
         if (trial := self._calls()) is not None:
             trial.hold = hold
         del trial
         try:
             with hold.held(self._over):
-                started = time.monotonic()
-                yield
-            session.say("the training was held for %.1f s: %s", time.monotonic() - started, what)
+                self._hold, started = hold, time.monotonic()
+                yield hold
+            self._held_s.append(time.monotonic() - started)
         finally:
+            self._hold = None
             if (trial := self._calls()) is not None:
                 trial.hold = None
-        if anywhere(session, bool(self._stop), "interrupted"):
+            interrupted = anywhere(session, bool(self._stop), "interrupted")
+        if interrupted:
             raise ActivationError("it was interrupted")
 
-    def _apart(self, session: Session, what: str) -> contextlib.AbstractContextManager[None]:
-        """For a compile: while the training runs, but held where XLA's autotuner needs the devices."""
-        tunes = BACKENDS[session.facts.backend].autotunes
-        return self._held(session, what) if tunes else contextlib.nullcontext()
+    def _say_held(self, session: Session, what: str) -> None:
+        """One line about the holds since the last one."""
+        if held_s := self._held_s:
+            session.say(
+                "the training was held for %.1f s, in %d pieces of up to %.0f ms: %s",
+                sum(held_s), len(held_s), 1e3 * max(held_s), what,
+            )  # fmt: skip
+        self._held_s = []

@@ -16,9 +16,9 @@ import msgspec
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.optimize.costs import Costs, costs_of
-from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize
-from disco_hlo.optimize.predict import predict
+from disco_hlo.optimize.costs import costs_of
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, unsearched
+from disco_hlo.optimize.regions import step_times
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
@@ -32,7 +32,7 @@ from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Early, Restructured, early_module, named_schedules, restructured
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.profiler.store import ProfileStore
-from disco_hlo.search.schedule import Scheduled, best_buckets
+from disco_hlo.search.schedule import Scheduled
 
 EXPOSED_SHARE = 0.03
 """Share of a step that its communication must leave exposed before any structure is tried."""
@@ -46,7 +46,7 @@ _TAKES_S = 300.0
 
 
 def restructured_trials(
-    session: Session, graph: Graph, slot: PlanSlot, store: ProfileStore | None, found: Optimized | None
+    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Optimized | None
 ) -> list[Trial]:
     """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
     all go on without.
@@ -55,7 +55,7 @@ def restructured_trials(
         found: what the search over order and buckets found, on rank 0.
     """
     try:
-        return _trials(session, graph, slot, store, found)
+        return _trials(session, slot, store, found)
     except Exception as error:
         session.say(
             "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
@@ -64,16 +64,18 @@ def restructured_trials(
         return []
 
 
-def why_not(graph: Graph, plan: Strategy, costs: Costs) -> str:
+def why_not(case: Case, plan: Strategy) -> str:
     """Why no other structure than the best plan's is tried, as a sentence's end; empty where one is."""
+    graph, costs = case.source.graph, case.costs
     if not costs.machine.asynchronous:
         return "collectives block on this device, so nothing can overlap them"
-    timeline = predict(graph, plan, costs).timeline
-    exposed = timeline.exposed_ns / max(1, timeline.makespan_ns)
+    times = step_times(case.source, plan, costs)
+    exposed = times.exposed_ns / max(1, times.makespan_ns)
     if exposed < EXPOSED_SHARE:
         return f"the plan leaves {exposed:.1%} of the step to communication alone"
     inside = inside_share(graph, [int(ns) for ns in costs.op_ns(graph)])
-    if inside < INSIDE_SHARE and len(graph.all_reduces) > 1:
+    in_loops = any(region.source.graph.all_reduces for region in case.source.regions)
+    if inside < INSIDE_SHARE and len(graph.all_reduces) > 1 and not in_loops:
         return f"only {inside:.1%} of the ops' time lies between transfers"
     return ""
 
@@ -92,7 +94,7 @@ def inside_share(graph: Graph, nodes_ns: Sequence[int]) -> float:
 
 
 def _trials(
-    session: Session, graph: Graph, slot: PlanSlot, store: ProfileStore | None, found: Optimized | None
+    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Optimized | None
 ) -> list[Trial]:
     settings = session.settings
     if settings.structure == "off":
@@ -100,8 +102,7 @@ def _trials(
     with session.stage("structure"):
         mine = ""
         if found is not None and settings.forced_structure is None:
-            plan = found.best.strategy
-            mine = why_not(graph, plan, found.case.costs_with(plan.regions))
+            mine = why_not(found.case, found.best.strategy)
     reason = session.tell(mine if session.leads else None, "structure")
     if reason:
         LOGGER.debug("no structure of the step is tried: %s", reason)
@@ -111,7 +112,7 @@ def _trials(
     room = room_bytes(session)
     best: dict[str, Scheduled] = {}
     for name in promising:
-        one = _searched(session, made[name], slot, store, room)
+        one = _searched(session, made[name], slot, store, room, found)
         if one is not None:
             best[name] = one
     return _told(session, best, made, slot, found)
@@ -180,10 +181,10 @@ def _most_promising(
         return [] if session.leads else None
     predicted: dict[str, int] = {}
     for name, one in made.items():
-        graph = one.source.graph
         try:
-            costs = costs_of(found.case.costs.profile, one.source)
-            predicted[name] = best_buckets(graph, read(one.source).groups, costs, costs.machine).predicted_ns
+            xla = read(one.source)
+            case = Case(one.source, xla, costs_of(found.case.costs.profile, one.source, [xla]))
+            predicted[name] = unsearched(case).predicted_ns
         except Exception as error:
             _say_left_out(session, name, error)
     LOGGER.debug("structures as predicted before profiling: %s ns", predicted)
@@ -191,18 +192,29 @@ def _most_promising(
 
 
 def _searched(
-    session: Session, one: Restructured, slot: PlanSlot, store: ProfileStore | None, room: int | None
+    session: Session,
+    one: Restructured,
+    slot: PlanSlot,
+    store: ProfileStore | None,
+    room: int | None,
+    found: Optimized | None,
 ) -> Scheduled | None:
-    """The best plan for a schedule, on rank 0; None elsewhere, and where there is none."""
+    """The best plan for a schedule, on rank 0; None elsewhere, and where there is none.
+
+    Its plans may need a little more memory than what XLA makes of the schedule. Whether the device has that is asked
+    before any is run.
+    """
     name, source, settings = one.record.name, one.source, session.settings
     try:
         xla = read(source)
         profiled = profile_step(session, source, xla, store, slot, restructured=one)
         with session.stage(f"search of {name}", takes_s=settings.budget_s + _TAKES_S):
-            if profiled is None:
+            if profiled is None or found is None:
                 return None
             budget = Budget.of(settings.budget_s * SEARCH_SHARE)
             case = Case(source, xla, costs_of(profiled.profile, source, [xla]), room)
+            more_bytes = case.default.peak_bytes - found.case.default.peak_bytes
+            session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
             return optimize(case, replace(search_settings(settings), finalists=1), budget).best
     except Exception as error:
         _say_left_out(session, name, error)

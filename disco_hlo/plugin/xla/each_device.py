@@ -48,6 +48,17 @@ def on_each_device(
         return executables.result_arrays(executables.execute(executable, joined))
 
 
+Fact = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and type of an array on one device."""
+
+
+def compile_for_each_device(
+    devices: tuple[Any, ...], function: Callable[..., Any], static: tuple[Any, ...], *arguments: Fact
+) -> None:
+    """Have :func:`on_each_device` find this program compiled."""
+    _compiled(devices, function, static, tuple((shape, np.dtype(dtype)) for shape, dtype in arguments))
+
+
 def _joined(devices: tuple[Any, ...], arrays: PerDevice) -> Any:
     import jax
 
@@ -68,7 +79,7 @@ def _compiled(
     devices: tuple[Any, ...],
     function: Callable[..., Any],
     static: tuple[Any, ...],
-    facts: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...],
+    facts: tuple[Fact, ...],
 ) -> LoadedExecutable:
     import jax
 

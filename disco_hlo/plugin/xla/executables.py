@@ -87,6 +87,15 @@ def parameters(executable: LoadedExecutable) -> tuple[Parameter, ...]:
     return tuple(_parameter(index, *pair) for index, pair in enumerate(zip(shapes, shardings, strict=True)))
 
 
+def results(executable: LoadedExecutable) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and type of each result that is an array, as one device holds it."""
+    import jaxlib._hlo as _hlo
+
+    shape = _hlo.XlaComputation(read_executable(executable)).program_shape().result_shape()
+    every = shape.tuple_shapes() if shape.is_tuple() else [shape]
+    return [(tuple(one.dimensions()), np.dtype(one.numpy_dtype())) for one in every if one.is_array()]
+
+
 def _parameter(index: int, shape: Any, sharding: Any) -> Parameter:
     import jaxlib._hlo as _hlo
 

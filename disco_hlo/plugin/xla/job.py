@@ -50,6 +50,18 @@ def free_device_bytes(request: CompileRequest) -> int | None:
     return min(known, default=None)
 
 
+def may_rise_bytes(request: CompileRequest, share: float) -> int | None:
+    """By how much more the memory in use may grow on each local device until it is this part above the most that was
+    ever in use; None where devices have none of their own."""
+    every = [device.memory_stats() or {} for device in request.local_devices]
+    known = [
+        int((1 + share) * one["peak_bytes_in_use"]) - int(one["bytes_in_use"])
+        for one in every
+        if "peak_bytes_in_use" in one and "bytes_in_use" in one
+    ]
+    return min(known, default=None)
+
+
 def _free_device_bytes(device: Any) -> int | None:
     stats = device.memory_stats()
     if not stats or "bytes_limit" not in stats:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import signal
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +16,7 @@ from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.calls import trial as trials
 from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.steps import Seen
@@ -80,6 +85,34 @@ def trial_on(calls: Calls) -> Trial:
     return Trial(calls, LocalChannel(), 1.0, "t")  # type: ignore[arg-type]
 
 
+def test_a_call_whose_state_is_elsewhere_outlasts_ctrl_c_which_comes_after_it() -> None:
+    hold, asked = Hold("comparing", contextlib.nullcontext), threading.Event()
+    ended = threading.Event()
+
+    def work() -> None:
+        with hold.held(lambda: False):
+            hold.outlasts = True
+            os.kill(os.getpid(), signal.SIGINT)
+            asked.wait(60)
+            ended.set()
+
+    def handler(*_: object) -> None:
+        asked.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handler)
+    thread = threading.Thread(target=work)
+    try:
+        thread.start()
+        hold.wait()
+        assert ended.is_set(), "the call did not go on before the state was back"
+        with pytest.raises(KeyboardInterrupt):
+            threading.Event().wait(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        thread.join()
+
+
 FAST = {DEFAULT: 10**8, "fast": 8 * 10**7, "slow": 2 * 10**8, "near": 10**8}
 
 
@@ -146,6 +179,28 @@ def test_a_call_waits_for_what_needs_the_devices() -> None:
     calls.call(1)
     assert ran == [FIRST_MEETING]
     thread.join()
+
+
+def test_calls_are_held_for_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [10**9]
+    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
+    calls = Calls(FAST)
+    trial = trial_on(calls)
+    trial.share, trial.begun = 0.05, True
+    held: list[int] = []
+
+    def wait() -> None:
+        now_ns[0] += 10**8
+        held.append(len(calls.ran))
+
+    trial.hold = Hold("profiling", contextlib.nullcontext)
+    trial.hold.wait = wait  # type: ignore[method-assign]
+    for _ in range(60):
+        calls.call()
+        now_ns[0] += 10**8
+    # A call takes as long as a hold, which is a twentieth of the time from one to the next.
+    assert len(held) == 3
+    assert [later - earlier for earlier, later in itertools.pairwise(held)] == [19, 19]
 
 
 def test_work_that_no_call_will_wait_for_is_not_done() -> None:

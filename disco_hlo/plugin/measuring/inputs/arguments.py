@@ -70,11 +70,15 @@ class Inputs:
         self.permuted = permuted
         self._tables: list[Any] = []
         """What the devices make their numbers of."""
-        self._values = [self._make(index) for index in range(len(parameters))]
+        self._values = self._all()
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
         self.diverges: bool | None = None
         """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
+
+    def _all(self) -> list[Any]:
+        """What lies on the devices between runs."""
+        return [self._make(index) for index in range(len(self.parameters))]
 
     def fresh(self) -> list[Any]:
         """Arguments for one execution."""
@@ -110,6 +114,10 @@ class Inputs:
     def like(self, index: int) -> Any:
         """An array as parameter ``index`` is."""
         return self._values[index]
+
+    def arrays(self, index: int) -> list[Any]:
+        """What parameter ``index`` holds on each local device, as it is now."""
+        return [shard.data for shard in self.like(index).addressable_shards]
 
     def nudge(self, by: float, change: int = 0) -> None:
         """Make the floats again, each changed by this part of itself; 0 makes what they were. One takes the place of
@@ -155,6 +163,10 @@ class Inputs:
         taken = [self.parameters[index] for index in self._taken.difference(handed_on)]
         return sum(math.prod(one.shape) * one.dtype.itemsize for one in taken)
 
+    def hand_out_copies(self, taken: Collection[int]) -> None:
+        """Of parameters that executions are going to take over: nothing has to be made again."""
+        self._taken.update(taken)
+
     def learn_donation(self, arguments: Sequence[Any]) -> None:
         """A run shows which inputs XLA takes over; those are made again, and copied from then on."""
         for index, value in enumerate(arguments):
@@ -176,7 +188,7 @@ class Inputs:
 
     def made(self, index: int, nudge: float = 0.0, change: int = 0) -> list[Any]:
         """What parameter ``index`` holds on each local device, made anew, changed as by :meth:`nudge`."""
-        if are_made_on_devices(self.parameters[index]):
+        if are_made_on_devices(self.parameters[index]) and not self.request.trains:
             return self._made_on_devices(index, nudge, change)
         return self._made_on_host(index, nudge, change)
 

@@ -153,14 +153,29 @@ def _asked(parameter: Parameter, signed: bool, nudge: float, change: int) -> tup
     which coin they are chosen."""
     import ml_dtypes
 
-    kind = ml_dtypes.finfo(parameter.dtype)
-    wide = np.dtype(np.float64 if parameter.dtype in (np.float64, np.complex128) else np.float32).type
+    kind, wide = ml_dtypes.finfo(parameter.dtype), _wide(parameter)
     signed = signed and float(kind.min) < 0  # there are floats without a sign
     longest = max(*parameter.shape[-2:], 1, 1)
     size = max(longest**-0.5 if signed else 1 / longest, 4 * float(kind.smallest_normal))
+    return wide(size), np.bool_(signed), *raised_and_lowered(parameter, nudge), coins_of(change)
+
+
+def raised_and_lowered(parameter: Parameter, nudge: float) -> tuple[Any, Any]:
+    """What a nudge multiplies the numbers of a parameter with."""
+    import ml_dtypes
+
     # Divided rather than lowered: where the last digit is all of a number, in a type of scales, nothing is left.
-    up = wide(1 + max(nudge, float(kind.eps)) if nudge else 1)
-    return wide(size), np.bool_(signed), up, 1 / up, np.uint32(_NUDGE + change)
+    up = _wide(parameter)(1 + max(nudge, float(ml_dtypes.finfo(parameter.dtype).eps)) if nudge else 1)
+    return up, 1 / up
+
+
+def coins_of(change: int) -> np.uint32:
+    """By which coin the numbers to be raised are chosen."""
+    return np.uint32(_NUDGE + change)
+
+
+def _wide(parameter: Parameter) -> Any:
+    return np.dtype(np.float64 if parameter.dtype in (np.float64, np.complex128) else np.float32).type
 
 
 def _floats(xp: Any, drawn: Scrambled, size: Any, signed: Any, up: Any, down: Any, coin: Any) -> Any:

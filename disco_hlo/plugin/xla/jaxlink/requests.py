@@ -66,6 +66,9 @@ class CompileRequest:
     or 1. Set together with :attr:`positive`."""
     equal: frozenset[int] = frozenset()
     """Entry parameters whose made-up values have to be equal on all devices. Set together with :attr:`positive`."""
+    trains: bool = False
+    """Whether a training goes on: programs of ours over several of its devices must not begin while one of its own
+    may."""
     tuner_results: Path | None = None
     """Where compiles of our own keep what XLA:GPU's autotuner picked, and find it again; None: nowhere."""
     _partitioners: tuple[Any, ...] = field(default=(), repr=False)

@@ -1,0 +1,300 @@
+"""Gather once what several loops, or all turns of an outer loop, gather again and again.
+
+The backward pass of a scanned, fully sharded step (ZeRO-3) gathers each layer's weights that the forward pass gathered.
+Here the first loop writes what it gathers into an array of all turns, and the second slices that: a third of the step's
+communication less, for the memory of all weights gathered. Where a loop over microbatches runs both, all entries are
+gathered before that loop (*hoisted*), once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.errors import IllegalMoveError
+from disco_hlo.hlo.device_groups import Groups
+from disco_hlo.hlo.proto import Message
+from disco_hlo.structure.groups import groups_of
+from disco_hlo.structure.literals import computed_value, literal_value
+from disco_hlo.structure.loops import (
+    Loop,
+    become,
+    behind_copies,
+    constant,
+    element,
+    extend,
+    narrow_barriers,
+    through_barrier,
+)
+from disco_hlo.structure.prefetch import foreseen, gathered_value
+from disco_hlo.structure.program import dims, dtype, physical, resized
+from disco_hlo.structure.turns import written
+
+_MOST_TURNS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a gather gives in each turn: entry ``index`` of a stacked array, gathered and converted."""
+
+    value: Message
+    """In the loop's body; see :func:`gathered_value`."""
+    number: int
+    """Of the stacked array in the loop's state."""
+    index: Message
+    """In the body."""
+    indices: tuple[int, ...]
+    """Of all turns."""
+    dimension: int
+    """Of the stacked array that is gathered."""
+    groups: Groups
+    has_first: bool
+    """Whether the value has the first dimension still, of one element."""
+
+
+def gathered(loop: Loop, gather: Message) -> Gathered:
+    """What an all-gather of a loop's body gives.
+
+    Raises:
+        IllegalMoveError: it gathers anything else than one entry a turn of a stacked array.
+    """
+    body, elements = loop.body, loop.elements
+    value = gathered_value(body, gather)
+    one, path = value, []
+    while one.opcode in ("convert", "copy", "reshape", "bitcast", "all-gather", "get-tuple-element"):
+        before = through_barrier(body, one)
+        if before.id == one.id:
+            if one.id in elements:
+                break
+            before = body.operands(one)[0]
+            path.append((one, before))
+        one = before
+    rank = len(dims(one))
+    has_first = len(dims(value)) == rank
+    dimension = gather.dimensions[0] + rank - len(dims(gather))
+    array = body.operands(one)[0] if one.opcode == "dynamic-slice" else one
+    number = elements.get(array.id, -1)
+    opcodes, sizes = [made.opcode for made, _ in path], list(one.dynamic_slice_sizes)
+    are_plain = all(_keeps_elements(made, before) for made, before in path)
+    if not are_plain or opcodes.count("all-gather") > 1 or opcodes.count("convert") > 1 or sizes[:1] != [1]:
+        raise _other(gather)
+    if dimension == 0 or number not in loop.unchanged():
+        raise _other(gather)
+    index = body.operands(one)[1]
+    turns = range(loop.turns if loop.turns <= _MOST_TURNS else 0)
+    indices = tuple(i for turn in turns if (i := _index(loop, index, turn)) is not None)
+    if sizes[1:] != list(dims(array))[1:] or len(indices) != loop.turns:
+        raise _other(gather)
+    return Gathered(value, number, index, indices, dimension, groups_of(body, gather), has_first)
+
+
+def _other(gather: Message) -> IllegalMoveError:
+    return IllegalMoveError(
+        f"{gather.name} ({gather.opcode}): it gathers anything else than an entry a turn of a stacked array"
+    )
+
+
+def _keeps_elements(one: Message, other: Message) -> bool:
+    """Whether an op on a value gathers it, converts it, or at most adds or takes away a first dimension of one
+    element."""
+    if one.opcode not in ("reshape", "bitcast"):
+        return True
+    if dtype(one) != dtype(other):
+        return False
+    more, less = sorted((one, other), key=lambda i: -len(dims(i)))
+    same = dims(more) == (1, *dims(less)) and [d - 1 for d in physical(more.shape) if d] == physical(
+        less.shape
+    )
+    return same or (dims(more) == dims(less) and physical(more.shape) == physical(less.shape))
+
+
+def _index(loop: Loop, value: Message, turn: int) -> int | None:
+    """A scalar of index arithmetic in a turn; None where it is anything else."""
+    body, elements = loop.body, loop.elements
+
+    def found(one: Message, depth: int) -> NDArray[Any] | None:
+        if elements.get(one.id) == loop.counter:
+            return np.array(loop.start + turn * loop.step)
+        if one.opcode == "constant" or depth == 0:
+            return literal_value(one)
+        operands = [o for operand in body.operands(one) if (o := found(operand, depth - 1)) is not None]
+        is_known = len(operands) == len(one.operand_ids) > 0
+        return computed_value(one, operands) if is_known else None
+
+    number = found(value, 8)
+    return None if number is None or number.size != 1 else int(number)
+
+
+def gather_once(first: Loop, gather: Message, second: Loop, again: Message) -> None:
+    """Let a second loop read what a first one gathered.
+
+    Args:
+        first: rewritten in place, like ``second``, which comes later in the same caller.
+        gather: an all-gather of the first body.
+        second: the other loop.
+        again: an all-gather of its body.
+
+    Raises:
+        IllegalMoveError: the second gathers anything else than the first.
+    """
+    made, needed = gathered(first, gather), gathered(second, again)
+    where, entries = f"{again.name} ({again.opcode})", _entries(first, made)
+    if what_is_gathered(first, made) != what_is_gathered(second, needed):
+        raise IllegalMoveError(f"{where}: it gathers another array than {gather.name} does")
+    if not set(needed.indices) <= set(made.indices) <= set(range(entries)):
+        raise IllegalMoveError(f"{where}: it gathers what {gather.name} does not, in some turn")
+    stack = _written_by_turns(first, made, entries)
+    _read_by_turns(second, needed, stack)
+
+
+def what_is_gathered(loop: Loop, one: Gathered) -> tuple[object, ...]:
+    """Equal for gathers of the same entries, in loops of one caller."""
+    array = behind_copies(loop.caller, loop.begins[one.number])
+    return array.id, one.dimension, one.groups, dtype(one.value)
+
+
+def _entries(loop: Loop, one: Gathered) -> int:
+    return dims(loop.begins[one.number])[0]
+
+
+def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
+    """Gather all entries of a stacked array before an outer loop.
+
+    Args:
+        outer: rewritten in place, like the loops in its body.
+        gathers: all-gathers of the same entries, each with its loop.
+
+    Raises:
+        IllegalMoveError: one gathers anything else, or the array changes with the turns of ``outer``.
+    """
+    needed = [gathered(loop, gather) for loop, gather in gathers]
+    (loop, gather), first = gathers[0], needed[0]
+    for (other, again), one in zip(gathers, needed, strict=True):
+        if what_is_gathered(other, one) != what_is_gathered(loop, first):
+            raise IllegalMoveError(
+                f"{again.name} ({again.opcode}): it gathers another array than {gather.name} does"
+            )
+        if not set(one.indices) <= set(range(_entries(other, one))):
+            raise IllegalMoveError(f"{again.name} ({again.opcode}): it gathers an entry that there is not")
+    array = behind_copies(outer.body, loop.begins[first.number])
+    number = outer.elements.get(array.id, -1)
+    if number not in outer.unchanged():
+        raise IllegalMoveError(f"{gather.name} ({gather.opcode}): what it gathers changes in the outer loop")
+    stack = _written_before(outer, number, gather, first)
+    for (other, _), one in zip(gathers, needed, strict=True):
+        _read_by_turns(other, one, stack)
+
+
+def repeated_gathers(loop: Loop) -> list[Message]:
+    """The all-gathers of a body that give the same in every turn."""
+    known = foreseen(loop)
+    return [
+        one for one in loop.body.instructions if one.opcode == "all-gather" and known.get(one.id) is False
+    ]
+
+
+def hoist_repeated(loop: Loop, gathers: Sequence[Message]) -> None:
+    """Gather before a loop what every turn of it gathers.
+
+    Args:
+        loop: rewritten in place.
+        gathers: all-gathers of its body.
+
+    Raises:
+        IllegalMoveError: a turn may gather something else.
+    """
+    caller, body, repeated = loop.caller, loop.body, {one.id for one in repeated_gathers(loop)}
+    for gather in gathers:
+        if gather.id not in repeated:
+            raise IllegalMoveError(
+                f"{gather.name} ({gather.opcode}): what it gathers may change with the turns"
+            )
+    values = [gathered_value(body, gather) for gather in gathers]
+    first = {i: loop.begins[k] for i, k in loop.elements.items()}
+    found = written(caller, body, first, values, caller.position(loop.instruction), barriers=False)
+    for value, one in zip(values, extend(loop, [found[value.id] for value in values]), strict=True):
+        body.redirect(value, one)
+    body.sweep()
+    narrow_barriers(body)
+
+
+def _written_before(outer: Loop, number: int, gather: Message, made: Gathered) -> Message:
+    """All entries of an element of a loop's state gathered before it; returns them in the loop's body."""
+    caller, array = outer.caller, outer.begins[number]
+    narrow = caller.make("convert", f"{gather.name}.narrow", array.shape, [array])
+    narrow.shape.element_type = made.value.shape.element_type
+    steps = [narrow]
+    if caller.copies:  # XLA:CPU gathers along the dimension that is outermost in memory
+        laid = caller.make("copy", f"{gather.name}.laid", narrow.shape, [narrow])
+        inner = [d for d in physical(narrow.shape) if d != made.dimension]
+        laid.shape.layout.minor_to_major[:] = [*inner[::-1], made.dimension]
+        steps.append(laid)
+    whole = caller.copy(gather, f"{gather.name}.hoisted", steps[-1:])
+    whole.shape.CopyFrom(steps[-1].shape)
+    whole.shape.dimensions[made.dimension] *= len(made.groups[0])
+    whole.dimensions[:] = [made.dimension]
+    caller.place([*steps, whole], caller.position(outer.instruction))
+    return extend(outer, [whole])[0]
+
+
+def _written_by_turns(loop: Loop, made: Gathered, entries: int) -> Message:
+    """The values of all turns in one array; returns it in the caller, behind the loop."""
+    caller, body, value = loop.caller, loop.body, made.value
+    entry = _with_first(_without_first(value.shape) if made.has_first else value.shape, 1)
+    zero = constant(caller, made.index, 0)
+    converted = caller.make("convert", "nothing", _scalar(value.shape), [zero])
+    empty = caller.make("broadcast", "nothing", _with_first(_without_first(entry), entries), [converted])
+    caller.place([zero, converted, empty], caller.position(loop.instruction))
+    (stack,) = extend(loop, [empty])
+    new = body.make("reshape", f"{value.name}.entry", entry, [value])
+    start = constant(body, made.index, 0)
+    rest = [start] * (len(entry.dimensions) - 1)
+    update = body.make(
+        "dynamic-update-slice", f"{value.name}.kept", empty.shape, [stack, new, made.index, *rest]
+    )
+    body.place([new, start, update], body.position(loop.root))
+    become(loop, [stack], [update])
+    kept = element(caller, loop.instruction, stack.tuple_index)
+    caller.place([kept], caller.position(loop.instruction) + 1)
+    return kept
+
+
+def _read_by_turns(loop: Loop, needed: Gathered, stack: Message) -> None:
+    body, value = loop.body, needed.value
+    (array,) = extend(loop, [stack])
+    entry = resized(stack.shape, 0, 1)
+    start = constant(body, needed.index, 0)
+    rest = [start] * (len(entry.dimensions) - 1)
+    taken = body.make("dynamic-slice", f"{value.name}.kept", entry, [array, needed.index, *rest])
+    taken.dynamic_slice_sizes.extend(entry.dimensions)
+    shape = entry if needed.has_first else _without_first(entry)
+    read = body.make("reshape", f"{value.name}.read", shape, [taken])
+    ours = body.make("copy", f"{value.name}.read", value.shape, [read])
+    is_laid_out = physical(shape) == physical(value.shape)
+    body.place([start, taken, read, *([] if is_laid_out else [ours])], body.position(needed.index) + 1)
+    body.redirect(value, read if is_laid_out else ours)
+    body.sweep()
+    narrow_barriers(body)
+
+
+def _scalar(shape: Message) -> Message:
+    made = type(shape)(element_type=shape.element_type)
+    made.layout.SetInParent()
+    return made
+
+
+def _with_first(shape: Message, size: int) -> Message:
+    """A shape with one more, outermost, first dimension."""
+    made = type(shape)(element_type=shape.element_type, dimensions=[size, *shape.dimensions])
+    made.layout.minor_to_major.extend([*(d + 1 for d in physical(shape)[::-1]), 0])
+    return made
+
+
+def _without_first(shape: Message) -> Message:
+    made = type(shape)(element_type=shape.element_type, dimensions=shape.dimensions[1:])
+    made.layout.minor_to_major.extend(d - 1 for d in physical(shape)[::-1] if d)
+    return made

@@ -1,0 +1,298 @@
+"""Candidates compared on the arguments of a call: refused where they compute something else, and the training's state
+is as it was, whatever they do."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from disco_hlo.activation.local import LocalChannel
+from disco_hlo.errors import ActivationError
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.calls.hold import Hold
+from disco_hlo.plugin.calls.observing import Observation
+from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.measuring.comparing import compile_comparison
+from disco_hlo.plugin.measuring.inputs.real import RealInputs
+from disco_hlo.plugin.phases import search_in_training
+from disco_hlo.plugin.phases.search_in_training import SearchInTraining
+from disco_hlo.plugin.probe import exchange_opcode
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import compiles, each_device, executables, jaxlink
+from disco_hlo.plugin.xla.job import device_facts
+from tests.plugin.calls.training import (
+    WHOLE,
+    batch,
+    compiled_again,
+    fresh_state,
+    jitted,
+    named,
+    numbers,
+    trial_of,
+)
+
+pytestmark = pytest.mark.product_only
+_LARGE = 512
+"""Weights of so many rows and columns are changed and compared on the devices."""
+_CALLS = 4
+
+
+def losses_of(call: Callable[..., Any], width: int, until: int = _CALLS) -> tuple[list[float], Any]:
+    state, losses = fresh_state(width), []
+    for number in range(until):
+        *state, loss = call(*state, batch(number, width=width))
+        losses.append(float(loss))
+    return losses, tuple(state)
+
+
+def compared(
+    observation: Observation,
+    folder: Path,
+    make: Callable[[Any], Any],
+    width: int = 16,
+    call: Callable[..., Any] | None = None,
+) -> tuple[Trial, list[float], Any]:
+    """What became of a candidate that is compared in the third call, and the training around it."""
+    call = jitted("compared_step") if call is None else call
+    found: list[Trial] = []
+
+    def begin(watch: Any) -> None:
+        candidate = make(watch)
+
+        def choose(index: int) -> str:
+            if index == 2:
+                found.append(compare_in_call(observation, folder, candidate))
+            return DEFAULT
+
+        watch.swap(choose)
+
+    state, losses = fresh_state(width), []
+    for number in range(_CALLS):
+        *state, loss = call(*state, batch(number, width=width))
+        losses.append(float(loss))
+        if number == 0:
+            begin(trial_of(observation.trials, "jit_compared_step").watch)
+    [trial] = found
+    return trial, losses, tuple(state)
+
+
+def compare_in_call(observation: Observation, folder: Path, candidate: Any) -> Trial:
+    calls = trial_of(observation.trials, "jit_compared_step")
+    request = calls.watch.request
+    settings = Settings(search=True, directory=folder, when="training")
+    session = Session(request, settings, device_facts(request), LocalChannel())
+    search = SearchInTraining(weakref.ref(calls), settings, threading.current_thread())
+    search._request = request
+    default, other = Trial(DEFAULT, None, 0), Trial("candidate", None, 0)
+    default.executable, other.executable = request.call_default(), candidate
+    with jaxlink.ours():
+        search._compare(session, Hold("comparing", nullcontext), default, [other])
+    return other
+
+
+@pytest.fixture(params=[False, True], ids=["beside the state", "in its place"])
+def leaves(
+    request: pytest.FixtureRequest, observation: Observation, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Where the devices have no room beside it, the state leaves them while candidates are compared."""
+    if request.param:
+        monkeypatch.setattr(search_in_training, "may_rise_bytes", lambda *_: 0)
+    really, gone = search_in_training.compare_with_default, []
+
+    def compare_with_default(*arguments: Any) -> None:
+        watch = trial_of(observation.trials, "jit_compared_step").watch
+        gone.append([one.is_deleted() for one in watch.arguments])
+        really(*arguments)
+
+    monkeypatch.setattr(search_in_training, "compare_with_default", compare_with_default)
+    yield
+    assert gone == [[request.param] * 3 + [False]]
+
+
+@pytest.mark.parametrize("width", [16, _LARGE])
+def test_the_same_program_is_found_the_same_and_the_training_goes_on(
+    observation: Observation, tmp_path: Path, leaves: None, width: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "disco_hlo")
+    trial, losses, state = compared(observation, tmp_path, compiled_again, width)
+    assert (trial.error, trial.compared) == ("", True)
+    assert "made-up" not in caplog.text
+    observation.stop()
+    expected, expected_state = losses_of(jitted("stock"), width)
+    assert losses == expected
+    assert numbers(state) == numbers(expected_state)
+
+
+def changed(watch: Any) -> Any:
+    """The step with another function in the place of its tanh."""
+    module = executables.read_executable(watch.request.call_default())
+    with jaxlink.ours():
+        return compiles.compile_module(watch.request, exchange_opcode(module, "tanh", "negate"))
+
+
+@pytest.mark.parametrize("width", [16, _LARGE])
+def test_a_program_that_computes_something_else_is_refused(
+    observation: Observation, tmp_path: Path, leaves: None, width: int
+) -> None:
+    trial, losses, state = compared(observation, tmp_path, changed, width)
+    assert "differs from XLA's default at" in trial.error
+    observation.stop()
+    expected, expected_state = losses_of(jitted("stock"), width)
+    assert losses == expected
+    assert numbers(state) == numbers(expected_state)
+
+
+def test_nothing_is_compiled_while_a_call_is_held_to_compare(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each_device._compiled.cache_clear()
+    compiled: list[int] = []
+    in_clean_thread = each_device.in_clean_thread
+
+    def counted(work: Callable[[], Any]) -> Any:
+        compiled.append(1)
+        return in_clean_thread(work)
+
+    monkeypatch.setattr(each_device, "in_clean_thread", counted)
+    before: list[int] = []
+
+    def make(watch: Any) -> Any:
+        compile_comparison(watch.request.local_devices, watch.request.call_default())
+        before.append(len(compiled))
+        return compiled_again(watch)
+
+    trial, _, _ = compared(observation, tmp_path, make, _LARGE)
+    assert trial.compared
+    assert before == [len(compiled)] != [0]
+
+
+class Raising:
+    """An executable that takes its arguments over and raises, as one without memory may."""
+
+    def __init__(self, executable: Any) -> None:
+        self._executable = executable
+
+    def execute_sharded(self, arguments: Any, with_tokens: bool) -> Any:
+        for one in arguments:
+            one.delete()
+        raise RuntimeError("RESOURCE_EXHAUSTED: no memory")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executable, name)
+
+
+def test_a_candidate_that_raises_leaves_the_state_as_it_was(
+    observation: Observation, tmp_path: Path, leaves: None
+) -> None:
+    trial, losses, state = compared(observation, tmp_path, lambda watch: Raising(compiled_again(watch)))
+    assert "RESOURCE_EXHAUSTED" in trial.error
+    observation.stop()
+    expected, expected_state = losses_of(jitted("stock"), 16)
+    assert losses == expected
+    assert numbers(state) == numbers(expected_state)
+
+
+def test_what_is_wrong_for_the_trainings_numbers_alone_is_refused(
+    observation: Observation, tmp_path: Path
+) -> None:
+    """Made-up inputs are of a size around one: none of them is above 100."""
+
+    def step_with(above: float) -> Callable[..., Any]:
+        def step(weights: Any, key: jax.Array, x: jax.Array) -> Any:
+            raised = jax.tree.map(lambda w: jnp.where(w > 100, w + above, w * 0.9), weights)
+            return raised, jax.random.split(key)[0], jnp.mean(x @ weights["in"])
+
+        return step
+
+    def with_a_large_number() -> Any:
+        weights, key = fresh_state()
+        weights["in"] = jax.device_put(np.asarray(weights["in"]) + 200 * np.eye(16, dtype=np.float32), WHOLE)
+        return weights, key
+
+    def made(name: str, above: float) -> Any:
+        return jax.jit(
+            named(name, step_with(above)), donate_argnums=(0, 1), out_shardings=(WHOLE, WHOLE, None)
+        )
+
+    taken: list[Any] = []
+    jaxlink.install(lambda request: taken.append(compiles.compile_module(request, None)))
+    made("other_step", 2.0)(*fresh_state(), batch(0))
+    jaxlink.install(lambda _: None)
+    call, found = made("compared_step", 1.0), []
+    state = with_a_large_number()
+    *state, _ = call(*state, batch(0))
+    watch = trial_of(observation.trials, "jit_compared_step").watch
+
+    def choose(index: int) -> str:
+        found.append(compare_in_call(observation, tmp_path, taken[-1]))
+        return DEFAULT
+
+    watch.swap(choose)
+    call(*state, batch(1))[2].block_until_ready()
+    assert "differs from XLA's default at" in found[0].error
+
+
+def test_where_the_host_has_no_room_inputs_are_made_up_and_a_line_says_so(
+    observation: Observation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "disco_hlo")
+    room_bytes = search_in_training.room_bytes
+    monkeypatch.setattr(
+        search_in_training,
+        "room_bytes",
+        lambda session, on_host=False: 0 if on_host else room_bytes(session),
+    )
+    trial, _, _ = compared(observation, tmp_path, compiled_again)
+    assert (trial.error, trial.compared) == ("", True)
+    assert "compared on made-up inputs: the host has no room" in caplog.text
+
+
+def test_inputs_are_raised_and_lowered_alike_by_host_and_devices_and_given_back_whole(
+    observation: Observation,
+) -> None:
+    call = jitted("compared_step")
+    call(*fresh_state(_LARGE), batch(0, width=_LARGE))
+    request = trial_of(observation.trials, "jit_compared_step").watch.request
+    (weights, key), x = fresh_state(_LARGE), batch(1, width=_LARGE)
+    arguments = [weights["in"], weights["out"], jax.random.key_data(key), x]
+    taken = executables.parameters(request.call_default())
+    inputs = RealInputs(request, taken, arguments, 0, nullcontext, lambda: False)
+    for index, one in enumerate(arguments):
+        again = inputs.given(index)
+        assert again.sharding == one.sharding
+        assert np.asarray(again).tobytes() == np.asarray(one).tobytes()
+    inputs.nudge(1e-3, 2)
+    large, small = np.asarray(inputs.arrays(0)[1]), np.asarray(inputs.arrays(3)[1])
+    before = np.asarray(weights["in"])
+    assert set(np.round(large / before, 5).reshape(-1)) == {np.float32(1.001), np.float32(0.999)}
+    places = np.arange(_LARGE * _LARGE)
+    assert large.reshape(-1).tolist() == inputs.floats(0, 1, places, 1e-3, 2).tolist()
+    assert not np.array_equal(small, np.asarray(x.addressable_data(1)))
+    assert np.asarray(inputs.arrays(2)[0]).tolist() == np.asarray(arguments[2]).tolist()
+    inputs.nudge(0.0)
+    assert np.asarray(inputs.arrays(0)[1]).tolist() == before.tolist()
+
+
+def test_no_run_begins_once_the_user_has_interrupted(observation: Observation) -> None:
+    call = jitted("compared_step")
+    call(*fresh_state(), batch(0))
+    request = trial_of(observation.trials, "jit_compared_step").watch.request
+    (weights, key), x = fresh_state(), batch(1)
+    arguments = [weights["in"], weights["out"], jax.random.key_data(key), x]
+    taken = executables.parameters(request.call_default())
+    inputs = RealInputs(request, taken, arguments, 0, nullcontext, lambda: True)
+    with pytest.raises(ActivationError, match="interrupted"):
+        inputs.fresh()
