@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -149,7 +150,10 @@ def test_steps_in_a_row_are_timed_from_the_end_of_one_ahead_of_them(
         assert_equal(before, on_device.outputs())
 
     of_sgd_step(look, donate=donate)
-    assert happened == ["arguments", "execute", "execute", "clock"] + ["execute"] * 4 + ["clock"]
+    # A thread reads the first clock while the next step is dispatched: one has been by then, or two.
+    assert happened[:2] == ["arguments", "execute"]
+    assert happened[-1] == "clock"
+    assert Counter(happened) == {"arguments": 1, "execute": 6, "clock": 2}
 
 
 def test_awaited_steps_in_a_row_start_when_the_one_before_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,10 +178,11 @@ def test_awaited_steps_in_a_row_start_when_the_one_before_has_ended(monkeypatch:
             on_device.run_in_a_row(2, awaited=True)
 
     of_sgd_step(look, donate=True)
-    begun = happened[: happened.index("clock") + 1]
-    assert begun == ["execute", "wait", "clock"]
-    step = [one for one in happened[len(begun) :] if one != "clock"]
-    assert step[:5] == ["wait", "execute", "wait", "execute", "wait"]
+    assert happened[0] == "execute"
+    assert {*happened[1 : happened.index("clock")]} == {"wait"}
+    begun = [place for place, what in enumerate(happened) if what == "execute"]
+    assert len(begun) == 3
+    assert all("wait" in happened[one:other] for one, other in itertools.pairwise(begun))
     assert happened[-1] == "clock"
 
 
