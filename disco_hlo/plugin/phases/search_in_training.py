@@ -205,7 +205,8 @@ class SearchInTraining:
         if anywhere(session, lacking or not arguments, "real inputs"):
             taken = frozenset()
             session.say(
-                "candidates are compared on made-up inputs: the host has no room for the step's own (%d MiB a device)",
+                "candidates are compared on made-up inputs: the host has no room for the step's own (%d MiB a device), "
+                "or no call was held",
                 on_host >> 20,
             )
         else:

@@ -181,10 +181,8 @@ def _on_host(array: Any, devices: Sequence[Any]) -> _Argument:
     for device in devices:
         shard = shards[device]
         values = np.asarray(shard.data)
-        if not backend_of(
-            device.platform
-        ).queues:  # on the host that is the array itself, which the call takes over
-            values = values.copy()
+        if not backend_of(device.platform).queues:
+            values = values.copy()  # it was the array itself, which the call takes over
         same = (one for index, one in kept if index == shard.index and _are_same(one, values))
         kept.append((shard.index, next(same, values)))
     return _Argument(tuple(array.shape), array.sharding, [values for _, values in kept])
