@@ -11,6 +11,8 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "papers.py"
 
+PAGE = SCRIPT.parents[1] / "docs" / "benchmarks" / "papers.md"
+
 
 def run(*arguments: str | Path) -> str:
     done = subprocess.run(
@@ -23,6 +25,8 @@ def run(*arguments: str | Path) -> str:
 def test_a_paper_s_table_has_all_rows_and_is_drawn(paper: str, rows: int, tmp_path: Path) -> None:
     text = run(paper, "--svg", tmp_path / "drawn.svg")
     table = [line for line in text.splitlines() if line.startswith("| ")]
+    page = PAGE.read_text()
+    assert [line for line in text.splitlines() if line.startswith(("| ", "* ")) and line not in page] == []
     assert len(table) == 2 + rows
     said = sum(line.endswith("| yes |") for line in table)
     compared = rows - sum(line.endswith("| fitted |") for line in table)
