@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from disco_hlo.pointers import Ints
+from disco_hlo.compiled import Ints
 
 _LOOK_S = 0.05
 """From one look at the clock to the next."""

@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import inner
-from disco_hlo.pointers import Int, Row, address_of, pointer_to
+from disco_hlo.compiled import Int, Row, address_of, inner, pointer_to
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share
 from disco_hlo.search.arrays.rng import mix

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
-from disco_hlo.pointers import Ints
+from disco_hlo.compiled import Ints, compiled, inner
 
 
 class Table(NamedTuple):

@@ -1,6 +1,6 @@
 """Arrays as compiled code sees them: rows of 64-bit integers by name.
 
-A numba function that takes an array counts references to it (``disco_hlo.pointers``); one that takes a pointer to each
+A numba function that takes an array counts references to it (``disco_hlo.compiled``); one that takes a pointer to each
 row writes seventy words at every call. So each of the three records below is handed down as the address of its first
 row and the length of a row, with the few arrays that are no rows; where a row begins is worked out where it is read.
 They are made once, at the entry of what Python calls (:func:`open_views`).
@@ -17,9 +17,8 @@ from numba.core import cgutils
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
-from disco_hlo.compiled import inner, shared
+from disco_hlo.compiled import Ints, Row, inner, pointer_to, shared
 from disco_hlo.core import legality, legality_gpu, marks, reasons
-from disco_hlo.pointers import Ints, Row, pointer_to
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.rng import Generator
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from disco_hlo.compiled import compiled
-from disco_hlo.pointers import Ints
+from disco_hlo.compiled import Ints, compiled
 from disco_hlo.search.arrays.board import Scratch, State
 from disco_hlo.search.arrays.step import Step
 from disco_hlo.search.arrays.table import Table

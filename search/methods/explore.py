@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from disco_hlo.compiled import compiled, inner
-from disco_hlo.pointers import Ints
+from disco_hlo.compiled import Ints, compiled, inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import Scratch, State, roll_back
 from disco_hlo.search.arrays.rng import Generator, draw

@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
-from disco_hlo.pointers import address_of, pointer_to
+from disco_hlo.compiled import address_of, compiled, inner, pointer_to
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State
 from disco_hlo.search.arrays.views import ScratchView, StateView

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from disco_hlo.compiled import inner
-from disco_hlo.pointers import Row
+from disco_hlo.compiled import Row, inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room, roll_back
 from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView

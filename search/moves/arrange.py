@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from disco_hlo.compiled import compiled, inner
-from disco_hlo.pointers import Ints
+from disco_hlo.compiled import Ints, compiled, inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import Scratch, State, note_change, retire
 from disco_hlo.search.arrays.step import Step

@@ -16,9 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from disco_hlo.compiled import inner
+from disco_hlo.compiled import Int, inner
 from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.pointers import Int
 from disco_hlo.search.arrays.board import REFUSALS, put
 from disco_hlo.search.arrays.rng import mix
 from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView

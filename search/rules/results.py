@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from disco_hlo.compiled import compiled, inner
+from disco_hlo.compiled import Int, Row, compiled, inner
 from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.pointers import Int, Row
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import (
     Scratch,

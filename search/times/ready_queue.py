@@ -16,8 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from disco_hlo.compiled import inner
-from disco_hlo.pointers import Ints
+from disco_hlo.compiled import Ints, inner
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
 from disco_hlo.search.rules.neighbours import mark_computing, sort_runs
