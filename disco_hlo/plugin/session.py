@@ -17,12 +17,9 @@ from typing import Any
 
 from disco_hlo import __version__
 from disco_hlo.activation.agree import settle
-from disco_hlo.activation.channel import Channel, Gone, name_ranks, nobody_gone
+from disco_hlo.activation.channel import Channel, Gone, LocalChannel, key_part, name_ranks, nobody_gone
 from disco_hlo.activation.choose import open_channel
-from disco_hlo.activation.decision import key_part
-from disco_hlo.activation.kvstore import CoordinationStore, KvChannel
-from disco_hlo.activation.local import LocalChannel
-from disco_hlo.activation.pulse import Pulse
+from disco_hlo.activation.kvstore import CoordinationStore, KvChannel, Pulse
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, shared
 from disco_hlo.hlo.graph import Graph

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from disco_hlo.activation import pulse
+from disco_hlo.activation import kvstore
 from disco_hlo.activation.agree import Proposal, agree, settle
-from disco_hlo.activation.kvstore import KvChannel
-from disco_hlo.activation.pulse import BEAT_S, SILENT_S, Pulse
+from disco_hlo.activation.kvstore import BEAT_S, SILENT_S, KvChannel, Pulse
 from disco_hlo.errors import ActivationError, GoneError
 from tests.activation.stores import MemoryStore
 
@@ -45,7 +44,7 @@ class Notes:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(pulse, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(kvstore, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.cli import main
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import SEARCHED, decode

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plan.baselines import unfused

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.strategy import Strategy

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import ActivationError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.hold import Hold

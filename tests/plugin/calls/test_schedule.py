@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
-from disco_hlo.activation.local import LocalChannel
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.schedule import Answer, Stretch, agreed, meet, settled
 from tests.activation.stores import on_ranks

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
-from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls import trial as trials
