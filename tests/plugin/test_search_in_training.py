@@ -22,11 +22,11 @@ import pytest
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.store import PROFILE_NAME, PlanStore
-from disco_hlo.plugin.calls import rounds
+from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls import trial as trials
-from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.observing import CALLS_BEFORE_SEARCH, Observation
-from disco_hlo.plugin.calls.rounds import FEWEST_ROUNDS, Verdict
+from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
+from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.measuring.measured_times import STORE_NAME
 from disco_hlo.plugin.phases import enact_phase, search_in_training, search_process, training_phase
 from disco_hlo.plugin.phases.finding import FoundPlans
@@ -141,12 +141,12 @@ def training(
 def let_win(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The clock is taken out: this one wins once it ran often enough."""
 
-    def verdict(had: list[rounds.Round], candidates: list[str], _: object) -> Verdict:
+    def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verdict:
         assert name in candidates
         lacking = FEWEST_ROUNDS - len(had)
         return Verdict((name,), None, lacking) if lacking > 0 else Verdict((name,), name)
 
-    monkeypatch.setattr(rounds, "verdict", verdict)
+    monkeypatch.setattr(schedule, "verdict", verdict)
 
 
 @pytest.mark.slow
@@ -289,7 +289,7 @@ def test_a_candidate_that_computes_something_else_never_runs_a_call(
 def test_a_training_that_ends_before_a_candidate_has_won_saves_it_unmeasured(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rounds, "verdict", lambda *_: Verdict((SEARCHED,), None, FEWEST_ROUNDS))
+    monkeypatch.setattr(schedule, "verdict", lambda *_: Verdict((SEARCHED,), None, FEWEST_ROUNDS))
     if _found:
         monkeypatch.setattr(search_in_training, "search_apart", lambda *_: _found[-1])
     call, (weights, key), number = jitted("unfinished_step"), fresh_state(), 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of
+from disco_hlo.plugin.step import Choice, ModuleFacts, choose, facts_of
 
 VECTOR = Shape("f32", (256,), (0,))
 STEP = ModuleFacts("jit_step", 4, 8, 4 << 20, 900)

@@ -24,8 +24,8 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.callbacks import refuse_callbacks
 from disco_hlo.plugin.calls import trial as calls
-from disco_hlo.plugin.calls.hold import Hold
-from disco_hlo.plugin.calls.rounds import Round
+from disco_hlo.plugin.calls.schedule import Round
+from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials

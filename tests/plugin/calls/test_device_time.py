@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from disco_hlo.plugin.calls.device_time import DeviceTimes, device_ns
+from disco_hlo.plugin.calls.watch import DeviceTimes, device_ns
 
 
 def test_time_begins_with_the_dispatch_or_with_the_end_of_the_one_before() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plugin.calls.rounds import MOST_ROUNDS, Round, Verdict, verdict
+from disco_hlo.plugin.calls.schedule import MOST_ROUNDS, Round, Verdict, verdict
 
 
 def rounds(count: int, wave: int = 2, **multiples: float) -> list[Round]:
