@@ -13,9 +13,10 @@ import pytest
 
 from disco_hlo.activation.agree import Agreement
 from disco_hlo.errors import ActivationError, UnsupportedError
+from disco_hlo.plugin import refusals
 from disco_hlo.plugin import step as steps
-from disco_hlo.plugin.phases import capture_phase, one_step, search_phase
-from disco_hlo.plugin.phases.one_step import may_be_run, refuse_other_threads
+from disco_hlo.plugin.phases import capture_phase, search_phase
+from disco_hlo.plugin.refusals import may_be_run, refuse_other_threads
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -29,11 +30,11 @@ ALONE: Any = SimpleNamespace(process_indices=(0,))
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Nothing was compiled so far, and what is compiled here, other tests do not know of."""
-    for forget in (steps._histories.clear, one_step._out_of_step.clear, one_step._threads.clear):
+    for forget in (steps._histories.clear, refusals._out_of_step.clear, refusals._threads.clear):
         forget()
     yield
-    one_step._out_of_step.clear()
-    one_step._threads.clear()
+    refusals._out_of_step.clear()
+    refusals._threads.clear()
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_ranks_that_were_about_to_search_different_steps_wait_for_each_other_no_
         return search_phase.handle(request, settings)
 
     monkeypatch.setattr(search_phase, "join", counted)
-    monkeypatch.setattr(one_step, "agree", lambda *_, **__: Agreement("", "rank 0: A; rank 1: B"))
+    monkeypatch.setattr(refusals, "agree", lambda *_, **__: Agreement("", "rank 0: A; rank 1: B"))
     with pytest.raises(ActivationError, match="rank 0: A; rank 1: B; no other step is run on made-up inputs"):
         intercept(*models.mlp(), handled)
     steps._histories.clear()
@@ -98,7 +99,7 @@ def test_a_step_that_may_not_be_run_is_captured_without_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was run, and its all-reduces met those of the step that another thread trained."""
-    monkeypatch.setattr(one_step, "agree", lambda *_, **__: Agreement("", "rank 0: A; rank 1: B"))
+    monkeypatch.setattr(refusals, "agree", lambda *_, **__: Agreement("", "rank 0: A; rank 1: B"))
     monkeypatch.setattr(capture_phase, "profile_step", lambda *_, **__: pytest.fail("was run"))
     settings = Settings(search=False, directory=tmp_path / "plans")
     with caplog.at_level(logging.INFO, "disco_hlo"):

@@ -9,13 +9,14 @@ import jax
 import pytest
 
 from disco_hlo.errors import UnsupportedError, is_shared
+from disco_hlo.plugin import install
 from disco_hlo.plugin import step as steps
-from disco_hlo.plugin import switches
+from disco_hlo.plugin.install import compiles_no_step
 from disco_hlo.plugin.phases import enact_phase, search_phase
+from disco_hlo.plugin.refusals import refuse_switched_on
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import captured
-from disco_hlo.plugin.switches import compiles_no_step, refuse_switched_on
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -24,7 +25,7 @@ from tests.steps.intercept import intercept
 def forgotten() -> None:
     """Nothing was compiled or said so far."""
     steps._histories.clear()
-    switches._told.clear()
+    install._told.clear()
 
 
 @pytest.fixture

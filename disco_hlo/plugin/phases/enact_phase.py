@@ -25,15 +25,13 @@ from disco_hlo.plan.bans import Stage
 from disco_hlo.plan.plan import DEFAULT, Plan
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.verify import verify
-from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
 from disco_hlo.plugin.phases.first_enactment import advice_after, compare_first, never_compared, remember
-from disco_hlo.plugin.phases.one_step import may_be_run
+from disco_hlo.plugin.refusals import calls_python, may_be_run, switched_on
 from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.structure import enacted
-from disco_hlo.plugin.switches import switched_on
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.compiles import Halted
 from disco_hlo.plugin.xla.executables import LoadedExecutable

@@ -19,7 +19,7 @@ from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.lockstep import Guard
 from disco_hlo.plugin.measuring.reference import Program
-from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
+from disco_hlo.plugin.refusals import may_be_run, refuse_others
 from disco_hlo.plugin.session import Session, versions
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla.executables import LoadedExecutable
