@@ -16,13 +16,12 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.measuring import candidates
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.phases import finalists
 from disco_hlo.plugin.probe import exchange_opcode
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from tests.plugin.sessions import in_session

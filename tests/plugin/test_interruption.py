@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from disco_hlo.errors import ActivationError
-from disco_hlo.plugin import interruption
-from disco_hlo.plugin.interruption import Interruption
+from disco_hlo.plugin import session
+from disco_hlo.plugin.session import Interruption
 
 
 class Board:
@@ -45,7 +45,7 @@ def _python_takes_ctrl_c() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interruption, "_LOOK_S", 0.0)
+    monkeypatch.setattr(session, "_LOOK_S", 0.0)
 
 
 def press() -> None:
@@ -84,7 +84,7 @@ def test_rank_0_leaves_no_note_of_its_own_and_asks_for_none_once_it_knows() -> N
 
 
 def test_it_looks_for_notes_now_and_then_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interruption, "_LOOK_S", 1000.0)
+    monkeypatch.setattr(session, "_LOOK_S", 1000.0)
     board = Board()
     stop = Interruption(board)
     assert [bool(stop) for _ in range(5)] == [False] * 5

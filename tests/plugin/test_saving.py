@@ -14,7 +14,7 @@ from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.phases import saving
+from disco_hlo.plugin.phases import finalists
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 
@@ -24,7 +24,7 @@ def test_a_plan_that_was_found_wrong_before_ctrl_c_is_not_saved(
     error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     written: list[str] = []
-    monkeypatch.setattr(saving, "_write", lambda _outcome, trial: written.append(trial.name))
+    monkeypatch.setattr(finalists, "_write", lambda _outcome, trial: written.append(trial.name))
     session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
     slot = PlanStore(tmp_path).slot("0" * 64, "cpu", "cpu", 2, 1)
     found: Any = SimpleNamespace(prediction=SimpleNamespace(plan_ns=1, default_ns=2))
@@ -32,7 +32,7 @@ def test_a_plan_that_was_found_wrong_before_ctrl_c_is_not_saved(
     step: Any = None
     profile: Any = None
     with caplog.at_level(logging.INFO, "disco_hlo"):
-        saving.save_interrupted(saving.Outcome(session, step, slot, found, profile, trials, 0.0, 0.0))
+        finalists.save_interrupted(finalists.Outcome(session, step, slot, found, profile, trials, 0.0, 0.0))
     assert written == ([] if error else [SEARCHED])
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"interrupted: the best plan so far is {'of no use' if error else 'in '}")

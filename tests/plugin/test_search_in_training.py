@@ -28,7 +28,7 @@ from disco_hlo.plugin.calls.observing import CALLS_BEFORE_SEARCH, Observation
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.measuring.measured_times import STORE_NAME
-from disco_hlo.plugin.phases import enact_phase, search_in_training, search_process, training_phase
+from disco_hlo.plugin.phases import enact_phase, finding, search_in_training, training_phase
 from disco_hlo.plugin.phases.finding import FoundPlans
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
@@ -122,7 +122,7 @@ def training(
         return _found[-1]
 
     monkeypatch.setattr(search_in_training, "search_apart", noted)
-    monkeypatch.setattr(search_process.subprocess, "Popen", Noted)
+    monkeypatch.setattr(finding.subprocess, "Popen", Noted)
     monkeypatch.setattr(trials, "_LONGEST_PAUSE", 8)
     jaxlink.install(lambda request: training_phase.handle(request, settings))
     observation = training_phase.observe(settings)
@@ -243,7 +243,7 @@ def test_nothing_is_searched_for_a_step_that_is_called_20_times(training: Traini
 def test_a_training_goes_on_when_its_search_is_killed(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = search_process._run
+    run = finding._run
 
     def killed(*arguments: Any) -> None:
         def kill() -> None:
@@ -254,7 +254,7 @@ def test_a_training_goes_on_when_its_search_is_killed(
         threading.Thread(target=kill).start()
         run(*arguments)
 
-    monkeypatch.setattr(search_process, "_run", killed)
+    monkeypatch.setattr(finding, "_run", killed)
     losses, _ = training.until_over(jitted("killed_step"))
     assert losses == training.stock(len(losses))[0]
     [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]

@@ -15,7 +15,6 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.optimize.rehearsal import rehearsed
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.measured_times import measured_times
@@ -23,12 +22,19 @@ from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
-from disco_hlo.plugin.phases.finalists import compile_and_measure, trials_of, winner_of
+from disco_hlo.plugin.phases.finalists import (
+    Outcome,
+    compile_and_measure,
+    save,
+    save_interrupted,
+    save_timelines,
+    trials_of,
+    winner_of,
+)
 from disco_hlo.plugin.phases.finding import Found, find, look_again, looks
-from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted, save_timelines
 from disco_hlo.plugin.phases.structure_search import restructured_trials
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
-from disco_hlo.plugin.session import Session, interruption, join, warn_of_lost_donation
+from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.tuner_results import exchange
