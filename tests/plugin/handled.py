@@ -1,16 +1,22 @@
-"""A jitted function whose one compile a test has in its hands."""
+"""A jitted function whose one compile a test has in its hands: answered, looked at, or in a session of its own."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
+from tests.steps import models
+from tests.steps.intercept import intercept
 
 
 def handled(handler: Handler, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -50,3 +56,25 @@ def seen(
     handled(lambda request: found.append(look(request)), function, *arguments, **options)
     [one] = found
     return one
+
+
+def named_parameters(step: models.Step) -> tuple[CanonicalModule, dict[int, str]]:
+    """A step as XLA compiles it, and the names of its arguments by the numbers of its parameters."""
+    source = canonicalize(intercept(*step, compiles.capture))
+    pairs = zip(source.graph.nodes, source.protos, strict=True)
+    names = {proto.parameter_number: node.op_name for node, proto in pairs if node.opcode == "parameter"}
+    return source, names
+
+
+def in_session(
+    folder: Path,
+    look: Callable[[Session, CanonicalModule], Any],
+    make: Callable[[], models.Step] = models.mlp,
+) -> Any:
+    """What ``look`` returns of a step that is searched, its plans in ``folder``."""
+
+    def body(request: CompileRequest) -> Any:
+        session = join(request, Settings(search=True, directory=folder))
+        return look(session, canonicalize(compiles.capture(request)))
+
+    return intercept(*make(), body)

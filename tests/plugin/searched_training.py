@@ -33,7 +33,7 @@ def searching() -> list[int]:
     """Children of this process that search."""
     lists = [one.read_text().split() for one in Path("/proc/self/task").glob("*/children")]
     children = [int(child) for one in lists for child in one]
-    return [one for one in children if b"search_process" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return [one for one in children if b"phases.finding" in Path(f"/proc/{one}/cmdline").read_bytes()]
 
 
 def end(how: str) -> None:
