@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -44,6 +44,7 @@ from disco_hlo.plugin.measuring.measured_times import measured_times, say_not_ke
 from disco_hlo.plugin.measuring.profiling import kernel_times, kernels_of
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.structure import why_not
 from disco_hlo.profiler.profile import OpTime, Profile, load, to_json
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchSettings
@@ -137,6 +138,7 @@ def find(
         asker.say("%s", outlook(settings, case))
     if compiles:
         budget = Budget.of(settings.budget_s, COMPILE_S)
+    budget = replace(budget, seconds=settings.budget_s * share_of_a_search(settings, case))
     with search_progress(progress_wanted()) as on_progress:
         found = optimize(
             case,
@@ -166,6 +168,22 @@ def search_settings(settings: Settings) -> SearchSettings:
         seconds=settings.budget_s,
         finalists=settings.finalists,
     )
+
+
+def all_searches_s(settings: Settings, backend: str) -> float:
+    """How long all searches for a step may take, those of other structures among them."""
+    return settings.budget_s * (looks(settings, backend) + 1)
+
+
+def share_of_a_search(settings: Settings, case: Case) -> float:
+    """Part of ``DISCO_BUDGET_S`` that one search of the step as it is gets. Where other structures may be tried, these
+    get as much together."""
+    if settings.structure == "off" or settings.when == "training":
+        return 1.0
+    if settings.forced_structure is None and why_not(case, case.times):
+        return 1.0
+    number = looks(settings, case.source.graph.backend) + 1
+    return number / (number + 1)
 
 
 # --- what the user is told before a search --------------------------------------------------------

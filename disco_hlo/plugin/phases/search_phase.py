@@ -91,8 +91,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         trials = trials_of(session, plans, slot)
         if not session.tell(bool(stop), "interrupted"):
             with measured_times(session) as store:
-                best = None if found is None else found.last
-                trials += restructured_trials(session, slot, store, best)
+                trials += restructured_trials(session, slot, store, found)
         started = time.monotonic()
         compared = (
             winner_of(session, trials, stop) if compile_and_measure(session, source, trials, stop) else None
