@@ -39,6 +39,10 @@ def install_from_environment() -> None:
         from disco_hlo.plugin.phases.training_phase import observe
 
         observe(settings)
+    elif not settings.search and not capture:
+        from disco_hlo.plugin.calls.loading import watch
+
+        watch()
     if not capture:
         atexit.unregister(_say_if_nothing_was_found)
         atexit.register(_say_if_nothing_was_found, settings)

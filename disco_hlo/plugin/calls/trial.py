@@ -74,6 +74,8 @@ class Trial:
         self.share = 1.0
         """Part of the training's time that calls may be held."""
         self._next_hold_ns = 0
+        self.least_share = LEAST_SHARE
+        """Of the devices' time: of a module that takes less no candidate is tried."""
         self.on_outcome: Callable[[str, list[Round]], None] = lambda *_: None
         """Told of the outcome and what was measured until then."""
         watch.on_sample = self._note
@@ -183,7 +185,7 @@ class Trial:
     def _plan(self, index: int, candidates: frozenset[str], failed: Mapping[str, str]) -> Stretch:
         """What comes next; see :data:`.schedule.Plan`."""
         share = self.watch.seen.share
-        if share < LEAST_SHARE:
+        if share < self.least_share:
             return settled(index, DEFAULT, f"it takes {share:.0%} of the devices' time")
         if _SEARCH in failed:
             return settled(index, DEFAULT, f"its search failed: {failed[_SEARCH]}")

@@ -38,6 +38,7 @@ from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.lockstep import Guard
 from disco_hlo.plugin.measuring.reference import Program
+from disco_hlo.plugin.phases.second_trial import doubt, other_versions, takes_turns
 from disco_hlo.plugin.refusals import calls_python, may_be_run, refuse_others, switched_on
 from disco_hlo.plugin.session import Session, join, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
@@ -214,6 +215,14 @@ def _enact(
         say("the plan of %s is XLA's default: nothing beat it", plan.target.module_name)
         return None
     digest = hashlib.sha256(proposed.module).hexdigest()
+    again = doubt(session, slot, plan, digest)
+    if again.lost:
+        say(
+            "the plan of %s is not run: under these versions it was not faster when it took turns with XLA's default; "
+            "ENABLE_SEARCH=1 searches another",
+            plan.target.module_name,
+        )
+        return None
     try:
         with session.stage("enact"), _guarded(session, slot, digest, "compile"):
             if waiting is None or proposed.structure is not None:  # the early stage is over
@@ -229,11 +238,14 @@ def _enact(
     why = never_compared(session, slot, plan, digest)
     if why and not _compares_well(session, step, slot, proposed, executable, why):
         return None
+    turns = ""
+    if again.why and takes_turns(session, slot, plan, digest, executable, again.why):
+        turns = f"; it {again.why}: at first it takes turns with XLA's default, and goes on if it pays"
     warn_of_lost_donation(session, step)
     found = ", found under other constants and applied to this step" if proposed.other else ""
-    say("enacts the plan of %s%s: %s", plan.target.module_name, found, describe(plan))
+    say("enacts the plan of %s%s: %s%s", plan.target.module_name, found, describe(plan), turns)
     LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
-    return executable
+    return None if turns else executable
 
 
 def _compares_well(
@@ -297,11 +309,8 @@ def never_compared(session: Session, slot: PlanSlot, plan: Plan, digest: str) ->
 def _why(plan: Plan, digest: str, now: dict[str, str]) -> str:
     if plan.measured is None:
         return "was found offline"
-    others = [
-        f"{name} {plan.versions.get(name, '?')}" for name in now if plan.versions.get(name) != now[name]
-    ]
-    if others:
-        return f"was measured under {', '.join(others)}"
+    if others := other_versions(plan, now):
+        return f"was measured under {others}"
     return "was saved unmeasured" if digest == plan.module_sha256 else "was found under other constants"
 
 
