@@ -30,7 +30,7 @@ from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.dtypes import is_whole
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from tests.plugin.sessions import in_session
+from tests.plugin.handled import in_session
 from tests.steps import models
 from tests.steps.intercept import intercept
 

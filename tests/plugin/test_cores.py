@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.cores import own_cores
 from disco_hlo.plugin.measuring import cores
 from disco_hlo.plugin.measuring.cores import compiles_at_once, fewest_cores

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from disco_hlo.errors import UnsupportedError, is_shared
 from disco_hlo.plugin.measuring.inputs.decisions import equal_parameters
 from disco_hlo.plugin.measuring.inputs.device_values import Devices
-from tests.plugin.parameters import named_parameters
+from tests.plugin.handled import named_parameters
 from tests.steps import models
 
 Array = Any

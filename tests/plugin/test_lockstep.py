@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import ActivationError, GoneError, is_shared
 from disco_hlo.plugin.measuring import lockstep
 from disco_hlo.plugin.session import Session

@@ -36,7 +36,7 @@ from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
 from disco_hlo.profiler.store import ProfileStore
-from tests.plugin.sessions import in_session
+from tests.plugin.handled import in_session
 from tests.steps import models
 from tests.steps.intercept import intercept
 

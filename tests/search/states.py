@@ -27,7 +27,7 @@ from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import MachineModel
 from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
-from tests.search.entries import make_one
+from tests.search.states import make_one
 
 
 def ranked(step: Step, graph: Graph) -> NDArray[np.int64]:

@@ -23,8 +23,7 @@ from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts, TrafficCosts
-from tests.search.random_steps import random_step
-from tests.search.steps import chain
+from tests.search.steps import chain, random_step
 
 ROOT = Path(__file__).parents[2]
 PAPER = SearchSettings(method="backtracking")

@@ -27,9 +27,8 @@ from disco_hlo.search.rules.neighbours import sort_runs
 from disco_hlo.search.schedule import MOST_GRADIENTS, contiguous_buckets
 from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
-from tests.search.random_steps import random_step
 from tests.search.states import Bench
-from tests.search.steps import chain
+from tests.search.steps import chain, random_step
 
 
 @compiled

@@ -26,7 +26,7 @@ from disco_hlo.search.rules.legality import most_owned
 from disco_hlo.search.rules.ordering import reseat, settle
 from disco_hlo.search.rules.results import join, part, read_again, recompute
 from disco_hlo.search.rules.upkeep import adopt_orphans, all_stand, drop_idle_copies
-from tests.search.kinds import DUPLICATE, FUSE, SIBLING, UNFUSE
+from tests.search.states import DUPLICATE, FUSE, SIBLING, UNFUSE
 
 ROOT = Path(__file__).parents[2]
 KINDS = np.array([FUSE, SIBLING, UNFUSE, DUPLICATE])

@@ -20,8 +20,8 @@ from disco_hlo.search.boundary.state import given as kept_of
 from disco_hlo.search.boundary.state import own
 from disco_hlo.search.rules.legality import STAYS_ALONE
 from disco_hlo.search.rules.results import count_results
-from tests.search.entries import refusal_of
-from tests.search.random_steps import random_step
+from tests.search.states import refusal_of
+from tests.search.steps import random_step
 
 
 def results_of(graph: Graph, owned: list[int]) -> list[int]:

@@ -17,11 +17,18 @@ from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS
 from disco_hlo.search.moves.table import MOVES
 from tests.machines import GPU
-from tests.search.entries import undo
-from tests.search.kinds import FUSE, SPLIT, UNFUSE
-from tests.search.random_steps import random_step
-from tests.search.states import MACHINES, Bench, check_consistent, check_legal, snapshot
-from tests.search.steps import chain
+from tests.search.states import (
+    FUSE,
+    MACHINES,
+    SPLIT,
+    UNFUSE,
+    Bench,
+    check_consistent,
+    check_legal,
+    snapshot,
+    undo,
+)
+from tests.search.steps import chain, random_step
 
 SEEDS = st.integers(0, 2**32)
 REFORMER = Path(__file__).parents[1] / "data" / "h200_models" / "reformer.hlo.pb.gz"

@@ -18,8 +18,7 @@ from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.search.arrays import layout as at
 from tests.machines import CPU
-from tests.search.entries import undo
-from tests.search.states import Bench
+from tests.search.states import Bench, undo
 from tests.steps import models
 from tests.steps.intercept import intercept
 

@@ -18,8 +18,8 @@ from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.search.cost_models import HoldingCosts, TrafficCosts
-from tests.search.random_steps import random_step
 from tests.search.states import Bench
+from tests.search.steps import random_step
 
 BUSY = replace(
     GPU, launch_ns=3, compute_speed_ppm=800_000, transfer_speed_ppm=900_000, memory_bytes_per_us=2000

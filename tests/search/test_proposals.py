@@ -20,10 +20,8 @@ from disco_hlo.search.moves.duplicate import _read_by, _read_of
 from disco_hlo.search.moves.proposals import random_move
 from disco_hlo.search.rules.neighbours import mark_copies, predecessors
 from tests.machines import GPU
-from tests.search.kinds import FUSE, REORDER
-from tests.search.random_steps import random_step
-from tests.search.states import Bench, check_topological
-from tests.search.steps import chain
+from tests.search.states import FUSE, REORDER, Bench, check_topological
+from tests.search.steps import chain, random_step
 
 
 @compiled

@@ -20,9 +20,8 @@ from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
-from tests.search.random_steps import random_step
 from tests.search.states import Bench
-from tests.search.steps import chain
+from tests.search.steps import chain, random_step
 from tests.simulator.reference import simulate_slowly
 
 BUSY = replace(

@@ -15,10 +15,8 @@ from disco_hlo.search.arrays.views import open_views
 from disco_hlo.search.moves.proposals import make_move, refusal_key, remember_refusal
 from disco_hlo.search.moves.refusals import renew, was_refused
 from tests.machines import GPU
-from tests.search.entries import undo
-from tests.search.kinds import ABSORB, DUPLICATE, FUSE, UNFUSE
-from tests.search.random_steps import random_step
-from tests.search.states import Bench
+from tests.search.states import ABSORB, DUPLICATE, FUSE, UNFUSE, Bench, undo
+from tests.search.steps import random_step
 
 
 @compiled

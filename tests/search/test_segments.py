@@ -20,11 +20,8 @@ from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segm
 from disco_hlo.simulator.costs import PPM, MachineModel
 from tests.machines import CPU, GPU
 from tests.search.cost_models import HoldingCosts, TrafficCosts
-from tests.search.entries import recount_order, undo
-from tests.search.kinds import FUSE, REORDER
-from tests.search.random_steps import random_step
-from tests.search.states import Bench
-from tests.search.steps import chain
+from tests.search.states import FUSE, REORDER, Bench, recount_order, undo
+from tests.search.steps import chain, random_step
 
 SEEDS = st.integers(0, 2**32)
 ALONE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)

@@ -28,8 +28,7 @@ from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts
-from tests.search.entries import refusal_of
-from tests.search.states import Bench, ranked
+from tests.search.states import Bench, ranked, refusal_of
 from tests.search.steps import chain
 
 ROOT = Path(__file__).parents[2]

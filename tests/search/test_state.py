@@ -26,9 +26,8 @@ from disco_hlo.search.boundary.finalists import kernels_of
 from disco_hlo.search.boundary.state import Signature, members_of
 from disco_hlo.simulator.costs import MachineModel
 from tests.machines import CPU
-from tests.search.random_steps import random_step
 from tests.search.states import MACHINES, Bench, check_consistent, check_legal
-from tests.search.steps import chain
+from tests.search.steps import chain, random_step
 
 H200 = Path(__file__).parents[1] / "data" / "h200_transformer_default.hlo.pb.gz"
 

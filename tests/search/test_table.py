@@ -54,7 +54,7 @@ from disco_hlo.search.moves.table import NUMBERS
 from disco_hlo.search.run import search
 from tests.machines import GPU
 from tests.search.cost_models import ResultCosts
-from tests.search.random_steps import random_step
+from tests.search.steps import random_step
 
 graph, swap = random_step(Random(5), 60, backend="gpu"), NUMBERS["swap"]
 assert restart.ORDER_MOVES[swap] == 1

@@ -15,7 +15,7 @@ from disco_hlo.search.methods.backtracking import Backtracking
 from disco_hlo.search.methods.tree import CANDIDATES, QUEUED, go_to, grown, new_tree
 from tests.machines import GPU
 from tests.search.cost_models import TrafficCosts
-from tests.search.random_steps import random_step
+from tests.search.steps import random_step
 
 
 @settings(max_examples=20, deadline=None)

@@ -20,7 +20,7 @@ from disco_hlo.simulator.costs import MAX_TOTAL, MAX_TOTAL_NS, unit_for
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.search.cost_models import HoldingCosts, LookingCosts, TrafficCosts
-from tests.search.random_steps import random_step
+from tests.search.steps import random_step
 
 
 class Slower(TrafficCosts):

@@ -27,11 +27,10 @@ from disco_hlo.plugin.phases.capture_record import (
     CaptureRecord,
     encode,
 )
-from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
+from disco_hlo.plugin.refusals import may_be_run, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Session, join, target, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
-from disco_hlo.plugin.switches import refuse_switched_on
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.profile import Profile, to_json

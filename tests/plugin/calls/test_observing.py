@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from disco_hlo.plugin.calls.observing import Observation
-from disco_hlo.plugin.calls.steps import ArrayType, Seen, keeps_state, steps
+from disco_hlo.plugin.calls.observing import ArrayType, Observation, keeps_state, steps
+from disco_hlo.plugin.calls.watch import Seen
 from tests.plugin.calls.training import SPLIT, WHOLE, batch, fresh_state, jitted, loss_of, named, train
 
 

@@ -1,19 +1,23 @@
-"""What goes wrong on one rank alone must not leave the others waiting, nor cost what was found before."""
+"""What goes wrong on one rank alone must not leave the others waiting, and what Ctrl-C ends."""
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
-from disco_hlo.errors import ProfileError
+from disco_hlo.activation.channel import LocalChannel
+from disco_hlo.errors import ActivationError, ProfileError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
+from disco_hlo.plugin import session
 from disco_hlo.plugin.measuring import candidates, timelines
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.known_times import KnownTimes
@@ -21,7 +25,7 @@ from disco_hlo.plugin.measuring.measured_times import STORE_NAME, measured_times
 from disco_hlo.plugin.measuring.timelines import take_timelines
 from disco_hlo.plugin.measuring.traced_modules import traced
 from disco_hlo.plugin.phases import capture_phase, finding
-from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.session import Interruption, Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
@@ -246,3 +250,117 @@ def test_a_candidate_that_rank_0_fails_to_write_is_left_out_on_all(
     assert (default.error, plain.error) == ("", "KeyError: 'n7'")
     assert default.executable is not None
     assert plain.executable is None
+
+
+class Board:
+    """Notes that all ranks of this test see."""
+
+    def __init__(self, *, gone: bool = False) -> None:
+        self.gone = gone
+        self.asked = 0
+        self.left = threading.Event()
+
+    def leave(self) -> None:
+        if self.gone:
+            raise ActivationError("rank 0's process does not answer")
+        self.left.set()
+
+    def found(self) -> bool:
+        self.asked += 1
+        if self.gone:
+            raise ActivationError("rank 0's process does not answer")
+        return self.left.is_set()
+
+
+@pytest.fixture(autouse=True)
+def _python_takes_ctrl_c() -> Iterator[None]:
+    """A suite in the background of a shell hands its processes SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_LOOK_S", 0.0)
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def told_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "disco-interrupted":
+            thread.join()
+
+
+def test_rank_0_hears_of_another_ranks_ctrl_c() -> None:
+    board = Board()
+    first, second = Interruption(board), Interruption(board, leads=False)
+    with first.watched():
+        assert not first
+    with second.watched():
+        assert not second
+        press()
+        assert second
+        assert board.left.wait(10)
+    assert first
+    assert first.wanted
+
+
+def test_rank_0_leaves_no_note_of_its_own_and_asks_for_none_once_it_knows() -> None:
+    board = Board()
+    stop = Interruption(board)
+    with stop.watched():
+        press()
+    assert stop
+    told_threads()
+    assert not board.left.is_set()
+    assert board.asked == 0
+
+
+def test_it_looks_for_notes_now_and_then_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_LOOK_S", 1000.0)
+    board = Board()
+    stop = Interruption(board)
+    assert [bool(stop) for _ in range(5)] == [False] * 5
+    assert board.asked == 1
+
+
+def test_a_second_ctrl_c_ends_the_program() -> None:
+    with Interruption(Board(), leads=False).watched():
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+
+
+def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a program in another language, with a handler of its own, embeds Python."""
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    with Interruption().watched() as stop, pytest.raises(KeyboardInterrupt):
+        press()
+    assert not stop
+
+
+def test_where_nobody_takes_the_note_one_line_says_so_and_nothing_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stop = Interruption(Board(gone=True), leads=False)
+    with caplog.at_level(logging.INFO, "disco_hlo"):
+        with stop.watched():
+            press()
+        told_threads()
+    assert [record.getMessage() for record in caplog.records] == [
+        "interrupted: the search is ended; another Ctrl-C ends the program",
+        "rank 0 cannot be told of the interruption: rank 0's process does not answer",
+    ]
+    assert not Interruption(Board(gone=True))
+
+
+def test_in_one_process_there_is_nobody_to_tell() -> None:
+    stop = Interruption()
+    with stop.watched():
+        assert not stop
+        press()
+        assert stop
