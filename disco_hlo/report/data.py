@@ -19,11 +19,10 @@ from disco_hlo.report.compare import compare
 from disco_hlo.report.facts import bucket_facts, group_facts, order_facts, step_times
 from disco_hlo.report.measured import measured_data
 from disco_hlo.report.order import order_of, with_order
-from disco_hlo.report.printable import printable
+from disco_hlo.report.printable import Strings, printable
 from disco_hlo.report.regions import RegionFacts
 from disco_hlo.report.rows import bucket_rows, group_rows, op_rows, used_nodes
 from disco_hlo.report.simulated import Simulated, simulated
-from disco_hlo.report.strings import Strings
 from disco_hlo.report.timelines import timeline_data
 
 VERSION = 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.units import UnitGraph
 from disco_hlo.profiler.timeline import MeasuredStep
-from disco_hlo.report.strings import Strings
+from disco_hlo.report.printable import Strings
 from disco_hlo.report.timelines import (
     COLLECTIVE,
     COPY,

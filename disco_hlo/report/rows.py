@@ -11,7 +11,7 @@ from disco_hlo.optimize.predict import Predicted
 from disco_hlo.plan.units import UnitGraph
 from disco_hlo.report.bundle import Bundle
 from disco_hlo.report.facts import GroupFacts, bucket_facts, group_facts
-from disco_hlo.report.strings import Strings
+from disco_hlo.report.printable import Strings
 from disco_hlo.report.timelines import exposed_intervals, opcode_text, overlap_ns
 
 _LISTED = 40
