@@ -16,8 +16,7 @@ from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.plan.plan import DEFAULT, Plan
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
-from disco_hlo.report.compare import Difference, GroupChange, compare, require_comparable
-from disco_hlo.report.order import with_order
+from disco_hlo.report.facts import Difference, GroupChange, compare, require_comparable, with_order
 from disco_hlo.report.printable import size_text, time_text
 from disco_hlo.report.regions import check_region
 

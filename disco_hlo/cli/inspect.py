@@ -27,9 +27,9 @@ from disco_hlo.report.facts import (
     group_facts,
     op_facts,
     order_facts,
+    order_of,
     step_times,
 )
-from disco_hlo.report.order import order_of
 from disco_hlo.report.printable import printable, short_path, size_text, time_text
 from disco_hlo.report.regions import RegionFacts, check_region
 
@@ -69,7 +69,7 @@ def _regions(bundle: Bundle) -> list[RegionFacts]:
     if bundle.source is None or not bundle.source.regions:
         return []
     from disco_hlo.optimize.costs import costs_for
-    from disco_hlo.report.simulated import simulated
+    from disco_hlo.report.data import simulated
 
     strategies = [bundle.default or bundle.strategy]
     try:

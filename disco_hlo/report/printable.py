@@ -1,6 +1,6 @@
 """Names from modules and plans, made safe to print: they may hold anything, terminal commands included.
 
-Every text of a report once: names repeat a lot, and each passes here on its way into the page.
+Names repeat a lot, so a report has every text once (:class:`Strings`).
 """
 
 from __future__ import annotations
