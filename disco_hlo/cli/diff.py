@@ -9,7 +9,7 @@ import msgspec
 import typer
 from msgspec import UNSET
 
-from disco_hlo.cli.options import AsJson
+from disco_hlo.cli.inputs import AsJson
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.regions import ENTRY

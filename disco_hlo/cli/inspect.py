@@ -9,9 +9,18 @@ from typing import Annotated, Any
 import typer
 from msgspec import UNSET
 
-from disco_hlo.cli.options import AsJson, PlanName, RegionName
-from disco_hlo.cli.output import add_row, plan_directory, print_json, say, show, table, warn_all
-from disco_hlo.cli.regions import region_table, regions_as_json
+from disco_hlo.cli.inputs import AsJson, PlanName, RegionName
+from disco_hlo.cli.output import (
+    add_row,
+    plan_directory,
+    print_json,
+    region_table,
+    regions_as_json,
+    say,
+    show,
+    table,
+    warn_all,
+)
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.hlo.regions import ENTRY

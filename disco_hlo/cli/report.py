@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from disco_hlo.cli.options import AsJson, PlanName, ProfilePath
+from disco_hlo.cli.inputs import AsJson, PlanName, ProfilePath
 from disco_hlo.cli.output import (
     check_places,
     is_stdout,

@@ -1,6 +1,4 @@
-"""All that a report shows, as one JSON value: of the step and each of its regions the op groups, buckets and timelines of
-the plan, each with what XLA did instead.
-"""
+"""All that a report shows, as one JSON value: op groups, buckets and timelines of a step's regions, and XLA's own."""
 
 from __future__ import annotations
 

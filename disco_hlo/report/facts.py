@@ -1,4 +1,5 @@
-"""What a plan holds and how two differ, in terms a reader knows: behind ``disco inspect``, ``disco diff`` and the report.
+"""What a plan holds and how two differ, in terms a reader knows: for ``disco inspect``, ``disco diff`` and the
+report.
 
 Everything here is read from the plan, the module beside it and the profile; nothing is simulated. Units of two plans
 are told apart by their nodes, not by their numbers: two plans number alike only by chance.
