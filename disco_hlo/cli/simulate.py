@@ -10,20 +10,20 @@ import typer
 from msgspec import UNSET
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.cli.modules import Opened, open_named
-from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath, RegionName
+from disco_hlo.cli.inputs import AsJson, ModulePath, Opened, ProfilePath, RegionName, open_named
 from disco_hlo.cli.output import (
     add_row,
     check_places,
     is_stdout,
     plan_directory,
     print_json,
+    region_table,
+    regions_as_json,
     show,
     table,
     warn_all,
     write_file,
 )
-from disco_hlo.cli.regions import region_table, regions_as_json
 from disco_hlo.errors import DiscoError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated

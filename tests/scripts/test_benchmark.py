@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 from evaluation import cell, measure, running, step
-from evaluation.links import prepare
+from evaluation.commands import prepare
 from evaluation.predicting import Ran, predict_in_rounds, predicted
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
-from evaluation.rows import chosen_names
-from evaluation.strategies import combined_up_to, random_strategy
+from evaluation.rows import chosen_names, combined_up_to, random_strategy
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused

@@ -1,10 +1,13 @@
-"""Find the module that ``simulate`` and ``search`` are to work on, and what is known of where it runs."""
+"""What several subcommands are given: arguments, options, and a step with what is known of where it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from disco_hlo.errors import DiscoError, ModuleError
 from disco_hlo.hlo.canonical import CanonicalModule
@@ -15,6 +18,21 @@ from disco_hlo.plugin.phases.capture_record import RECORD_NAME, CaptureRecord
 from disco_hlo.plugin.phases.capture_record import load as load_record
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.report.bundle import load_beside, named_file, open_module
+
+_PLAN_HELP = "A plan, its folder, or the start of its key."
+
+PlanName = Annotated[str, typer.Argument(metavar="PLAN", help=_PLAN_HELP)]
+ModulePath = Annotated[
+    Path, typer.Argument(metavar="MODULE", help="A serialized HloModuleProto, or a captured folder.")
+]
+ProfilePath = Annotated[
+    Path | None, typer.Option("--profile", help="Measured times; by default those beside the module.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RegionName = Annotated[
+    str,
+    typer.Option("--region", metavar="NAME", help="One region of the step: entry, loop1, branch2, call3."),
+]
 
 
 @dataclass(frozen=True)
