@@ -19,8 +19,7 @@ from paper_figures import coconet, fused, t3
 from paper_figures.rows import ROOT, Open, Paper, Row, geometric_mean, is_within, read, solve
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.whatif.collectives import collective_ns
-from disco_hlo.whatif.machine import load
+from disco_hlo.whatif.machine import collective_ns, load
 
 RECORDS = ROOT / "docs" / "benchmarks"
 FITTED_MB = (6, 24, 96)

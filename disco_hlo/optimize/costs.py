@@ -30,8 +30,7 @@ from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import MACHINES, MachineModel, speed_ppm
-from disco_hlo.whatif.collectives import PHASES, fastest, pieces, send
-from disco_hlo.whatif.machine import Machine, names
+from disco_hlo.whatif.machine import PHASES, Machine, fastest, names, pieces, send
 from disco_hlo.whatif.machine import load as load_machine
 
 UNKNOWN_DEVICE = "unknown"

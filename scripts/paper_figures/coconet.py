@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from disco_hlo.whatif import coconet
-from disco_hlo.whatif.machine import Machine
-from disco_hlo.whatif.matmul import Matmul
+from disco_hlo.whatif.machine import Machine, Matmul
 from paper_figures.rows import Open, Paper, Row, Training, geometric_mean, read
 
 LARGEST, LARGE = 1 << 30, range(26, 31)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from disco_hlo.whatif import fused
-from disco_hlo.whatif.machine import Machine, load
-from disco_hlo.whatif.matmul import Matmul
+from disco_hlo.whatif.machine import Machine, Matmul, load
 from paper_figures.rows import Open
 
 BATCH_SIZES, TABLES = (256, 512, 1024, 2048), (64, 128, 256)
