@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from disco_hlo.structure import literals
-from disco_hlo.structure.literals import evaluate
-from disco_hlo.structure.program import Program
+from disco_hlo.structure import program as literals
+from disco_hlo.structure.program import Program, evaluate
 from tests.structure.enact import module_of
 
 
