@@ -1,5 +1,5 @@
-"""Which structural moves a module has: named schedules, CoCoNet's (figure 4, section 6.1) and those of loops, and one by
-one.
+"""Which structural moves a module has: one by one, and as named schedules, CoCoNet's (figure 4, section 6.1) and those
+of loops.
 
 A chunk takes along a stretch, which grows from a seed in both directions. Backward it takes in what computes the parts
 its members need; forward whatever reads its members in parts. An instruction that would need a member whole, or along
