@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 
 from disco_hlo.backends import BACKENDS, Backend
 from disco_hlo.backends.base import Constants
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.calibration import calibrated, library_flops_per_s, measured_ops
+from disco_hlo.estimator.analytic import (
+    AnalyticModel,
+    DeviceModel,
+    calibrated,
+    library_flops_per_s,
+    measured_ops,
+)
 from disco_hlo.estimator.gnn import estimator_for
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind

@@ -30,10 +30,8 @@ from disco_hlo.structure.program import Buffers, Program, dims, is_zero, physica
 
 MOST_PARTS = 64
 """More parts than this are refused: every instruction of the stretch is written that often."""
-
 Needs = tuple[int | None, ...]
 """Per operand the dimension along which its part is needed; None where the whole operand is."""
-
 _PARTIAL_OPCODES = ("add", "maximum", "minimum")
 
 

@@ -28,9 +28,7 @@ from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, DetailedModule, Mes
 from disco_hlo.hlo.storage import Storage, leaf_at, readers_of, storage_of
 
 _NOT_COPIED = ("original_value", "statistics_viz", "control_predecessor_ids", "sharding")
-
 _KEPT = SIDE_EFFECTS | frozenset({"parameter", "custom-call", "while", "conditional", "call", "after-all"})
-
 _FIELDS: dict[str, tuple[str, type[Any]]] = {
     "pred": ("preds", np.bool_),
     "s8": ("s8s", np.int8),
@@ -45,13 +43,10 @@ _FIELDS: dict[str, tuple[str, type[Any]]] = {
     "bf16": ("bf16s", np.uint16),
     "f16": ("f16s", np.uint16),
 }
-
 _LARGEST = 1 << 16
 """Elements of the largest constant looked into."""
-
 _DEEPEST = 32
 """Ops one behind the other that are followed."""
-
 _ARITHMETIC: dict[str, Any] = {
     "add": np.add,
     "subtract": np.subtract,

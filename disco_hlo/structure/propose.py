@@ -38,21 +38,14 @@ from disco_hlo.structure.sharded import SameValues, groups_of, reorder, split
 
 UNCHANGED = "matmul, all-reduce, fused pointwise"
 """What XLA does by itself."""
-
 PASSING = frozenset({"bitcast", "convert", "copy", "reshape", "transpose"})
 """Ops between a matmul and its all-reduce that do no work worth speaking of."""
-
 _GIVEN = frozenset({"parameter", "constant"})
-
 _PARTS = (2, 4)
-
 _POINTWISE = ELEMENTWISE | PASSING | {"broadcast", "reduce"}
-
 _ON_SHARDS = ELEMENTWISE | PASSING | {"reduce", "dynamic-slice"}
 """Readers that an all-gather is moved behind: pointwise work, norms, and taking the own shard back."""
-
 _MOST_SEEDS = 8
-
 _Place = tuple[tuple[int, ...], Program, Message]
 """A loop: its path, its caller, the instruction."""
 

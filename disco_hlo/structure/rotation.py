@@ -36,13 +36,9 @@ from disco_hlo.structure.loops import (
 from disco_hlo.structure.program import Program, bits
 
 _NOT_REPEATED = SIDE_EFFECTS | ASYNCHRONOUS | {"while", "conditional", "call", "fusion"}
-
 _FORESEEN = ELEMENTWISE | DATA_MOVEMENT | {"all-gather", "bitcast", "constant", "partition-id"}
-
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
-
 _BETWEEN = ELEMENTWISE | DATA_MOVEMENT | {"bitcast"}
-
 _INTO_STATE = ("add", "dynamic-update-slice")
 
 

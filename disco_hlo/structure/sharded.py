@@ -21,11 +21,8 @@ from disco_hlo.structure.program import Buffers, Program, dims, evaluate, physic
 
 _CUT_THROUGH = frozenset({"bitcast", "broadcast", "convert", "iota", "reshape", "transpose"})
 """Ops computed again on the shard rather than cut, since that is cheaper or meets an all-gather further up."""
-
 _S32, _U32 = 4, 8
-
 _REPLICATED, _TILED = 0, 3
-
 _DIFFERS = (COLLECTIVES - {"all-reduce", "all-gather"}) | frozenset({
     "partition-id", "replica-id", "custom-call", "infeed", "recv", "recv-done", "rng", "rng-get-and-update-state",
     "async-start", "async-update", "async-done", "all-reduce-start", "all-reduce-done", "all-gather-start",

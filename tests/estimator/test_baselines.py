@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from disco_hlo.estimator.baselines import Ridge, pooled
+from disco_hlo.estimator.evaluation import Ridge, pooled
 from tests.estimator.test_features import MANY
 
 

@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.calibration import calibrated, library_flops_per_s, measured_ops
+from disco_hlo.estimator.analytic import (
+    AnalyticModel,
+    DeviceModel,
+    calibrated,
+    library_flops_per_s,
+    measured_ops,
+)
 from disco_hlo.hlo.graph import Shape
 from tests.estimator.kernels import f32, graph_of
 

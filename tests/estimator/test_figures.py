@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from disco_hlo.estimator.figures import bars_and_curves, lines
+from disco_hlo.estimator.evaluation import bars_and_curves, lines
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -9,10 +9,8 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.gnn import GnnModel, estimator_for
-from disco_hlo.estimator.inference import predicted_ns
-from disco_hlo.estimator.known import digests
-from disco_hlo.estimator.network import network
+from disco_hlo.estimator.gnn import GnnModel, digests, estimator_for
+from disco_hlo.estimator.network import network, predicted_ns
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.read import read

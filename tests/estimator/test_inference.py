@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.estimator import feature_spec as spec
+from disco_hlo.estimator import architecture as spec
 from disco_hlo.estimator.architecture import PAPER, Architecture
-from disco_hlo.estimator.encoding import Batch
-from disco_hlo.estimator.features import selected
-from disco_hlo.estimator.inference import predicted_ns
-from disco_hlo.estimator.network import network
+from disco_hlo.estimator.features import Batch, selected
+from disco_hlo.estimator.network import network, predicted_ns
 from disco_hlo.estimator.weights import Weights
 from tests.estimator.steps import SMALL, random_weights
 from tests.estimator.test_features import MANY

@@ -4,9 +4,8 @@ import numpy as np
 
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.features import encode, graph_features, selected
-from disco_hlo.estimator.inference import predicted_ns
-from disco_hlo.estimator.known import Known, digests, new_space, nothing_known, times_ns, with_room
-from disco_hlo.estimator.network import network
+from disco_hlo.estimator.gnn import Known, digests, new_space, nothing_known, times_ns, with_room
+from disco_hlo.estimator.network import network, predicted_ns
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from tests.estimator.steps import DEVICE, random_weights, transformer

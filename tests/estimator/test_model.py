@@ -10,13 +10,11 @@ if sys.version_info >= (3, 12):
 
 import torch
 
-from disco_hlo.estimator import feature_spec as spec
+from disco_hlo.estimator import architecture as spec
 from disco_hlo.estimator.architecture import PAPER, Architecture
 from disco_hlo.estimator.features import selected
-from disco_hlo.estimator.inference import predicted_ns
-from disco_hlo.estimator.model import FusedOpNet, GraphBatch
-from disco_hlo.estimator.network import network
-from disco_hlo.estimator.train import imported
+from disco_hlo.estimator.network import network, predicted_ns
+from disco_hlo.estimator.train import FusedOpNet, GraphBatch, imported
 from disco_hlo.estimator.weights import expected_shapes
 from tests.estimator.steps import random_weights
 from tests.estimator.test_features import MANY

@@ -14,7 +14,7 @@ import torch
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.architecture import PAPER, Architecture
-from disco_hlo.estimator.dataset import Dataset
+from disco_hlo.estimator.dataset import Dataset, TrainingData, load, random_split
 from disco_hlo.estimator.train import (
     TrainSettings,
     exported,
@@ -24,7 +24,6 @@ from disco_hlo.estimator.train import (
     predict,
     train,
 )
-from disco_hlo.estimator.training_data import TrainingData, load, random_split
 from disco_hlo.estimator.weights import to_bytes
 from tests.estimator import synthetic
 

@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.estimator import feature_spec as spec
-from disco_hlo.estimator.dataset import Dataset, Measurement
-from disco_hlo.estimator.training_data import TrainingData, label_ns, load, model_split, noise, random_split
+from disco_hlo.estimator import architecture as spec
+from disco_hlo.estimator.dataset import (
+    Dataset,
+    Measurement,
+    TrainingData,
+    label_ns,
+    load,
+    model_split,
+    noise,
+    random_split,
+)
 from tests.estimator import synthetic
 
 
