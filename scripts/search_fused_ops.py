@@ -25,7 +25,7 @@ from disco_hlo.optimize.start import searchable
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.profiler.kernel_keys import GROUP_PREFIX
+from disco_hlo.profiler.keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.boundary.finalists import kernels_of

@@ -19,7 +19,7 @@ from disco_hlo.cli.output import add_row, check_places, print_json, say, show, t
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.store import PROFILE_NAME
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME
-from disco_hlo.profiler.allreduce import AllReduceFit
+from disco_hlo.profiler.collectives import AllReduceFit
 from disco_hlo.profiler.profile import Profile, load, to_json
 
 _POLL_S = 0.2

@@ -28,10 +28,9 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.network import Network, formula
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.allreduce import AllReduceFit
-from disco_hlo.profiler.corrections import NONE, Corrections, Seen, corrections
-from disco_hlo.profiler.costs import MeasuredCosts
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.collectives import AllReduceFit
+from disco_hlo.profiler.costs import NONE, Corrections, MeasuredCosts, Seen, corrections
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import MACHINES, MachineModel, speed_ppm

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.adding_up import scaled, stretch
-from disco_hlo.profiler.instructions import InstructionTimes, instruction_times, time_in
+from disco_hlo.profiler.instructions import InstructionTimes, instruction_times, scaled, stretch, time_in
 from disco_hlo.profiler.trace import Execution, RunWindow, Trace
 
 

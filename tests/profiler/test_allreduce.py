@@ -8,12 +8,7 @@ from msgspec.structs import replace
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.profiler.allreduce import (
-    SweepPoint,
-    fit,
-    point_of,
-    sweep_sizes,
-)
+from disco_hlo.profiler.collectives import SweepPoint, fit, point_of, sweep_sizes
 
 SIZES = sweep_sizes()
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.profiler.bodies import bodies_of, travelling
-from disco_hlo.profiler.collectives import Issued, in_step_by_kind, issued
-from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.keys import owners
+from disco_hlo.profiler.collectives import InStep, Issued, in_step_by_kind, issued
+from disco_hlo.profiler.keys import bodies_of, owners, travelling
 from tests.hlo.small_modules import module_of
 
 ADD = """%add (a: f32[], b: f32[]) -> f32[] {

@@ -8,12 +8,10 @@ from random import Random
 import pytest
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.collectives import Issued, in_step_by_kind
+from disco_hlo.profiler.collectives import InStep, Issued, in_step_by_kind
 from disco_hlo.profiler.contention import contention, gap_in_step_ns, launch_gap_ns
-from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.profile import Contention
-from disco_hlo.profiler.trace import Execution, Trace
-from disco_hlo.profiler.transfers import least, moved_ns
+from disco_hlo.profiler.trace import Execution, Trace, least, moved_ns
 
 
 def trace(*kernels: tuple[str, int, int], device: int = 0, run: int = 0) -> Trace:

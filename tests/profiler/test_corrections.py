@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from disco_hlo.hlo.flat_graph import flat_lists
-from disco_hlo.profiler.corrections import NONE, Seen, corrections
+from disco_hlo.profiler.costs import NONE, Seen, corrections
 from tests.profiler.test_keys import TWO_LAYERS
 
 TANH, ADD, DOT, LATER_TANH, LATER_ADD = 1, 2, 3, 4, 5

@@ -9,10 +9,9 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.profiler.allreduce import AllReduceFit
-from disco_hlo.profiler.corrections import Corrections
-from disco_hlo.profiler.costs import MeasuredCosts
-from disco_hlo.profiler.kernel_keys import group_key
+from disco_hlo.profiler.collectives import AllReduceFit
+from disco_hlo.profiler.costs import Corrections, MeasuredCosts
+from disco_hlo.profiler.keys import group_key
 from disco_hlo.profiler.profile import OpTime, Platform, Profile
 from tests.cost_models import MadeUpCosts, listed
 from tests.profiler.test_keys import TWO_LAYERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from disco_hlo.profiler.evenness import computed_ns, uneven
+from disco_hlo.profiler.contention import computed_ns, uneven
 from tests.profiler.test_command_buffers import trace
 
 H100S = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from disco_hlo.profiler.holds import holds
+from disco_hlo.profiler.contention import holds
 from disco_hlo.profiler.trace import Execution, Trace
 
 MODULE = "jit_step"

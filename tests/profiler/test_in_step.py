@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.profiler.in_step import (
+from disco_hlo.profiler.collectives import (
     InStep,
     counted,
     in_the_step,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.hlo.cost_model import Kernels
-from disco_hlo.profiler.kernel_keys import GROUP_PREFIX, group_key, kernel_keys
+from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, kernel_keys
 from tests.profiler.test_keys import F32, TWO_LAYERS
 from tests.search.random_steps import random_step
 

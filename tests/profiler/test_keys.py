@@ -6,8 +6,7 @@ from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.hlo.proto import Instruction, Module, serialize
 from disco_hlo.profiler.instructions import InstructionTimes
-from disco_hlo.profiler.kernel_keys import group_key
-from disco_hlo.profiler.keys import keyed_times, owners
+from disco_hlo.profiler.keys import group_key, keyed_times, owners
 from disco_hlo.profiler.profile import OpTime
 
 F32 = Shape("f32", (64, 64), (1, 0))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from disco_hlo.profiler.losses import SlowDowns, slow_downs
-from disco_hlo.profiler.trace import Trace
-from disco_hlo.profiler.transfers import moved_ns
+from disco_hlo.profiler.contention import SlowDowns, slow_downs
+from disco_hlo.profiler.trace import Trace, moved_ns
 from tests.profiler.test_contention import both, trace
 
 ALONE = both(*(trace(("p0", 0, 100), ("b0", 100, 160), ("g1", 160, 260), device=device) for device in (0, 1)))

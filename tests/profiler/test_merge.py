@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.allreduce import SweepPoint, fit
-from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.merge import merge
-from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
+from disco_hlo.profiler.collectives import InStep, SweepPoint, fit
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, merge
 
 PLATFORM = Platform("NVIDIA H200", "gpu", "cuda 13000", "0.11.2", "0.11.2")
 LINE = tuple(SweepPoint(size, 1000 + size, 5, 7) for size in (1024, 2048, 4096))

@@ -9,8 +9,7 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.profiler.allreduce import AllReduceFit, SweepPoint
-from disco_hlo.profiler.in_step import InStep, in_the_step
+from disco_hlo.profiler.collectives import AllReduceFit, InStep, SweepPoint, in_the_step
 from disco_hlo.profiler.profile import (
     Collectives,
     Contention,

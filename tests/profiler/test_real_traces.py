@@ -12,8 +12,7 @@ import pytest
 from disco_hlo.profiler.command_buffers import with_names
 from disco_hlo.profiler.contention import contention
 from disco_hlo.profiler.instructions import instruction_times
-from disco_hlo.profiler.trace import Execution, RunWindow, Trace
-from disco_hlo.profiler.transfers import is_transfer, unit_of
+from disco_hlo.profiler.trace import Execution, RunWindow, Trace, is_transfer, unit_of
 
 TRACES = Path(__file__).parents[1] / "data" / "h100_traces"
 PRODUCTS = ("custom-call", "convolution", "dot")
