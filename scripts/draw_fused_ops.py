@@ -40,8 +40,7 @@ from disco_hlo.plan.pack import PackedKernel  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
 from disco_hlo.plan.strategy import Strategy  # noqa: E402
 from disco_hlo.plugin.xla import compiles  # noqa: E402
-from disco_hlo.profiler.kernel_keys import GROUP_PREFIX  # noqa: E402
-from disco_hlo.profiler.keys import kernel_key  # noqa: E402
+from disco_hlo.profiler.keys import GROUP_PREFIX, kernel_key  # noqa: E402
 from disco_hlo.profiler.profile import load as load_profile  # noqa: E402
 from disco_hlo.search.api import SearchSettings  # noqa: E402
 from disco_hlo.search.boundary.finalists import kernels_of  # noqa: E402

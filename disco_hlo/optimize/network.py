@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.whatif.collectives import Algorithm, fastest
+from disco_hlo.whatif.machine import Algorithm, fastest
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from disco_hlo.plan.baselines import by_graph
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.costs import MeasuredCosts
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.simulator.build import groups_ns
 

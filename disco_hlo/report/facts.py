@@ -22,7 +22,7 @@ from disco_hlo.plan.order import default_order
 from disco_hlo.plan.plan import DEFAULT, Candidate, Plan
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime
 from disco_hlo.report.bundle import Bundle
 

@@ -25,9 +25,7 @@ from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable, memory
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.intervals import length_ns, merged
-from disco_hlo.profiler.trace import Execution
-from disco_hlo.profiler.transfers import by_place, span
+from disco_hlo.profiler.trace import Execution, by_place, length_ns, merged, span
 from evaluation.record import FAILED, OK, Record
 from evaluation.rows import PLANNED
 

@@ -37,8 +37,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_time import time_once
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.profiler.merge import merge
-from disco_hlo.profiler.profile import Profile
+from disco_hlo.profiler.profile import Profile, merge
 from evaluation import step
 from evaluation.commands import GLOO
 from evaluation.measure import times_of

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from disco_hlo.estimator.dataset import Dataset
-from disco_hlo.estimator.training_data import load
+from disco_hlo.estimator.dataset import Dataset, load
 from disco_hlo.estimator.weights import load_file
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.store import ProfileStore

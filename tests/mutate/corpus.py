@@ -29,7 +29,7 @@ from disco_hlo.plan.plan import (
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.phases.capture_record import CaptureRecord
 from disco_hlo.plugin.phases.capture_record import encode as encode_record
-from disco_hlo.profiler.allreduce import SweepPoint, fit
+from disco_hlo.profiler.collectives import SweepPoint, fit
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, to_json
 from disco_hlo.profiler.store import ProfileStore, StepTime
 from disco_hlo.profiler.timeline import MeasuredStep

@@ -18,7 +18,7 @@ from disco_hlo.optimize.costs import costs_for, costs_of, machine_of
 from disco_hlo.optimize.network import Network
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Profile, load
 from disco_hlo.simulator.costs import holds_ns
 from disco_hlo.whatif.machine import load as load_machine

@@ -16,7 +16,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Group
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.costs import MeasuredCosts
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime, load
 from tests.estimator.steps import transformer
 

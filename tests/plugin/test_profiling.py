@@ -30,10 +30,9 @@ from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import Memory
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.collectives import InStep, SweepPoint
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile
 from disco_hlo.profiler.store import ProfileStore
 from tests.plugin.handled import in_session

@@ -25,7 +25,7 @@ from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Link, Profile
 from disco_hlo.profiler.store import ProfileStore
 from tests.known_times import PLATFORM, SWEEP, know_device

@@ -31,8 +31,8 @@ from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.collectives import SweepPoint
 from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile
 from disco_hlo.profiler.store import ProfileStore
 from tests.steps import models

@@ -16,8 +16,8 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.slow_downs import adding_up, larger
 from disco_hlo.plugin.measuring.step_traces import step_profile
-from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.collectives import SweepPoint
 from disco_hlo.profiler.profile import Contention, Link, Profile, load
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.simulator.build import build

@@ -30,8 +30,8 @@ from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.profiler.allreduce import fit, point_of
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.collectives import fit, point_of
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Platform, Profile
 from tests.steps import models
 from tests.steps.intercept import intercept

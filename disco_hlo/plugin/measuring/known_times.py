@@ -24,13 +24,22 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.measured_times import say_not_kept
-from disco_hlo.profiler.allreduce import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit, sweep_sizes
-from disco_hlo.profiler.bodies import travelling
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts, place_of
-from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.profiler.profile import Collectives, Contention, Link, LoopTime, OpTime, Platform, Profile
+from disco_hlo.profiler.collectives import MINIMUM_POINTS, AllReduceFit, InStep, SweepPoint, fit, sweep_sizes
+from disco_hlo.profiler.keys import kernel_keys, travelling
+from disco_hlo.profiler.profile import (
+    Collectives,
+    Contention,
+    DeviceFacts,
+    Link,
+    LinkFacts,
+    LoopTime,
+    OpTime,
+    Platform,
+    Profile,
+    StepFacts,
+    place_of,
+)
 from disco_hlo.profiler.store import Facts, ProfileStore, StepTime
 
 _UNFUSED_STEP = "unfused"

@@ -25,8 +25,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla.clean_thread import in_clean_thread
 from disco_hlo.plugin.xla.dtypes import jax_dtype
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.profiler.trace import Execution, Trace
-from disco_hlo.profiler.transfers import is_transfer
+from disco_hlo.profiler.trace import Execution, Trace, is_transfer
 
 Repeat = Callable[[Callable[[], Any], int], list[Any]]
 """Runs something so many times, and returns what that returned."""

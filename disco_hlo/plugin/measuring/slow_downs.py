@@ -19,8 +19,7 @@ from disco_hlo.optimize.regions import step_times
 from disco_hlo.plan.baselines import in_every_region, one_at_a_time, varied
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.profiler.contention import MUCH_MOVED
-from disco_hlo.profiler.losses import MOST
+from disco_hlo.profiler.contention import MOST, MUCH_MOVED
 from disco_hlo.profiler.profile import Contention, Profile
 from disco_hlo.simulator.list_schedule import beside_transfers
 
@@ -81,7 +80,7 @@ def adding_up(
 def larger(slowed: Contention, times: float) -> Contention:
     """Slow-downs that cost so many times as much beyond 1, within what is believed of any.
 
-    Products may lose more than :data:`~disco_hlo.profiler.losses.MOST_OF_PRODUCTS`: that is what one loses beside a
+    Products may lose more than :data:`~disco_hlo.profiler.contention.MOST_OF_PRODUCTS`: that is what one loses beside a
     transfer as long as itself, and beside a short one its last thread blocks wait for the whole of it.
     """
 

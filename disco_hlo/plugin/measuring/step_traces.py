@@ -23,11 +23,9 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.slow_downs import adding_up
 from disco_hlo.plugin.measuring.traced_modules import Findings
-from disco_hlo.profiler.bodies import travelling
-from disco_hlo.profiler.collectives import in_step_by_kind
-from disco_hlo.profiler.contention import contention
-from disco_hlo.profiler.holds import holds
-from disco_hlo.profiler.in_step import InStep
+from disco_hlo.profiler.collectives import InStep, in_step_by_kind
+from disco_hlo.profiler.contention import contention, holds
+from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Contention, OpTime, Profile
 from disco_hlo.simulator.build import holds_product
 from disco_hlo.simulator.list_schedule import beside_transfers

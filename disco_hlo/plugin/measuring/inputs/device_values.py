@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.device_groups import Groups, written_groups
 from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
-from disco_hlo.structure.literals import computed_value, literal_value
+from disco_hlo.structure.program import computed_value, literal_value
 
 _NONE: frozenset[int] = frozenset()
 _LARGEST = 1 << 12

@@ -1,4 +1,4 @@
-"""Moves come after XLA:CPU's copy insertion: nothing may be read that has been overwritten, nor waited for in vain."""
+"""A program while it is rewritten: index arithmetic on each device, and what may be read later."""
 
 from __future__ import annotations
 
@@ -9,12 +9,53 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from disco_hlo.errors import IllegalMoveError
+from disco_hlo.structure import program as literals
 from disco_hlo.structure.moves import Chunk, Reorder, Split, apply_moves
-from disco_hlo.structure.program import Program
+from disco_hlo.structure.program import Program, evaluate
 from disco_hlo.structure.propose import legal_moves, schedules
 from tests.structure import steps
 from tests.structure.enact import assert_same, module_of, opcodes, run
 from tests.structure.test_illegal import module
+
+
+def doubling(links: int) -> Program:
+    """``partition-id`` doubled again and again: every link reads the one before twice."""
+    chain = "".join(f"x{i + 1} = u32[] add(x{i}, x{i})\n" for i in range(links))
+    return Program(
+        module_of(
+            f"HloModule m\nENTRY main {{\nx0 = u32[] partition-id()\n{chain}ROOT r = u32[] negate(x{links})\n}}"
+        )
+    )
+
+
+def test_a_chain_that_reads_each_link_twice_is_evaluated_once_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, evaluated = doubling(30), []
+    real = literals.computed_value
+    monkeypatch.setattr(
+        literals,
+        "computed_value",
+        lambda instruction, operands: evaluated.append(1) or real(instruction, operands),
+    )
+    last = next(i for i in program.instructions if i.name == "x30")
+    found = evaluate(program, last, partition=3)
+    assert found is not None
+    assert int(found) == 3 << 30
+    assert len(evaluated) == 30
+
+
+def test_a_longer_chain_is_not_followed() -> None:
+    program = doubling(40)
+    assert evaluate(program, next(i for i in program.instructions if i.name == "x40"), partition=1) is None
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("s8", -3), ("u8", 200), ("s16", -300), ("u16", 40000)])
+def test_numbers_of_few_bits_are_read(dtype: str, value: int) -> None:
+    text = f"HloModule m\nENTRY main {{\nROOT c = {dtype}[2] constant({{{value}, 1}})\n}}"
+    [constant] = Program(module_of(text)).instructions
+    found = literals.literal_value(constant)
+    assert found is not None
+    assert found.tolist() == [value, 1]
+
 
 P = steps.P
 

@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import DetailedInstruction, Message
-from disco_hlo.structure.groups import SameValues, groups_of
 from disco_hlo.structure.moves import Reorder, apply_moves
 from disco_hlo.structure.program import Program
+from disco_hlo.structure.sharded import SameValues, groups_of
 from tests.structure import steps
 from tests.structure.enact import Run, assert_same, module_of, run
 
