@@ -13,10 +13,9 @@ from disco_hlo.plugin.measuring.collective_chains import Chain
 from disco_hlo.plugin.measuring.inputs.made_up import synthetic_values
 from disco_hlo.plugin.measuring.links import collective_runner
 from disco_hlo.plugin.measuring.runner import Outputs
-from disco_hlo.plugin.xla.clean_thread import in_clean_thread
-from disco_hlo.plugin.xla.dtypes import jax_dtype
-from disco_hlo.plugin.xla.executables import Parameter
+from disco_hlo.plugin.xla.executables import Parameter, jax_dtype
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.own_programs import in_clean_thread
 from tests.steps.intercept import intercept
 
 

@@ -28,7 +28,7 @@ from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
-from disco_hlo.plugin.xla.dtypes import is_whole
+from disco_hlo.plugin.xla.executables import is_whole
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.plugin.sessions import in_session
 from tests.steps import models

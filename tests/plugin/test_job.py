@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from disco_hlo.plugin.xla import jaxlink, job
-from disco_hlo.plugin.xla.host_memory import free_host_bytes
+from disco_hlo.plugin.xla.job import free_host_bytes
 from tests.plugin.handled import seen
 
 

@@ -18,8 +18,8 @@ from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import Memory
-from disco_hlo.plugin.xla.host_memory import free_host_bytes
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.job import free_host_bytes
 from tests.steps import models
 from tests.steps.intercept import intercept
 

@@ -22,9 +22,9 @@ from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.plugin.measuring.collective_chains import Chain, compile_chain
 from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.xla.clean_thread import in_clean_thread
-from disco_hlo.plugin.xla.dtypes import jax_dtype
+from disco_hlo.plugin.xla.executables import jax_dtype
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.own_programs import in_clean_thread
 from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.profiler.transfers import is_transfer
 

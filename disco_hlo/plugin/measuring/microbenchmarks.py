@@ -18,7 +18,7 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.links import Repeat, in_a_row
 from disco_hlo.plugin.measuring.lockstep import repeated
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.clean_thread import in_clean_thread
+from disco_hlo.plugin.xla.own_programs import in_clean_thread
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants, device_constants
 from disco_hlo.profiler.contention import launch_gap_ns

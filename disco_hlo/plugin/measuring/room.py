@@ -16,8 +16,7 @@ from disco_hlo.activation.channel import name_ranks
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Memory, memory
-from disco_hlo.plugin.xla.host_memory import free_host_bytes
-from disco_hlo.plugin.xla.job import free_device_bytes
+from disco_hlo.plugin.xla.job import free_device_bytes, free_host_bytes
 
 _USABLE = 0.9
 """Part of the free memory that may be taken: what is free lies in pieces."""

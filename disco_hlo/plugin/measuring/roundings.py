@@ -6,7 +6,7 @@ import math
 
 from disco_hlo.backends import Backend
 from disco_hlo.hlo.proto import DTYPES, Message, parse
-from disco_hlo.plugin.xla.dtypes import JAX_NAMES
+from disco_hlo.plugin.xla.executables import JAX_NAMES
 
 _COARSEST = 2.0**-8
 """Of bf16. What is kept in 8 bits is computed from something finer."""

@@ -24,9 +24,9 @@ from disco_hlo.plugin.measuring.collective_chains import Chain, compile_chain
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs, Together
 from disco_hlo.plugin.measuring.lockstep import coming_back
 from disco_hlo.plugin.xla import executables, jaxlink
-from disco_hlo.plugin.xla.clean_thread import in_clean_thread
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.own_programs import in_clean_thread
 
 Outputs = tuple[tuple[NDArray[Any], ...], ...]
 """``[output][local device]``."""

@@ -14,8 +14,8 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.tolerances import are_compared_on_devices, widened
-from disco_hlo.plugin.xla.dtypes import is_whole
-from disco_hlo.plugin.xla.each_device import Fact, compile_for_each_device, on_each_device
+from disco_hlo.plugin.xla.executables import is_whole
+from disco_hlo.plugin.xla.own_programs import Fact, compile_for_each_device, on_each_device
 
 _UPDATED = 0.3
 """An output that lies so near to an input of its shape, relative to its norm, updates it."""

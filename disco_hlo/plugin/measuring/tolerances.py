@@ -25,8 +25,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.plugin.xla.dtypes import is_whole
-from disco_hlo.plugin.xla.each_device import Fact, compile_for_each_device, on_each_device
+from disco_hlo.plugin.xla.executables import is_whole
+from disco_hlo.plugin.xla.own_programs import Fact, compile_for_each_device, on_each_device
 
 TIMES = 4.0
 """An element may lie so many times as far off as roundings move it."""

@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from disco_hlo.cores import own_cores
 from disco_hlo.plugin.measuring.inputs.scrambled import Scrambled, turns
-from disco_hlo.plugin.xla.dtypes import is_whole
-from disco_hlo.plugin.xla.each_device import PerDevice, on_each_device
-from disco_hlo.plugin.xla.executables import Parameter
+from disco_hlo.plugin.xla.executables import Parameter, is_whole
+from disco_hlo.plugin.xla.own_programs import PerDevice, on_each_device
 
 _AT_ONCE = 1 << 18
 """Numbers made at once: they stay in a cache, and other memory than theirs is hardly needed."""

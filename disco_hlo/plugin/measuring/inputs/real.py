@@ -27,9 +27,9 @@ from disco_hlo.plugin.measuring.inputs.made_up import (
     raised_and_lowered,
 )
 from disco_hlo.plugin.measuring.inputs.scrambled import Scrambled, table, turns
-from disco_hlo.plugin.xla.each_device import compile_for_each_device, on_each_device
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.own_programs import compile_for_each_device, on_each_device
 
 
 @dataclass(frozen=True)

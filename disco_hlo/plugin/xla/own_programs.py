@@ -1,21 +1,41 @@
-"""Small programs that run on each of this process's devices at once: what lies there need not come to the host."""
+"""Programs of our own, which are neither the user's nor a rewritten step.
+
+They are compiled in a thread without what the user's code has set on its own. Small ones run on each of this process's
+devices at once, so that what lies there need not come to the host.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 
-from disco_hlo.plugin.xla import executables
-from disco_hlo.plugin.xla.clean_thread import in_clean_thread
+from disco_hlo.plugin.xla import executables, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 
+Result = TypeVar("Result")
 PerDevice = Sequence[Any]
 """An array for each of the devices, of one shape with at least one dimension."""
 _KEPT = 256
 """Programs that are kept, each of a few kernels."""
+Fact = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and type of an array on one device."""
+
+
+def in_clean_thread(work: Callable[[], Result]) -> Result:
+    """Run ``work`` without the mesh, guards and precision that the user's code may have set on its thread, and without
+    the guard that it may have set on all."""
+    import jax
+
+    def marked() -> Result:
+        with jaxlink.ours(), jax.transfer_guard("allow"):
+            return work()
+
+    with ThreadPoolExecutor(1, "disco-compile") as clean:
+        return clean.submit(marked).result()
 
 
 def on_each_device(
@@ -46,10 +66,6 @@ def on_each_device(
         executable = _compiled(devices, function, static, facts)
         joined = [_joined(devices, one) for one in placed]
         return executables.result_arrays(executables.execute(executable, joined))
-
-
-Fact = tuple[tuple[int, ...], np.dtype[Any]]
-"""Shape and type of an array on one device."""
 
 
 def compile_for_each_device(
