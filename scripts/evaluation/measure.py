@@ -13,8 +13,7 @@ from disco_hlo.hlo import proto
 from disco_hlo.hlo.opcodes import TRANSFERS
 from disco_hlo.optimize.select import ratio_noise, ratio_to
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import at_once_of, waited_for_ns
+from disco_hlo.plugin.measuring.runner import Runner, at_once_of, waited_for_ns
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable, memory
 from disco_hlo.profiler import trace as tracing

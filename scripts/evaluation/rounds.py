@@ -12,8 +12,7 @@ from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import time_once
+from disco_hlo.plugin.measuring.runner import Runner, time_once
 from disco_hlo.plugin.phases.finalists import chosen
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from evaluation import measure

@@ -11,7 +11,7 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.plugin.measuring.collective_chains import Chain
 from disco_hlo.plugin.measuring.inputs.made_up import synthetic_values
-from disco_hlo.plugin.measuring.links import collective_runner
+from disco_hlo.plugin.measuring.microbenchmarks import collective_runner
 from disco_hlo.plugin.measuring.runner import Outputs
 from disco_hlo.plugin.xla.executables import Parameter, jax_dtype
 from disco_hlo.plugin.xla.jaxlink import CompileRequest

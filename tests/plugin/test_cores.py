@@ -9,8 +9,8 @@ import pytest
 
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.cores import own_cores
-from disco_hlo.plugin.measuring import cores
-from disco_hlo.plugin.measuring.cores import compiles_at_once, fewest_cores
+from disco_hlo.plugin.measuring import room
+from disco_hlo.plugin.measuring.room import compiles_at_once, fewest_cores
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 
@@ -52,14 +52,14 @@ def at_once(channel: LocalChannel, tmp_path: Any) -> int:
 
 
 def test_a_large_host_compiles_eight_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(cores, "own_cores", lambda: host(96))
+    monkeypatch.setattr(room, "own_cores", lambda: host(96))
     assert at_once(LocalChannel(), tmp_path) == 8
 
 
 def test_a_rank_with_many_cores_goes_at_the_pace_of_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(cores, "own_cores", lambda: host(96))
+    monkeypatch.setattr(room, "own_cores", lambda: host(96))
     assert at_once(TwoHosts(["elsewhere", [4, 5]]), tmp_path) == 2
 
 

@@ -13,8 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from disco_hlo.errors import UnsupportedError, is_shared
-from disco_hlo.plugin.measuring.inputs.decisions import equal_parameters
-from disco_hlo.plugin.measuring.inputs.device_values import Devices
+from disco_hlo.plugin.measuring.inputs.decisions import Devices, equal_parameters
 from tests.plugin.parameters import named_parameters
 from tests.steps import models
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from disco_hlo.hlo.proto import DetailedInstruction, Message
-from disco_hlo.plugin.measuring.inputs.device_values import (
+from disco_hlo.plugin.measuring.inputs.decisions import (
     EQUAL,
     Devices,
     DeviceValue,

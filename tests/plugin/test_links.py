@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE
-from disco_hlo.plugin.measuring.links import (
+from disco_hlo.plugin.measuring.microbenchmarks import (
     REPEATS,
     TRACED_CHAIN,
     _added_ns,

@@ -22,7 +22,7 @@ from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.measuring import profiling, room, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.known_times import KnownTimes
-from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
+from disco_hlo.plugin.measuring.microbenchmarks import AFTER_COMPUTE
 from disco_hlo.plugin.measuring.profiling import _to_trace, profile_step
 from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED, _alike, _slow_downs
 from disco_hlo.plugin.measuring.traced_modules import Findings, NamedTrace, Traceable

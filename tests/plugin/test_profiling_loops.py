@@ -19,7 +19,7 @@ from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.regions import step_times
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin.measuring.measured_times import STORE_NAME
+from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings

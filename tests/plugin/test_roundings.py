@@ -11,7 +11,7 @@ import pytest
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.proto import parse
-from disco_hlo.plugin.measuring.roundings import longest_sum, rounding_of
+from disco_hlo.plugin.measuring.tolerances import longest_sum, rounding_of
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models

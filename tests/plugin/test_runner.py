@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring import runner
-from disco_hlo.plugin.measuring.inputs import arguments, made_up, scrambled
+from disco_hlo.plugin.measuring.inputs import arguments, made_up
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs
 from disco_hlo.plugin.measuring.inputs.made_up import floats_at, synthetic_values
 from disco_hlo.plugin.measuring.runner import Runner
@@ -386,7 +386,7 @@ def test_devices_make_the_very_numbers_that_the_host_makes(dtype: Any, more: dic
     parameter = Parameter((3, (1 << 21) + 5), np.dtype(dtype), sharded=True)
     assert made_up.are_made_on_devices(parameter)
     devices = tuple(jax.local_devices()[:2])
-    tables = [jax.device_put(scrambled.table(), device) for device in devices]
+    tables = [jax.device_put(made_up.table(), device) for device in devices]
     for place, made in zip(
         (1, 3),
         made_up.floats_on_devices(devices, tables, parameter, 5, 1, (1, 3), **more),

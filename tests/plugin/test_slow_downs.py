@@ -14,8 +14,7 @@ from disco_hlo.plan.baselines import one_at_a_time, varied_buckets
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.known_times import KnownTimes
-from disco_hlo.plugin.measuring.slow_downs import adding_up, larger
-from disco_hlo.plugin.measuring.step_traces import step_profile
+from disco_hlo.plugin.measuring.step_traces import adding_up, larger, step_profile
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.profile import Contention, Link, Profile, load

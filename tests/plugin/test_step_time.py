@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disco_hlo.plugin.measuring.step_time import steps_at_once
+from disco_hlo.plugin.measuring.runner import steps_at_once
 
 GIB = 1 << 30
 

@@ -147,7 +147,7 @@ def _some_work(value: Any) -> Any:
 
 def _compile_without_kernels(lowered: Any, options: dict[str, str | bool], request: CompileRequest) -> Any:
     """Compile with XLA:GPU's own all-reduce kernels off, by the option that this version has for it: no plan has any
-    (``links``)."""
+    (``microbenchmarks``)."""
     for name, value in backend_of(request.backend.platform).all_reduce_kernels:
         try:
             return lowered.compile(compiler_options={**options, name: value})

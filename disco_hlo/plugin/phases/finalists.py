@@ -29,7 +29,7 @@ from disco_hlo.plugin.measuring.candidates import (
     compile_trials,
     measure,
 )
-from disco_hlo.plugin.measuring.cores import compiles_at_once
+from disco_hlo.plugin.measuring.room import compiles_at_once
 from disco_hlo.plugin.phases.finding import MEASURE_BUDGET_S, SHORTEST_COMPILING_S, FoundPlans
 from disco_hlo.plugin.session import Session
 

@@ -14,11 +14,10 @@ from disco_hlo.plan.compared import note_compared, was_compared, was_measured
 from disco_hlo.plan.plan import DEFAULT, Plan
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.comparing import compare
+from disco_hlo.plugin.measuring.comparing import Program, compare
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.lockstep import Guard
-from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
 from disco_hlo.plugin.session import Session, versions
 from disco_hlo.plugin.step import Step

@@ -19,10 +19,10 @@ from disco_hlo.plugin.callbacks import refuse_callbacks
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.measured_times import measured_times
+from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import room_bytes
-from disco_hlo.plugin.measuring.timelines import take_timelines
+from disco_hlo.plugin.measuring.traced_modules import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finalists import compile_and_measure, trials_of, winner_of
 from disco_hlo.plugin.phases.finding import Found, find, look_again, looks

@@ -18,7 +18,7 @@ The answer is a function of the step's canonical graph: equal on all ranks, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,32 +28,29 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import ModuleIndex, flatten
 from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.inputs.index_uses import index_uses
-from disco_hlo.plugin.measuring.inputs.moved_numbers import (
-    chosen,
-    concatenated,
-    counted,
-    moved,
-    padded,
-    rearranged,
-    sorted_together,
-    written_into,
-)
 from disco_hlo.plugin.measuring.inputs.whole_numbers import (
     ANY,
     NOTHING,
     TRUTH,
     Numbers,
     Parameters,
+    chosen,
     clamped,
     compared,
     computed,
+    concatenated,
     conjunction,
+    counted,
     elementwise,
     joined,
+    moved,
+    padded,
+    rearranged,
     selected,
     shifted,
+    sorted_together,
     widened,
+    written_into,
 )
 from disco_hlo.structure.literals import literal_value
 
@@ -73,6 +70,10 @@ _EITHER: dict[str, Callable[..., Numbers]] = {
 _TUPLE, _TRUTH = "tuple", "pred"
 _LARGEST_INDEX = (1 << 31) - 1
 """A type that holds it holds every index."""
+_Rule = Callable[[Message, Sequence[Numbers], Sequence[Message]], Numbers]
+"""Of an op and its operands, by what is known of these and by what they are, what is known of the result."""
+Use = tuple[Numbers, int]
+"""Numbers, and of how many rows they choose one: places at which a slice of that size still fits."""
 
 
 def index_bounds(source: CanonicalModule) -> Mapping[int, int]:
@@ -85,10 +86,6 @@ def index_bounds(source: CanonicalModule) -> Mapping[int, int]:
     except Exception as error:
         LOGGER.debug("made-up integers are 0 or 1, as the step's indices cannot be followed: %r", error)
         return {}
-
-
-_Rule = Callable[[Message, Sequence[Numbers], Sequence[Message]], Numbers]
-"""Of an op and its operands, by what is known of these and by what they are, what is known of the result."""
 
 
 @dataclass(frozen=True)
@@ -356,3 +353,49 @@ def _largest(dtype: str) -> int:
     """The largest whole number of a type."""
     bits = int(dtype[1:]) if dtype != _TRUTH else 1
     return int(2 ** (bits - (dtype[0] == "s"))) - 1
+
+
+# --- what ops read as an index --------------------------------------------------------------------
+
+
+def index_uses(proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Iterator[Use]:
+    """What an op reads as an index.
+
+    Args:
+        behind: the instructions whose results are its operands.
+    """
+    if proto.opcode == "gather":
+        yield from _gathered(proto, operands[1], behind[0].shape.dimensions)
+    elif proto.opcode == "scatter":
+        # Several arrays may be scattered to at once, with the same indices.
+        indices = operands[len(operands) // 2]
+        yield from _scattered(proto, indices, behind[0].shape.dimensions, behind[-1].shape.dimensions)
+    elif proto.opcode == "dynamic-slice":
+        yield from _started(operands[1:], behind[0].shape.dimensions, proto.shape.dimensions)
+    elif proto.opcode == "dynamic-update-slice":
+        yield from _started(operands[2:], behind[0].shape.dimensions, behind[1].shape.dimensions)
+
+
+def _started(starts: Sequence[Numbers], whole: Sequence[int], part: Sequence[int]) -> Iterator[Use]:
+    for numbers, size, taken in zip(starts, whole, part, strict=True):
+        yield numbers, size - taken + 1
+
+
+def _gathered(proto: Message, indices: Numbers, whole: Sequence[int]) -> Iterator[Use]:
+    detailed = DetailedInstruction.FromString(proto.SerializeToString())
+    numbers, taken = detailed.gather_dimension_numbers, detailed.gather_slice_sizes
+    for column, dimension in enumerate(numbers.start_index_map):
+        found = indices.column(column, int(numbers.index_vector_dim))
+        yield found, whole[dimension] - taken[dimension] + 1
+
+
+def _scattered(
+    proto: Message, indices: Numbers, whole: Sequence[int], updates: Sequence[int]
+) -> Iterator[Use]:
+    numbers = DetailedInstruction.FromString(proto.SerializeToString()).scatter_dimension_numbers
+    single = {*numbers.inserted_window_dims, *numbers.input_batching_dims}
+    kept = [dimension for dimension in range(len(whole)) if dimension not in single]
+    taken = dict(zip(kept, (updates[i] for i in numbers.update_window_dims), strict=True))
+    for column, dimension in enumerate(numbers.scatter_dims_to_operand_dims):
+        found = indices.column(column, int(numbers.index_vector_dim))
+        yield found, whole[dimension] - taken.get(dimension, 1) + 1
