@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from disco_hlo.errors import ProfileError, UnsupportedError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.plugin.measuring import microbenchmarks
-from disco_hlo.plugin.measuring.collective_chains import Chain
 from disco_hlo.plugin.measuring.inputs.made_up import synthetic_values
 from disco_hlo.plugin.measuring.microbenchmarks import (
     REPEATS,
@@ -29,7 +28,7 @@ from disco_hlo.plugin.measuring.microbenchmarks import (
 from disco_hlo.plugin.measuring.runner import Outputs
 from disco_hlo.plugin.xla.executables import Parameter, jax_dtype
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.plugin.xla.own_programs import in_clean_thread
+from disco_hlo.plugin.xla.own_programs import Chain, in_clean_thread
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.trace import Execution, Trace
 from tests.steps.intercept import intercept

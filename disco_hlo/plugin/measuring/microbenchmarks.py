@@ -27,14 +27,13 @@ from disco_hlo.backends import BACKENDS, Backend
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.collective_chains import Chain, compile_chain
 from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.lockstep import repeated
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla.executables import jax_dtype
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.plugin.xla.own_programs import in_clean_thread
+from disco_hlo.plugin.xla.own_programs import Chain, compile_chain, in_clean_thread
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants, device_constants
 from disco_hlo.profiler.contention import launch_gap_ns
@@ -373,7 +372,7 @@ def collective_runner(
         together: how it is made where a rank that cannot must not leave the others in an all-reduce.
 
     Raises:
-        UnsupportedError: as :func:`~disco_hlo.plugin.measuring.collective_chains.compile_chain`.
+        UnsupportedError: as :func:`~disco_hlo.plugin.xla.own_programs.compile_chain`.
     """
     element = np.dtype(jax_dtype(dtype))
     count = max(1, -(-size_bytes // element.itemsize))

@@ -27,13 +27,12 @@ from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.plugin.callbacks import refuse_callbacks
-from disco_hlo.plugin.measuring.collective_chains import Chain, compile_chain
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs, Together
 from disco_hlo.plugin.measuring.lockstep import coming_back
 from disco_hlo.plugin.xla import executables, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.plugin.xla.own_programs import in_clean_thread
+from disco_hlo.plugin.xla.own_programs import Chain, compile_chain, in_clean_thread
 
 Outputs = tuple[tuple[NDArray[Any], ...], ...]
 """``[output][local device]``."""
