@@ -32,12 +32,12 @@ from numpy.typing import NDArray
 from disco_hlo.errors import DiscoError, UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.device_groups import Groups, written_groups
-from disco_hlo.hlo.flatten import ModuleIndex, flatten
+from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
+from disco_hlo.hlo.proto import Message
+from disco_hlo.plugin.measuring.inputs.bodies import CALLS, Following, detailed, holds_whole_numbers
 from disco_hlo.structure.literals import computed_value, literal_value
 
-_CALLS = frozenset({"async-start", "call", "fusion"})
 _SAME = frozenset({
     "add-dependency", "async-done", "async-update", "copy", "copy-done", "copy-start", "domain", "opt-barrier",
 })  # fmt: skip
@@ -142,57 +142,30 @@ class _Holding:
         return known
 
 
-@dataclass(frozen=True)
-class _Body:
-    """A computation: its instructions, operands before users."""
-
-    protos: Sequence[Message]
-    operands: Sequence[Sequence[int]]
-    root: int
-
-
-class _Following:
+class _Following(Following["DeviceValue"]):
     """Follows entry parameters and device numbers through a module, to what they decide."""
 
     def __init__(self, source: CanonicalModule, devices: Devices, holds: _Holding) -> None:
-        self._index, self._devices, self._holds = source.index, devices, holds
-        nodes = source.graph.nodes
-        self._entry = _Body(source.protos, [node.operands for node in nodes], source.graph.root)
-        self._body = functools.cache(self._read)
+        super().__init__(source)
+        self._devices, self._holds = devices, holds
         self._constants: dict[int, DeviceValue] = {}
         self.decisions: dict[str, DeviceValue] = {}
         """By what is decided, in words, what decides."""
 
     def run(self) -> DeviceValue:
         """What the step returns."""
-        count = sum(proto.opcode == "parameter" for proto in self._entry.protos)
-        return self._result(self._entry, [of_parameter(number) for number in range(count)])
+        count = sum(proto.opcode == "parameter" for proto in self.entry.protos)
+        return self.result(self.entry, [of_parameter(number) for number in range(count)])
 
-    def _read(self, computation: int) -> _Body:
-        flat = flatten(self._index, self._index.computation(computation))
-        return _Body([op.proto for op in flat.ops], [op.operands for op in flat.ops], flat.root)
-
-    def _result(self, body: _Body, given: Sequence[DeviceValue]) -> DeviceValue:
-        """What a computation returns that is given these."""
-        known: list[DeviceValue] = []
-        for proto, reads in zip(body.protos, body.operands, strict=True):
-            if proto.opcode == "parameter":
-                known.append(given[proto.parameter_number])
-            else:
-                known.append(self._value(proto, [known[read] for read in reads]))
-        return known[body.root]
-
-    def _call(self, computation: int, given: Sequence[DeviceValue]) -> DeviceValue:
-        return self._result(self._body(computation), given)
-
-    def _value(self, proto: Message, operands: Sequence[DeviceValue]) -> DeviceValue:
+    def value(self, proto: Message, operands: Sequence[DeviceValue], _: Sequence[Message], /) -> DeviceValue:
+        """Of an op's result."""
         opcode = proto.opcode
         if opcode == "while":
             return self._while(proto, operands[0])
         if opcode == "conditional":
             return self._conditional(proto, operands)
-        if opcode in _CALLS:
-            return self._call(proto.called_computation_ids[0], operands)
+        if opcode in CALLS:
+            return self.call(proto.called_computation_ids[0], operands)
         if opcode == "tuple":
             return DeviceValue(members=tuple(operands))
         if opcode == "get-tuple-element":
@@ -229,8 +202,8 @@ class _Following:
         body, condition = proto.called_computation_ids
         carry = either(carry, carry)  # a turn may change the numbers
         while True:
-            decision = self._call(condition, [carry]).whole
-            after = either(carry, self._call(body, [carry]).decided_by(decision))
+            decision = self.call(condition, [carry]).whole
+            after = either(carry, self.call(body, [carry]).decided_by(decision))
             if after == carry:
                 self._decided(proto, decision)
                 return carry
@@ -239,11 +212,7 @@ class _Following:
     def _conditional(self, proto: Message, operands: Sequence[DeviceValue]) -> DeviceValue:
         decision = operands[0].whole
         self._decided(proto, decision)
-        results = [
-            self._call(called, [given])
-            for called, given in zip(proto.called_computation_ids, operands[1:], strict=True)
-        ]
-        return functools.reduce(either, results).decided_by(decision)
+        return functools.reduce(either, self.branches(proto, operands)).decided_by(decision)
 
 
 # --- what is known of a value ---------------------------------------------------------------------
@@ -363,7 +332,7 @@ def collected(devices: Devices, proto: Message, operands: Sequence[DeviceValue])
     Args:
         proto: with or without ``-start``.
     """
-    collective = DetailedInstruction.FromString(proto.SerializeToString())
+    collective = detailed(proto)
     collective.opcode = proto.opcode.removesuffix("-start")
     before = joined(operands)
     groups = devices.groups_of(collective)
@@ -398,20 +367,19 @@ def elementwise(proto: Message, operands: Sequence[DeviceValue], devices: Device
 
 
 def _constant(proto: Message, devices: Devices) -> DeviceValue:
-    if np.prod(proto.shape.dimensions, dtype=np.int64) > _LARGEST or not _is_whole(proto):
+    if np.prod(proto.shape.dimensions, dtype=np.int64) > _LARGEST or not holds_whole_numbers(proto):
         return EQUAL
-    value = literal_value(DetailedInstruction.FromString(proto.SerializeToString()))
+    value = literal_value(detailed(proto))
     return EQUAL if value is None else numbered((value,) * devices.count, "")
 
 
 def _computed(proto: Message, operands: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]] | None:
-    if not _is_whole(proto) or np.prod(proto.shape.dimensions, dtype=np.int64) > _LARGEST:
+    if not holds_whole_numbers(proto) or np.prod(proto.shape.dimensions, dtype=np.int64) > _LARGEST:
         return None
-    detailed = DetailedInstruction.FromString(proto.SerializeToString())
-    values = []
+    op, values = detailed(proto), []
     for own in zip(*operands, strict=True):
         try:
-            value = _on_one_device(detailed, own)
+            value = _on_one_device(op, own)
         except (ValueError, TypeError, IndexError, DiscoError):
             return None
         if value is None:
@@ -437,8 +405,3 @@ def _on_one_device(proto: Message, operands: Sequence[NDArray[Any]]) -> NDArray[
     if opcode == "broadcast" and first.size == 1:
         return np.full(tuple(proto.shape.dimensions), first.reshape(-1)[0], first.dtype)
     return computed_value(proto, list(operands))
-
-
-def _is_whole(proto: Message) -> bool:
-    name = DTYPES.get(proto.shape.element_type, "")
-    return name == "pred" or (name[:1] in ("s", "u") and name[1:].isdigit())

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from disco_hlo.hlo.proto import DetailedInstruction, Message
+from disco_hlo.hlo.proto import Message
+from disco_hlo.plugin.measuring.inputs.bodies import detailed
 
 Parameters = frozenset[int]
 """Numbers of entry parameters."""
@@ -248,7 +249,7 @@ def written_into(_: Message, operands: Sequence[Numbers], __: Sequence[Message])
 def padded(proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
     """An array with one number around it; what puts an index together with a constant is written like that too."""
     numbers, filling = operands
-    config = DetailedInstruction.FromString(proto.SerializeToString()).padding_config
+    config = detailed(proto).padding_config
     sides = [(side.edge_padding_low, side.edge_padding_high) for side in config.dimensions]
     around = [axis for axis, side in enumerate(sides) if any(side)]
     between = any(side.interior_padding for side in config.dimensions)
