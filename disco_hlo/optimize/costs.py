@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.backends import BACKENDS, Backend
-from disco_hlo.backends.base import Constants
+from disco_hlo.backends import BACKENDS, Backend, Constants
 from disco_hlo.estimator.analytic import (
     AnalyticModel,
     DeviceModel,

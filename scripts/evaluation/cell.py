@@ -19,8 +19,7 @@ from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import steps_at_once
+from disco_hlo.plugin.measuring.runner import Runner, steps_at_once
 from disco_hlo.plugin.measuring.traced_modules import Traceable
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings

@@ -18,8 +18,7 @@ from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import at_once_of, time_once, waited_for_ns
+from disco_hlo.plugin.measuring.runner import Runner, at_once_of, time_once, waited_for_ns
 from disco_hlo.plugin.phases.finalists import chosen
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable, memory

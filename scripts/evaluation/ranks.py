@@ -33,8 +33,7 @@ from disco_hlo.plugin.measuring.candidates import (
     steps_in_a_row,
 )
 from disco_hlo.plugin.measuring.profiling import Kept, profile_step
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import time_once
+from disco_hlo.plugin.measuring.runner import Runner, time_once
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.profile import Profile, merge

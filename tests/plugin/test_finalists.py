@@ -22,7 +22,7 @@ from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring import candidates
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
-from disco_hlo.plugin.measuring.reference import Program
+from disco_hlo.plugin.measuring.comparing import Program
 from disco_hlo.plugin.phases import finalists, finding
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Interruption, Session

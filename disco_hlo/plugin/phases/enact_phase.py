@@ -33,11 +33,10 @@ from disco_hlo.plan.plan import DEFAULT, Plan
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
-from disco_hlo.plugin.measuring.comparing import compare
+from disco_hlo.plugin.measuring.comparing import Program, compare
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.lockstep import Guard
-from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.phases.second_trial import doubt, other_versions, takes_turns
 from disco_hlo.plugin.refusals import calls_python, may_be_run, refuse_others, switched_on
 from disco_hlo.plugin.session import Session, join, versions, warn_of_lost_donation

@@ -40,7 +40,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import MAX_MODULE_BYTES, PROFILE_NAME, PlanSlot
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER, compared, configure, one_line, progress_wanted
-from disco_hlo.plugin.measuring.measured_times import measured_times, say_not_kept
+from disco_hlo.plugin.measuring.known_times import measured_times, say_not_kept
 from disco_hlo.plugin.measuring.profiling import kernel_times, kernels_of
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings

@@ -1,4 +1,4 @@
-"""Slow-downs read from traces, held against what the step takes untraced."""
+"""What the traces of a step tell of how kernels and transfers slow each other, and what its time says of that."""
 
 from __future__ import annotations
 
@@ -14,10 +14,19 @@ from disco_hlo.plan.baselines import one_at_a_time, varied_buckets
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.known_times import KnownTimes
-from disco_hlo.plugin.measuring.slow_downs import adding_up, larger
-from disco_hlo.plugin.measuring.step_traces import step_profile
+from disco_hlo.plugin.measuring.step_traces import (
+    ALONE,
+    BESIDE,
+    _alike,
+    _slow_downs,
+    adding_up,
+    larger,
+    step_profile,
+)
+from disco_hlo.plugin.measuring.traced_modules import Findings
+from disco_hlo.profiler import trace as tracing
+from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.collectives import SweepPoint
 from disco_hlo.profiler.profile import Contention, Link, Profile, load
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.simulator.build import build
@@ -124,3 +133,33 @@ def test_where_a_step_was_not_timed_the_traces_slow_downs_count(
     known = KnownTimes(profile.platform, Link(2, 1, "nvlink"), None)
     known.add_constants(DeviceConstants(400, 3e12, 4e14, 0.01))
     assert step_profile(known, source, read(source), SLOWED, 0, 90_000_000).contention == SLOWED
+
+
+def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names() -> None:
+    def taken(name: str, *kernels: tuple[str, int, int]) -> Findings:
+        return Findings(
+            tracing.Trace(
+                tuple(
+                    tracing.Execution(op, name, 0, 0, 1000 * start, 1000 * end, "", 1000 * end, kernel)
+                    for op, start, end in kernels
+                    for kernel in ("nccl" if op == "b0" else op,)
+                ),
+                (),
+            ),
+            name,
+        )
+
+    alone = taken("jit_step", ("b0", 0, 100), ("g0", 100, 180))
+    beside = taken("jit_step__disco_2", ("b0", 0, 120), ("g0", 10, 110))
+    assert _slow_downs({ALONE: alone, BESIDE: beside}, frozenset()) == Contention(100 / 80, 100 / 80)
+
+
+def test_where_one_module_has_no_names_in_command_buffers_all_are_held_against_each_other_without() -> None:
+    """Kernels in command buffers were held against the same without, which take longer."""
+    with_buffers, without, beside = (tracing.Trace((), ()) for _ in range(3))
+    alone = Findings(with_buffers, "jit_a", without)
+    fallen_back = Findings(beside, "jit_b", beside)
+    assert (alone.as_run, fallen_back.as_run, Findings(with_buffers, "jit_a").as_run) == (True, False, True)
+    alike = _alike({ALONE: alone, BESIDE: fallen_back})
+    assert [alike[name].trace for name in (ALONE, BESIDE)] == [without, beside]
+    assert _alike({ALONE: alone})[ALONE].trace is with_buffers

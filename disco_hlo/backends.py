@@ -1,6 +1,6 @@
 """What the rest of the package must know of a backend of XLA: one record each, and no rule tells them apart by name.
 
-Only this folder says ``cpu`` or ``gpu`` (``tests/test_package.py``).
+Only this file says ``cpu`` or ``gpu`` (``tests/test_package.py``).
 
 DisCo has one backend. Bounds and flags of kernels mirror XLA's own rules (cpu_instruction_fusion.cc,
 cpu_multi_output_fusion.cc; for GPU see ``core/legality_gpu``).
@@ -8,8 +8,10 @@ cpu_multi_output_fusion.cc; for GPU see ``core/legality_gpu``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from disco_hlo.errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +143,101 @@ class Backend:
     """Whether descriptions of machines (``data/machines``) are of its devices."""
     names_devices: bool = False
     """Whether JAX says what kind of device it is, and with which driver; of CPUs the profile alone does."""
+
+
+CPU = Backend(
+    "cpu",
+    ("cpu",),
+    # Of the right order only: CPUs differ by more than any constant could say.
+    Constants("two CPU cores, gloo on one host", 1.0e10, 5.0e10, 2000, 1.0, 150_000.0),
+    operands_and_results=64,
+    reductions=5,
+    fusible_alone=True,
+    kernels_alone=frozenset({"dynamic-update-slice"}),
+    partitions_kernels=True,
+    concatenates_by_copy=True,
+    gathers_outermost_only=True,
+    overlaps_kernels=True,
+    copies_early=True,
+    # The last must go with the others: on ops that are in no fusion it drops copies between layouts, and the numbers
+    # are wrong (jax 0.10.2 to 0.12: einsum("bsd,dthe->btshe", x, w) with "fusion,fusion-wrapper" off).
+    passes_off="fusion,fusion-wrapper,multi_output_fusion,cpu-all-reduce-combiner,dot-library-rewriter,"
+    "simplification after layout assignment",
+    hoists=True,
+    transposes_by_library=True,
+    shares_processor=True,
+)
+
+
+GPU = Backend(  # on NVIDIA devices
+    "gpu",
+    ("cuda", "gpu"),
+    # Rounded from measurements of one machine.
+    Constants("an H200 on NVLink", 4.0e12, 4.0e14, 2000, 0.0063, 20_000.0),
+    shipped=("NVIDIA H200", "nvidia-h200-nvlink"),
+    marks=(b"fusion_backend_config", b"operation_queue_id", b"gemm_backend_config"),
+    module_marks=(b"fingerprint_before_lhs",),  # of its scheduler
+    operands_and_results=96,
+    reductions=8,
+    shared_bytes=48 * 1024,  # on every NVIDIA device since Maxwell, without opting in to more
+    has_heroes=True,
+    also_joined=frozenset({"scatter"}),
+    never_generated=frozenset({"stochastic-convert"}),
+    kernels_alone=frozenset({"dynamic-update-slice", "scatter"}),
+    lowers_bitcasts=True,
+    asynchronous=True,
+    shares_by_size=True,
+    reduces_in_place=True,
+    is_plugin=True,
+    autotunes=True,
+    rematerializes=True,
+    keeps_barriers=True,
+    combiners=(
+        "xla_gpu_all_gather_combine_threshold_bytes",
+        "xla_gpu_all_reduce_combine_threshold_bytes",
+        "xla_gpu_reduce_scatter_combine_threshold_bytes",
+    ),
+    all_reduce_kernels=(
+        ("xla_gpu_experimental_use_collective_kernels", ""),
+        ("xla_gpu_unsupported_use_all_reduce_one_shot_kernel", False),
+    ),
+    naming_options={"xla_gpu_enable_command_buffer": ""},  # command buffers hide whose a kernel is
+    queues=True,
+    traced_steps=5,  # kernels take the same time in each, and reading a trace takes longer than running
+    warm_up_ns=1_000_000_000,
+    reprofiles=True,
+    tensor_float=True,
+    estimator_by_kind=True,
+    machines_described=True,
+    names_devices=True,
+)
+
+
+BACKENDS = {backend.name: backend for backend in (CPU, GPU)}
+"""By ``Graph.backend``."""
+
+
+def backend_of(platform: str) -> Backend:
+    """The backend that JAX calls so; UnsupportedError where there are no plans for it."""
+    for backend in BACKENDS.values():
+        if platform in backend.platforms:
+            return backend
+    raise UnsupportedError(f"platform {platform} is not supported: expected {' or '.join(BACKENDS)}")
+
+
+def backend_of_module(data: bytes, settings: Iterable[bytes]) -> Backend:
+    """The backend that made a module; XLA:CPU's have no marks.
+
+    Args:
+        data: the module's bytes.
+        settings: its instructions' backend configs.
+    """
+    marked = [backend for backend in BACKENDS.values() if backend.marks or backend.module_marks]
+    for backend in marked:
+        if any(mark in data for mark in backend.module_marks):
+            return backend
+    for one in settings:
+        for backend in marked:
+            if any(mark in one for mark in backend.marks):
+                return backend
+    return CPU
