@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
-from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes
 from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.cost_model import triton_emitter
+from disco_hlo.hlo.flat_graph import as_kernel, kernel_nodes
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES

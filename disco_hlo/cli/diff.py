@@ -78,7 +78,7 @@ def _alike(reader: Bundle, strategy: Strategy | None) -> Strategy:
     assert strategy is not None  # XLA's own, which was asked for
     if reader.source is None:
         return strategy
-    from disco_hlo.plan.normal import normal_form
+    from disco_hlo.plan.variants import normal_form
 
     graph = reader.source.graph
     return normal_form(graph, with_order(graph, strategy))

@@ -13,8 +13,7 @@ from disco_hlo.cli.options import AsJson, PlanName, RegionName
 from disco_hlo.cli.output import add_row, plan_directory, print_json, say, show, table, warn_all
 from disco_hlo.cli.regions import region_table, regions_as_json
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
-from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import DEFAULT, Plan, SearchRecord
 from disco_hlo.report.bundle import Bundle, locate, open_bundle

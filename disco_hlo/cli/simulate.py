@@ -26,8 +26,7 @@ from disco_hlo.cli.output import (
 from disco_hlo.cli.regions import region_table, regions_as_json
 from disco_hlo.errors import DiscoError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
-from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.optimize.gains import Gain, gains
 from disco_hlo.optimize.network import Network

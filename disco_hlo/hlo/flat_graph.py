@@ -1,8 +1,13 @@
-"""Who reads whom in a graph, as flat arrays: what everything that prepares a step for compiled code begins with."""
+"""Who reads whom in a graph: as flat arrays, from which whatever compiled code runs on is made, and through bitcasts.
+
+A bitcast shows a value in another shape and takes no time. So strategies name ops only, and a kernel is its ops with
+all bitcasts through which they read: it has each value that it reads under one name, and leaves the ops themselves.
+What nothing but a kernel reads by another shape is written where it is read: in another kernel, or next to all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -110,11 +115,74 @@ def flat_users(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return grouped(read, user, count)
 
 
+# Bitcasts ---------------------------------------------------------------------------------------
+
+
+@once_per_graph
+def behind_bitcasts(graph: Graph) -> tuple[int, ...]:
+    """For each node what it shows: a bitcast what it reads, directly or through others, any other node itself."""
+    return tuple(flat_graph(graph).shown.tolist())
+
+
+def kernel_nodes(graph: Graph, ops: Iterable[int]) -> tuple[int, ...]:
+    """All nodes of the kernel that computes ``ops``, ascending: these and the bitcasts through which they read."""
+    read, inside = _bitcasts_read(graph), {*ops}
+    return tuple(sorted(inside.union(*(read[x] for x in inside))))
+
+
+@once_per_graph
+def _bitcasts_read(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """For each node the bitcasts through which it reads."""
+    found: list[tuple[int, ...]] = []
+    for node in graph.nodes:
+        read = [x for x in node.operands if graph.nodes[x].opcode == "bitcast"]
+        found.append(tuple(dict.fromkeys(y for x in read for y in (x, *found[x]))) if read else ())
+    return tuple(found)
+
+
+def as_kernel(
+    graph: Graph, nodes: Iterable[int], results: Iterable[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A kernel as a module has it, wherever its bitcasts stand there: its ops, and those whose values leave it; both
+    ascending."""
+    shown = behind_bitcasts(graph)
+    ops = [x for x in nodes if shown[x] == x]
+    return tuple(sorted(ops)), tuple(sorted({shown[x] for x in results}))
+
+
+def readers(graph: Graph, node: int) -> tuple[int, ...]:
+    """The ops that read a node's value, bitcasts looked through; a bitcast nobody reads counts itself."""
+    found: dict[int, None] = {}
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        users = graph.users[current]
+        if not users:
+            found[current] = None
+        for user in users:
+            if graph.nodes[user].opcode == "bitcast":
+                pending.append(user)
+            else:
+                found[user] = None
+    return tuple(found)
+
+
+# Lists that lie one after the other -------------------------------------------------------------
+
+
 def flat_lists(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """``[lists + 1]`` where each list begins, and all of them one after the other."""
     start = np.zeros(len(lists) + 1, np.int64)
     np.cumsum([len(items) for items in lists], out=start[1:])
     return start, np.fromiter(chain.from_iterable(lists), np.int64, int(start[-1]))
+
+
+def chosen_lists(
+    start: NDArray[np.int64], items: NDArray[np.int64], chosen: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Some of the lists that lie one after the other in ``items``, as :func:`flat_lists` has them."""
+    lengths = start[chosen + 1] - start[chosen]
+    return np.concatenate([[0], np.cumsum(lengths)]), items[stretches(start[chosen], lengths)]
 
 
 def stretches(start: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -137,11 +205,3 @@ def grouped(
     start = np.zeros(count + 1, np.int64)
     np.cumsum(np.bincount(numbers, minlength=count), out=start[1:])
     return start, items[np.argsort(numbers, kind="stable")]
-
-
-def chosen_lists(
-    start: NDArray[np.int64], items: NDArray[np.int64], chosen: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Some of the lists that lie one after the other in ``items``, as :func:`flat_lists` has them."""
-    lengths = start[chosen + 1] - start[chosen]
-    return np.concatenate([[0], np.cumsum(lengths)]), items[stretches(start[chosen], lengths)]

@@ -8,7 +8,7 @@ complete: ``apply(strategy, module)`` leaves XLA nothing to decide. Its executio
 * ``n17`` a single node that is in no group (wrapped as a one-op kernel where the backend needs it).
 
 A strategy names ops only. Parameters, constants, tuples, get-tuple-elements and bitcasts are not units; the bitcasts
-through which the ops of a group read are in its kernel, unnamed (:mod:`disco_hlo.hlo.bitcasts`).
+through which the ops of a group read are in its kernel, unnamed (:mod:`disco_hlo.hlo.flat_graph`).
 """
 
 from __future__ import annotations

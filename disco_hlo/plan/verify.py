@@ -17,9 +17,9 @@ from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
 from disco_hlo.plan.check_module import check_module
 from disco_hlo.plan.legal import planned_regions
-from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import held_otherwise, read
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import normal_form
 
 
 def verify(source: CanonicalModule, optimized: bytes, strategy: Strategy) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from disco_hlo.errors import DiscoError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.hlo.inner_collectives import inner_collectives
+from disco_hlo.hlo.regions import inner_collectives
 from disco_hlo.plan.check_module import faults
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.select import Choice, ModuleFacts, choose, facts_of, outside_loops, qualifies

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from disco_hlo.hlo.bitcasts import kernel_nodes, readers
+from disco_hlo.hlo.flat_graph import kernel_nodes, readers
 from disco_hlo.hlo.graph import Graph, Node, external_reads
 from disco_hlo.plan.plan import DEFAULT, Candidate, Plan
 from disco_hlo.plan.strategy import Bucket, Group, Strategy

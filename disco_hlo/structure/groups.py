@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.device_groups import Groups, devices_by_axes, iota_devices, written_groups
+from disco_hlo.hlo.collectives import Groups, devices_by_axes, iota_devices, written_groups
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.program import Program

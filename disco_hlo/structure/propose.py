@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.device_groups import Groups
+from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.opcodes import COLLECTIVES, ELEMENTWISE
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import check

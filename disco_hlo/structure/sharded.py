@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.device_groups import Groups
+from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.buffers import Buffers

@@ -11,11 +11,10 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.baselines import all_reduce_depths
-from disco_hlo.plan.fitting import in_the_order_of
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.plan.variants import all_reduce_depths, in_the_order_of
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.costs import MachineModel
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.core.kernels import emitter_kind
+from disco_hlo.core.legality import emitter_kind
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.bitcasts import kernel_nodes
-from disco_hlo.hlo.flat_graph import flat_lists
+from disco_hlo.hlo.flat_graph import flat_lists, kernel_nodes
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.strategy import Bucket, Group, Strategy

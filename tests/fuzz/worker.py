@@ -98,7 +98,7 @@ def _compile_search() -> None:
     """Let numba compile the search, once on a machine."""
     import random
 
-    from disco_hlo.plan.baselines import unfused
+    from disco_hlo.plan.variants import unfused
     from tests.fuzz.searching import after_moves, after_search
     from tests.search.random_steps import random_step
 

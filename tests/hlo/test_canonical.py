@@ -9,11 +9,11 @@ import pytest
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import canonical as canonical_module
-from disco_hlo.hlo import numbering, proto
+from disco_hlo.hlo import digests, proto
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.flatten import unpack_concatenated
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.proto import Message
-from disco_hlo.hlo.unpack import unpack_concatenated
 from tests.captured import captured, stored
 from tests.hlo.small_modules import RETURNED_AND_UPDATED, small_module
 
@@ -67,9 +67,9 @@ def test_what_an_op_is_is_found_once_though_ops_are_merged_and_numbered_twice(
 ) -> None:
     merged, digested, ops = [], [], []
     for name, calls in (("numbered", merged), ("attribute_digest", digested)):
-        monkeypatch.setattr(numbering, name, noting(calls, getattr(numbering, name)))
-    monkeypatch.setattr(canonical_module, "numbered", numbering.numbered)
-    for module in (numbering, canonical_module):
+        monkeypatch.setattr(digests, name, noting(calls, getattr(digests, name)))
+    monkeypatch.setattr(canonical_module, "numbered", digests.numbered)
+    for module in (digests, canonical_module):
         monkeypatch.setattr(module, "unpack_concatenated", noting(ops, unpack_concatenated))
     canonicalize(small_module(RETURNED_AND_UPDATED))
     assert len(merged) == len(ops) + 1

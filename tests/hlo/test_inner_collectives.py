@@ -8,9 +8,8 @@ from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.hlo.proto import Module
-from disco_hlo.hlo.regions import Region
+from disco_hlo.hlo.regions import Region, inner_collectives, not_simulated
 from tests.captured import captured
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.flatten import ModuleIndex
+from disco_hlo.hlo.overwrites import RunningOrder
 from disco_hlo.hlo.proto import parse
-from disco_hlo.hlo.running_order import RunningOrder
 from disco_hlo.hlo.storage import Storage, storage_of
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plan.verify import verify
 from tests.hlo.small_modules import RETURNED_AND_UPDATED, small_module
 

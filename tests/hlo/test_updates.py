@@ -6,8 +6,8 @@ import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plan.verify import verify
 from tests.hlo.small_modules import module_of
 

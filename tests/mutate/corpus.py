@@ -13,7 +13,6 @@ from disco_hlo.estimator.samples import FusedOp
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.cost_model import Line
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.plan import (
     FORMAT,
     VERSION,
@@ -27,6 +26,7 @@ from disco_hlo.plan.plan import (
     encode,
 )
 from disco_hlo.plan.read import read
+from disco_hlo.plan.variants import normal_form
 from disco_hlo.plugin.phases.capture_record import CaptureRecord
 from disco_hlo.plugin.phases.capture_record import encode as encode_record
 from disco_hlo.profiler.allreduce import SweepPoint, fit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_hlo.plan.aliasing import may_overwrite
+from disco_hlo.plan.apply import may_overwrite
 from tests.plan.small_graphs import Pairs, graph
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_hlo.plan.baselines import all_reduce_depths
+from disco_hlo.plan.variants import all_reduce_depths
 from tests.plan.small_graphs import graph
 
 

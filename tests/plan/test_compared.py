@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from disco_hlo.errors import PlanError
-from disco_hlo.plan import compared
-from disco_hlo.plan.compared import note_compared, was_compared, was_measured
+from disco_hlo.plan import store
 from disco_hlo.plan.plan import Candidate
-from disco_hlo.plan.store import PlanSlot, PlanStore
+from disco_hlo.plan.store import PlanSlot, PlanStore, note_compared, was_compared, was_measured
 from tests.plan.test_plan import small_plan
 
 NOW = {"jax": "0.12.0", "jaxlib": "0.12.0", "disco_hlo": "1"}
@@ -35,7 +34,7 @@ def test_what_was_compared_is_known_under_the_same_software_alone(slot: PlanSlot
     note_compared(slot, OTHER, NOW)
     assert was_compared(slot, MODULE, NOW)
     assert was_compared(slot, OTHER, NOW)
-    assert len(compared.decode(slot.read_compared())) == 2
+    assert len(store.compared_modules(slot.read_compared())) == 2
 
 
 def test_the_oldest_of_many_are_forgotten(slot: PlanSlot) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disco_hlo.hlo.graph import Shape
-from disco_hlo.plan.partitions import KernelWork, outer_partitions, task_count
+from disco_hlo.plan.writer import KernelWork, outer_partitions, task_count
 
 
 def matrix(rows: int, columns: int) -> Shape:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from disco_hlo.errors import PlanError
-from disco_hlo.plan import files, locks, store
+from disco_hlo.plan import files, store
 from disco_hlo.plan.store import PlanSlot, PlanStore
 
 FINGERPRINT = "0123456789abcdef" * 4
@@ -410,7 +410,7 @@ def test_a_killed_holders_lock_is_taken_over_at_once(slot: PlanSlot) -> None:
     holder.send_signal(signal.SIGKILL)
     # Killed but not waited for by its parent: a zombie holds nothing.
     end = time.monotonic() + 60
-    while locks.OwnedFile(slot.path / "search.lock").is_alive() and time.monotonic() < end:
+    while files.OwnedFile(slot.path / "search.lock").is_alive() and time.monotonic() < end:
         time.sleep(0.01)
     with slot.search_lock().held():
         assert names(slot) == ["search.lock"]
@@ -447,7 +447,7 @@ def rewrite_owner(path: Path, age_s: float = 0.0, **changes: object) -> None:
 def test_another_machines_lock_lives_as_long_as_it_is_renewed(
     slot: PlanSlot, age_s: float, alive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "WATCH_S", 0.2)
+    monkeypatch.setattr(files, "WATCH_S", 0.2)
     slot.search_lock().acquire()
     rewrite_owner(slot.path / "search.lock", age_s, machine="elsewhere", host="elsewhere", pid=1)
     if alive:
@@ -463,12 +463,12 @@ def test_a_servers_clock_that_is_set_takes_no_lock_away_from_who_lives(
     slot: PlanSlot, age_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leap of more than two minutes made every lock of other machines free until its owner renewed it."""
-    monkeypatch.setattr(locks, "RENEW_S", 0.01)
-    monkeypatch.setattr(locks, "WATCH_S", 60.0)
+    monkeypatch.setattr(files, "RENEW_S", 0.01)
+    monkeypatch.setattr(files, "WATCH_S", 60.0)
     lock = slot.search_lock().acquire()
     really = json.loads(lock.path.read_bytes())
-    offset_ns, now_ns = int(age_s * 1e9), locks.server_now_ns
-    monkeypatch.setattr(locks, "server_now_ns", lambda folder: now_ns(folder) + offset_ns)
+    offset_ns, now_ns = int(age_s * 1e9), files.server_now_ns
+    monkeypatch.setattr(files, "server_now_ns", lambda folder: now_ns(folder) + offset_ns)
     elsewhere = lock.path.with_name("elsewhere")
     elsewhere.write_text(json.dumps(really | {"machine": "elsewhere", "host": "elsewhere", "pid": 1}))
     # At once: a renewer that finds half of it takes the lock for lost.
@@ -486,7 +486,7 @@ def test_a_process_number_used_again_does_not_keep_a_dead_owners_lock(slot: Plan
 
 
 def test_a_lock_is_renewed_while_it_is_held(slot: PlanSlot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "RENEW_S", 0.01)
+    monkeypatch.setattr(files, "RENEW_S", 0.01)
     lock = slot.search_lock().acquire()
     os.utime(lock.path, ns=(0, 0))
     end = time.monotonic() + 60
@@ -499,7 +499,7 @@ def test_a_lock_is_renewed_while_it_is_held(slot: PlanSlot, monkeypatch: pytest.
 def test_who_lost_the_lock_does_not_remove_the_next_holders(
     slot: PlanSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "WATCH_S", 0.2)
+    monkeypatch.setattr(files, "WATCH_S", 0.2)
     lost = slot.search_lock().acquire()
     assert lost.is_ours()
     rewrite_owner(lost.path, 200.0, machine="elsewhere")
@@ -514,7 +514,7 @@ def test_without_hard_links_locks_work_too(slot: PlanSlot, monkeypatch: pytest.M
     def no_links(source: Path, target: Path) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(locks.os, "link", no_links)
+    monkeypatch.setattr(files.os, "link", no_links)
     lock = slot.search_lock().acquire()
     with pytest.raises(PlanError, match="another search"):
         slot.search_lock().acquire()

@@ -13,7 +13,7 @@ import pytest
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import candidates, timelines
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.known_times import KnownTimes

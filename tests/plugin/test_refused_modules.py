@@ -17,8 +17,8 @@ from disco_hlo.errors import PlanError
 from disco_hlo.hlo import proto
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.check_module import faults
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plan.verify import verify
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.measuring import candidates

@@ -18,8 +18,8 @@ from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Case, Optimized
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.store import PlanStore
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases.structure_search import inside_share, restructured_trials, why_not
 from disco_hlo.plugin.session import join

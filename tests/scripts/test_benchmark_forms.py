@@ -17,7 +17,7 @@ from evaluation.forms import CELLS, by_link, is_form, lowered, unrolled
 from evaluation.strategies import in_random_order
 
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.order import check_order
+from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.verify import verify

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_hlo.plan.order import check_order
+from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.order import best_order

@@ -16,9 +16,9 @@ from typing import Any
 from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.opcodes import PRODUCTS
-from disco_hlo.plan.baselines import varied_buckets
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import varied_buckets
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.slow_downs import adding_up

@@ -10,9 +10,8 @@ from __future__ import annotations
 import time
 
 from disco_hlo.errors import PlanError, UnsupportedError
-from disco_hlo.plan.compared import note_compared, was_compared, was_measured
 from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plan.store import PlanSlot, note_compared, was_compared, was_measured
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.comparing import compare
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.device_groups import Groups, written_groups
+from disco_hlo.hlo.collectives import Groups, written_groups
 from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
 from disco_hlo.structure.literals import computed_value, literal_value
 
