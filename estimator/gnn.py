@@ -23,8 +23,7 @@ from disco_hlo.estimator.known import new_space, nothing_known, row_digests, tim
 from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import Weights, shipped
 from disco_hlo.hlo.cost_model import CostModel, Kernels
-from disco_hlo.hlo.flat_graph import flat_graph
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Graph, Kind, flat_graph
 
 _LOGGER = logging.getLogger("disco_hlo")
 _MOST_KNOWN = 1 << 20

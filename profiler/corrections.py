@@ -22,8 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.flat_graph import flat_graph
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, flat_graph
 
 _MOST = 4.0
 """Of the ratio of measured to estimated time; beyond it the estimate was of something else."""

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.hlo.cost_model import FlatKernels, Kernels
-from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
-from disco_hlo.hlo.graph import Graph, once_per_graph
+from disco_hlo.hlo.graph import Graph, flat_graph, flat_shapes, once_per_graph
 
 GROUP_PREFIX = "g:"
 """First characters of the key of a fused kernel; no :attr:`Node.key` has them."""

@@ -12,9 +12,8 @@ from typing import TypeVar
 from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
 from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.cost_model import triton_emitter
-from disco_hlo.hlo.flat_graph import as_kernel, kernel_nodes
 from disco_hlo.hlo.flatten import ModuleIndex
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Graph, Kind, as_kernel, kernel_nodes
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import parse
 from disco_hlo.profiler.instructions import InstructionTimes

@@ -29,8 +29,8 @@ from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, singl
 from disco_hlo.hlo.attributes import backend_config  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter  # noqa: E402
-from disco_hlo.hlo.flat_graph import as_kernel, kernel_nodes  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
+from disco_hlo.hlo.graph import as_kernel, kernel_nodes  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
 from disco_hlo.plugin.xla import compiles  # noqa: E402
 from disco_hlo.profiler.keys import kernel_key  # noqa: E402

@@ -18,12 +18,11 @@ from checkout import ROOT
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.estimator.samples import FusedOp
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.flat_graph import kernel_nodes
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, kernel_nodes
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.optimize.start import searchable
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.variants import unfused
 from disco_hlo.profiler.kernel_keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import load as load_profile

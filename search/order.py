@@ -11,7 +11,7 @@ from typing import Final
 
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import normal_form
 from disco_hlo.search.boundary.starts import prepare

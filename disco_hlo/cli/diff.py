@@ -13,8 +13,7 @@ from disco_hlo.cli.options import AsJson
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.regions import ENTRY
-from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import DEFAULT, Plan, Strategy
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.compare import Difference, GroupChange, compare, require_comparable
 from disco_hlo.report.order import with_order

@@ -31,9 +31,8 @@ from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.optimize.gains import Gain, gains
 from disco_hlo.optimize.network import Network
 from disco_hlo.optimize.regions import StepTimes, lower_bound, step_times
-from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.profile import load
 from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.printable import printable, size_text, time_text

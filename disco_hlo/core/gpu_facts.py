@@ -19,8 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
-from disco_hlo.hlo.graph import DTYPE_BYTES, Graph, Kind, Node, Shape, once_per_graph
+from disco_hlo.hlo.graph import DTYPE_BYTES, Graph, Kind, Node, Shape, flat_graph, flat_shapes, once_per_graph
 from disco_hlo.hlo.opcodes import ELEMENTWISE
 
 # Bits of GpuFacts.flags.

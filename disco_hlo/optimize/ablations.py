@@ -18,8 +18,7 @@ from disco_hlo.optimize.pipeline import Case, Optimized, Regions
 from disco_hlo.optimize.regions import regions_callees_first, step_times
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.plan import DEFAULT, SEARCHED
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import in_the_order_of, normal_form, one_bucket, without_unfit
 from disco_hlo.search.order import best_order

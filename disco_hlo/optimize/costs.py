@@ -21,7 +21,7 @@ from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.network import Network, formula
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.corrections import NONE, Corrections, Seen, corrections

@@ -22,13 +22,12 @@ from disco_hlo.cores import own_cores
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.flat_graph import as_kernel, kernel_nodes
 from disco_hlo.hlo.flatten import emitter_of
-from disco_hlo.hlo.graph import Graph, Kind, external_reads, is_cloned
+from disco_hlo.hlo.graph import Graph, Kind, as_kernel, external_reads, is_cloned, kernel_nodes
 from disco_hlo.hlo.opcodes import COLLECTIVE, FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.plan.legal import Kernel, check_order, check_strategy, default_unit_order, planned_regions
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.plan.writer import (
     FUSION_KINDS,

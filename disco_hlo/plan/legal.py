@@ -17,10 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from disco_hlo.core.legality import group_refusal
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.flat_graph import kernel_nodes
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, kernel_nodes
 from disco_hlo.hlo.opcodes import COLLECTIVE
-from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph as UnitGraph
 from disco_hlo.plan.units import Value as Value
 from disco_hlo.plan.units import some

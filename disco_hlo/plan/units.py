@@ -27,17 +27,20 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter
-from disco_hlo.hlo.flat_graph import (
+from disco_hlo.hlo.graph import (
+    Graph,
+    Kind,
+    Shape,
     ascending,
     behind_bitcasts,
     flat_graph,
     flat_lists,
     grouped,
     kernel_nodes,
+    rewriting,
     stretches,
 )
-from disco_hlo.hlo.graph import Graph, Kind, Shape, rewriting
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.plan import Group, Strategy
 
 _KEPT = 8
 _RECENT: list[tuple[ref[Graph], Strategy, UnitGraph]] = []
@@ -49,7 +52,7 @@ class Unit:
     """One thing that XLA executes: an op group, an all-reduce bucket or a single op."""
 
     token: str
-    """``g3``, ``b2`` or ``n17``, as in :mod:`disco_hlo.plan.strategy`."""
+    """``g3``, ``b2`` or ``n17``, as in :mod:`disco_hlo.plan.plan`."""
     nodes: tuple[int, ...]
     """Nodes whose values come from this unit (a bucket's all-reduces in transfer order)."""
     duplicates: tuple[int, ...] = ()

@@ -17,7 +17,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import bucket_of, default_order, refused_groups
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 
 

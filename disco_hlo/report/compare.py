@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from disco_hlo.errors import PlanError
-from disco_hlo.plan.plan import Plan
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.plan import Bucket, Group, Plan, Strategy
 
 
 @dataclass(frozen=True, slots=True)

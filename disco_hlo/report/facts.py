@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from disco_hlo.hlo.flat_graph import kernel_nodes, readers
-from disco_hlo.hlo.graph import Graph, Node, external_reads
-from disco_hlo.plan.plan import DEFAULT, Candidate, Plan
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.hlo.graph import Graph, Node, external_reads, kernel_nodes, readers
+from disco_hlo.plan.plan import DEFAULT, Bucket, Candidate, Group, Plan, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.kernel_keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime

@@ -7,7 +7,7 @@ from dataclasses import replace
 from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.legal import default_order
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.report.bundle import Bundle
 
 

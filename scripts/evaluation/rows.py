@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.optimize.ablations import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
-from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.variants import in_the_order_of, one_at_a_time, unfused, without_unfit
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue

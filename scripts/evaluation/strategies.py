@@ -12,7 +12,7 @@ from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.plan.variants import all_reduce_depths, in_the_order_of
 from disco_hlo.search.schedule import with_order

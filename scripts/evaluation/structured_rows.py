@@ -10,9 +10,8 @@ from typing import Any
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.plan import DEFAULT, Strategy
+from disco_hlo.plan.read import verify
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import LoadedExecutable

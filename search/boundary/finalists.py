@@ -11,7 +11,7 @@ from collections.abc import Set
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.legal import Kernel, check_order, check_strategy
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import normal_form
 

@@ -15,7 +15,7 @@ from disco_hlo.errors import DiscoError, IllegalStrategyError, ModuleError, Plan
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.check_module import faults
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.read import verify
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.fuzz import by_hand

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_hlo.hlo.flat_graph import as_kernel, behind_bitcasts, kernel_nodes, readers
+from disco_hlo.hlo.graph import as_kernel, behind_bitcasts, kernel_nodes, readers
 from tests.plan.small_graphs import graph
 
 STEP = graph("param\nneg 0\nbitcast 1\nbitcast 2\nadd 3 1\nbitcast 4\nmul 5\ntuple 5 6")

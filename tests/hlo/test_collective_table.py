@@ -43,7 +43,7 @@ from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.plan import decode
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket
+from disco_hlo.plan.plan import Bucket
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.allreduce import AllReduceFit
 from disco_hlo.profiler.profile import Collectives, to_json

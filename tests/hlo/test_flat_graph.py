@@ -7,7 +7,8 @@ from random import Random
 
 import numpy as np
 
-from disco_hlo.hlo.flat_graph import (
+from disco_hlo.hlo.graph import (
+    Kind,
     ascending,
     chosen_lists,
     flat_graph,
@@ -15,9 +16,9 @@ from disco_hlo.hlo.flat_graph import (
     flat_shapes,
     flat_users,
     grouped,
+    is_cloned,
     stretches,
 )
-from disco_hlo.hlo.graph import Kind, is_cloned
 from tests.search.random_steps import random_step
 
 

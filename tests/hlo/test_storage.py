@@ -10,8 +10,8 @@ from disco_hlo.hlo.overwrites import RunningOrder
 from disco_hlo.hlo.proto import parse
 from disco_hlo.hlo.storage import Storage, storage_of
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.read import verify
 from disco_hlo.plan.variants import unfused
-from disco_hlo.plan.verify import verify
 from tests.hlo.small_modules import RETURNED_AND_UPDATED, small_module
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.read import read
+from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.variants import unfused
-from disco_hlo.plan.verify import verify
 from tests.hlo.small_modules import module_of
 
 ON_GPU = ', backend_config={"operation_queue_id":"0"}'

@@ -15,10 +15,9 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.plan import Bucket, Group, Strategy
+from disco_hlo.plan.read import describe_difference, read, verify
 from disco_hlo.plan.variants import normal_form, one_bucket, unfused
-from disco_hlo.plan.verify import describe_difference, verify
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.executables import memory

@@ -12,8 +12,7 @@ from disco_hlo.errors import PlanError
 from disco_hlo.hlo import proto
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.check_module import check_module, faults
-from disco_hlo.plan.read import read
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.read import read, verify
 from tests.captured import DATA, captured, stored
 from tests.plan.orders import run_before
 

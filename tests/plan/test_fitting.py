@@ -6,8 +6,8 @@ from argparse import Namespace
 from typing import Any
 
 from disco_hlo.plan.legal import check_order
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import in_the_order_of, without_circles, without_unfit
 from tests.plan.small_graphs import graph as small_graph

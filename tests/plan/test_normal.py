@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.variants import normal_form
 from tests.plan.small_graphs import graph
 

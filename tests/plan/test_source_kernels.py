@@ -16,11 +16,10 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.proto import Instruction
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.read import Repeat, read, repeats
-from disco_hlo.plan.strategy import Group
+from disco_hlo.plan.plan import Group
+from disco_hlo.plan.read import Repeat, read, repeats, verify
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import normal_form, unfused
-from disco_hlo.plan.verify import verify
 from tests.captured import captured
 from tests.plan import hlo_text
 from tests.plan.small_graphs import graph

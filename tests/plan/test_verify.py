@@ -13,10 +13,9 @@ from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.read import describe_difference, read, verify
 from disco_hlo.plan.variants import one_bucket
-from disco_hlo.plan.verify import describe_difference, verify
 from tests.captured import captured, stored
 
 

@@ -12,9 +12,8 @@ import pytest
 from disco_hlo.activation.local import LocalChannel
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
-from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.measuring import candidates

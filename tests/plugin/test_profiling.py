@@ -15,8 +15,8 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import one_bucket, unfused, varied_buckets
 from disco_hlo.plugin.measuring import profiling, room, traced_modules

@@ -18,8 +18,8 @@ from disco_hlo.hlo import proto
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.check_module import faults
+from disco_hlo.plan.read import verify
 from disco_hlo.plan.variants import unfused
-from disco_hlo.plan.verify import verify
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.measuring import candidates
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from disco_hlo.activation.local import LocalChannel
-from disco_hlo.plan.plan import DEFAULT, SEARCHED
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
 from disco_hlo.plan.store import PlanStore
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.phases import saving
 from disco_hlo.plugin.session import Session

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from disco_hlo.hlo.flat_graph import flat_lists
+from disco_hlo.hlo.graph import flat_lists
 from disco_hlo.profiler.corrections import NONE, Seen, corrections
 from tests.profiler.test_keys import TWO_LAYERS
 

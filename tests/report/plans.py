@@ -23,6 +23,7 @@ from disco_hlo.plan.plan import (
     Plan,
     Prediction,
     SearchRecord,
+    Strategy,
     Structure,
     Target,
     by_region,
@@ -30,7 +31,6 @@ from disco_hlo.plan.plan import (
     encode,
 )
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.variants import normal_form
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.profiler.allreduce import SweepPoint, fit

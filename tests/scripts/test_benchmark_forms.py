@@ -18,9 +18,8 @@ from evaluation.strategies import in_random_order
 
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.legal import check_order
-from disco_hlo.plan.read import read
+from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.xla.executables import Memory
 from tests.captured import captured
 

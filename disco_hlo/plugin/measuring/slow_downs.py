@@ -16,7 +16,7 @@ from dataclasses import replace
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.regions import step_times
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.variants import in_every_region, one_at_a_time, varied
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.profiler.contention import MUCH_MOVED

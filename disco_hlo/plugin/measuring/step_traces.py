@@ -16,7 +16,7 @@ from typing import Any
 from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.opcodes import PRODUCTS
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import varied_buckets
 from disco_hlo.plugin.logs import LOGGER

@@ -23,8 +23,8 @@ from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.bans import Stage
 from disco_hlo.plan.plan import DEFAULT, Plan
+from disco_hlo.plan.read import verify
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
 from disco_hlo.plugin.phases.first_enactment import advice_after, compare_first, never_compared, remember

@@ -24,9 +24,8 @@ from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, searc
 from disco_hlo.optimize.progress import search_progress
 from disco_hlo.optimize.regions import lower_bound
 from disco_hlo.optimize.reprofile import unknown_kernels, with_kernels
-from disco_hlo.plan.plan import Prediction, SearchRecord
+from disco_hlo.plan.plan import Prediction, SearchRecord, Strategy
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER, compared, one_line, progress_wanted
 from disco_hlo.plugin.measuring.measured_times import measured_times, say_not_kept
