@@ -11,9 +11,9 @@ from typing import Final
 
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import normal_form
 from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.methods.restart import ORDER_DIVISORS, ORDER_MOVES

@@ -27,8 +27,7 @@ from disco_hlo.cli.output import (
     warn_all,
     write_files,
 )
-from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
-from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.optimize.costs import UNKNOWN_DEVICE, costs_for
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_record
 from disco_hlo.optimize.progress import search_progress

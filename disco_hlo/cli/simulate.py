@@ -26,15 +26,13 @@ from disco_hlo.cli.output import (
 )
 from disco_hlo.errors import DiscoError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
-from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.optimize.gains import Gain, gains
 from disco_hlo.optimize.network import Network
 from disco_hlo.optimize.regions import StepTimes, lower_bound, step_times
-from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.profile import load
 from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.printable import printable, size_text, time_text

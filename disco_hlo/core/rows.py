@@ -13,8 +13,17 @@ from numpy.typing import NDArray
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.core.gpu_facts import GpuFacts, gpu_facts
-from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes, flat_users, grouped
-from disco_hlo.hlo.graph import Graph, Kind, Node, once_per_graph, overwritten_names
+from disco_hlo.hlo.graph import (
+    Graph,
+    Kind,
+    Node,
+    flat_graph,
+    flat_shapes,
+    flat_users,
+    grouped,
+    once_per_graph,
+    overwritten_names,
+)
 from disco_hlo.hlo.opcodes import ELEMENTWISE as ELEMENTWISE_OPS
 
 Row = NDArray[np.int64]

@@ -25,7 +25,7 @@ from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.network import Network, formula
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.collectives import AllReduceFit
 from disco_hlo.profiler.costs import NONE, Corrections, MeasuredCosts, Seen, corrections

@@ -37,7 +37,7 @@ from disco_hlo.optimize.regions import (
     measured_loops,
     regions_callees_first,
 )
-from disco_hlo.plan.strategy import Bucket
+from disco_hlo.plan.plan import Bucket
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.build import Built
 from disco_hlo.simulator.costs import COMPUTE, PPM, PRODUCT

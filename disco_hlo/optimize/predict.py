@@ -9,8 +9,8 @@ import numpy as np
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.costs import Costs
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import Repeat
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.timeline import Timeline, simulate
 

@@ -14,8 +14,8 @@ from disco_hlo.hlo.regions import ENTRY, Call
 from disco_hlo.optimize.costs import Costs, Inner
 from disco_hlo.optimize.predict import Predicted, first_collective_ns, predict
 from disco_hlo.plan.legal import planned_regions
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read, repeats
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.profile import LoopTime
 from disco_hlo.simulator.bound import Bound
 from disco_hlo.simulator.step_bound import lowest_bound

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import by_graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import by_graph
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime, Profile

@@ -7,10 +7,10 @@ from collections.abc import Collection
 
 from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import Kernel, refused_groups
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search.boundary.finalists import kernels_of
 from disco_hlo.simulator.costs import MachineModel
 

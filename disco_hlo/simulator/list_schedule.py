@@ -18,9 +18,8 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.compiled import compiled, inner
-from disco_hlo.hlo.flat_graph import flat_lists
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.hlo.graph import Graph, flat_lists
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 
 _ENDLESS: Final = 1 << 40
@@ -41,7 +40,7 @@ def beside_transfers(graph: Graph, strategy: Strategy) -> Strategy:
 def list_schedule(
     units: UnitGraph, durations_ns: Sequence[int], transfers_ns: Sequence[int], *, asynchronous: bool = True
 ) -> tuple[str, ...]:
-    """An order for ``units``, as :class:`~disco_hlo.plan.strategy.Strategy` holds it.
+    """An order for ``units``, as :class:`~disco_hlo.plan.plan.Strategy` holds it.
 
     Args:
         units: what has to run.

@@ -56,7 +56,7 @@ class Prefetch:
         self.tokens: list[str] = []
 
     def order(self) -> tuple[str, ...]:
-        """The order, as :class:`~disco_hlo.plan.strategy.Strategy` holds it."""
+        """The order, as :class:`~disco_hlo.plan.plan.Strategy` holds it."""
         self._issue_ready()
         for kernel in self.kernels:
             self._run(kernel)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from disco_hlo.hlo.cost_model import CostModel, as_all_reduces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.strategy import Group
+from disco_hlo.plan.plan import Group
+from disco_hlo.plan.variants import unfused
 from disco_hlo.simulator.bound import Bound, bound, least_communication_ns, tight_bound_ns
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel

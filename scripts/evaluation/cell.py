@@ -16,7 +16,7 @@ from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.optimize.reprofile import with_kernels
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.read import verify
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
 from disco_hlo.plugin.measuring.runner import Runner, steps_at_once

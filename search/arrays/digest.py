@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import inner
-from disco_hlo.hlo.flat_graph import flat_lists
+from disco_hlo.hlo.graph import flat_lists
 from disco_hlo.search.arrays.rng import mix, mixed
 from disco_hlo.search.arrays.views import GraphView
 

@@ -181,7 +181,7 @@ ABOUT: Final = 22
 """What the last refusal of a kernel is about (``core.reasons``)."""
 SCRATCH_ROWS: Final = 23
 
-# Scratch.number, behind ``core.marks.STAMP``.
+# Scratch.number, behind ``core.reasons.STAMP``.
 LOGGED: Final = 1
 """Entries of the log that undoes the changes made since it was empty."""
 CHANGES: Final = 2

@@ -18,8 +18,7 @@ from disco_hlo.compiled import Ints, compiled, inner
 from disco_hlo.core.legality_gpu import must_be_returned
 from disco_hlo.core.rows import NOT_GENERATED, OWN_BUFFER, rows
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, grouped
-from disco_hlo.hlo.graph import Graph, Kind, Node, rewriting
+from disco_hlo.hlo.graph import FlatGraph, Graph, Kind, Node, ascending, flat_graph, grouped, rewriting
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.legal import bucket_of
 from disco_hlo.search.arrays import layout as at

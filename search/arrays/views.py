@@ -18,7 +18,7 @@ from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
 from disco_hlo.compiled import Ints, Row, inner, pointer_to, shared
-from disco_hlo.core import legality, legality_gpu, marks, reasons
+from disco_hlo.core import legality, legality_gpu, reasons
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.rng import Generator
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _POINTER: Final = types.CPointer(types.int64)
 
-for module in (legality, legality_gpu, marks, reasons):
+for module in (legality, legality_gpu, reasons):
     shared(module)
 
 

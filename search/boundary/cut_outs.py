@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from disco_hlo.hlo.flat_graph import flat_graph, grouped
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Graph, Kind, flat_graph, grouped
 from disco_hlo.plan.units import UnitGraph
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.digest import kernel_digests

@@ -10,11 +10,10 @@ from collections.abc import Set
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.legal import Kernel, check_strategy
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.legal import Kernel, check_order, check_strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import normal_form
 
 
 def kernels_of(graph: Graph, strategy: Strategy) -> set[Kernel]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, State, new_scratch
 from disco_hlo.search.arrays.digest import kernel_digests

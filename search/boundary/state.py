@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.core.kernels import emitter_kind
+from disco_hlo.core.legality import emitter_kind
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.bitcasts import kernel_nodes
-from disco_hlo.hlo.flat_graph import flat_lists
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, flat_lists, kernel_nodes
 from disco_hlo.plan.legal import bucket_of
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State, empty_state, new_scratch

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.compiled import Ints, Row, compiled, inner
-from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, Scratch, State, has_room, roll_back
 from disco_hlo.search.arrays.rng import Generator, draw

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import all_reduce_depths
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.variants import all_reduce_depths
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import State, copy_state, new_scratch
 from disco_hlo.search.arrays.rng import mixed, seeded

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import inner
-from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import computes, has_room, roll_back
 from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView

@@ -17,8 +17,7 @@ import numpy as np
 
 from disco_hlo.compiled import Row, inner
 from disco_hlo.core.legality import results_refusal
-from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.core.reasons import LEGAL
+from disco_hlo.core.reasons import LEGAL, fresh_stamp
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, computes, holds_copy
 from disco_hlo.search.arrays.digest import NOTHING, copy_share, owned_share, result_share, special_slot

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.compiled import Ints, Row, inner
-from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import has_room
 from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.compiled import Int, inner
-from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search.arrays.board import REFUSALS, put
 from disco_hlo.search.arrays.rng import mix
 from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView

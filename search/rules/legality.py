@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from disco_hlo.compiled import inner
 from disco_hlo.core.legality import kernel_refusal, results_refusal
-from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.core.reasons import LEGAL
+from disco_hlo.core.reasons import LEGAL, fresh_stamp
 from disco_hlo.core.rows import BITCAST, LIMITS
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS, VERDICTS
@@ -131,7 +130,7 @@ def _refusal(g: GraphView, w: ScratchView, computed: int, returned: int, count: 
 
 @inner
 def add_bitcasts(g: GraphView, w: ScratchView, count: int) -> Any:
-    """Add the bitcasts through which members read (``hlo.bitcasts``), sort and mark all ``inside``: (count, stamp)."""
+    """Add the bitcasts through which members read (``flat_graph``), sort and mark all ``inside``: (count, stamp)."""
     stamp = fresh_stamp(w)
     for i in range(count):
         w.inside[w.members[i]] = stamp

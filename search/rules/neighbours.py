@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import Row, inner
-from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search.arrays.board import computes
 from disco_hlo.search.arrays.layout import ORDERED
 from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView

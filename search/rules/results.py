@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.compiled import Int, Row, compiled, inner
-from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import (
     Scratch,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import inner
-from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.core.reasons import LEGAL
+from disco_hlo.core.reasons import LEGAL, fresh_stamp
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import holds_copy, note_change
 from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import Int, Ints, compiled, inner
 from disco_hlo.core import rows
-from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import (
     MAXIMUM_MEMBERS,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import Row, address_of, inner, pointer_to
-from disco_hlo.hlo.flat_graph import stretches
+from disco_hlo.hlo.graph import stretches
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import put
 from disco_hlo.search.arrays.step import Step

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.optimize.gains import one_by_one, producers, with_producers
-from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate

@@ -15,8 +15,8 @@ from disco_hlo.optimize.costs import Costs, costs_of, shipped_profile
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.optimize.predict import Predicted
 from disco_hlo.optimize.regions import calls_by_caller, step_times
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.collectives import AllReduceFit
 from disco_hlo.search.schedule import with_early_collectives
 from disco_hlo.simulator.problem import Lists, Problem

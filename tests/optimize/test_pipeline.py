@@ -15,9 +15,9 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize import pipeline
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, ranked, search_record
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search import warm
 from disco_hlo.search.api import Dropped, Improvement, SearchResult, SearchSettings
 from disco_hlo.search.methods import restart

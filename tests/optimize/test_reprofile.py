@@ -11,10 +11,10 @@ from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.reprofile import Reprofiled, estimates_ns, unknown_kernels, with_kernels
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.plan import Group
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import unfused
 from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime, load

@@ -17,7 +17,7 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import comparing, tolerances
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.comparing import Program, Reference, Survey, passes, survey_of

@@ -15,11 +15,10 @@ import pytest
 from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.plan import DEFAULT, SEARCHED
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.store import PlanStore
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import candidates
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.comparing import Program

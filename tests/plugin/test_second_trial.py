@@ -10,9 +10,8 @@ from typing import Any
 import jax
 import pytest
 
-from disco_hlo.plan.compared import note_compared, paid
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plan.store import PlanSlot, note_compared, paid
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.calls import loading, schedule
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict

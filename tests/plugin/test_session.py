@@ -16,7 +16,7 @@ import pytest
 from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import ActivationError, ProfileError
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin import session
 from disco_hlo.plugin.measuring import candidates, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials

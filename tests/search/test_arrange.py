@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Shape
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import copy_state
 from disco_hlo.search.boundary.starts import prepare

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.order import check_order, unit_graph
+from disco_hlo.plan.legal import check_order, unit_graph
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.run import search
 from disco_hlo.simulator.build import build

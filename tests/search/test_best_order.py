@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.legal import check_order
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.search.order import best_order
 from disco_hlo.search.schedule import best_of, with_order

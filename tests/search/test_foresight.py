@@ -11,8 +11,8 @@ import pytest
 
 from disco_hlo.compiled import compiled
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import new_scratch, roll_back
 from disco_hlo.search.arrays.rng import draw, seeded

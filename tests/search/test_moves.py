@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS
 from disco_hlo.search.moves.table import MOVES

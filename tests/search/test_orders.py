@@ -8,8 +8,8 @@ from random import Random
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.plan.order import check_order, unit_graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.legal import check_order, unit_graph
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.boundary.entries import run_order
 from disco_hlo.search.boundary.state import to_strategy

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.compiled import compiled
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.search.arrays import layout as at
 from disco_hlo.search.arrays.board import copy_state
 from disco_hlo.search.arrays.rng import seeded

@@ -12,9 +12,8 @@ from disco_hlo.core.reasons import LEGAL
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_for
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group, Strategy
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.plan import Group, Strategy
+from disco_hlo.plan.read import read, verify
 from disco_hlo.profiler.profile import load
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.arrays.board import new_scratch

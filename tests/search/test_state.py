@@ -15,13 +15,11 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.optimize.start import searchable
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.order import check_order
+from disco_hlo.plan.legal import check_order, check_strategy
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import normal_form, unfused
 from disco_hlo.search.boundary.finalists import kernels_of
 from disco_hlo.search.boundary.state import Signature, members_of
 from disco_hlo.simulator.costs import MachineModel

@@ -46,7 +46,7 @@ from random import Random
 from pathlib import Path
 import disco_hlo
 assert Path(disco_hlo.__file__).is_relative_to(sys.argv[1]), disco_hlo.__file__
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.methods import restart
 from disco_hlo.search.methods.backtracking import Backtracking

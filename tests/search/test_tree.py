@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.boundary.entries import schedule
 from disco_hlo.search.methods.backtracking import Backtracking

@@ -5,10 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.bitcasts import behind_bitcasts
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.plan.order import unit_graph
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, behind_bitcasts
+from disco_hlo.plan.legal import unit_graph
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import UnitGraph
 from tests.simulator.cost_models import TableCosts
 

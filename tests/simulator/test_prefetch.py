@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disco_hlo.plan.order import check_order
+from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.units import UnitGraph
 from disco_hlo.simulator.prefetch import Prefetch
 from tests.simulator.test_list_schedule import units_of

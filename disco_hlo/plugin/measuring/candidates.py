@@ -26,9 +26,9 @@ from disco_hlo.errors import UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.bans import Stage
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.read import verify
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import Program, compare, make_runner, settle_inputs
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs

@@ -22,9 +22,9 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plan.baselines import by_graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import by_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
 from disco_hlo.profiler.calibrate import DeviceConstants

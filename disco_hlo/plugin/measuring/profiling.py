@@ -25,9 +25,9 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
-from disco_hlo.plan.baselines import in_every_region, one_at_a_time, one_bucket, unfused, varied
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import in_every_region, one_at_a_time, one_bucket, unfused, varied
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.known_times import KnownTimes

@@ -25,9 +25,9 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.regions import step_times
-from disco_hlo.plan.baselines import in_every_region, one_at_a_time, varied, varied_buckets
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import in_every_region, one_at_a_time, varied, varied_buckets
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.traced_modules import Findings

@@ -35,10 +35,9 @@ from disco_hlo.optimize.progress import search_progress
 from disco_hlo.optimize.regions import lower_bound
 from disco_hlo.optimize.reprofile import unknown_kernels, with_kernels
 from disco_hlo.plan.files import read_bounded, replace_files
-from disco_hlo.plan.plan import MAX_BYTES, Prediction, SearchRecord
+from disco_hlo.plan.plan import MAX_BYTES, Prediction, SearchRecord, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import MAX_MODULE_BYTES, PROFILE_NAME, PlanSlot
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER, compared, configure, one_line, progress_wanted
 from disco_hlo.plugin.measuring.known_times import measured_times, say_not_kept
 from disco_hlo.plugin.measuring.profiling import kernel_times, kernels_of

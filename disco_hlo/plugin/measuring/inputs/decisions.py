@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError, UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.device_groups import Groups, written_groups
+from disco_hlo.hlo.collectives import Groups, written_groups
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message

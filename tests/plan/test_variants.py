@@ -1,17 +1,42 @@
-"""A plan's kernels with other buckets and in another order."""
+"""Strategies made of a graph or of other strategies."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from typing import Any
 
-from disco_hlo.plan.fitting import in_the_order_of, without_circles, without_unfit
-from disco_hlo.plan.order import check_order
+from disco_hlo.plan.legal import check_order
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import (
+    all_reduce_depths,
+    in_the_order_of,
+    normal_form,
+    without_circles,
+    without_unfit,
+)
+from tests.plan.small_graphs import graph
 from tests.plan.small_graphs import graph as small_graph
 from tests.steps.intercept import captured_step
+
+
+def test_transfers_one_behind_the_other_are_counted() -> None:
+    step = graph("""
+        param
+        all-reduce 0
+        negate 1
+        all-reduce 2
+        add 3 1
+        tuple 4 0
+    """)
+    assert all_reduce_depths(step) == [0, 0, 1, 1, 2, 2]
+
+
+def test_an_op_that_all_who_read_it_by_other_shapes_recompute_goes_to_the_first_of_them() -> None:
+    step = graph("param\nneg 0\nbitcast 1\nadd 2\nbitcast 2\nmul 4\ntuple 3 5")
+    later_first = Strategy((Group((5,), (1,)), Group((3,), (1,))), order=("g0", "g1"))
+    assert normal_form(step, later_first) == Strategy((Group((1, 3)), Group((5,), (1,))), order=("g1", "g0"))
 
 
 def test_kernels_that_the_buckets_leave_no_place_for_are_taken_apart() -> None:
