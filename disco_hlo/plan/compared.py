@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.plan import Plan, Text
@@ -32,8 +32,6 @@ class Entry(Struct, frozen=True, forbid_unknown_fields=True):
     module_sha256: Digest
     versions: dict[Text, Text]
     """jax, jaxlib, disco_hlo and, on GPU, the driver's runtime."""
-    pays: bool | UnsetType = UNSET
-    """Whether it beat XLA's default when both took turns in a training; left out where nobody tried."""
 
 
 class Record(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,36 +66,18 @@ def was_measured(plan: Plan, module_sha256: str, versions: Mapping[str, str]) ->
 
 def was_compared(slot: PlanSlot, module_sha256: str, versions: Mapping[str, str]) -> bool:
     """Whether a module was compared under this very software by an earlier run."""
-    return _entry(slot, module_sha256, versions) is not None
-
-
-def paid(slot: PlanSlot, module_sha256: str, versions: Mapping[str, str]) -> bool | None:
-    """Whether a module beat XLA's default in a training under this very software; None where nobody tried."""
-    entry = _entry(slot, module_sha256, versions)
-    return None if entry is None or isinstance(entry.pays, UnsetType) else entry.pays
-
-
-def _entry(slot: PlanSlot, module_sha256: str, versions: Mapping[str, str]) -> Entry | None:
     try:
-        found = decode(slot.read_compared())
+        return Entry(module_sha256, dict(versions)) in decode(slot.read_compared())
     except PlanError:
-        return None
-    of = (module_sha256, dict(versions))
-    return next((one for one in reversed(found) if (one.module_sha256, one.versions) == of), None)
+        return False
 
 
-def note_compared(
-    slot: PlanSlot, module_sha256: str, versions: Mapping[str, str], pays: bool | UnsetType = UNSET
-) -> None:
-    """Remember that a module was compared, and whether it paid where that was tried.
+def note_compared(slot: PlanSlot, module_sha256: str, versions: Mapping[str, str]) -> None:
+    """Remember that a module was.
 
     Raises:
         PlanError: it cannot be written down, as in a directory that is read-only.
     """
-    entry = Entry(module_sha256, dict(versions), pays)
-    others = tuple(
-        one
-        for one in decode(slot.read_compared())
-        if (one.module_sha256, one.versions) != (module_sha256, entry.versions)
-    )
+    entry = Entry(module_sha256, dict(versions))
+    others = tuple(one for one in decode(slot.read_compared()) if one != entry)
     slot.write_compared(encode((*others, entry)))

@@ -31,7 +31,6 @@ from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_KERNELS, OUR
 from disco_hlo.optimize.select import beats, ratio_noise, winning
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.compared import note_compared, paid
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.read import read
@@ -278,10 +277,6 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         structure=UNSET if winner.restructured is None else winner.restructured.record,
     )
     outcome.slot.save(plans.encode(plan), module, executables.module_text(module), step.module)
-    if (
-        paid(outcome.slot, plan.module_sha256, plan.versions) is not None
-    ):  # what an earlier training says is over
-        note_compared(outcome.slot, plan.module_sha256, plan.versions)
     save_profile(outcome.profile, outcome.slot.path / PROFILE_NAME)
 
 
