@@ -34,7 +34,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.store import PROFILE_NAME, PlanSlot, note_compared, paid
+from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials, measure
 from disco_hlo.plugin.measuring.room import compiles_at_once
@@ -276,10 +276,6 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         structure=UNSET if winner.restructured is None else winner.restructured.record,
     )
     outcome.slot.save(plans.encode(plan), module, executables.module_text(module), step.module)
-    if (
-        paid(outcome.slot, plan.module_sha256, plan.versions) is not None
-    ):  # what an earlier training says is over
-        note_compared(outcome.slot, plan.module_sha256, plan.versions)
     save_profile(outcome.profile, outcome.slot.path / PROFILE_NAME)
 
 

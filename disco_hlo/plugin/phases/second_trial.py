@@ -18,7 +18,7 @@ from msgspec import UNSET
 
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.plan.store import PlanSlot, note_compared, paid
+from disco_hlo.plan.store import PlanSlot, note_compared, was_compared
 from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls.loading import await_loading, refuse_unwatched
 from disco_hlo.plugin.calls.schedule import Round
@@ -59,26 +59,37 @@ def doubt(session: Session, slot: PlanSlot, plan: Plan, digest: str) -> Doubt:
     Args:
         digest: of the module that is to be enacted.
     """
-    if session.settings.search:  # it was measured just now
+    if plan.measured is None or session.settings.search:  # a search has measured it just now
         return Doubt()
     mine = Doubt()
     if session.leads:
-        pays = _outcomes.get(digest, paid(slot, digest, versions(session.facts)))
+        pays = _outcomes.get(digest, known_outcome(slot, plan, digest, versions(session.facts)))
         mine = Doubt(_why(session, plan) if pays is None else "", pays is False)
     why, lost = session.tell([mine.why, mine.lost], "doubt")
     return Doubt(why, lost)
+
+
+def known_outcome(slot: PlanSlot, plan: Plan, digest: str, now: dict[str, str]) -> bool | None:
+    """Whether a plan paid when it was tried under these versions, since it was measured; None where nobody tried."""
+    for pays in (True, False):
+        if was_compared(slot, digest, _outcome(plan, now, pays)):
+            return pays
+    return None
+
+
+def _outcome(plan: Plan, now: dict[str, str], pays: bool) -> dict[str, str]:
+    """What ``compared.json`` names a module with that took turns. A search that measures the plan anew begins anew."""
+    assert plan.measured is not None
+    return {**now, "measured": plan.measured.created, "pays": "yes" if pays else "no"}
 
 
 def _why(session: Session, plan: Plan) -> str:
     forced = session.settings.forced_structure
     if forced is not None and plan.structure is not UNSET and plan.structure.name == forced:
         return ""
-    if plan.measured is None:
-        return ""
-    others = other_versions(
-        plan, {**versions(session.facts), "disco_hlo": plan.versions.get("disco_hlo", "")}
-    )
-    if others:
+    now = versions(session.facts)
+    del now["disco_hlo"]  # another one enacts the same module
+    if others := other_versions(plan, now):
         return f"was measured under {others}"
     gain, noise = measured_gain(plan)
     if gain < _CLEAR_GAIN * noise:
@@ -172,6 +183,6 @@ class _Again:
             )  # fmt: skip
         _outcomes[self.digest] = pays
         try:
-            note_compared(self.slot, self.digest, versions(self.session.facts), pays)
+            note_compared(self.slot, self.digest, _outcome(self.plan, versions(self.session.facts), pays))
         except PlanError as error:
             LOGGER.info("every run will try the plan again: %s", error)
