@@ -29,8 +29,7 @@ from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import MachineModel
-from disco_hlo.simulator.list_schedule import list_schedule
-from disco_hlo.simulator.prefetch import Prefetch
+from disco_hlo.simulator.orders import Prefetch, list_schedule
 from disco_hlo.simulator.timeline import simulate
 
 MOST_AHEAD = (4, 16, 1 << 20)

@@ -40,8 +40,7 @@ from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.printable import printable, size_text, time_text
 from disco_hlo.report.regions import PLAN, RegionFacts, check_region, region_facts, region_names, side_by_side
 from disco_hlo.simulator.bound import Bound
-from disco_hlo.simulator.timeline import Timeline
-from disco_hlo.simulator.trace import chrome_trace
+from disco_hlo.simulator.timeline import Timeline, chrome_trace
 from disco_hlo.whatif.machine import Machine
 from disco_hlo.whatif.machine import load as load_machine
 from disco_hlo.whatif.machine import names as machine_names

@@ -39,10 +39,10 @@ from disco_hlo.optimize.regions import (
 )
 from disco_hlo.plan.strategy import Bucket
 from disco_hlo.search.schedule import with_order
+from disco_hlo.simulator.bound import lowest_bound
 from disco_hlo.simulator.build import Built
 from disco_hlo.simulator.costs import COMPUTE, PPM, PRODUCT
 from disco_hlo.simulator.problem import Lists, Problem
-from disco_hlo.simulator.step_bound import lowest_bound
 from disco_hlo.simulator.timeline import simulate
 from disco_hlo.whatif.coconet import BUFFER_BYTES
 

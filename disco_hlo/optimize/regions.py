@@ -17,8 +17,7 @@ from disco_hlo.plan.legal import planned_regions
 from disco_hlo.plan.read import read, repeats
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.profile import LoopTime
-from disco_hlo.simulator.bound import Bound
-from disco_hlo.simulator.step_bound import lowest_bound
+from disco_hlo.simulator.bound import Bound, lowest_bound
 
 
 @dataclass(frozen=True, eq=False)

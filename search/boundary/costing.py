@@ -21,14 +21,7 @@ from disco_hlo.search.arrays.table import learn, new_table, with_room
 from disco_hlo.search.boundary.entries import look_up
 from disco_hlo.search.boundary.state import Given
 from disco_hlo.search.times.pricing import listed, new_unknown
-from disco_hlo.simulator.costs import (
-    MAX_TOTAL,
-    MachineModel,
-    bucket_times,
-    checked,
-    holds_ns,
-    unit_for,
-)
+from disco_hlo.simulator.costs import MAX_TOTAL, MachineModel, bucket_times, checked, holds_ns, unit_for
 
 _SPARE: Final = 16
 """How much longer than its ops alone a state may take, recomputing some of them: what is counted must hold that."""

@@ -40,9 +40,8 @@ from disco_hlo.search.methods import explore as ex
 from disco_hlo.search.methods.tree import BEST, CANDIDATES, QUEUED, go_to, grown, new_tree
 from disco_hlo.search.moves.table import NUMBERS, in_algorithm_1
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.coarse import coarse
 from disco_hlo.simulator.contention import new_progress
-from disco_hlo.simulator.costs import MachineModel
+from disco_hlo.simulator.costs import MachineModel, coarse
 from disco_hlo.simulator.timeline import simulate
 
 _PROGRESS_EVERY_S = 0.2

@@ -27,8 +27,7 @@ from disco_hlo.search.moves.arrange import gradients_ready, list_order, regroup
 from disco_hlo.search.moves.table import MOVES
 from disco_hlo.search.schedule import contiguous_buckets
 from disco_hlo.search.times.running_sums import new_segments
-from disco_hlo.simulator.coarse import coarse
-from disco_hlo.simulator.costs import MachineModel
+from disco_hlo.simulator.costs import MachineModel, coarse
 
 MOST_DRAWS: Final = 4
 SMALL_BYTES: Final = (1 << 16, 1 << 20)

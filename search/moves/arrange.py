@@ -20,7 +20,7 @@ from disco_hlo.search.arrays.step import Step
 from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView, open_views
 from disco_hlo.search.rules.neighbours import predecessors
 from disco_hlo.search.rules.results import count_unit
-from disco_hlo.simulator.list_schedule import issue_order
+from disco_hlo.simulator.orders import issue_order
 
 
 def list_order(step: Step, state: State, scratch: Scratch) -> bool:
@@ -71,7 +71,7 @@ def heads_by_position(step: Step, state: State, scratch: Scratch, position: Ints
 
 @compiled
 def _units(step: Step, state: State, scratch: Scratch) -> Any:
-    """What :func:`~disco_hlo.simulator.list_schedule.issue_order` asks of the units, behind their heads, ascending."""
+    """What :func:`~disco_hlo.simulator.orders.issue_order` asks of the units, behind their heads, ascending."""
     g, s, w = open_views(step, state, scratch)
     heads, needed_at, needed = _unit_graph(g, s, w)
     compute, transfer, is_bucket = _times(g, s, heads)

@@ -19,7 +19,7 @@ from disco_hlo.search.boundary.starts import prepare
 from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.moves.arrange import list_order, regroup
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.list_schedule import list_schedule
+from disco_hlo.simulator.orders import list_schedule
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import GPU
 from tests.search.cost_models import ResultCosts, TrafficCosts

@@ -33,9 +33,9 @@ from disco_hlo.search.methods import child, joint, restart
 from disco_hlo.search.methods.climber import Climber
 from disco_hlo.search.methods.restart import KERNEL_MOVES, Report, Restart
 from disco_hlo.search.run import search
+from disco_hlo.simulator.bound import bound_of_kernels
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
-from disco_hlo.simulator.step_bound import bound_of_kernels
 from disco_hlo.simulator.timeline import simulate
 from tests.cost_models import listed
 from tests.machines import CPU, GPU

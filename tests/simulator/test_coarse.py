@@ -15,8 +15,7 @@ from disco_hlo.hlo.cost_model import Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.coarse import coarse
-from disco_hlo.simulator.costs import MAX_TOTAL, MAX_TOTAL_NS, unit_for
+from disco_hlo.simulator.costs import MAX_TOTAL, MAX_TOTAL_NS, coarse, unit_for
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.search.cost_models import HoldingCosts, LookingCosts, TrafficCosts

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import MAX_TOTAL, Pace
-from disco_hlo.simulator.engine import evaluate
-from disco_hlo.simulator.timeline import simulate
+from disco_hlo.simulator.timeline import evaluate, simulate
 from tests.simulator.random_problems import random_order, random_problem, with_durations
 from tests.simulator.reference import peak_bytes_slowly, simulate_slowly, simulate_tick_by_tick
 

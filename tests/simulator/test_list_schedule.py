@@ -9,7 +9,7 @@ from disco_hlo.plan.order import check_order
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
-from disco_hlo.simulator.list_schedule import list_schedule
+from disco_hlo.simulator.orders import list_schedule
 from tests.captured import captured
 
 KINDS = {"param": Kind.PARAMETER, "dot": Kind.FIXED, "all-reduce": Kind.ALL_REDUCE, "tuple": Kind.FREE}

@@ -6,7 +6,7 @@ import pytest
 
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.units import UnitGraph
-from disco_hlo.simulator.prefetch import Prefetch
+from disco_hlo.simulator.orders import Prefetch
 from tests.simulator.test_list_schedule import units_of
 
 # Each of two layers converts its weight (n1, n4), gathers it (b0, b1) and multiplies with it (n3, n6); b2 reduces.

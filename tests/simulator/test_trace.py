@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from disco_hlo.simulator.timeline import simulate
-from disco_hlo.simulator.trace import chrome_trace
+from disco_hlo.simulator.timeline import chrome_trace, simulate
 from tests.simulator.drawing import problem
 
 TIMELINE = simulate(problem("a 2000\nx 4000 on 1 after a\nb 3500 after a", "a x b ~x", compute_speed=0.5))

@@ -22,7 +22,7 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.profiler.contention import MUCH_MOVED
 from disco_hlo.profiler.losses import MOST
 from disco_hlo.profiler.profile import Contention, Profile
-from disco_hlo.simulator.list_schedule import beside_transfers
+from disco_hlo.simulator.orders import beside_transfers
 
 _RIGHT = 0.01
 """Of a step: as far off the simulator may be for other reasons."""

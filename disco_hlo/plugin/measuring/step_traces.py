@@ -30,7 +30,7 @@ from disco_hlo.profiler.holds import holds
 from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.profile import Contention, OpTime, Profile
 from disco_hlo.simulator.build import holds_product
-from disco_hlo.simulator.list_schedule import beside_transfers
+from disco_hlo.simulator.orders import beside_transfers
 
 UNFUSED, ALONE, BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
 """The modules, by the names that findings go by."""

@@ -36,7 +36,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.simulator import engine
+from disco_hlo.simulator import timeline
 
 COMPILE_S = 600.0
 """The longest that a training waits for the search's code, once on a machine. The budget does not count it, nor what
@@ -162,7 +162,7 @@ def looks(settings: Settings, backend: str) -> int:
 
 def say_what_predicting_takes(asker: Asker) -> bool:
     """A line before the first prediction on a machine, whose code must be compiled first; whether that is so."""
-    compiles = not all(map(is_cached, (DeviceModel.__module__, engine.__name__)))
+    compiles = not all(map(is_cached, (DeviceModel.__module__, timeline.__name__)))
     if compiles:
         asker.say(
             "compiling the code that predicts step times, which takes up to two minutes, once on this machine"
