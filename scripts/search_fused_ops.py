@@ -21,7 +21,7 @@ from disco_hlo.hlo.bitcasts import kernel_nodes
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.costs import Costs, costs_for
-from disco_hlo.optimize.start import searchable
+from disco_hlo.optimize.pipeline import searchable
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy

@@ -28,9 +28,8 @@ from disco_hlo.errors import DiscoError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
 from disco_hlo.hlo.regions import ENTRY
-from disco_hlo.optimize.costs import Costs, costs_for
+from disco_hlo.optimize.costs import Costs, Network, costs_for
 from disco_hlo.optimize.gains import Gain, gains
-from disco_hlo.optimize.network import Network
 from disco_hlo.optimize.regions import StepTimes, lower_bound, step_times
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read

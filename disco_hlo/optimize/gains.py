@@ -29,12 +29,13 @@ from disco_hlo.hlo.collectives import collective_bytes
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs
-from disco_hlo.optimize.predict import Predicted, predict
 from disco_hlo.optimize.regions import (
+    Predicted,
     StepTimes,
     calls_by_caller,
     inner_costs,
     measured_loops,
+    predict,
     regions_callees_first,
 )
 from disco_hlo.plan.strategy import Bucket

@@ -11,8 +11,7 @@ from msgspec import UNSET
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs
-from disco_hlo.optimize.predict import Predicted
-from disco_hlo.optimize.regions import lower_bound
+from disco_hlo.optimize.regions import Predicted, lower_bound
 from disco_hlo.plan.plan import Plan
 from disco_hlo.report.bundle import Bundle
 from disco_hlo.report.compare import compare

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.optimize.predict import Predicted
+from disco_hlo.optimize.regions import Predicted
 from disco_hlo.plan.units import UnitGraph
 from disco_hlo.report.bundle import Bundle
 from disco_hlo.report.facts import GroupFacts, bucket_facts, group_facts

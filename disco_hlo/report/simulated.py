@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs
-from disco_hlo.optimize.predict import Predicted
-from disco_hlo.optimize.regions import StepTimes, step_times
+from disco_hlo.optimize.regions import Predicted, StepTimes, step_times
 from disco_hlo.report.bundle import Bundle
 from disco_hlo.report.regions import RegionFacts, region_facts, side_by_side
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.optimize.predict import Predicted
+from disco_hlo.optimize.regions import Predicted
 from disco_hlo.plan.units import Unit
 from disco_hlo.report.strings import Strings
 from disco_hlo.simulator.timeline import Timeline

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.collectives import moved_bytes
-from disco_hlo.optimize.reprofile import with_kernels
+from disco_hlo.optimize.costs import with_kernels
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of

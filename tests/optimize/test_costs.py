@@ -14,8 +14,7 @@ from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
-from disco_hlo.optimize.costs import costs_for, costs_of, machine_of
-from disco_hlo.optimize.network import Network
+from disco_hlo.optimize.costs import Network, costs_for, costs_of, machine_of
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.kernel_keys import kernel_keys

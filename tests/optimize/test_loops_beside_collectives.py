@@ -13,8 +13,7 @@ from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.ablations import scheduled_regions
 from disco_hlo.optimize.costs import Costs, costs_of, shipped_profile
 from disco_hlo.optimize.pipeline import Case
-from disco_hlo.optimize.predict import Predicted
-from disco_hlo.optimize.regions import calls_by_caller, step_times
+from disco_hlo.optimize.regions import Predicted, calls_by_caller, step_times
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.allreduce import AllReduceFit

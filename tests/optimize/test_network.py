@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.optimize.network import Network, formula
+from disco_hlo.optimize.costs import Network, formula
 
 
 def test_two_devices_use_a_ring() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Kind
-from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.reprofile import Reprofiled, estimates_ns, unknown_kernels, with_kernels
+from disco_hlo.optimize.costs import Reprofiled, costs_of, estimates_ns, unknown_kernels, with_kernels
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Group

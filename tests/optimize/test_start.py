@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disco_hlo.optimize.start import searchable
+from disco_hlo.optimize.pipeline import searchable
 from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from tests.plan.small_graphs import graph

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_hlo.optimize.costs import costs_for
-from disco_hlo.optimize.predict import Predicted, predict
-from disco_hlo.optimize.regions import lower_bound
+from disco_hlo.optimize.regions import Predicted, lower_bound, predict
 from disco_hlo.report.bundle import Bundle, open_bundle
 from disco_hlo.report.rows import bucket_rows, group_rows, ready_ns
 from disco_hlo.report.strings import LONGEST, Strings

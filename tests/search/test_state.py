@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.optimize.start import searchable
+from disco_hlo.optimize.pipeline import searchable
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.normal import normal_form

@@ -19,11 +19,9 @@ from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
-from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_record
-from disco_hlo.optimize.progress import search_progress
+from disco_hlo.optimize.costs import costs_of, unknown_kernels, with_kernels
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_progress, search_record
 from disco_hlo.optimize.regions import lower_bound
-from disco_hlo.optimize.reprofile import unknown_kernels, with_kernels
 from disco_hlo.plan.plan import Prediction, SearchRecord
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.strategy import Strategy
