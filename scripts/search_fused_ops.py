@@ -28,8 +28,8 @@ from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.kernel_keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.boundary.finalists import kernels_of
 from disco_hlo.search.run import search
+from disco_hlo.search.strategies import kernels_of
 
 PROFILE = ROOT / "disco_hlo" / "data" / "profiles" / "nvidia-h200-nvlink.json"
 """What ops take, as far as it knows them; no kernel of it is believed, so that all are estimated."""

@@ -24,8 +24,7 @@ from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.search.order import best_order
-from disco_hlo.search.schedule import Scheduled, with_early_collectives, with_order
+from disco_hlo.search.schedule import Scheduled, best_order, with_early_collectives, with_order
 from disco_hlo.simulator.costs import MachineModel
 
 NO_FUSION = "no fusion"

@@ -31,10 +31,10 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.search.api import Dropped, OnBest, OnProgress, Progress, SearchResult, SearchSettings
-from disco_hlo.search.boundary.finalists import kernels_of
 from disco_hlo.search.moves.table import in_algorithm_1
 from disco_hlo.search.run import search
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
+from disco_hlo.search.strategies import kernels_of
 from disco_hlo.search.warm import warm_up_in_time
 from disco_hlo.simulator.build import resident_bytes
 from disco_hlo.simulator.costs import MachineModel

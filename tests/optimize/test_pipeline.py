@@ -18,9 +18,8 @@ from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, ranke
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.search import warm
+from disco_hlo.search import restart, warm
 from disco_hlo.search.api import Dropped, Improvement, SearchResult, SearchSettings
-from disco_hlo.search.methods import restart
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.build import resident_bytes
 from tests.report import plans

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import compiled
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import Scratch, State, roll_back
-from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.arrays.views import open_views
-from disco_hlo.search.moves.proposals import make_move
-from disco_hlo.search.rules.legality import unit_refusal
-from disco_hlo.search.times.running_sums import Segments, catch_up, open_segments
-from disco_hlo.search.times.segments import segments_ns
+from disco_hlo.search import layout as at
+from disco_hlo.search.kernels import unit_refusal
+from disco_hlo.search.layout import open_views
+from disco_hlo.search.moves.table import make_move
+from disco_hlo.search.segments import Segments, catch_up, open_segments, segments_ns
+from disco_hlo.search.state import Scratch, State, roll_back
+from disco_hlo.search.step import Step
 
 
 @compiled

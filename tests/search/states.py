@@ -15,14 +15,13 @@ from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import bucket_refusal
 from disco_hlo.plan.order import check_order, unit_graph
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import State, copy_state, new_scratch
-from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.boundary.costing import UnitCosts
-from disco_hlo.search.boundary.entries import schedule
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.boundary.state import members_of, to_strategy
+from disco_hlo.search import layout as at
+from disco_hlo.search.costs import UnitCosts
 from disco_hlo.search.moves.table import MOVES
+from disco_hlo.search.ready_queue import schedule
+from disco_hlo.search.state import State, copy_state, new_scratch
+from disco_hlo.search.step import Step
+from disco_hlo.search.strategies import members_of, prepare, to_strategy
 from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import MachineModel
 from tests.machines import CPU, GPU

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Shape
 from disco_hlo.plan.baselines import unfused
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import copy_state
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.moves.arrange import list_order, regroup
+from disco_hlo.search import layout as at
+from disco_hlo.search.arrange import list_order, regroup
+from disco_hlo.search.climb import Climber
+from disco_hlo.search.state import copy_state
+from disco_hlo.search.strategies import prepare
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.orders import list_schedule
 from disco_hlo.simulator.timeline import simulate

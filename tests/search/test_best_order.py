@@ -5,8 +5,7 @@ from __future__ import annotations
 from disco_hlo.plan.order import check_order
 from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.search.order import best_order
-from disco_hlo.search.schedule import best_of, with_order
+from disco_hlo.search.schedule import best_of, best_order, with_order
 from tests.machines import CPU, GPU
 from tests.plan.small_graphs import graph
 from tests.simulator.cost_models import TableCosts

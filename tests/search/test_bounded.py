@@ -13,18 +13,17 @@ from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.arrays.rng import seeded
-from disco_hlo.search.arrays.table import Table, claim, find, new_table
-from disco_hlo.search.arrays.views import open_draws, open_views
-from disco_hlo.search.boundary.costing import unit_of_step
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.interruptible import interruptible
-from disco_hlo.search.methods.backtracking import Backtracking
-from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.methods.restart import KERNEL_MOVES
-from disco_hlo.search.moves.draws import random_unit
-from disco_hlo.search.rules.neighbours import sort_runs
-from disco_hlo.search.schedule import MOST_GRADIENTS, contiguous_buckets
+from disco_hlo.search.arrange import MOST_GRADIENTS, contiguous_buckets
+from disco_hlo.search.backtracking import Backtracking
+from disco_hlo.search.climb import Climber
+from disco_hlo.search.costs import unit_of_step
+from disco_hlo.search.hashing import Table, claim, find, new_table, seeded
+from disco_hlo.search.interpreter import interruptible
+from disco_hlo.search.layout import open_draws, open_views
+from disco_hlo.search.moves.move import random_unit
+from disco_hlo.search.ordering import sort_runs
+from disco_hlo.search.restart import KERNEL_MOVES
+from disco_hlo.search.strategies import prepare
 from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.random_steps import random_step

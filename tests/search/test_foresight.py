@@ -13,19 +13,26 @@ from disco_hlo.compiled import compiled
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import new_scratch, roll_back
-from disco_hlo.search.arrays.rng import draw, seeded
-from disco_hlo.search.arrays.views import open_draws, open_views
-from disco_hlo.search.boundary.starts import prepare
+from disco_hlo.search import layout as at
+from disco_hlo.search.hashing import draw, seeded
+from disco_hlo.search.kernels import (
+    adopt_orphans,
+    all_stand,
+    drop_idle_copies,
+    join,
+    most_owned,
+    part,
+    read_again,
+    recompute,
+)
+from disco_hlo.search.layout import open_draws, open_views
 from disco_hlo.search.moves.duplicate import needed
-from disco_hlo.search.moves.foresight import never_joined, never_recomputed, never_without
-from disco_hlo.search.moves.proposals import random_move
+from disco_hlo.search.moves.refusals import never_joined, never_recomputed, never_without
+from disco_hlo.search.moves.table import random_move
 from disco_hlo.search.moves.unfuse import stays
-from disco_hlo.search.rules.legality import most_owned
-from disco_hlo.search.rules.ordering import reseat, settle
-from disco_hlo.search.rules.results import join, part, read_again, recompute
-from disco_hlo.search.rules.upkeep import adopt_orphans, all_stand, drop_idle_copies
+from disco_hlo.search.ordering import reseat, settle
+from disco_hlo.search.state import new_scratch, roll_back
+from disco_hlo.search.strategies import prepare
 from tests.search.kinds import DUPLICATE, FUSE, SIBLING, UNFUSE
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import MAXIMUM_MEMBERS
+from disco_hlo.search import layout as at
 from disco_hlo.search.moves.table import MOVES
+from disco_hlo.search.state import MAXIMUM_MEMBERS
 from tests.machines import GPU
 from tests.search.entries import undo
 from tests.search.kinds import FUSE, SPLIT, UNFUSE

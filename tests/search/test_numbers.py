@@ -16,7 +16,7 @@ from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.search.arrays import layout as at
+from disco_hlo.search import layout as at
 from tests.machines import CPU
 from tests.search.entries import undo
 from tests.search.states import Bench

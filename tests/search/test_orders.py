@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from disco_hlo.plan.order import check_order, unit_graph
 from disco_hlo.plan.strategy import Strategy
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.entries import run_order
-from disco_hlo.search.boundary.state import to_strategy
-from disco_hlo.search.times.running_sums import new_segments
+from disco_hlo.search import layout as at
+from disco_hlo.search.segments import new_segments, run_order
+from disco_hlo.search.strategies import to_strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from disco_hlo.compiled import compiled
 from disco_hlo.plan.strategy import Group, Strategy
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import copy_state
-from disco_hlo.search.arrays.rng import seeded
-from disco_hlo.search.arrays.views import open_draws, open_views
+from disco_hlo.search import layout as at
+from disco_hlo.search.hashing import seeded
+from disco_hlo.search.layout import open_draws, open_views
 from disco_hlo.search.moves.duplicate import _read_by, _read_of
-from disco_hlo.search.moves.proposals import random_move
-from disco_hlo.search.rules.neighbours import mark_copies, predecessors
+from disco_hlo.search.moves.table import random_move
+from disco_hlo.search.ordering import mark_copies, predecessors
+from disco_hlo.search.state import copy_state
 from tests.machines import GPU
 from tests.search.kinds import FUSE, REORDER
 from tests.search.random_steps import random_step

@@ -14,8 +14,8 @@ from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.baselines import all_reduce_depths, unfused
-from disco_hlo.search.arrays.table import new_table
-from disco_hlo.search.methods.explore import evaluate
+from disco_hlo.search.explore import evaluate
+from disco_hlo.search.hashing import new_table
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.compiled import compiled
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.views import open_views
-from disco_hlo.search.moves.proposals import make_move, refusal_key, remember_refusal
+from disco_hlo.search import layout as at
+from disco_hlo.search.layout import open_views
 from disco_hlo.search.moves.refusals import renew, was_refused
+from disco_hlo.search.moves.table import make_move, refusal_key, remember_refusal
 from tests.machines import GPU
 from tests.search.entries import undo
 from tests.search.kinds import ABSORB, DUPLICATE, FUSE, UNFUSE

@@ -7,7 +7,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_hlo.search.schedule import best_buckets, contiguous_buckets
+from disco_hlo.search.arrange import contiguous_buckets
+from disco_hlo.search.schedule import best_buckets
 from tests.machines import GPU
 from tests.plan.small_graphs import graph
 from tests.search.cost_models import OneDevice

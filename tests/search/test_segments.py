@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.entries import count_order, run_order
+from disco_hlo.search import layout as at
 from disco_hlo.search.moves.table import MOVES
-from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segments
+from disco_hlo.search.segments import ORDER_DIGEST, Segments, count_order, new_segments, run_order
 from disco_hlo.simulator.costs import PPM, MachineModel
 from tests.machines import CPU, GPU
 from tests.search.cost_models import HoldingCosts, TrafficCosts

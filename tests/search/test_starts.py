@@ -17,13 +17,11 @@ from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.verify import verify
 from disco_hlo.profiler.profile import load
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.arrays.board import new_scratch
-from disco_hlo.search.boundary.costing import UnitCosts
-from disco_hlo.search.boundary.entries import run_order
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.boundary.state import to_strategy
+from disco_hlo.search.costs import UnitCosts
 from disco_hlo.search.run import search
-from disco_hlo.search.times.running_sums import new_segments
+from disco_hlo.search.segments import new_segments, run_order
+from disco_hlo.search.state import new_scratch
+from disco_hlo.search.strategies import prepare, to_strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU

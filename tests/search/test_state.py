@@ -22,8 +22,7 @@ from disco_hlo.plan.order import check_order
 from disco_hlo.plan.read import read
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.search.boundary.finalists import kernels_of
-from disco_hlo.search.boundary.state import Signature, members_of
+from disco_hlo.search.strategies import Signature, kernels_of, members_of
 from disco_hlo.simulator.costs import MachineModel
 from tests.machines import CPU
 from tests.search.random_steps import random_step

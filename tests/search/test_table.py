@@ -9,19 +9,19 @@ import sys
 from pathlib import Path
 
 import disco_hlo
-from disco_hlo.search.methods.restart import BUCKET_MOVES, FIRST_MOVES, KERNEL_MOVES, ORDER_MOVES
 from disco_hlo.search.moves.table import MOVES, NAMES
+from disco_hlo.search.restart import BUCKET_MOVES, FIRST_MOVES, KERNEL_MOVES, ORDER_MOVES
 
 ROOT = Path(__file__).parents[2]
 SWAP = '''
 """Swap two adjacent kernels."""
 
 from disco_hlo.compiled import inner
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import has_room
-from disco_hlo.search.moves.draws import random_unit
+from disco_hlo.search import layout as at
+from disco_hlo.search.state import has_room
+from disco_hlo.search.moves.move import random_unit
 from disco_hlo.search.moves.move import Move
-from disco_hlo.search.rules.ordering import shift
+from disco_hlo.search.ordering import shift
 
 
 @inner
@@ -48,8 +48,8 @@ import disco_hlo
 assert Path(disco_hlo.__file__).is_relative_to(sys.argv[1]), disco_hlo.__file__
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.methods import restart
-from disco_hlo.search.methods.backtracking import Backtracking
+from disco_hlo.search import restart
+from disco_hlo.search.backtracking import Backtracking
 from disco_hlo.search.moves.table import NUMBERS
 from disco_hlo.search.run import search
 from tests.machines import GPU

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from disco_hlo.plan.baselines import unfused
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.boundary.entries import schedule
-from disco_hlo.search.methods.backtracking import Backtracking
-from disco_hlo.search.methods.tree import CANDIDATES, QUEUED, go_to, grown, new_tree
+from disco_hlo.search.backtracking import Backtracking
+from disco_hlo.search.explore import CANDIDATES, QUEUED, go_to, grown, new_tree
+from disco_hlo.search.ready_queue import schedule
 from tests.machines import GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.random_steps import random_step

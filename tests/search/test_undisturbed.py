@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from disco_hlo.search.undisturbed import without_collector
+from disco_hlo.search.interpreter import without_collector
 
 
 def fail_undisturbed() -> None:

@@ -23,9 +23,9 @@ from disco_hlo.hlo.graph import Graph, Kind, Node, rewriting
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.legal import bucket_of
 from disco_hlo.pointers import Ints
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.rng import mixed
-from disco_hlo.search.arrays.views import GraphView, row_numbers
+from disco_hlo.search import layout as at
+from disco_hlo.search.hashing import mixed
+from disco_hlo.search.layout import GraphView, row_numbers
 
 MAXIMUM_NODES = (1 << 24) - 2
 """Nodes are written down in 24 bits, plus 1 (see ``ready_queue``)."""

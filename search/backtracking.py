@@ -15,6 +15,8 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.search import explore as ex
+from disco_hlo.search import layout as at
 from disco_hlo.search.api import (
     Dropped,
     Finalist,
@@ -26,19 +28,14 @@ from disco_hlo.search.api import (
     SearchSettings,
     Stop,
 )
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import new_scratch
-from disco_hlo.search.arrays.rng import seeded
-from disco_hlo.search.arrays.table import new_table, with_room
-from disco_hlo.search.boundary.costing import UnitCosts, unit_of_step
-from disco_hlo.search.boundary.entries import schedule
-from disco_hlo.search.boundary.finalists import checked, kernels_of
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.boundary.state import to_strategy
-from disco_hlo.search.interruptible import interruptible
-from disco_hlo.search.methods import explore as ex
-from disco_hlo.search.methods.tree import BEST, CANDIDATES, QUEUED, go_to, grown, new_tree
+from disco_hlo.search.costs import UnitCosts, unit_of_step
+from disco_hlo.search.explore import BEST, CANDIDATES, QUEUED, go_to, grown, new_tree
+from disco_hlo.search.hashing import new_table, seeded, with_room
+from disco_hlo.search.interpreter import interruptible
 from disco_hlo.search.moves.table import NUMBERS, in_algorithm_1
+from disco_hlo.search.ready_queue import schedule
+from disco_hlo.search.state import new_scratch
+from disco_hlo.search.strategies import checked, kernels_of, prepare, to_strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import MachineModel, coarse

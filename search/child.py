@@ -24,12 +24,12 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import IO
 
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.methods.restart import Report, Restart, reports
-from disco_hlo.search.undisturbed import without_collector
+from disco_hlo.search.interpreter import without_collector
+from disco_hlo.search.restart import Report, Restart, reports
+from disco_hlo.search.strategies import prepare
 
 LOGGER = logging.getLogger("disco_hlo")
-_COMMAND = (sys.executable, "-P", "-m", "disco_hlo.search.methods.child")
+_COMMAND = (sys.executable, "-P", "-m", "disco_hlo.search.child")
 
 
 def environment() -> dict[str, str]:

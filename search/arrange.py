@@ -1,4 +1,4 @@
-"""Buckets and order of a state for the kernels it has, without leaving the arrays.
+"""Buckets and order of a state by rule for the kernels it has, without leaving the arrays.
 
 The rules are those of ``schedule``, which says why they are good: a list schedule that brings gradients forward, the
 best buckets of neighbouring gradients for the order it leads to, and the list schedule again. There a strategy is
@@ -7,20 +7,25 @@ written, read, and simulated for each; here it takes milliseconds, so a search c
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.pointers import Ints
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import Scratch, State, note_change, retire
-from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView, open_views
-from disco_hlo.search.rules.neighbours import predecessors
-from disco_hlo.search.rules.results import count_unit
+from disco_hlo.search import layout as at
+from disco_hlo.search.kernels import count_unit
+from disco_hlo.search.layout import GraphView, ScratchView, StateView, open_views
+from disco_hlo.search.ordering import predecessors
+from disco_hlo.search.state import Scratch, State, note_change, retire
+from disco_hlo.search.step import Step
 from disco_hlo.simulator.orders import issue_order
+
+MOST_GRADIENTS = 1024
+"""Of more of them not every run is looked at: that would be millions."""
 
 
 def list_order(step: Step, state: State, scratch: Scratch) -> bool:
@@ -160,3 +165,97 @@ def gradients_ready(step: Step, state: State, scratch: Scratch, ends_ns: Ints, r
         for e in range(g.sources_at[x], g.sources_at[x + 1]):
             ready[i] = max(ready[i], ends_ns[s.owner[g.edge[e]]])
     return ready
+
+
+def contiguous_buckets(
+    ready_ns: Sequence[int],
+    sizes_bytes: Sequence[int],
+    kinds: Sequence[object],
+    transfer_ns: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    wait_ns: int = 0,
+) -> list[list[int]]:
+    """Split gradients, in the order in which they become ready, into runs that travel together.
+
+    The channel serves the runs in turn; a run starts when the channel is free and its last gradient is
+    ready. Of all ways to cut, this is one whose last transfer ends first, with the fewest runs among
+    equals. O(n^2) for n gradients; of more than :data:`MOST_GRADIENTS` neighbours are taken together first.
+
+    Args:
+        ready_ns: when each gradient exists, ascending.
+        sizes_bytes: its size.
+        kinds: only equal kinds may travel together.
+        transfer_ns: times of all-reduces of so many bytes.
+        wait_ns: what each takes longer where it begins beside compute: here all do.
+    """
+    count = len(ready_ns)
+    if not count:
+        return []
+    if count > MOST_GRADIENTS:
+        blocks = _blocks(kinds, -(-count // MOST_GRADIENTS))
+        if len(blocks) > 2 * MOST_GRADIENTS:  # few of them may travel with their neighbours
+            return blocks
+        found = _best_runs(
+            [ready_ns[block[-1]] for block in blocks],
+            [sum(sizes_bytes[i] for i in block) for block in blocks],
+            [kinds[block[0]] for block in blocks],
+            transfer_ns,
+            wait_ns,
+        )
+        return [[i for block in run for i in blocks[block]] for run in found]
+    return _best_runs(ready_ns, sizes_bytes, kinds, transfer_ns, wait_ns)
+
+
+def _best_runs(
+    ready_ns: Sequence[int],
+    sizes_bytes: Sequence[int],
+    kinds: Sequence[object],
+    transfer_ns: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    wait_ns: int,
+) -> list[list[int]]:
+    count = len(ready_ns)
+    ends = np.cumsum([0, *sizes_bytes], dtype=np.int64)
+    together_ns = np.asarray(transfer_ns(np.maximum(ends[None, :] - ends[:, None], 0)), np.int64) + wait_ns
+    alike = np.zeros(count, np.int64)
+    for i in range(1, count):
+        alike[i] = alike[i - 1] if kinds[i] == kinds[i - 1] else i
+    cut = _cuts(np.array(ready_ns, np.int64), together_ns, alike)
+    found: list[list[int]] = []
+    end = count
+    while end:
+        found.append(list(range(cut[end], end)))
+        end = int(cut[end])
+    return found[::-1]
+
+
+def _blocks(kinds: Sequence[object], most: int) -> list[list[int]]:
+    """Runs of neighbours of one kind, so many at most."""
+    blocks: list[list[int]] = []
+    for i, kind in enumerate(kinds):
+        if blocks and len(blocks[-1]) < most and kinds[blocks[-1][0]] == kind:
+            blocks[-1].append(i)
+        else:
+            blocks.append([i])
+    return blocks
+
+
+@compiled
+def _cuts(ready_ns: Any, together_ns: Any, alike: Any) -> Any:
+    """Where the last run begins if gradients end there, for each number of gradients.
+
+    Args:
+        together_ns: ``[gradients + 1, gradients + 1]``: time of a run by where it begins and where it ends.
+        alike: for each gradient the first that it may travel with.
+    """
+    count = ready_ns.size
+    finish, runs, cut = (
+        np.zeros(count + 1, np.int64),
+        np.zeros(count + 1, np.int64),
+        np.zeros(count + 1, np.int64),
+    )
+    for end in range(1, count + 1):
+        for start in range(alike[end - 1], end):
+            total = max(finish[start], ready_ns[end - 1]) + together_ns[start, end]
+            fewer = total == finish[end] and runs[start] + 1 < runs[end]
+            if start == alike[end - 1] or total < finish[end] or fewer:
+                finish[end], runs[end], cut[end] = total, runs[start] + 1, start
+    return cut

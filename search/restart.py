@@ -19,14 +19,13 @@ from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.legal import Kernel
 from disco_hlo.plan.strategy import Strategy
+from disco_hlo.search import layout as at
 from disco_hlo.search.api import Dropped, Finalist, Improvement, SearchSettings
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import State, copy_state
-from disco_hlo.search.boundary.finalists import checked, kernels_of
-from disco_hlo.search.boundary.starts import Starts
-from disco_hlo.search.methods.climber import Climber
+from disco_hlo.search.climb import Climber
+from disco_hlo.search.interpreter import without_collector
 from disco_hlo.search.moves.table import MOVES, weights
-from disco_hlo.search.undisturbed import without_collector
+from disco_hlo.search.state import State, copy_state
+from disco_hlo.search.strategies import Starts, checked, kernels_of
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
@@ -346,7 +345,7 @@ def reports(
     """Search; says what was found after every phase. The last report has the finalists.
 
     Args:
-        starts: :func:`~disco_hlo.search.boundary.starts.prepare` of the restart's strategies.
+        starts: :func:`~disco_hlo.search.strategies.prepare` of the restart's strategies.
         halted: asked a few times a second; the restart ends once it answers True.
         watched: whether it is asked inside compiled code, too; no need where no clock runs and nobody interrupts.
     """

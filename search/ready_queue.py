@@ -16,11 +16,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from disco_hlo.compiled import inner
+from disco_hlo.compiled import compiled, inner
 from disco_hlo.pointers import Ints
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
-from disco_hlo.search.rules.neighbours import mark_computing, sort_runs
+from disco_hlo.search import layout as at
+from disco_hlo.search.layout import GraphView, ScratchView, StateView, open_views
+from disco_hlo.search.ordering import mark_computing, sort_runs
+from disco_hlo.search.state import Scratch, State
+from disco_hlo.search.step import Step
 from disco_hlo.simulator.contention import (
     BUSY,
     COLUMNS,
@@ -31,6 +33,7 @@ from disco_hlo.simulator.contention import (
     NEAREST,
     NOT_YET,
     NOW,
+    Progress,
     ProgressView,
     advance,
     alone_ns,
@@ -38,6 +41,7 @@ from disco_hlo.simulator.contention import (
     go_on,
     idle,
     issue,
+    open_progress,
     restart,
 )
 from disco_hlo.simulator.costs import ANY_COMPUTE, PPM
@@ -225,3 +229,10 @@ def _count_off(s: StateView, w: ScratchView, found: int, unit: int) -> Any:
         return found
     w.neighbours[found] = _first_task(s, w, unit)
     return found + 1
+
+
+@compiled
+def schedule(step: Step, state: State, scratch: Scratch, progress: Progress, started: Ints) -> Any:
+    """Cost in ns of a priced state, and number of entries of its order in ``started``."""
+    g, s, w = open_views(step, state, scratch)
+    return ready_queue(g, s, w, open_progress(progress), started)

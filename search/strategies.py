@@ -1,8 +1,18 @@
-"""Between a :class:`Strategy`, which people and files hold, and the arrays that the search changes."""
+"""Between a :class:`Strategy`, which people and files hold, and the arrays that the search changes.
+
+A search begins with the graph as arrays and with the states of the strategies it starts from (:func:`prepare`). What it
+finds is written down (:func:`to_strategy`) and checked once more by the rules everybody else goes by (:func:`checked`):
+the compiled rules are held equal to those of ``hlo`` and ``plan`` by tests, but a user's training does not depend on
+that. A strategy that fails there is dropped, and whoever searches is told how many were.
+
+Who reads a gradient and cannot find it inside a shared bucket, so that a kernel must cut it out (``UNCUT_AT``), is
+decided for strategies by ``simulator.build``. To a state it comes down to the kernels that stand as they came with a
+start (Triton's read what they were made for), to the entry root, and to ops that no kernel holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,18 +21,26 @@ from numpy.typing import NDArray
 from disco_hlo.core.kernels import emitter_kind
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.bitcasts import kernel_nodes
-from disco_hlo.hlo.flat_graph import flat_lists
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.legal import bucket_of
+from disco_hlo.hlo.flat_graph import flat_graph, flat_lists, grouped
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.legal import Kernel, bucket_of, check_strategy
+from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.order import check_order
 from disco_hlo.plan.strategy import Bucket, Group, Strategy
-from disco_hlo.plan.units import unit_graph
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import State, empty_state, new_scratch
-from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.moves.arrange import heads_by_position
+from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.search import layout as at
+from disco_hlo.search.arrange import heads_by_position
+from disco_hlo.search.kernels import LARGE_KERNELS, count_results
+from disco_hlo.search.state import MAXIMUM_MEMBERS, State, empty_state, kernel_digests, new_scratch
+from disco_hlo.search.step import Step, build_step
+from disco_hlo.simulator.build import cuts_gradient
 
 Signature = tuple[tuple[int, ...], tuple[int, ...]]
 """Ops that a group owns and duplicates: what a group is to the search."""
+Uncut = tuple[int, int, int]
+"""An all-reduce, the head of a unit that does not find it in its bucket, and the digest of that unit."""
+_WHATEVER_UNIT = 0
+_ROOT = -1
 
 
 @dataclass(frozen=True)
@@ -35,6 +53,51 @@ class Given:
     """What each of them returned."""
     forms: Mapping[tuple[int, ...], Bucket]
     """Buckets by their sorted all-reduces."""
+
+
+@dataclass(frozen=True)
+class Starts:
+    """One graph with the strategies to start from."""
+
+    step: Step
+    kept: Given
+    states: tuple[State, ...]
+    """One for each strategy, not priced yet."""
+
+
+def prepare(graph: Graph, strategies: Sequence[Strategy]) -> Starts:
+    """Arrays and states for a search that starts from ``strategies``.
+
+    Raises:
+        IllegalStrategyError: a strategy does not fit the graph.
+    """
+    strategies = [with_owners(graph, strategy) for strategy in strategies]
+    step, kept = build_step(graph), given(graph, strategies)
+    states = tuple(from_strategy(graph, step, strategy) for strategy in strategies)
+    scratch = new_scratch(step, logs=False)
+    for state in states:
+        count_results(step, state, scratch)
+    hashes = kernel_digests([(*known, kept.results[known]) for known in kept.groups])
+    tiled = [group.kind == "triton" for group in kept.groups.values()]
+    rows = dict(zip(hashes[:, 0].tolist(), zip(hashes[:, 1].tolist(), tiled, strict=True), strict=True))
+    digests = dict(zip(kept.groups, hashes.sum(axis=1).tolist(), strict=True))
+    large = {len(owned) for owned, _ in kept.groups if len(owned) > MAXIMUM_MEMBERS}
+    limits = np.array([*step.limits[:LARGE_KERNELS], len(large), *sorted(large)], np.int64)
+    step = with_uncut(graph, step, [unit_graph(graph, strategy) for strategy in strategies], digests)
+    return Starts(step._replace(special=_hashed(rows), limits=limits), kept, states)
+
+
+def _hashed(rows: dict[int, tuple[int, bool]]) -> NDArray[np.int64]:
+    slots = 1
+    while slots < 2 * len(rows):
+        slots *= 2
+    table = np.zeros((slots, 3), np.int64)
+    for digest, (results, only) in rows.items():
+        slot = digest & (slots - 1)
+        while table[slot, 0]:
+            slot = (slot + 1) & (slots - 1)
+        table[slot] = digest, results, only
+    return table
 
 
 def given(graph: Graph, strategies: Sequence[Strategy]) -> Given:
@@ -150,6 +213,53 @@ def _lay_out(state: State, heads: NDArray[np.int64]) -> None:
     word[at.TOTAL, at.SLOTS] = ends[-1] if heads.size else 0
 
 
+def with_uncut(
+    graph: Graph, step: Step, starts: Sequence[UnitGraph], digests: Mapping[Signature, int]
+) -> Step:
+    """``step`` with ``UNCUT_AT`` and ``UNCUT`` filled in; ``digests`` are those of the groups of ``starts``."""
+    found = _uncut_by_others(graph, step, {*digests.values()})
+    for units in starts:
+        found |= _uncut_by_given(graph, units, digests)
+    uncut = np.array(sorted(found), np.int64).reshape(-1, 3)
+    kernels = uncut[uncut[:, 2] != _WHATEVER_UNIT]
+    pairs = np.concatenate([uncut[:, 1:], kernels[:, ::2]])
+    nodes = np.concatenate([uncut[:, 0], kernels[:, 1]])
+    begin, pairs = grouped(nodes, pairs, len(graph))
+    step.node[at.UNCUT_AT] = step.edge.size + 2 * begin
+    step.node[at.FLAGS, nodes] |= at.UNCUT
+    return step._replace(edge=np.concatenate([step.edge, pairs.ravel()]))
+
+
+def _uncut_by_given(graph: Graph, units: UnitGraph, digests: Mapping[Signature, int]) -> set[Uncut]:
+    """What the kernels of a start do not find in a bucket."""
+    groups = units.strategy.groups
+    asked = (units.reader < len(groups)) & (flat_graph(graph).kind[units.source] == Kind.ALL_REDUCE)
+    found: set[Uncut] = set()
+    for number, gradient in zip(units.reader[asked].tolist(), units.source[asked].tolist(), strict=True):
+        group = groups[number]
+        if not cuts_gradient(graph, group, gradient):
+            found.add((gradient, group.nodes[0], digests[signature(group)]))
+    return found
+
+
+def _uncut_by_others(graph: Graph, step: Step, given_digests: set[int]) -> set[Uncut]:
+    """What the entry root, other transfers, and ops by themselves do not find in a bucket."""
+    flags, begin = step.node[at.FLAGS], step.node[at.READERS_AT]
+    found: set[Uncut] = set()
+    for gradient in graph.all_reduces:
+        if flags[gradient] & at.RETURNED:
+            found.add((gradient, _ROOT, _WHATEVER_UNIT))
+        for x in step.edge[begin[gradient] : begin[gradient + 1]].tolist():
+            if flags[x] & at.ALL_REDUCE:
+                found.add((gradient, x, _WHATEVER_UNIT))
+            elif not flags[x] & at.FUSIBLE:
+                is_result = flags[x] & at.RETURNED or begin[x + 1] > begin[x]
+                digest = int(kernel_digests([((x,), (), (x,) if is_result else ())]).sum())
+                if digest not in given_digests and not cuts_gradient(graph, x, gradient):
+                    found.add((gradient, x, digest))
+    return found
+
+
 def to_strategy(
     graph: Graph, step: Step, state: State, kept: Given, started: NDArray[np.int64], asynchronous: bool
 ) -> Strategy:
@@ -233,3 +343,42 @@ def _bucket(graph: Graph, step: Step, all_reduces: tuple[int, ...], kept: Given)
     if all_reduces in kept.forms:
         return kept.forms[all_reduces]
     return bucket_of(graph, sorted(all_reduces, key=lambda x: int(step.node[at.RANK, x])))
+
+
+def kernels_of(graph: Graph, strategy: Strategy) -> set[Kernel]:
+    """The kernels of a strategy, each by the ops that it computes and those that it returns.
+
+    Raises:
+        IllegalStrategyError: the strategy does not fit the graph.
+    """
+    units = unit_graph(graph, strategy)
+    return {
+        (frozenset(group.ops), results)
+        for group, results in zip(strategy.groups, units.results_of_groups, strict=True)
+    }
+
+
+def checked(graph: Graph, strategy: Strategy, asynchronous: bool, attested: Set[Kernel]) -> Strategy:
+    """``strategy`` in normal form.
+
+    Args:
+        asynchronous: whether its order has a start and a done for every bucket.
+        attested: kernels that need no rule, because XLA made them.
+
+    Raises:
+        DiscoError: it is not legal.
+    """
+    normal = normal_form(graph, strategy)
+    units = unit_graph(graph, normal)
+    check_order(units, normal.order, asynchronous)
+    check_strategy(graph, normal, units, attested)
+    _check_tiles(graph, normal, attested)
+    return normal
+
+
+def _check_tiles(graph: Graph, strategy: Strategy, attested: Set[Kernel]) -> None:
+    """Triton's tiles fit one kernel, with its very results."""
+    tiled = {frozenset(group.ops) for group in strategy.groups if group.kind == "triton"}
+    for members, results in kernels_of(graph, strategy):
+        if members in tiled and (members, results) not in attested:
+            raise IllegalStrategyError(f"the kernel of n{min(members)} has tiles made for other results")

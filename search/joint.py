@@ -30,10 +30,10 @@ from disco_hlo.search.api import (
     SearchSettings,
     Stop,
 )
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.methods.child import Children
-from disco_hlo.search.methods.restart import Report, Restart, reports
-from disco_hlo.search.undisturbed import without_collector
+from disco_hlo.search.child import Children
+from disco_hlo.search.interpreter import without_collector
+from disco_hlo.search.restart import Report, Restart, reports
+from disco_hlo.search.strategies import prepare
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
