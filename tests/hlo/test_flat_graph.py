@@ -18,7 +18,7 @@ from disco_hlo.hlo.flat_graph import (
     stretches,
 )
 from disco_hlo.hlo.graph import Kind, is_cloned
-from tests.search.random_steps import random_step
+from tests.search.steps import random_step
 
 
 def test_the_arrays_are_those_of_the_nodes() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.profiler.kernel_keys import GROUP_PREFIX, group_key, kernel_keys
 from tests.profiler.test_keys import F32, TWO_LAYERS
-from tests.search.random_steps import random_step
+from tests.search.steps import random_step
 
 
 def test_layers_share_their_key() -> None:

@@ -15,8 +15,7 @@ from disco_hlo.report.rows import bucket_rows, group_rows, ready_ns
 from disco_hlo.report.strings import LONGEST, Strings
 from disco_hlo.report.timelines import exposed_intervals, overlap_ns, timeline_data
 from disco_hlo.simulator.timeline import simulate
-from tests.simulator.drawing import problem
-from tests.simulator.random_problems import random_problem
+from tests.simulator.problems import problem, random_problem
 
 
 def test_exposed_communication_of_a_drawn_step() -> None:

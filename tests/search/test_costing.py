@@ -19,9 +19,8 @@ from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import GPU
 from tests.search.cost_models import LookingCosts, TrafficCosts
-from tests.search.random_steps import random_step
 from tests.search.states import Bench
-from tests.search.steps import chain
+from tests.search.steps import chain, random_step
 
 MACHINE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
 SEEDS = st.integers(0, 2**32)

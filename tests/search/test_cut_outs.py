@@ -33,13 +33,9 @@ from disco_hlo.simulator.costs import PPM
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import GPU
 from tests.search.cost_models import TrafficCosts
-from tests.search.entries import undo
-from tests.search.kinds import SPLIT, UNFUSE
-from tests.search.random_steps import random_step
-from tests.search.states import Bench, check_consistent
-from tests.search.steps import chain
-from tests.search.test_orders import run
-from tests.search.test_segments import Followed, followed_moves
+from tests.search.states import SPLIT, UNFUSE, Bench, check_consistent, undo
+from tests.search.steps import chain, random_step
+from tests.search.test_segments import Followed, followed_moves, run
 
 ROOT = Path(__file__).parents[2]
 MACHINE = replace(GPU, launch_ns=3, memory_bytes_per_us=1000)

@@ -41,8 +41,7 @@ from tests.cost_models import listed
 from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts
 from tests.search.exhaustive import least_ns, small_steps
-from tests.search.random_steps import random_step
-from tests.search.steps import chain
+from tests.search.steps import chain, random_step
 from tests.simulator.random_steps import random_step as small_random_step
 
 SLOW_LAUNCH = replace(GPU, launch_ns=3000)

@@ -19,8 +19,8 @@ from disco_hlo.search.state import empty_state, new_scratch
 from disco_hlo.search.step import build_step, is_active
 from disco_hlo.search.strategies import given as kept_of
 from disco_hlo.search.strategies import own
-from tests.search.entries import refusal_of
-from tests.search.random_steps import random_step
+from tests.search.states import refusal_of
+from tests.search.steps import random_step
 
 
 def results_of(graph: Graph, owned: list[int]) -> list[int]:
