@@ -33,7 +33,7 @@ from disco_hlo.hlo.cost_model import Kernels, triton_emitter  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
 from disco_hlo.hlo.graph import Graph, as_kernel, kernel_nodes  # noqa: E402
 from disco_hlo.optimize.costs import Costs, costs_for  # noqa: E402
-from disco_hlo.optimize.start import searchable  # noqa: E402
+from disco_hlo.optimize.pipeline import searchable  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
 from disco_hlo.plan.plan import Strategy  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
@@ -42,8 +42,8 @@ from disco_hlo.plugin.xla import compiles  # noqa: E402
 from disco_hlo.profiler.keys import GROUP_PREFIX, kernel_key  # noqa: E402
 from disco_hlo.profiler.profile import load as load_profile  # noqa: E402
 from disco_hlo.search.api import SearchSettings  # noqa: E402
-from disco_hlo.search.boundary.finalists import kernels_of  # noqa: E402
 from disco_hlo.search.run import search  # noqa: E402
+from disco_hlo.search.strategies import kernels_of  # noqa: E402
 
 _ATTEMPTS = 20
 """Draws for each sample wanted, before a step counts as exhausted."""

@@ -79,7 +79,7 @@ LONGEST_FIRST = (
     "fuzz/test_fuzz.py",
     "plan/test_apply.py",
     "cli/test_capture.py",
-    "search/test_starts.py",
+    "search/test_strategies.py",
     "search/test_joint.py",
     "activation/test_mpi.py",
     "plan/test_storage_steps.py",

@@ -29,8 +29,7 @@ from disco_hlo.cli.output import (
 )
 from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.optimize.costs import UNKNOWN_DEVICE, costs_for
-from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_record
-from disco_hlo.optimize.progress import search_progress
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_progress, search_record
 from disco_hlo.optimize.regions import step_times
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply

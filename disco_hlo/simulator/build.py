@@ -28,14 +28,7 @@ from disco_hlo.plan.legal import UnitGraph, Value, check_order, default_unit_ord
 from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.units import Unit
-from disco_hlo.simulator.costs import (
-    MAX_TOTAL_NS,
-    MachineModel,
-    bucket_times,
-    checked,
-    holds_ns,
-    unit_for,
-)
+from disco_hlo.simulator.costs import MAX_TOTAL_NS, MachineModel, bucket_times, checked, holds_ns, unit_for
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
 
 RESIDENT = (Kind.PARAMETER, Kind.CONSTANT)

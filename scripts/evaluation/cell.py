@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.collectives import moved_bytes
-from disco_hlo.optimize.reprofile import with_kernels
+from disco_hlo.optimize.costs import with_kernels
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import verify

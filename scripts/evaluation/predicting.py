@@ -19,7 +19,7 @@ from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.collectives import InStep, counted
 from disco_hlo.profiler.profile import Profile
-from disco_hlo.simulator.step_bound import lowest_bound
+from disco_hlo.simulator.bound import lowest_bound
 from evaluation.record import ALONE_XLA, OK, Record
 from evaluation.step import Costs, FoundPlans, costs
 from evaluation.tables import step_ms

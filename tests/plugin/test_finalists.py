@@ -74,8 +74,8 @@ def test_a_first_search_on_a_gpu_is_made_twice_and_compiles_its_code(monkeypatch
     ("cached", "said"),
     [
         (set(), True),
-        ({"disco_hlo.simulator.engine"}, True),
-        ({"disco_hlo.simulator.engine", "disco_hlo.estimator.analytic"}, False),
+        ({"disco_hlo.simulator.timeline"}, True),
+        ({"disco_hlo.simulator.timeline", "disco_hlo.estimator.analytic"}, False),
     ],
 )
 def test_nobody_waits_without_a_word_for_the_code_that_predicts(

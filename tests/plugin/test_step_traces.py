@@ -30,7 +30,7 @@ from disco_hlo.profiler.collectives import SweepPoint
 from disco_hlo.profiler.profile import Contention, Link, Profile, load
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.list_schedule import beside_transfers
+from disco_hlo.simulator.orders import beside_transfers
 from disco_hlo.simulator.timeline import simulate
 
 ROOT = Path(__file__).parents[2]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.variants import unfused
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.methods.climber import MOST_DRAWS, Climber
-from disco_hlo.search.methods.restart import KERNEL_MOVES
+from disco_hlo.search import layout as at
+from disco_hlo.search.climb import MOST_DRAWS, Climber
+from disco_hlo.search.restart import KERNEL_MOVES
+from disco_hlo.search.strategies import prepare
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import GPU

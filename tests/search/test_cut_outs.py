@@ -22,12 +22,12 @@ from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.profiler.profile import load
+from disco_hlo.search import layout as at
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.methods.restart import BUCKET_MOVES, KERNEL_MOVES, ORDER_MOVES
+from disco_hlo.search.climb import Climber
+from disco_hlo.search.restart import BUCKET_MOVES, KERNEL_MOVES, ORDER_MOVES
 from disco_hlo.search.run import search
+from disco_hlo.search.strategies import prepare
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import PPM
 from disco_hlo.simulator.timeline import simulate

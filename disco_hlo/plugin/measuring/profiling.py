@@ -69,7 +69,7 @@ from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.trace import Trace
-from disco_hlo.simulator.list_schedule import beside_transfers
+from disco_hlo.simulator.orders import beside_transfers
 
 _PLANS_KERNELS = "plan's kernels"
 

@@ -36,7 +36,7 @@ from disco_hlo.profiler.contention import MOST, MUCH_MOVED, contention, holds
 from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Contention, OpTime, Profile
 from disco_hlo.simulator.build import holds_product
-from disco_hlo.simulator.list_schedule import beside_transfers
+from disco_hlo.simulator.orders import beside_transfers
 
 UNFUSED, ALONE, BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
 """The modules, by the names that findings go by."""
