@@ -31,7 +31,7 @@ LATE_S = 0.5
 
 def waits_for_a_late_rank(step: runner.Runner, rank: int, store: CoordinationStore) -> bool:
     """Whether rank 0, ready half a second before rank 1 has its inputs, does not start its clock before that."""
-    inputs, fresh = step._inputs, step._inputs.fresh
+    inputs, fresh = step.runs_on, step.runs_on.fresh
     waited = True
 
     def late() -> list[Any]:

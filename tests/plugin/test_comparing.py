@@ -287,7 +287,7 @@ def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_p
                 continue
             before = np.zeros_like(after)
             if index is not None:
-                before = default.runner.floats(index, 1, np.arange(after.size))
+                before = default.runner.runs_on.floats(index, 1, np.arange(after.size))
             change = np.where(np.abs(after - before) > 16 * np.spacing(np.abs(after)), after - before, 0)
             for tiles in (np.arange(after.size)[:, None], tiles_of(outputs[1].shape)):
                 if change.any() and (tile := least(change, tiles)) >= 0:
@@ -368,7 +368,7 @@ def test_the_new_value_of_each_parameter_is_known_by_its_values() -> None:
     def surveyed(request: CompileRequest) -> tuple[Survey, int]:
         request.positive = frozenset()
         runner = Runner(request, compiles.compile_module(request, None), 0)
-        return survey_of(runner)[0], len(runner.parameters)
+        return survey_of(runner)[0], len(runner.runs_on.parameters)
 
     found, parameters = intercept(*models.mlp(), surveyed)
     # Parameters come in the order of the outputs: weights, momenta, and then the batch.

@@ -84,7 +84,6 @@ def run_on_all(
         ActivationError: it failed on another rank, or ranks were silent before anything ran.
         Exception: what ``run`` raised on this rank; the others fail, too.
     """
-    result: Result | None = None
     failure: Exception | None = None
     try:
         with session.alone(what), guard():
@@ -97,9 +96,8 @@ def run_on_all(
     except ActivationError as silence:
         # Where ranks are gone, nobody waits in an all-reduce: what failed here is what their death does to one. But one
         # that stood still goes on later, and would come to an all-reduce that had no room on this rank.
-        alike = isinstance(failure, ActivationError) or (
-            isinstance(silence, GoneError) and not _lacked_memory(failure)
-        )
+        lacked_memory = isinstance(failure, MemoryError) or "RESOURCE_EXHAUSTED" in str(failure)
+        alike = isinstance(failure, ActivationError) or (isinstance(silence, GoneError) and not lacked_memory)
         if failure is None or alike:
             raise shared(silence) from failure
         _end_job(session, what, reason, silence)
@@ -109,7 +107,7 @@ def run_on_all(
     if others:
         listed = "; ".join(f"{name_ranks([rank])}: {why}" for why, rank in others.items())
         raise shared(ActivationError(f"{what}: {listed}"))
-    return result  # type: ignore[return-value]  # it ran
+    return result
 
 
 def repeated(
@@ -150,19 +148,12 @@ def in_a_slice(session: Session, run_ns: int) -> int:
     return int(session.tell(max(1, SLICE_NS // max(1, run_ns)), "runs in a slice"))
 
 
-def _lacked_memory(failure: Exception | None) -> bool:
-    return isinstance(failure, MemoryError) or "RESOURCE_EXHAUSTED" in str(failure)
-
-
 def _end_job(session: Session, what: str, reason: str, silence: ActivationError) -> NoReturn:
     LOGGER.error(
         "%s failed on rank %d (%s), but not on all ranks (%s): the others wait for it in an all-reduce that cannot be "
         "interrupted, so the job ends; start it again without ENABLE_SEARCH, or with another DISCO_SEED",
-        what,
-        session.channel.rank,
-        reason,
-        silence,
-    )
+        what, session.channel.rank, reason, silence,
+    )  # fmt: skip
     withdraw_marks()
     _end_now()
 
@@ -183,9 +174,8 @@ def _end_endless(name: str) -> None:
     LOGGER.error(
         "a run of %s on made-up inputs has not ended after %g s: it may have a loop that ends only with the training's "
         "own inputs; the run cannot be interrupted, so the job ends; start it again without ENABLE_SEARCH=1",
-        name,
-        _ENDLESS_S,
-    )
+        name, _ENDLESS_S,
+    )  # fmt: skip
     _end_now()
 
 

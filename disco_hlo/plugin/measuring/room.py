@@ -51,12 +51,8 @@ def room_bytes(session: Session, *, on_host: bool = False) -> int | None:
     """
     request = session.request
     own = None if on_host else free_device_bytes(request)
-    mine = (
-        socket.gethostname(),
-        len(request.local_devices),
-        own,
-        None if own is not None else free_host_bytes(),
-    )
+    on_this_host = free_host_bytes() if own is None else None
+    mine = socket.gethostname(), len(request.local_devices), own, on_this_host
     answers = session.channel.all_gather(json.dumps(mine).encode(), tag="room", timeout_s=session.timeout_s)
     least = least_bytes(RankMemory(*json.loads(answer)) for answer in answers)
     return None if least is None else int(_USABLE * least)
@@ -95,10 +91,10 @@ def lack_of_memory(
     inputs_of: Runner | None = None,
     given_back_bytes: int = 0,
 ) -> str:
-    """On which ranks a module has too little room to be run, the same on all; empty where it has enough.
+    """On which ranks a module, by its name in words, has too little room to be run, the same on all; empty where it has
+    enough.
 
     Args:
-        name: of the module, in words.
         inputs_of: whose inputs it runs on; those that it does not take over need no room of their own.
         given_back_bytes: what will be free on each device by then, besides.
 

@@ -74,15 +74,15 @@ def take_in(
     if wanted["ops"]:
         known.add_ops(fingerprint, op_times(taken), taken[UNFUSED].walls_ns if whole else ())
     if wanted["ops"]:
-        known.add_loops(fingerprint, taken[ALONE].loops or taken[UNFUSED].loops)
+        known.add_facts(fingerprint, loops=dict(taken[ALONE].loops or taken[UNFUSED].loops))
     if wanted["ops"] and not BACKENDS[source.graph.backend].asynchronous and whole:
-        known.add_collectives(fingerprint, in_step(taken[ALONE]), in_step(taken[UNFUSED]))
+        known.add_facts(fingerprint, apart=in_step(taken[ALONE]), together=in_step(taken[UNFUSED]))
     if not wanted["contention"] or any(taken[name].trace is None for name in (ALONE, BESIDE)):
         return None
     alike = _alike(taken)
     held = _held_by_ops(source, xla, alike[BESIDE])
     known.add_holds(held)
-    known.add_collectives(fingerprint, {}, in_step(alike[ALONE]))
+    known.add_facts(fingerprint, apart={}, together=in_step(alike[ALONE]))
     slowed = _slow_downs(alike, _products(source, xla))
     return replace(slowed, hold=median(held.values()) if held else 0.0)
 
@@ -170,7 +170,7 @@ def step_profile(
         return as_known()
     if alone_ns and beside_ns:
         slowed = adding_up(replace(as_known(), contention=slowed), source, xla, alone_ns, beside_ns)
-    known.add_contention(slowed, graph.fingerprint)
+    known.add_facts(graph.fingerprint, contention=slowed)
     return as_known()
 
 
