@@ -37,9 +37,8 @@ from disco_hlo.plugin.measuring.microbenchmarks import (
     REPEATS,
     Chains,
     Repeat,
+    Sweep,
     TransferChains,
-    collective_times,
-    collective_times_in_steps,
     link_label,
     measure_constants,
     traced_transfers,
@@ -352,19 +351,19 @@ def _sweep_all(
 def _sweep(
     session: Session, kind: CollectiveKind, sizes_bytes: Sequence[int], kept: Kept | None
 ) -> tuple[SweepPoint, ...]:
-    request, seed = session.request, session.settings.seed
     together = functools.partial(all_have, session, f"{kind} to time")
     repeat: Repeat = functools.partial(repeated, session, f"timing {kind}")
+    sweep = Sweep(session.request, kind, session.settings.seed, together, repeat)
     if ranks_block(session):
         chains = None if kept is None else kept.chains
         with session.stage(f"{kind} of {sizes_bytes[0]} to {sizes_bytes[-1]} bytes"):
-            found = collective_times_in_steps(request, kind, sizes_bytes, seed, chains, together, repeat)
+            found = sweep.times_in_steps(sizes_bytes, chains)
             return tuple(point_of(size, times) for size, times in found.items())
     queues = BACKENDS[session.facts.backend].queues
     try:
         if queues:
             with session.stage(f"{kind}, traced"):
-                transfers = TransferChains(request, kind, sizes_bytes, seed, together)
+                transfers = TransferChains(sweep, sizes_bytes)
                 trace, runs = _traced(session, f"traced {kind}", transfers)
                 times = traced_transfers(trace, transfers.sizes_bytes, runs)
                 return tuple(point_of(size, taken) for size, taken in times.items())
@@ -375,10 +374,7 @@ def _sweep(
     points = []
     for size in sizes_bytes:
         with session.stage(f"{kind} of {size} bytes"):
-            times_ns = collective_times(
-                request, kind, size, seed, without_call=queues, together=together, repeat=repeat
-            )
-            points.append(point_of(size, times_ns))
+            points.append(point_of(size, sweep.times(size, without_call=queues)))
     return tuple(points)
 
 
