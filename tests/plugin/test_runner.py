@@ -23,7 +23,7 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.measuring.inputs import arguments, made_up
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs
-from disco_hlo.plugin.measuring.inputs.made_up import floats_at, synthetic_values
+from disco_hlo.plugin.measuring.inputs.made_up import Floats, floats_at, synthetic_values
 from disco_hlo.plugin.measuring.runner import Runner, steps_at_once
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables
@@ -260,9 +260,9 @@ def test_runners_of_one_step_share_their_inputs(donate: bool, monkeypatch: pytes
     made: list[int] = []
     original = synthetic_values
 
-    def counted(parameter: Parameter, seed: int, index: int, place: int, **more: Any) -> Any:
+    def counted(parameter: Parameter, seed: int, index: int, *more: Any, **named: Any) -> Any:
         made.append(index)
-        return original(parameter, seed, index, place, **more)
+        return original(parameter, seed, index, *more, **named)
 
     monkeypatch.setattr(arguments, "synthetic_values", counted)
 
@@ -355,7 +355,7 @@ def test_no_two_floats_are_equal_and_nothing_repeats() -> None:
     """Of a pattern that was repeated, one row of 256 looked like the 256th after it."""
     parameter = Parameter((1500, 4096), np.dtype(np.float32), sharded=False)
     for signed in (False, True):
-        values = synthetic_values(parameter, 1, 2, 0, signed=signed)
+        values = synthetic_values(parameter, 1, 2, 0, Floats(signed))
         assert np.unique(np.abs(values.reshape(-1)[: 1 << 22])).size == 1 << 22
         flat = values.reshape(-1)
         for distance in (1, 256, 4096, 1 << 16, 1 << 18, 1 << 22):
@@ -369,40 +369,37 @@ def test_no_two_floats_are_equal_and_nothing_repeats() -> None:
 @pytest.mark.parametrize("nudge", [0.0, 2.0**-8])
 def test_floats_at_some_places_are_those_of_the_array(dtype: Any, nudge: float) -> None:
     parameter = Parameter((3, 1 << 21), np.dtype(dtype), sharded=True)
-    more = {"signed": True, "nudge": nudge, "change": 3}
-    values = synthetic_values(parameter, 5, 1, 1, **more).reshape(-1)
+    floats = Floats(True, nudge, 3)
+    values = synthetic_values(parameter, 5, 1, 1, floats).reshape(-1)
     for places in (
         np.arange(10, 20),
         np.arange((1 << 22) - 5, (1 << 22) + 5),
         np.arange(0, values.size, 100_003),
     ):
-        np.testing.assert_array_equal(floats_at(places, parameter, 5, 1, 1, **more), values[places])
+        np.testing.assert_array_equal(floats_at(places, parameter, 5, 1, 1, floats), values[places])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize(
-    "more", [{}, {"signed": True}, {"signed": True, "nudge": 1e-6, "change": 13}], ids=str
-)
-def test_devices_make_the_very_numbers_that_the_host_makes(dtype: Any, more: dict[str, Any]) -> None:
+@pytest.mark.parametrize("floats", [Floats(), Floats(signed=True), Floats(True, 1e-6, 13)], ids=str)
+def test_devices_make_the_very_numbers_that_the_host_makes(dtype: Any, floats: Floats) -> None:
     parameter = Parameter((3, (1 << 21) + 5), np.dtype(dtype), sharded=True)
     assert made_up.are_made_on_devices(parameter)
     devices = tuple(jax.local_devices()[:2])
     tables = [jax.device_put(made_up.table(), device) for device in devices]
     for place, made in zip(
         (1, 3),
-        made_up.floats_on_devices(devices, tables, parameter, 5, 1, (1, 3), **more),
+        made_up.floats_on_devices(devices, tables, parameter, 5, 1, (1, 3), floats),
         strict=True,
     ):
         assert made.shape == parameter.shape
-        np.testing.assert_array_equal(np.asarray(made), synthetic_values(parameter, 5, 1, place, **more))
+        np.testing.assert_array_equal(np.asarray(made), synthetic_values(parameter, 5, 1, place, floats))
 
 
 def test_each_draw_changes_other_floats_upwards() -> None:
     parameter = Parameter((4000,), np.dtype(np.float32), sharded=False)
-    plain = synthetic_values(parameter, 1, 2, 0, signed=True)
+    plain = synthetic_values(parameter, 1, 2, 0, Floats(signed=True))
     raised = [
-        np.abs(synthetic_values(parameter, 1, 2, 0, signed=True, nudge=1e-4, change=n)) > np.abs(plain)
-        for n in range(9)
+        np.abs(synthetic_values(parameter, 1, 2, 0, Floats(True, 1e-4, n))) > np.abs(plain) for n in range(9)
     ]
     for one, other in itertools.combinations(raised, 2):
         assert 0.45 < np.mean(one == other) < 0.55
@@ -427,7 +424,7 @@ def test_floats_are_finite_normal_and_positive(dtype: Any, shape: tuple[int, ...
 )
 @pytest.mark.parametrize("shape", [(3,), (128, 4096)])
 def test_signed_floats_are_of_both_signs_and_none_is_near_zero(dtype: Any, shape: tuple[int, ...]) -> None:
-    values = synthetic_values(Parameter(shape, np.dtype(dtype), sharded=False), 1, 2, 0, signed=True)
+    values = synthetic_values(Parameter(shape, np.dtype(dtype), sharded=False), 1, 2, 0, Floats(signed=True))
     assert values.dtype == dtype
     wide = values.astype(np.complex128).real
     assert wide.min() < 0 < wide.max()
@@ -439,7 +436,7 @@ def test_signed_floats_are_of_both_signs_and_none_is_near_zero(dtype: Any, shape
 
 def test_floats_that_have_no_sign_stay_positive() -> None:
     parameter = Parameter((64,), np.dtype(ml_dtypes.float8_e8m0fnu), sharded=False)
-    assert np.all(synthetic_values(parameter, 1, 2, 0, signed=True).astype(np.float64) > 0)
+    assert np.all(synthetic_values(parameter, 1, 2, 0, Floats(signed=True)).astype(np.float64) > 0)
 
 
 @pytest.mark.parametrize(
@@ -455,7 +452,7 @@ def test_a_nudge_changes_every_float_by_that_part_or_its_last_digit(
 ) -> None:
     parameter = Parameter((4, 100), np.dtype(dtype), sharded=False)
     plain, nudged = (
-        synthetic_values(parameter, 1, 2, 0, signed=True, nudge=by).astype(np.float64) for by in (0, nudge)
+        synthetic_values(parameter, 1, 2, 0, Floats(True, by)).astype(np.float64) for by in (0, nudge)
     )
     changed = np.abs(nudged / plain - 1)
     assert np.all(changed > 0)

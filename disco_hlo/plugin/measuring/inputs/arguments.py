@@ -24,6 +24,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin.measuring.inputs.decisions import Devices, equal_parameters
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.made_up import (
+    Floats,
     Scrambled,
     are_made_on_devices,
     coins_of,
@@ -150,16 +151,9 @@ class Inputs:
     ) -> NDArray[Any]:
         """What parameter ``index`` holds on a local device at some places of the flat array, changed as by
         :meth:`nudge`."""
-        return floats_at(
-            places,
-            self.parameters[index],
-            self.seed,
-            index,
-            self._as_at(index, self._local_places()[device]),
-            signed=self._signed(index),
-            nudge=nudge,
-            change=change,
-        )
+        place = self._as_at(index, self._local_places()[device])
+        how = self._floats(index, nudge, change)
+        return floats_at(places, self.parameters[index], self.seed, index, place, how)
 
     def _local_places(self) -> list[int]:
         here = self.request.backend.process_index()
@@ -169,8 +163,8 @@ class Inputs:
         """The device whose values a parameter has at a place: its own, or everywhere those of the first."""
         return 0 if index in self.equal else place
 
-    def _signed(self, index: int) -> bool:
-        return self.positive is not None and index not in self.positive
+    def _floats(self, index: int, nudge: float, change: int) -> Floats:
+        return Floats(self.positive is not None and index not in self.positive, nudge, change)
 
     def donated_bytes(self, handed_on: Collection[int] = ()) -> int:
         """What the copies for one more execution take on each device, as far as runs have shown."""
@@ -214,25 +208,23 @@ class Inputs:
             with jax.transfer_guard("allow"):
                 self._tables = [jax.device_put(table(), device) for device in local]
         places = [self._as_at(index, place) for place in self._local_places()]
-        return floats_on_devices(
-            local, self._tables, self.parameters[index], self.seed, index, places,
-            signed=self._signed(index), nudge=nudge, change=change,
-        )  # fmt: skip
+        how = self._floats(index, nudge, change)
+        return floats_on_devices(local, self._tables, self.parameters[index], self.seed, index, places, how)
 
     def _made_on_host(self, index: int, nudge: float, change: int) -> list[Any]:
         import jax
 
         parameter, devices = self.parameters[index], self.request.devices
+        how = self._floats(index, nudge, change)
+        differ = parameter.sharded and index not in self.equal and not is_integer(parameter)
         with jax.transfer_guard("allow"):
             made: NDArray[Any] | None = None
             buffers = []
             for place in self._local_places():
-                if made is None or (
-                    parameter.sharded and index not in self.equal and not is_integer(parameter)
-                ):
+                if made is None or differ:
                     made = synthetic_values(
-                        parameter, self.seed, index, self._as_at(index, place), signed=self._signed(index), nudge=nudge,
-                        change=change, bound=self.index_bounds.get(index, 2), permuted=self.permuted,
+                        parameter, self.seed, index, self._as_at(index, place), how,
+                        bound=self.index_bounds.get(index, 2), permuted=self.permuted,
                     )  # fmt: skip
                 buffers.append(jax.device_put(made, devices[place], may_alias=False))
         return buffers
