@@ -7,19 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.microbenchmarks import AFTER_COMPUTE
-from disco_hlo.plugin.xla import compiles
 from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.in_step import InStep
 from disco_hlo.profiler.profile import Contention, Link, LoopTime, OpTime, Platform
 from disco_hlo.profiler.store import ProfileStore
-from tests.steps import models
-from tests.steps.intercept import intercept
+from tests.steps.intercept import captured_step
 
 CPU = Platform("some cpu", "cpu", "", "0.12", "0.12")
 GPU = Platform("some gpu", "gpu", "", "0.12", "0.12")
@@ -30,9 +28,9 @@ GATHER = "all-gather {0,1},{2,3}"
 GATHERED = tuple(SweepPoint(1 << k, 100 + k, 1, 7) for k in (10, 11, 12))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def step() -> CanonicalModule:
-    return canonicalize(intercept(*models.mlp(), compiles.capture))
+    return captured_step("mlp")
 
 
 @pytest.fixture

@@ -44,15 +44,14 @@ from disco_hlo.profiler.profile import Link, OpTime, Profile
 from disco_hlo.profiler.store import ProfileStore
 from tests.known_times import PLATFORM, SWEEP, know_device
 from tests.plugin.sessions import in_session
-from tests.steps import models
-from tests.steps.intercept import intercept
+from tests.steps.intercept import captured_step, intercept
 
 LAYERS, WIDTH = 5, 64
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def step() -> CanonicalModule:
-    return canonicalize(intercept(*models.mlp(), compiles.capture))
+    return captured_step("mlp")
 
 
 @pytest.mark.parametrize(("backend", "expected"), [("cpu", one_bucket), ("gpu", unfused)])
