@@ -28,7 +28,7 @@ from disco_hlo.plugin.measuring.inputs.decisions import (
     numbered,
     of_parameter,
 )
-from tests.plugin.parameters import named_parameters
+from tests.plugin.handled import named_parameters
 from tests.steps import models
 
 Array = Any

@@ -12,9 +12,8 @@ from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.microbenchmarks import AFTER_COMPUTE
-from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.in_step import InStep
+from disco_hlo.profiler.collectives import InStep, SweepPoint
 from disco_hlo.profiler.profile import Contention, Link, LoopTime, OpTime, Platform
 from disco_hlo.profiler.store import ProfileStore
 from tests.steps.intercept import captured_step

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import ActivationError, GoneError, is_shared
 from disco_hlo.plugin.measuring import lockstep
 from disco_hlo.plugin.measuring.inputs.made_up import synthetic_values

@@ -23,10 +23,10 @@ from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.regions import step_times
-from disco_hlo.plan.baselines import one_bucket, unfused, varied_buckets
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import one_bucket, unfused, varied_buckets
 from disco_hlo.plugin.measuring import profiling, room
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
@@ -39,11 +39,11 @@ from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import Memory
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Link, OpTime, Profile
 from disco_hlo.profiler.store import ProfileStore
 from tests.known_times import PLATFORM, SWEEP, know_device
-from tests.plugin.sessions import in_session
+from tests.plugin.handled import in_session
 from tests.steps.intercept import captured_step, intercept
 
 LAYERS, WIDTH = 5, 64

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.cores import own_cores
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.canonical import canonicalize

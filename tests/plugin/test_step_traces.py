@@ -10,9 +10,9 @@ import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_of, machine_of
-from disco_hlo.plan.baselines import one_at_a_time, varied_buckets
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import one_at_a_time, varied_buckets
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.step_traces import (
     ALONE,
@@ -25,12 +25,12 @@ from disco_hlo.plugin.measuring.step_traces import (
 )
 from disco_hlo.plugin.measuring.traced_modules import Findings
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.collectives import SweepPoint
 from disco_hlo.profiler.profile import Contention, Link, Profile, load
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.simulator.build import build
-from disco_hlo.simulator.list_schedule import beside_transfers
+from disco_hlo.simulator.orders import beside_transfers
 from disco_hlo.simulator.timeline import simulate
 
 ROOT = Path(__file__).parents[2]

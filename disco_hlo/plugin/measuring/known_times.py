@@ -22,17 +22,25 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plan.baselines import by_graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import by_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
-from disco_hlo.profiler.allreduce import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit, sweep_sizes
-from disco_hlo.profiler.bodies import travelling
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts, place_of
-from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.profiler.profile import Collectives, Link, OpTime, Platform, Profile
+from disco_hlo.profiler.collectives import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit, sweep_sizes
+from disco_hlo.profiler.keys import kernel_keys, travelling
+from disco_hlo.profiler.profile import (
+    Collectives,
+    DeviceFacts,
+    Link,
+    LinkFacts,
+    OpTime,
+    Platform,
+    Profile,
+    StepFacts,
+    place_of,
+)
 from disco_hlo.profiler.store import Facts, ProfileStore, StepTime
 
 _UNFUSED_STEP = "unfused"

@@ -36,8 +36,7 @@ from disco_hlo.plugin.xla.own_programs import Chain, compile_chain, in_clean_thr
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants, device_constants
 from disco_hlo.profiler.contention import launch_gap_ns
-from disco_hlo.profiler.trace import Execution, Trace
-from disco_hlo.profiler.transfers import is_transfer
+from disco_hlo.profiler.trace import Execution, Trace, is_transfer
 
 REPEATS, _SLICED_REPEATS = 7, 3
 """Runs of which the median counts: in a row, and between the steps of a training."""

@@ -25,9 +25,9 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
-from disco_hlo.plan.baselines import in_every_region, one_at_a_time, one_bucket, unfused, varied
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import in_every_region, one_at_a_time, one_bucket, unfused, varied
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.known_times import KnownTimes
@@ -62,13 +62,13 @@ from disco_hlo.plugin.measuring.traced_modules import (
 )
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
-from disco_hlo.profiler.allreduce import SweepPoint, point_of
-from disco_hlo.profiler.bodies import travelling
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.collectives import SweepPoint, point_of
+from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.trace import Trace
-from disco_hlo.simulator.list_schedule import beside_transfers
+from disco_hlo.simulator.orders import beside_transfers
 
 _PLANS_KERNELS = "plan's kernels"
 

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.collectives import ALL_REDUCE
-from disco_hlo.plugin.callbacks import refuse_callbacks
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs, Together
 from disco_hlo.plugin.measuring.lockstep import coming_back
+from disco_hlo.plugin.refusals import refuse_callbacks
 from disco_hlo.plugin.xla import executables, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest

@@ -25,21 +25,18 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.regions import step_times
-from disco_hlo.plan.baselines import in_every_region, one_at_a_time, varied, varied_buckets
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import in_every_region, one_at_a_time, varied, varied_buckets
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.traced_modules import Findings
-from disco_hlo.profiler.bodies import travelling
-from disco_hlo.profiler.collectives import in_step_by_kind
-from disco_hlo.profiler.contention import MUCH_MOVED, contention
-from disco_hlo.profiler.holds import holds
-from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.losses import MOST
+from disco_hlo.profiler.collectives import InStep, in_step_by_kind
+from disco_hlo.profiler.contention import MOST, MUCH_MOVED, contention, holds
+from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Contention, OpTime, Profile
 from disco_hlo.simulator.build import holds_product
-from disco_hlo.simulator.list_schedule import beside_transfers
+from disco_hlo.simulator.orders import beside_transfers
 
 UNFUSED, ALONE, BESIDE = "unfused step", "XLA's kernels", "transfers beside XLA's kernels"
 """The modules, by the names that findings go by."""
@@ -224,7 +221,7 @@ def adding_up(
 def larger(slowed: Contention, times: float) -> Contention:
     """Slow-downs that cost so many times as much beyond 1, within what is believed of any.
 
-    Products may lose more than :data:`~disco_hlo.profiler.losses.MOST_OF_PRODUCTS`: that is what one loses beside a
+    Products may lose more than :data:`~disco_hlo.profiler.contention.MOST_OF_PRODUCTS`: that is what one loses beside a
     transfer as long as itself, and beside a short one its last thread blocks wait for the whole of it.
     """
 

@@ -21,7 +21,7 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, marked, steps_in_a_row
@@ -34,13 +34,10 @@ from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.hook import module_name
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.adding_up import scaled, stretch
-from disco_hlo.profiler.bodies import Body, bodies_of
 from disco_hlo.profiler.collectives import Issued, issued
 from disco_hlo.profiler.command_buffers import WithNames, with_names
-from disco_hlo.profiler.contention import gap_in_step_ns
+from disco_hlo.profiler.contention import Computed, computed_ns, gap_in_step_ns, uneven
 from disco_hlo.profiler.costs import kernel_times
-from disco_hlo.profiler.evenness import Computed, computed_ns, uneven
 from disco_hlo.profiler.instructions import (
     MINIMUM_RUNS,
     BodyTimes,
@@ -49,11 +46,13 @@ from disco_hlo.profiler.instructions import (
     body_times,
     coverage,
     instruction_times,
+    scaled,
+    stretch,
 )
-from disco_hlo.profiler.keys import in_region, keyed_times, owners
+from disco_hlo.profiler.keys import Body, bodies_of, in_region, keyed_times, owners
 from disco_hlo.profiler.profile import LoopTime, OpTime, merged
 from disco_hlo.profiler.timeline import MeasuredStep, measured_step
-from disco_hlo.profiler.transfers import Moved, least, moved_ns
+from disco_hlo.profiler.trace import Moved, least, moved_ns
 
 _WARM_UPS = 2
 _MOST_WARM_UPS = 30

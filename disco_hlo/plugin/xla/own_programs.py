@@ -17,8 +17,7 @@ import numpy as np
 
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.hlo.collectives import CollectiveKind
-from disco_hlo.hlo.device_groups import Groups
+from disco_hlo.hlo.collectives import CollectiveKind, Groups
 from disco_hlo.hlo.proto import parse
 from disco_hlo.plugin.xla import executables, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable, read_executable

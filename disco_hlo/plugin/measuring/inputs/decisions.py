@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError, UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.device_groups import Groups, written_groups
+from disco_hlo.hlo.collectives import Groups, written_groups
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plugin.measuring.inputs.bodies import CALLS, Following, detailed, holds_whole_numbers
-from disco_hlo.structure.literals import computed_value, literal_value
+from disco_hlo.structure.program import computed_value, literal_value
 
 _SAME = frozenset({
     "add-dependency", "async-done", "async-update", "copy", "copy-done", "copy-start", "domain", "opt-barrier",

@@ -59,7 +59,7 @@ from disco_hlo.plugin.measuring.inputs.whole_numbers import (
     widened,
     written_into,
 )
-from disco_hlo.structure.literals import literal_value
+from disco_hlo.structure.program import literal_value
 
 _MOVED = frozenset({
     "add-dependency", "all-gather", "all-gather-done", "all-gather-start", "all-to-all", "async-done",

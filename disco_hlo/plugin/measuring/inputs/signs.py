@@ -19,7 +19,7 @@ from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plugin.measuring.inputs.bodies import TUPLE, Body, body_of, detailed, dtype_of, entry_of
-from disco_hlo.structure.literals import literal_value
+from disco_hlo.structure.program import literal_value
 
 _NEEDS_POSITIVE: dict[str, int] = {
     "acos": 0, "acosh": 0, "asin": 0, "atanh": 0, "divide": 1, "log": 0, "log-plus-one": 0, "remainder": 1,
