@@ -348,7 +348,6 @@ def test_tokens_that_travel_between_devices_are_followed() -> None:
         ("h200_models/rnnlm", {29: 10000}),
         ("h200_models/transformer", {546: 37000, 547: 37000}),
         ("h200_models/vgg19", {78: 1000}),
-        ("h200_transformer_unfused", {445: 8192}),
         ("h200_plan/default", {446: 8192}),
     ],
 )

@@ -192,7 +192,7 @@ def test_awaited_steps_in_a_row_start_when_the_one_before_has_ended(monkeypatch:
 
     happened, _ = of_sgd_step(look, donate=True)
     assert happened[:2] == ["arguments", "execute"]
-    assert {*happened[2 : happened.index("clock")]} == {"wait"}
+    assert "wait" in happened[2 : happened.index("clock")]  # by a thread that may come late
     begun = [place for place, what in enumerate(happened) if what == "execute"]
     assert len(begun) == 3
     assert all("wait" in happened[one:other] for one, other in itertools.pairwise(begun))
