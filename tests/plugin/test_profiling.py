@@ -42,8 +42,9 @@ from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Link, OpTime, Profile
 from disco_hlo.profiler.store import ProfileStore
-from tests.known_times import PLATFORM, SWEEP, know_device
+from tests.known_times import PLATFORM, SWEEP, know_all, know_device
 from tests.plugin.handled import in_session
+from tests.steps import models
 from tests.steps.intercept import captured_step, intercept
 
 LAYERS, WIDTH = 5, 64
@@ -94,15 +95,16 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A step that all but fills the device has no room for its unfused form: the search was given up."""
-    arguments_bytes = {True: 1 << 50, False: 1 << 10}
-    sizes = [
-        Memory(arguments_bytes[name in too_large], 0, 0, 0) for name in ("unfused step", "XLA's kernels")
-    ]
+    names = "unfused step", "XLA's kernels"
+    sizes = [Memory(1 << 50 if name in too_large else 1 << 10, 0, 0, 0) for name in names]
     monkeypatch.setattr(room, "memory", lambda executable: sizes.pop(0))
     monkeypatch.setattr(room, "room_bytes", lambda session: 1 << 30)
 
+    know_all(tmp_path, devices=models.DEVICES, processes=1)
+
     def look(session: Session, source: CanonicalModule) -> tuple[CanonicalModule, Profile]:
-        found = profile_step(session, source, read(source), None)
+        with ProfileStore(tmp_path / STORE_NAME) as store:
+            found = profile_step(session, source, read(source), store)
         assert found is not None
         return source, found.profile
 
@@ -116,18 +118,15 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
             source, profile = in_session(tmp_path, look)
             xlas = {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels(source.graph))}
             assert xlas & set(profile.ops)
-    assert (
-        caplog.messages.count(
-            "unfused step: not profiled: rank 0: it needs 1073741824 MiB a device, 1024 MiB of what is free are usable"
-        )
-        == 1
-    )
+    said = "unfused step: not profiled: rank 0: it needs 1073741824 MiB a device, 1024 MiB of what is free are usable"
+    assert caplog.messages.count(said) == 1
 
 
 def test_a_module_that_fails_is_done_without_and_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It ended the search. And where another module was traced, what it would have shown was never asked for again."""
+    know_all(tmp_path, devices=models.DEVICES, processes=1)
     whole, fails = profiling.take, True
 
     def take(session: Session, module: Any, *more: Any, **named: Any) -> Any:
@@ -138,7 +137,7 @@ def test_a_module_that_fails_is_done_without_and_asked_for_again(
     monkeypatch.setattr(profiling, "take", take)
 
     def look(session: Session, source: CanonicalModule) -> tuple[CanonicalModule, Profile]:
-        with ProfileStore(tmp_path / "profile.sqlite") as store:
+        with ProfileStore(tmp_path / STORE_NAME) as store:
             found = profile_step(session, source, read(source), store)
         assert found is not None
         return source, found.profile
