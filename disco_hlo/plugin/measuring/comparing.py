@@ -286,12 +286,8 @@ class Reference:
         self._learn(_RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS)
 
     def check(self, program: Program) -> None:
-        """Compare another program; on all ranks at once.
-
-        Raises:
-            IllegalStrategyError: it does not compute the same on this rank.
-            ActivationError: nor on another.
-        """
+        """Compare another program; on all ranks at once. Raises IllegalStrategyError: it does not compute the same
+        on this rank; Raises ActivationError: nor on another."""
         unlike = self._unlike(program)
         looks_again = self._runs < _MORE_RUNS
         if anywhere(self.session, bool(unlike), "comparison") and looks_again:
@@ -445,11 +441,8 @@ def survey_of(runner: Runner) -> tuple[Survey, list[list[Any]]]:
 
 
 def passes(survey: Survey, limit_bytes: int | None) -> list[frozenset[int]]:
-    """The outputs that are compared in one pass each: as many as fit into so much, or one.
-
-    Raises:
-        UnsupportedError: there would be too many passes.
-    """
+    """The outputs that are compared in one pass each: as many as fit into so much, or one. Raises UnsupportedError:
+    there would be too many passes."""
     found: list[set[int]] = [set()]
     used, kept = 0, [survey.kept_bytes(number) for number in range(len(survey.shapes))]
     for number, takes in enumerate(kept):

@@ -255,14 +255,12 @@ class Sweep:
     def times_in_steps(
         self, sizes_bytes: Sequence[int], kept: Chains | None = None
     ) -> dict[int, Sequence[int]]:
-        """Repeated times in ns of collectives where they block the rank that issues them (CPU), by size.
+        """Repeated times in ns of collectives where they block the rank that issues them (CPU), by size. Chains of
+        an earlier call that were ``kept`` are run again; those made now are added.
 
-        What one adds to a step is measured: a chain in which compute on all cores stands before each, less the
-        same compute without them; up to a half more than back to back. Whether a waiting rank is woken at once
-        (0.3 ms) or at the scheduler's next tick (3 ms) stays alike for seconds: so the sizes take turns.
-
-        Args:
-            kept: chains of an earlier call, which are run again; those made now are added.
+        What one adds to a step is measured: a chain in which compute on all cores stands before each, less the same
+        compute without them; up to a half more than back to back. Whether a waiting rank is woken at once (0.3 ms)
+        or at the scheduler's next tick (3 ms) stays alike for seconds: so the sizes take turns.
         """
         small = [size for size in sizes_bytes if size <= _TOGETHER_BYTES]
         batches = [small, *([size] for size in sizes_bytes if size > _TOGETHER_BYTES)]
@@ -311,13 +309,11 @@ class TransferChains:
 
 
 def traced_transfers(trace: Trace, sizes_bytes: Sequence[int], runs: int) -> dict[int, Sequence[int]]:
-    """Times in ns of the transfers that a trace of :class:`TransferChains` shows, by size.
+    """Times in ns of the transfers that a trace of :class:`TransferChains` shows, by size. Raises ProfileError: it
+    holds another number of transfers than ``runs`` runs make.
 
-    No host's clock is in them. Of a chain's first, which waits for the later device, nothing is said; of the
-    others the time on the device that arrived last counts.
-
-    Raises:
-        ProfileError: the trace holds another number of transfers than ``runs`` runs make.
+    No host's clock is in them. Of a chain's first, which waits for the later device, nothing is said; of the others
+    the time on the device that arrived last counts.
     """
     by_device: dict[int, list[Execution]] = {}
     for item in sorted(trace.executions, key=lambda item: item.start_ns):

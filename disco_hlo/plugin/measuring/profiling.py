@@ -207,11 +207,8 @@ def _as_alone_was(
 def kernels_of(
     session: Session, source: CanonicalModule, plan: Strategy, marks: PlanSlot | None = None
 ) -> Traceable:
-    """A plan's kernels compiled for :func:`kernel_times`; what went wrong is noted in it.
-
-    Args:
-        marks: as for :func:`profile_step`.
-    """
+    """A plan's kernels compiled for :func:`kernel_times`; what went wrong is noted in it. ``marks`` are as for
+    :func:`profile_step`."""
     apart = BACKENDS[session.facts.backend].asynchronous
     strategy = in_every_region(source, plan, one_at_a_time) if apart else plan
     module = traceable(session, Trial(_PLANS_KERNELS, strategy, 0, marks=marks))
@@ -227,10 +224,7 @@ def kernel_times(
     inputs_of: Runner | None = None,
 ) -> dict[str, OpTime]:
     """Times of the kernels of :func:`kernels_of`, under the keys they are asked for by; empty on ranks other than 0.
-
-    Args:
-        launch_ns: launch cost, as far as it is known.
-        inputs_of: a runner of the step whose inputs are used, where there is one.
+    ``launch_ns`` is the launch cost as far as it is known, ``inputs_of`` a runner of the step whose inputs are used.
 
     Raises:
         ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.

@@ -136,14 +136,13 @@ class Runner:
 
     def run_in_a_row(self, count: int, *, awaited: bool = False) -> int:
         """Run ``count`` times as a training loop does, which hands on what a step returns in the storage of its
-        arguments, and does not wait for a step before it starts the next; returns wall nanoseconds of one.
+        arguments, and does not wait for a step before it starts the next, unless it is ``awaited``; returns wall
+        nanoseconds of one.
 
-        The clock starts when one more run ahead of them ends, with the next one under way: the devices never wait for
-        the host, unless they do in every step. Arguments that lie elsewhere each time make a GPU's command buffers be
-        written anew. All others are there before the first run, ``count + 1`` times :meth:`donated_bytes` of them.
-
-        Args:
-            awaited: wait for each step before the next one is started.
+        The clock starts when one more run ahead of them ends, with the next one under way: the devices never wait
+        for the host, unless they do in every step. Arguments that lie elsewhere each time make a GPU's command
+        buffers be written anew. All others are there before the first run, ``count + 1`` times :meth:`donated_bytes`
+        of them.
         """
         self.learn_handing_on(count + 1)
         handed_on = self._handed_on()

@@ -55,12 +55,8 @@ def take_in(
     taken: Mapping[str, Findings],
     wanted: Mapping[str, Any],
 ) -> Contention | None:
-    """Add what the traces tell to what is known, but for how kernels and transfers slow each other, which is returned;
-    None where it was not asked for, or not shown.
-
-    Args:
-        wanted: as of :meth:`KnownTimes.lacks`.
-    """
+    """Add what the traces tell of what is ``wanted`` (:meth:`KnownTimes.lacks`) to what is known, but for how
+    kernels and transfers slow each other, which is returned; None where it was not asked for, or not shown."""
     fingerprint = source.graph.fingerprint
     if not all(one.as_run for one in taken.values()):
         known.keep_no_more()
@@ -174,14 +170,9 @@ def step_profile(
 def adding_up(
     profile: Profile, source: CanonicalModule, xla: Strategy, alone_ns: int, beside_ns: int
 ) -> Contention:
-    """The profile's slow-downs, or larger ones that explain what a step took.
-
-    Args:
-        profile: what is known of the step, with slow-downs as traces show them.
-        xla: XLA's own plan.
-        alone_ns: what XLA's kernels took in the order in which transfers run alone; buckets of varied sizes in both.
-        beside_ns: and in the order in which they run beside.
-    """
+    """The profile's slow-downs, as traces show them, or larger ones that explain what XLA's kernels took:
+    ``alone_ns`` in the order in which transfers run alone, ``beside_ns`` in the order in which they run beside;
+    buckets of varied sizes in both."""
     found = profile.contention or Contention(1.0, 1.0)
     one_by_one = in_every_region(source, varied(source, xla), one_at_a_time)
     overlapping = in_every_region(source, varied(source, xla), beside_transfers)

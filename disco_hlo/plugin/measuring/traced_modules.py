@@ -271,11 +271,8 @@ def untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: Firs
 def traced(
     runner: Runner | TransferChains, runs: int, warm_ups: int = _WARM_UPS
 ) -> tuple[tracing.Trace, Sequence[int]]:
-    """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank.
-
-    Raises:
-        ProfileError: this rank has no trace; it has run as often as the others nevertheless.
-    """
+    """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank. Raises
+    ProfileError: this rank has no trace; it has run as often as the others nevertheless."""
     trace, walls = _collected(runner, runs, warm_ups)
     return tracing.read(trace), walls
 

@@ -62,15 +62,9 @@ def capture(request: CompileRequest, structure: bytes | None = None) -> bytes:
 
 
 def capture_structure(request: CompileRequest) -> bytes:
-    """The module before XLA lays out, fuses, combines and orders: what structural moves are made on.
-
-    A serialized HloModuleProto without a schedule, of one device's part of the program (after sharding). The
-    compile is ended there.
-
-    Raises:
-        UnsupportedError: the hook was not called.
-        jax.errors.JaxRuntimeError: XLA cannot compile the user's module.
-    """
+    """The module before XLA lays out, fuses, combines and orders: what structural moves are made on. A serialized
+    HloModuleProto without a schedule, of one device's part of the program (after sharding). The compile is ended
+    there. Raises as :func:`capture`."""
     own = OwnCompile(stop_early=True)
     try:
         _own_compile(request, own, {})
@@ -132,11 +126,7 @@ class Halted:
         self._compiling: Future[LoadedExecutable] | None = None
 
     def module(self) -> bytes:
-        """What :func:`capture` gives; the compile begins with the first call.
-
-        Raises:
-            UnsupportedError, jax.errors.JaxRuntimeError: as :func:`capture`.
-        """
+        """What :func:`capture` gives, with what it raises; the compile begins with the first call."""
         if self._compiling is None:
             self._compiling = self._pool.submit(_own_compile, self._request, self._own, {})
         futures.wait((self._seen, self._compiling), return_when=futures.FIRST_COMPLETED)

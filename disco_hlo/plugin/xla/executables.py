@@ -90,11 +90,8 @@ def _program_shape(executable: LoadedExecutable) -> tuple[Sequence[Any], Sequenc
 
 
 def parameters(executable: LoadedExecutable) -> tuple[Parameter, ...]:
-    """The entry parameters of ``executable`` with their per-device shapes.
-
-    Raises:
-        UnsupportedError: a parameter is a token or tuple, has a layout of its own, or lives in host memory.
-    """
+    """The entry parameters of ``executable`` with their per-device shapes. Raises UnsupportedError: one is a token
+    or tuple, has a layout of its own, or lives in host memory."""
     shapes, _ = _program_shape(executable)
     shardings = executable.get_parameter_shardings() or [None] * len(shapes)
     return tuple(_parameter(index, *pair) for index, pair in enumerate(zip(shapes, shardings, strict=True)))

@@ -75,11 +75,7 @@ def may_rise_bytes(request: CompileRequest, share: float) -> int | None:
 
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:
-    """What this process may still allocate; None where the system does not say.
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-    """
+    """What this process may still allocate, by ``proc`` and ``sys`` in ``root``; None where the system does not say."""
     available = _available_bytes(root)
     return min([*([] if available is None else [available]), *_left_in_groups(root)], default=None)
 

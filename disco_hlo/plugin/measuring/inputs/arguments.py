@@ -46,14 +46,8 @@ Together = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 def fit_inputs(request: CompileRequest, source: CanonicalModule) -> None:
-    """Say on the request what the step asks of its made-up inputs; before any of them is made.
-
-    Args:
-        source: the request's step, the same on every rank.
-
-    Raises:
-        UnsupportedError: no inputs could be sure not to leave devices waiting for each other.
-    """
+    """Say on the request what its step, ``source``, the same on every rank, asks of its made-up inputs; before any
+    of them is made. Raises UnsupportedError: no inputs could be sure not to leave devices waiting for each other."""
     replicas = int(request.options.num_replicas)
     request.equal = equal_parameters(source, Devices(replicas, len(request.devices) // replicas))
     request.positive = positive_parameters(source)
@@ -100,11 +94,8 @@ class Inputs:
         return self.several(1)[0]
 
     def several(self, count: int, handed_on: Collection[int] = ()) -> list[list[Any]]:
-        """Arguments for so many executions, once every rank has its own.
-
-        Args:
-            handed_on: parameters that each execution but the first has from the one before; None stands there.
-        """
+        """Arguments for so many executions, once every rank has its own. Parameters that are ``handed_on`` each
+        execution but the first has from the one before; None stands there."""
         import jax
 
         with self._together():
@@ -135,12 +126,8 @@ class Inputs:
         return [shard.data for shard in self.like(index).addressable_shards]
 
     def nudge(self, by: float, change: int = 0) -> None:
-        """Make the floats again, each changed by this part of itself; 0 makes what they were. One takes the place of
-        the other: a second set may not have room.
-
-        Args:
-            change: which of them are raised, which lowered: the number of a draw.
-        """
+        """Make the floats again, each changed by this part of itself, up or down by the draw number ``change``; 0
+        makes what they were. One takes the place of the other: a second set may not have room."""
         for index, parameter in enumerate(self.parameters):
             if not is_integer(parameter):
                 self._values[index] = None
@@ -328,12 +315,8 @@ class RealInputs(Inputs):
 
 @contextlib.contextmanager
 def off_devices(inputs: RealInputs, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
-    """For the body the devices are without some arguments of a call; then these are replaced by equal ones.
-
-    Args:
-        arguments: of the call, which runs after the body.
-        taken: numbers of those that it takes over.
-    """
+    """For the body the devices are without the ``arguments`` that a call takes over, which runs after the body; then
+    these are replaced by equal ones."""
     try:
         for index in taken:
             arguments[index].delete()

@@ -253,12 +253,8 @@ class Scrambled:
 
     @classmethod
     def of_all(cls, table: Any, turns: Any, count: int) -> Scrambled:
-        """In a program of JAX, at all places of an array with so many elements.
-
-        Args:
-            table: what :func:`table` gives.
-            turns: of the array's key, what :func:`turns` gives.
-        """
+        """In a program of JAX, at all places of an array with so many elements; what :func:`table` and, for the
+        array's key, :func:`turns` give is handed to it."""
         import jax
 
         places = jax.lax.iota(np.uint32, count)
