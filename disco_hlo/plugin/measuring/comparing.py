@@ -287,7 +287,7 @@ class Reference:
 
     def check(self, program: Program) -> None:
         """Compare another program; on all ranks at once. Raises IllegalStrategyError: it does not compute the same
-        on this rank; Raises ActivationError: nor on another."""
+        on this rank, ActivationError: nor on another."""
         unlike = self._unlike(program)
         looks_again = self._runs < _MORE_RUNS
         if anywhere(self.session, bool(unlike), "comparison") and looks_again:
