@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from disco_hlo.activation.channel import name_ranks
@@ -44,6 +45,7 @@ def anywhere(session: Session, here: bool, what: str) -> bool:
     return any(answers)
 
 
+@dataclass(eq=False)
 class FirstRuns:
     """As a runner's ``together``: ranks agree on the inputs of a module's first runs, and trust those of the others.
 
@@ -51,21 +53,21 @@ class FirstRuns:
     ranks meet before each run, a GPU's trace shows the later one's delay as an all-reduce's time.
     """
 
-    def __init__(self, session: Session, what: str) -> None:
-        self._session = session
-        self._what = what
-        self._left = 0.0
+    session: Session
+    what: str
+    left: float = 0.0
+    """Runs that are still to be agreed on."""
 
     def begin(self, runs: float = math.inf) -> None:
         """Agree on the next ``runs``, on every rank; on all that follow where it is not said on how many."""
-        self._left = runs
+        self.left = runs
 
     def __call__(self) -> contextlib.AbstractContextManager[None]:
         """Around the making of one run's inputs."""
-        if self._left == 0:
+        if self.left == 0:
             return contextlib.nullcontext()
-        self._left -= 1
-        return all_have(self._session, self._what)
+        self.left -= 1
+        return all_have(self.session, self.what)
 
 
 def run_on_all(

@@ -54,36 +54,29 @@ def fit_inputs(request: CompileRequest, source: CanonicalModule) -> None:
     request.index_bounds = index_bounds(source)
 
 
+@dataclass(eq=False)
 class Inputs:
     """Made-up values for the parameters of a step, on its devices. Runners of equal parameters share them:
     a large model's take gigabytes and seconds to make."""
 
-    def __init__(
-        self,
-        request: CompileRequest,
-        parameters: Sequence[Parameter],
-        seed: int,
-        together: Together,
-        positive: Collection[int] | None,
-        index_bounds: Mapping[int, int],
-        equal: Collection[int] = frozenset(),
-        permuted: bool = False,
-    ) -> None:
-        self.request = request
-        self._together = together
-        self.parameters = parameters
-        self.seed = seed
-        self.positive = positive
-        self.index_bounds = index_bounds
-        self.equal = equal
-        self.permuted = permuted
+    request: CompileRequest
+    parameters: Sequence[Parameter]
+    seed: int
+    together: Together
+    positive: Collection[int] | None
+    index_bounds: Mapping[int, int]
+    equal: Collection[int] = frozenset()
+    permuted: bool = False
+    diverges: bool | None = None
+    """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
+
+    def __post_init__(self) -> None:
+        """Make the values."""
         self._tables: list[Any] = []
         """What the devices make their numbers of."""
-        self._values = self._all()
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
-        self.diverges: bool | None = None
-        """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
+        self._values = self._all()
 
     def _all(self) -> list[Any]:
         """What lies on the devices between runs."""
@@ -98,7 +91,7 @@ class Inputs:
         execution but the first has from the one before; None stands there."""
         import jax
 
-        with self._together():
+        with self.together():
             with jax.transfer_guard("allow"):
                 prepared = [self._arguments(handed_on if number else ()) for number in range(count)]
             jax.block_until_ready(prepared)
