@@ -79,8 +79,9 @@ def runs_with_a_decision(request: CompileRequest) -> list[int]:
     """What decides about a step's collective, after some runs of that step on made-up inputs."""
     module = compiles.capture(request)
     fit_inputs(request, canonicalize(module))
+    executable = compiles.compile_module(request, module)
     for seed in range(8):
-        runner.Runner(request, compiles.compile_module(request, module), seed=seed).run()
+        runner.Runner(request, executable, seed=seed).run()
     return sorted(request.equal)
 
 

@@ -87,6 +87,12 @@ class Program:
     error: str = ""
     """Why it is not what the default is."""
 
+    @property
+    def running(self) -> Runner:
+        """Its runner, once it has one."""
+        assert self.runner is not None
+        return self.runner
+
 
 def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | None = None) -> None:
     """Compare programs with the first, XLA's default, on all ranks at once; what is wrong anywhere is noted in them.
@@ -133,8 +139,7 @@ def settle_inputs(session: Session, default: Program) -> Runner:
     """A runner of XLA's default, which has run once, on the inputs that steps are timed on; whether these are positive
     is settled. Raises as :func:`compare`."""
     _Inputs(session, [default], session.settings.seed).settled()
-    assert default.runner is not None
-    return default.runner
+    return default.running
 
 
 def make_runner(
@@ -312,14 +317,11 @@ class Reference:
     def _run(
         self, what: str, take: Callable[[int, list[Any]], None], ran: list[list[Any]] | None = None
     ) -> None:
-        runner, guard = self.default.runner, self.default.guard
-        assert runner is not None
-
         def run() -> None:
-            for number, arrays in self._chosen(ran or runner.output_arrays()):
+            for number, arrays in self._chosen(ran or self.default.running.output_arrays()):
                 take(number, arrays)
 
-        with guard():
+        with self.default.guard():
             run_on_all(self.session, what, run)
 
     def _chosen(self, arrays: list[list[Any]]) -> Iterator[tuple[int, list[Any]]]:
@@ -335,37 +337,34 @@ class Reference:
 
     def _learn(self, runs: int) -> None:
         """Run on inputs that are changed by a rounding until that has been done so often."""
-        assert self.default.runner is not None
+        inputs = self.default.running.runs_on
         try:
             while self._runs < runs:
                 self._runs += 1
                 with self.session.stage("inputs changed by a rounding"):
-                    self.default.runner.runs_on.nudge(self._rounding, self._runs)
+                    inputs.nudge(self._rounding, self._runs)
                 self._run("a run on changed inputs", self._take_in)
         finally:
             with self.session.stage("inputs as they were"):
-                self.default.runner.runs_on.nudge(0.0)
+                inputs.nudge(0.0)
 
     def _take_in(self, number: int, arrays: list[Any]) -> None:
-        index, runner = self.survey.updated[number], self.default.runner
-        assert runner is not None
+        index = self.survey.updated[number]
         if self._allowed[number].is_float:
-            before = None if index is None else runner.runs_on.made(index)
+            before = None if index is None else self.default.running.runs_on.made(index)
             self._allowed[number].learn(arrays, before, self._before(number))
 
     def _before(self, number: int) -> list[Any] | None:
         """What an output is the new value of, as the inputs are now."""
-        index, runner = self.survey.updated[number], self.default.runner
-        assert runner is not None
-        return None if index is None else runner.runs_on.arrays(index)
+        index = self.survey.updated[number]
+        return None if index is None else self.default.running.runs_on.arrays(index)
 
     # --- another program --------------------------------------------------------------------------
 
     def _unlike(self, program: Program) -> str:
-        runner = program.runner
-        assert runner is not None
         with program.guard():
-            return run_on_all(self.session, f"a run of {program.name}", lambda: self._first_unlike(runner))
+            what = f"a run of {program.name}"
+            return run_on_all(self.session, what, lambda: self._first_unlike(program.running))
 
     def _first_unlike(self, runner: Runner) -> str:
         for number, arrays in self._chosen(runner.output_arrays()):
@@ -374,9 +373,8 @@ class Reference:
             place, how = self._allowed[number].unlike(arrays)
             if how:
                 at = list(map(int, np.unravel_index(place, arrays[0].shape)))
-                return (
-                    f"output {number} differs from XLA's default at {at} of {self.survey.name(number)}: {how}"
-                )
+                name = self.survey.name(number)
+                return f"output {number} differs from XLA's default at {at} of {name}: {how}"
         return ""
 
 
