@@ -126,24 +126,19 @@ class Inputs:
                 self._values[index] = None
                 self._values[index] = self._make(index, by, change)
 
-    def floats(
-        self, index: int, device: int, places: NDArray[np.int64], nudge: float = 0.0, change: int = 0
-    ) -> NDArray[Any]:
-        """What parameter ``index`` holds on a local device at some places of the flat array, changed as by
-        :meth:`nudge`."""
-        place = self._as_at(index, self._local_places()[device])
-        how = self._floats(index, nudge, change)
-        return floats_at(places, self.parameters[index], self.seed, index, place, how)
+    def floats(self, index: int, device: int, places: NDArray[np.int64]) -> NDArray[Any]:
+        """What parameter ``index`` holds on a local device at some places of the flat array, when nothing is
+        changed."""
+        place = self._places(index)[device]
+        return floats_at(places, self.parameters[index], self.seed, index, place, self._floats(index))
 
-    def _local_places(self) -> list[int]:
+    def _places(self, index: int) -> list[int]:
+        """By local device the place of the one whose values a parameter has there: its own, or everywhere the first."""
         here = self.request.backend.process_index()
-        return [place for place, one in enumerate(self.request.devices) if one.process_index == here]
+        local = [place for place, one in enumerate(self.request.devices) if one.process_index == here]
+        return [0] * len(local) if index in self.equal else local
 
-    def _as_at(self, index: int, place: int) -> int:
-        """The device whose values a parameter has at a place: its own, or everywhere those of the first."""
-        return 0 if index in self.equal else place
-
-    def _floats(self, index: int, nudge: float, change: int) -> Floats:
+    def _floats(self, index: int, nudge: float = 0.0, change: int = 0) -> Floats:
         return Floats(self.positive is not None and index not in self.positive, nudge, change)
 
     def donated_bytes(self, handed_on: Collection[int] = ()) -> int:
@@ -187,26 +182,24 @@ class Inputs:
         if not self._tables:
             with jax.transfer_guard("allow"):
                 self._tables = [jax.device_put(table(), device) for device in local]
-        places = [self._as_at(index, place) for place in self._local_places()]
-        how = self._floats(index, nudge, change)
+        how, places = self._floats(index, nudge, change), self._places(index)
         return floats_on_devices(local, self._tables, self.parameters[index], self.seed, index, places, how)
 
     def _made_on_host(self, index: int, nudge: float, change: int) -> list[Any]:
         import jax
 
-        parameter, devices = self.parameters[index], self.request.devices
-        how = self._floats(index, nudge, change)
+        parameter, how = self.parameters[index], self._floats(index, nudge, change)
         differ = parameter.sharded and index not in self.equal and not is_integer(parameter)
         with jax.transfer_guard("allow"):
             made: NDArray[Any] | None = None
             buffers = []
-            for place in self._local_places():
+            for device, place in zip(self.request.local_devices, self._places(index), strict=True):
                 if made is None or differ:
+                    bound = self.index_bounds.get(index, 2)
                     made = synthetic_values(
-                        parameter, self.seed, index, self._as_at(index, place), how,
-                        bound=self.index_bounds.get(index, 2), permuted=self.permuted,
-                    )  # fmt: skip
-                buffers.append(jax.device_put(made, devices[place], may_alias=False))
+                        parameter, self.seed, index, place, how, bound=bound, permuted=self.permuted
+                    )
+                buffers.append(jax.device_put(made, device, may_alias=False))
         return buffers
 
 
@@ -252,12 +245,10 @@ class RealInputs(Inputs):
         """What parameter ``index`` holds on each local device, as it is now."""
         return self.made(index, *self._change)
 
-    def floats(
-        self, index: int, device: int, places: NDArray[np.int64], nudge: float = 0.0, change: int = 0
-    ) -> NDArray[Any]:
+    def floats(self, index: int, device: int, places: NDArray[np.int64]) -> NDArray[Any]:
         """As of :class:`Inputs`."""
-        values = self._given[index].values[device].reshape(-1)[places]
-        return self._changed(values, places, index, nudge, change)
+        found: NDArray[Any] = self._given[index].values[device].reshape(-1)[places]
+        return found
 
     def learn_donation(self, arguments: Sequence[Any]) -> None:
         """Nothing: what a run takes over is its own."""
@@ -293,8 +284,6 @@ class RealInputs(Inputs):
     def _changed(
         self, values: NDArray[Any], places: NDArray[np.int64], index: int, nudge: float, change: int
     ) -> NDArray[Any]:
-        if not nudge:
-            return values
         up, down = raised_and_lowered(self.parameters[index], nudge)
         raised = Scrambled.at(places, [self.seed, index]).coin(coins_of(change))
         changed: NDArray[Any] = (values * np.where(raised, up, down)).astype(values.dtype)
