@@ -16,7 +16,7 @@ from disco_hlo.errors import DiscoError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.hlo.graph import Graph, Kind, Shape
-from disco_hlo.hlo.inner_collectives import inner_collectives
+from disco_hlo.hlo.regions import inner_collectives
 from disco_hlo.plan.check_module import faults
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.settings import Settings

@@ -13,9 +13,9 @@ import jax
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.session import Session, join, target
 from disco_hlo.plugin.session import versions as versions_of
 from disco_hlo.plugin.settings import Settings

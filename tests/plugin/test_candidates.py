@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import candidates, comparing
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials, measure
 from disco_hlo.plugin.measuring.runner import Runner

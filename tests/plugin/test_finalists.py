@@ -15,14 +15,13 @@ import pytest
 from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.plan import DEFAULT, SEARCHED
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.store import PlanStore
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import candidates
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
-from disco_hlo.plugin.measuring.reference import Program
+from disco_hlo.plugin.measuring.comparing import Program
 from disco_hlo.plugin.phases import finalists, finding
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Interruption, Session
@@ -75,8 +74,8 @@ def test_a_first_search_on_a_gpu_is_made_twice_and_compiles_its_code(monkeypatch
     ("cached", "said"),
     [
         (set(), True),
-        ({"disco_hlo.simulator.engine"}, True),
-        ({"disco_hlo.simulator.engine", "disco_hlo.estimator.analytic"}, False),
+        ({"disco_hlo.simulator.timeline"}, True),
+        ({"disco_hlo.simulator.timeline", "disco_hlo.estimator.analytic"}, False),
     ],
 )
 def test_nobody_waits_without_a_word_for_the_code_that_predicts(

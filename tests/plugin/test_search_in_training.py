@@ -27,7 +27,7 @@ from disco_hlo.plugin.calls import trial as trials
 from disco_hlo.plugin.calls.observing import CALLS_BEFORE_SEARCH, Observation
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.calls.trial import Hold
-from disco_hlo.plugin.measuring.measured_times import STORE_NAME
+from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.plugin.phases import enact_phase, finding, search_in_training, training_phase
 from disco_hlo.plugin.phases.finding import FoundPlans
 from disco_hlo.plugin.session import Session

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.compared import note_compared
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plan.store import PlanSlot, note_compared
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.calls import loading, schedule
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict

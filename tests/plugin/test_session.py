@@ -16,14 +16,12 @@ import pytest
 from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import ActivationError, ProfileError
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin import session
-from disco_hlo.plugin.measuring import candidates, timelines
+from disco_hlo.plugin.measuring import candidates, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
-from disco_hlo.plugin.measuring.known_times import KnownTimes
-from disco_hlo.plugin.measuring.measured_times import STORE_NAME, measured_times
-from disco_hlo.plugin.measuring.timelines import take_timelines
-from disco_hlo.plugin.measuring.traced_modules import traced
+from disco_hlo.plugin.measuring.known_times import STORE_NAME, KnownTimes, measured_times
+from disco_hlo.plugin.measuring.traced_modules import take_timelines, traced
 from disco_hlo.plugin.phases import capture_phase, finding
 from disco_hlo.plugin.session import Interruption, Session, join
 from disco_hlo.plugin.settings import Settings
@@ -31,8 +29,8 @@ from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.collectives import SweepPoint
 from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile
 from disco_hlo.profiler.store import ProfileStore
 from tests.steps import models
@@ -201,7 +199,7 @@ def test_no_place_for_a_trace_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatc
 def test_no_memory_for_the_timelines_leaves_the_winner_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(timelines, "Runner", out_of_memory)
+    monkeypatch.setattr(traced_modules, "Runner", out_of_memory)
 
     def look(request: CompileRequest, step: Step) -> Any:
         session = join(request, Settings(search=True, directory=tmp_path))

@@ -20,10 +20,10 @@ from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, unsearched
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanStore
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import structure_search
 from disco_hlo.plugin.phases.finding import Found, share_of_a_search
@@ -42,7 +42,7 @@ from disco_hlo.plugin.structure import (
 )
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.profiler.allreduce import fit, point_of
+from disco_hlo.profiler.collectives import fit, point_of
 from disco_hlo.profiler.profile import Platform, Profile
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.schedule import Scheduled

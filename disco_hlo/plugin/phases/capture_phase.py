@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, PROFILE_NAME
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.measured_times import measured_times
+from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.phases.capture_record import (
     FORMAT,

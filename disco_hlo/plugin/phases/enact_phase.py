@@ -28,16 +28,14 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.bans import Stage
-from disco_hlo.plan.compared import note_compared, was_compared, was_measured
 from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.read import verify
+from disco_hlo.plan.store import PlanSlot, note_compared, was_compared, was_measured
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
-from disco_hlo.plugin.measuring.comparing import compare
+from disco_hlo.plugin.measuring.comparing import Program, compare
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.lockstep import Guard
-from disco_hlo.plugin.measuring.reference import Program
 from disco_hlo.plugin.phases.second_trial import doubt, other_versions, takes_turns
 from disco_hlo.plugin.refusals import calls_python, may_be_run, refuse_others, switched_on
 from disco_hlo.plugin.session import Session, join, versions, warn_of_lost_donation

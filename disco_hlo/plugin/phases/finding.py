@@ -29,18 +29,15 @@ from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
-from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_record
-from disco_hlo.optimize.progress import search_progress
+from disco_hlo.optimize.costs import costs_of, unknown_kernels, with_kernels
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_progress, search_record
 from disco_hlo.optimize.regions import lower_bound
-from disco_hlo.optimize.reprofile import unknown_kernels, with_kernels
 from disco_hlo.plan.files import read_bounded, replace_files
-from disco_hlo.plan.plan import MAX_BYTES, Prediction, SearchRecord
+from disco_hlo.plan.plan import MAX_BYTES, Prediction, SearchRecord, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import MAX_MODULE_BYTES, PROFILE_NAME, PlanSlot
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER, compared, configure, one_line, progress_wanted
-from disco_hlo.plugin.measuring.measured_times import measured_times, say_not_kept
+from disco_hlo.plugin.measuring.known_times import measured_times, say_not_kept
 from disco_hlo.plugin.measuring.profiling import kernel_times, kernels_of
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
@@ -48,7 +45,7 @@ from disco_hlo.plugin.structure import why_not
 from disco_hlo.profiler.profile import OpTime, Profile, load, to_json
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.simulator import engine
+from disco_hlo.simulator import timeline
 
 COMPILE_S = 600.0
 """The longest that a training waits for the search's code, once on a machine. The budget does not count it, nor what
@@ -198,7 +195,7 @@ def looks(settings: Settings, backend: str) -> int:
 
 def say_what_predicting_takes(asker: Asker) -> bool:
     """A line before the first prediction on a machine, whose code must be compiled first; whether that is so."""
-    compiles = not all(map(is_cached, (DeviceModel.__module__, engine.__name__)))
+    compiles = not all(map(is_cached, (DeviceModel.__module__, timeline.__name__)))
     if compiles:
         asker.say(
             "compiling the code that predicts step times, which takes up to two minutes, once on this machine"

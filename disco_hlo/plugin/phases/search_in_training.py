@@ -28,10 +28,9 @@ from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.inputs.real import RealInputs, off_devices
+from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, fit_inputs, off_devices
+from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.lockstep import all_have, anywhere
-from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import lack_of_memory, needed_on_host_bytes, room_bytes
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, trials_of

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from disco_hlo.errors import PlanError
-from disco_hlo.plan.compared import note_compared, was_compared
 from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plan.store import PlanSlot, note_compared, was_compared
 from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls.loading import await_loading, refuse_unwatched
 from disco_hlo.plugin.calls.schedule import Round

@@ -18,14 +18,13 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
 from disco_hlo.optimize.regions import step_times
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.profiling import profile_step
-from disco_hlo.plugin.measuring.room import room_bytes
+from disco_hlo.plugin.measuring.room import compiles_at_once, room_bytes
 from disco_hlo.plugin.phases.finding import Found, all_searches_s, search_settings
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import (

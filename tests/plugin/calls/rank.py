@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.activation.choose import open_channel
 from disco_hlo.activation.kvstore import CoordinationStore
-from disco_hlo.plan.compared import note_compared
 from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.store import note_compared
 from disco_hlo.plugin import session as sessions
 from disco_hlo.plugin.calls import loading, schedule
 from disco_hlo.plugin.calls import trial as trials
