@@ -129,14 +129,16 @@ def default_wins() -> None:
 
 
 def _let_win(name: str) -> None:
-    """What it took is half of XLA's default: its gain is in no doubt when it is enacted."""
+    """It took half of what XLA's default did, without noise: its gain is in no doubt when it is enacted."""
     from disco_hlo.plugin.phases import finalists
 
     def first(trials: Any, _forced: object) -> int:
         found = [i for i, trial in enumerate(trials) if trial.name == name and not trial.error]
         if not found or not found[0]:
             return 0
-        trials[found[0]].times_ns[:] = [one // 2 for one in trials[0].times_ns]
+        default = trials[0].times_ns
+        default[:] = [sorted(default)[len(default) // 2]] * len(default)
+        trials[found[0]].times_ns[:] = [one // 2 for one in default]
         return found[0]
 
     finalists.chosen = first

@@ -52,6 +52,15 @@ def alternate(observation: Observation, name: str) -> list[str]:
     return ran
 
 
+def test_a_module_traced_while_calls_are_watched_names_no_function_of_ours(observation: Observation) -> None:
+    """It was another module than stock JAX's, by the places in its metadata."""
+    train(jitted("traced_step"), 1)
+    module = trial_of(observation.trials, "jit_traced_step").watch.request.mlir_module
+    text = module.operation.get_asm(enable_debug_info=True)
+    assert "tests/plugin/calls/training.py" in text
+    assert "jaxlink" not in text
+
+
 def test_fifty_calls_in_turn_equal_stock(observation: Observation) -> None:
     stock, state = train(jitted("stock"), 51)
     call = jitted("swapped")

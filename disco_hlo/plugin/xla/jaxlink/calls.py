@@ -270,9 +270,12 @@ def watch_calls(observer: Observer) -> None:
     Raises:
         UnsupportedError: this jax calls executables in another way than those known here.
     """
+    from jax.extend.source_info_util import register_exclusion
+
     pxla, pjit, stages = _call_modules()
     unwatch_calls()
     watch_compiles(watched=True)
+    register_exclusion(__file__)  # what JAX traces within a call names the functions around it
     unfinished = _Unfinished()
 
     def load(original: Callable[..., Any], unloaded: Any) -> Any:
