@@ -1,4 +1,4 @@
-"""Which of XLA's kernels a strategy holds, and that a module is enacted only if it is its source, executed as the plan says.
+"""Which of XLA's kernels a strategy holds, and when a module is enacted: if it is its source, as the plan says.
 
 Every step that XLA runs can be read and written again, also where its kernels compute again what others compute.
 """
