@@ -13,8 +13,9 @@ where the buffer is certainly no one else's (:func:`may_overwrite`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.core.legality import emitter_kind
@@ -62,7 +63,7 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
     Raises:
         IllegalStrategyError: the strategy is not legal on this module.
     """
-    numbers = _Numbers(source.module)
+    numbers = _Numbers.of(source.module)
     threads = parallelism or len(own_cores())
     planned = planned_regions(source, strategy)
     written: list[Message] = []
@@ -103,23 +104,21 @@ def _rewritten(
     return _Rewriter(strategy, source, units, numbers, parallelism, prefix).write(order)
 
 
+@dataclass(frozen=True, slots=True)
 class _Numbers:
     """Numbers that no computation and no collective of a module has yet."""
 
-    def __init__(self, module: Message) -> None:
+    computations: Iterator[int]
+    channels: Iterator[int]
+
+    @staticmethod
+    def of(module: Message) -> _Numbers:
+        """Those behind the largest that the module has."""
         instructions = (i for computation in module.computations for i in computation.instructions)
-        self._computation: int = max(computation.id for computation in module.computations)
-        self._channel: int = max((i.channel_id for i in instructions), default=0)
-
-    def computation(self) -> int:
-        """Of a new computation."""
-        self._computation += 1
-        return self._computation
-
-    def channel(self) -> int:
-        """Of a collective."""
-        self._channel += 1
-        return self._channel
+        return _Numbers(
+            count(max(computation.id for computation in module.computations) + 1),
+            count(max((i.channel_id for i in instructions), default=0) + 1),
+        )
 
 
 @dataclass(slots=True)
@@ -165,7 +164,7 @@ class _Rewriter:
         """What XLA runs inside of kernels: some of it (``map``) it cannot run by itself."""
 
     def _computation(self, name: str) -> ComputationWriter:
-        return ComputationWriter(self.numbers.computation(), f"{self.prefix}{name}", self.prefix)
+        return ComputationWriter(next(self.numbers.computations), f"{self.prefix}{name}", self.prefix)
 
     def write(self, order: Sequence[str]) -> list[Message]:
         for node in self.graph.nodes:
@@ -469,7 +468,7 @@ class _Rewriter:
     def _renew_channel(self, all_reduce: Message) -> None:
         """All-reduces taken apart share a channel id; each needs its own. Zero is no channel, and stays."""
         if all_reduce.channel_id > 0:
-            all_reduce.channel_id = self.numbers.channel()
+            all_reduce.channel_id = next(self.numbers.channels)
 
 
 # Buffers of all-reduces -------------------------------------------------------------------------

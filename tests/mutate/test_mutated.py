@@ -1,6 +1,6 @@
 """A few hundred changed files, each read by a command: it works, or says in one line why it does not.
 
-``python -m tests.mutate.run --count 20000`` runs as many as one likes, in processes whose memory is bounded.
+``python -m tests.mutate.run --count 20000`` runs as many as one likes, in a process whose memory is bounded.
 """
 
 from __future__ import annotations
