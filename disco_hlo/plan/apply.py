@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.core.legality import emitter_kind
@@ -75,20 +76,27 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
     return assembled(source, written)
 
 
-def attested_groups(source: CanonicalModule) -> set[Kernel]:
-    """The kernels that XLA itself runs in the source module, on the same buffers.
+def attested_groups(source: CanonicalModule) -> frozenset[Kernel]:
+    """The kernels that XLA itself runs in the source module, on the same buffers; found once for a source.
 
     Those with other bitcasts inside than ours are left out, but for one behind the only result, which we write outside:
     several results may have one shape by their bitcasts alone.
     """
-    graph, found = source.graph, set[Kernel]()
+    kept: dict[str, Any] = vars(source)
+    if "_attested" not in kept:
+        kept["_attested"] = frozenset(_attested(source))
+    found: frozenset[Kernel] = kept["_attested"]
+    return found
+
+
+def _attested(source: CanonicalModule) -> Iterator[Kernel]:
+    graph = source.graph
     for origin in source.origins:
         if origin.role == "fusion":
             ops, results = as_kernel(graph, origin.nodes, origin.results)
             same_results = results == origin.results or len(results) == 1
             if same_results and {*origin.nodes}.issuperset(kernel_nodes(graph, ops)):
-                found.add((frozenset(ops), results))
-    return found
+                yield frozenset(ops), results
 
 
 def _rewritten(

@@ -42,11 +42,8 @@ STEPS: dict[str, Callable[[], models.Step]] = {
     "transformer": lambda: models.transformer(layers=1),
     "transformer bf16": lambda: models.transformer(BFLOAT16, layers=1),
     "lstm": models.lstm,
-    "lstm bf16": lambda: models.lstm(BFLOAT16),
     "scanned layers": models.scanned_layers,
-    "scanned layers bf16": lambda: models.scanned_layers(BFLOAT16),
     "jax.debug.print": models.printing,
-    "jax.debug.print bf16": lambda: models.printing(BFLOAT16),
     "shard_map": models.mapped_by_hand,
     "pmap": models.pmapped,
     "pooled": models.pooled,
@@ -64,8 +61,6 @@ UNFUSED_TOO = (
     "mlp", "transformer", "pooled", "in place", "without elements", "written activations",
     "replayed", "replayed without donation", *(f"writing {seed}" for seed in range(4)),
 )  # fmt: skip
-ONE_LEG = {"lstm bf16", "scanned layers bf16", "jax.debug.print bf16"}
-"""What bfloat16 adds on a leg, the other steps show."""
 
 
 def strategies(source: CanonicalModule, name: str) -> dict[str, Strategy]:
@@ -80,9 +75,7 @@ def strategies(source: CanonicalModule, name: str) -> dict[str, Strategy]:
     return {"XLA's own": xla, "one concatenated bucket": bucket, **alone, **random}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.product_only] * (name in ONE_LEG)) for name in STEPS]
-)
+@pytest.mark.parametrize("name", STEPS)
 def test_xla_executes_the_strategy_and_computes_the_same_numbers(name: str) -> None:
     step, arguments = STEPS[name]()
 

@@ -18,6 +18,8 @@ SHAPES = {
     "vgg19": (1571, 104, 6),
 }
 """Nodes, and XLA's kernels and buckets."""
+SMALL = ("rnnlm", "vgg19")
+"""Of these every op is written alone as well: of the others that takes half a minute."""
 
 
 @pytest.mark.parametrize("model", SHAPES)
@@ -25,5 +27,5 @@ def test_xlas_own_plan_and_none_at_all_can_be_written(model: str) -> None:
     source = captured(f"h200_models/{model}")
     xla = read(source)
     assert (len(source.graph), len(xla.groups), len(xla.buckets)) == SHAPES[model]
-    for strategy in (xla, unfused(source.graph)):
+    for strategy in (xla, unfused(source.graph)) if model in SMALL else (xla,):
         verify(source, apply(strategy, source), strategy)
