@@ -509,7 +509,16 @@ def test_a_sort_of_numbers_that_it_makes_itself_may_be_written_over_its_other_op
     assert "other elements" in said(module(first, {"sorting": computed}, [(0, 0)]), "gpu")
 
 
-IN_PLACE = "x = f32[4,4] parameter\nf = f32[4,4] fusion x calls=kernel"
+ELSEWHERE = "f writes f over p and reads that at other elements than it writes, in entry"
+
+
+def fused(kernel: str, *, donated: bool = True) -> str:
+    """What is said of a step that is one kernel, whose result takes the place of its first argument if that is
+    donated."""
+    lines = [line.strip() for line in kernel.splitlines() if line.strip()]
+    given = [line for line in lines if line.split()[3] == "parameter"]
+    call = f"f = {lines[-1].split()[2]} fusion {' '.join(line.split()[0] for line in given)} calls=kernel"
+    return said(module("\n".join([*given, call]), {"kernel": kernel}, [(0, 0)] * donated))
 
 
 @pytest.mark.parametrize(
@@ -527,11 +536,8 @@ IN_PLACE = "x = f32[4,4] parameter\nf = f32[4,4] fusion x calls=kernel"
 )  # fmt: skip
 def test_a_kernel_reads_what_it_must_write_over_only_where_it_writes(lines: str, is_right: bool) -> None:
     kernel = f"p = f32[4,4] parameter\n{lines}"
-    found = said(module(IN_PLACE, {"kernel": kernel}, aliases=[(0, 0)]))
-    assert found == (
-        "" if is_right else "f writes f over x and reads that at other elements than it writes, in entry"
-    )
-    assert said(module(IN_PLACE, {"kernel": kernel})) == ""
+    assert fused(kernel) == ("" if is_right else ELSEWHERE)
+    assert fused(kernel, donated=False) == ""
 
 
 @pytest.mark.parametrize(
@@ -551,16 +557,7 @@ def test_an_update_may_be_made_of_what_it_replaces(cut: str, is_right: bool) -> 
         u = f32[2,1] sine s
         w = f32[4,4] dynamic-update-slice p u i j
     """
-    text = """
-        x = f32[4,4] parameter
-        i = s32[] parameter number=1
-        j = s32[] parameter number=2
-        f = f32[4,4] fusion x i j calls=kernel
-    """
-    found = said(module(text, {"kernel": kernel}, aliases=[(0, 0)]))
-    assert found == (
-        "" if is_right else "f writes f over x and reads that at other elements than it writes, in entry"
-    )
+    assert fused(kernel) == ("" if is_right else ELSEWHERE)
 
 
 def test_an_update_at_constant_places_may_be_made_of_a_slice_there() -> None:
@@ -573,11 +570,8 @@ def test_an_update_at_constant_places_may_be_made_of_a_slice_there() -> None:
         w = f32[4] dynamic-update-slice p o i
         n = f32[4] negate w
     """
-    text = "x = f32[4] parameter\nf = f32[4] fusion x calls=kernel"
-    assert said(module(text, {"kernel": kernel.format(2)}, aliases=[(0, 0)])) == ""
-    assert "reads that at other elements" in said(
-        module(text, {"kernel": kernel.format(1)}, aliases=[(0, 0)])
-    )
+    assert fused(kernel.format(2)) == ""
+    assert fused(kernel.format(1)) == ELSEWHERE
 
 
 @pytest.mark.parametrize(
@@ -608,16 +602,7 @@ def test_a_row_may_be_made_of_itself_or_of_another_row_by_any_shape(
         b = f32[3,4] bitcast p
         w = f32[3,4] dynamic-update-slice b u {at}
     """.replace("sine c", "bitcast c" if "f32[1,4] dyn" in cut else "sine c")
-    text = """
-        x = f32[12] parameter
-        i = s32[] parameter number=1
-        j = s32[] parameter number=2
-        f = f32[3,4] fusion x i j calls=kernel
-    """
-    found = said(module(text, {"kernel": kernel}, aliases=[(0, 0)]))
-    assert found == (
-        "" if is_right else "f writes f over x and reads that at other elements than it writes, in entry"
-    )
+    assert fused(kernel) == ("" if is_right else ELSEWHERE)
 
 
 def test_what_is_not_replaced_may_be_read_only_where_nothing_else_is_written() -> None:
@@ -627,10 +612,8 @@ def test_what_is_not_replaced_may_be_read_only_where_nothing_else_is_written() -
         c = f32[4] slice p starts=0
         w = f32[12] dynamic-update-slice p c one
     """
-    text = "x = f32[12] parameter\nf = f32[12] fusion x calls=kernel"
-    assert said(module(text, {"kernel": kernel}, aliases=[(0, 0)])) == ""
-    after = f"{kernel}\nn = f32[12] negate w"
-    assert "reads that at other elements" in said(module(text, {"kernel": after}, aliases=[(0, 0)]))
+    assert fused(kernel) == ""
+    assert fused(f"{kernel}\nn = f32[12] negate w") == ELSEWHERE
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
@@ -692,10 +675,8 @@ def test_one_element_may_be_made_of_all_that_were_there_but_not_one_of_two() -> 
         u = f32[1] broadcast r dims=
         w = f32[4] dynamic-update-slice p u i
     """
-    twice = f"{kernel.rstrip()}\n        v = f32[4] dynamic-update-slice w u i"
-    text = "x = f32[4] parameter\ni = s32[] parameter number=1\nf = f32[4] fusion x i calls=kernel"
-    assert said(module(text, {"kernel": kernel}, aliases=[(0, 0)])) == ""
-    assert "reads that at other elements" in said(module(text, {"kernel": twice}, aliases=[(0, 0)]))
+    assert fused(kernel) == ""
+    assert fused(f"{kernel.rstrip()}\nv = f32[4] dynamic-update-slice w u i") == ELSEWHERE
 
 
 def test_a_reduction_beside_the_result_reads_where_that_is_written_on_gpu() -> None:
