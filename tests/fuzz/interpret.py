@@ -132,15 +132,8 @@ def infer(
     Raises:
         ProgramError: jax refuses the op.
     """
-    return _inferred(name, tuple(operands), json.dumps(attributes, sort_keys=True), tuple(bodies), devices)
-
-
-def _inferred(
-    name: str, operands: tuple[Type, ...], attributes: str, bodies: tuple[Body, ...], devices: int
-) -> tuple[Type, ...]:
-    if bodies:
-        return _traced(name, operands, attributes, bodies, devices)
-    return _traced_once(name, operands, attributes, devices)
+    given = tuple(operands), json.dumps(attributes, sort_keys=True)
+    return _traced(name, *given, tuple(bodies), devices) if bodies else _traced_once(name, *given, devices)
 
 
 @functools.lru_cache(maxsize=20_000)
