@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.core.legality import emitter_kind
@@ -25,7 +24,15 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import emitter_of
-from disco_hlo.hlo.graph import Graph, Kind, as_kernel, external_reads, is_cloned, kernel_nodes
+from disco_hlo.hlo.graph import (
+    Graph,
+    Kind,
+    as_kernel,
+    external_reads,
+    is_cloned,
+    kernel_nodes,
+    once_per_graph,
+)
 from disco_hlo.hlo.opcodes import COLLECTIVE, FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.plan.legal import Kernel, check_order, check_strategy, default_unit_order, planned_regions
@@ -76,27 +83,21 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
     return assembled(source, written)
 
 
-def attested_groups(source: CanonicalModule) -> frozenset[Kernel]:
-    """The kernels that XLA itself runs in the source module, on the same buffers; found once for a source.
+@once_per_graph
+def attested_groups(source: CanonicalModule) -> set[Kernel]:
+    """The kernels that XLA itself runs in the source module, on the same buffers.
 
     Those with other bitcasts inside than ours are left out, but for one behind the only result, which we write outside:
     several results may have one shape by their bitcasts alone.
     """
-    kept: dict[str, Any] = vars(source)
-    if "_attested" not in kept:
-        kept["_attested"] = frozenset(_attested(source))
-    found: frozenset[Kernel] = kept["_attested"]
-    return found
-
-
-def _attested(source: CanonicalModule) -> Iterator[Kernel]:
-    graph = source.graph
+    graph, found = source.graph, set[Kernel]()
     for origin in source.origins:
         if origin.role == "fusion":
             ops, results = as_kernel(graph, origin.nodes, origin.results)
             same_results = results == origin.results or len(results) == 1
             if same_results and {*origin.nodes}.issuperset(kernel_nodes(graph, ops)):
-                yield frozenset(ops), results
+                found.add((frozenset(ops), results))
+    return found
 
 
 def _rewritten(
