@@ -1,6 +1,6 @@
 """What the rules read of a graph: rows of integers with one entry a node, as arrays and as plain lists.
 
-Compiled functions read a row by its name from a view of arrays (``search.arrays.views``), Python from a record of
+Compiled functions read a row by its name from a view of arrays (``search.layout``), Python from a record of
 lists: the same function runs on both.
 """
 
@@ -28,7 +28,7 @@ from disco_hlo.hlo.opcodes import ELEMENTWISE as ELEMENTWISE_OPS
 
 Row = NDArray[np.int64]
 
-# Bits of Rows.flags. Those from 1 << 16 on are the search's own (search.arrays.layout).
+# Bits of Rows.flags. Those from 1 << 16 on are the search's own (search.layout).
 ELEMENTWISE: Final = 1
 """Element i of the result needs element i of each operand: same dimensions, same layout."""
 BITCAST: Final = 2

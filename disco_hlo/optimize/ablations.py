@@ -21,8 +21,7 @@ from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import in_the_order_of, normal_form, one_bucket, without_unfit
-from disco_hlo.search.order import best_order
-from disco_hlo.search.schedule import Scheduled, with_early_collectives, with_order
+from disco_hlo.search.schedule import Scheduled, best_order, with_early_collectives, with_order
 from disco_hlo.simulator.costs import MachineModel
 
 NO_FUSION = "no fusion"

@@ -154,7 +154,7 @@ def random_order(units: UnitGraph, asynchronous: bool, dice: random.Random) -> t
 def _searched(source: CanonicalModule, one: Wanted) -> Strategy:
     """What the search writes a state of its own as: after random moves, or after a short joint search."""
     # Imported here: numba takes a while, and a run without the search does without it.
-    from disco_hlo.optimize.start import searchable
+    from disco_hlo.optimize.pipeline import searchable
     from tests.fuzz.searching import after_moves, after_search
 
     graph, dice = source.graph, random.Random(one.seed)

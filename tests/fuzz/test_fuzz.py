@@ -15,9 +15,10 @@ import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.legal import check_order, unit_graph
+from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.xla import compiles
 from tests.fuzz import interpret, pairs, tally

@@ -261,7 +261,7 @@ def _compile_search() -> None:
 
     from disco_hlo.plan.variants import unfused
     from tests.fuzz.searching import after_moves, after_search
-    from tests.search.random_steps import random_step
+    from tests.search.steps import random_step
 
     graph = random_step(random.Random(1), 40)
     for run in (after_moves, after_search):

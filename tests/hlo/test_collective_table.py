@@ -45,7 +45,7 @@ from disco_hlo.plan.plan import decode
 from disco_hlo.plan.read import read
 from disco_hlo.plan.plan import Bucket
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.allreduce import AllReduceFit
+from disco_hlo.profiler.collectives import AllReduceFit
 from disco_hlo.profiler.profile import Collectives, to_json
 from tests.captured import stored
 from tests.report import plans

@@ -24,7 +24,7 @@ from disco_hlo.hlo.graph import (
     stretches,
 )
 from tests.plan.small_graphs import graph
-from tests.search.random_steps import random_step
+from tests.search.steps import random_step
 
 STEP = graph("param\nneg 0\nbitcast 1\nbitcast 2\nadd 3 1\nbitcast 4\nmul 5\ntuple 5 6")
 

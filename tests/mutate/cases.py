@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from disco_hlo.estimator.dataset import Dataset, Measurement
+from disco_hlo.estimator.dataset import Dataset, Measurement, load
 from disco_hlo.estimator.samples import FusedOp
-from disco_hlo.estimator.training_data import load
 from disco_hlo.estimator.weights import load_file
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.cost_model import Line
@@ -33,7 +32,7 @@ from disco_hlo.plan.variants import normal_form
 from disco_hlo.plugin.phases.capture_record import CaptureRecord
 from disco_hlo.plugin.phases.capture_record import encode as encode_record
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.profiler.allreduce import SweepPoint, fit
+from disco_hlo.profiler.collectives import SweepPoint, fit
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, to_json
 from disco_hlo.profiler.store import ProfileStore, StepTime
 from disco_hlo.profiler.timeline import MeasuredStep

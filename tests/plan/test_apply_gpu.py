@@ -21,8 +21,8 @@ from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import normal_form, one_at_a_time, one_bucket, unfused
 from disco_hlo.profiler.costs import kernel_times
 from disco_hlo.profiler.instructions import InstructionTimes
-from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.simulator.list_schedule import list_schedule
+from disco_hlo.profiler.keys import kernel_keys
+from disco_hlo.simulator.orders import list_schedule
 from tests.captured import captured, stored
 from tests.plan.executed import executed_difference
 

@@ -19,7 +19,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
-from tests.plugin.sessions import in_session
+from tests.plugin.handled import in_session
 
 
 def measured(

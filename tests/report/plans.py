@@ -33,7 +33,7 @@ from disco_hlo.plan.plan import (
 from disco_hlo.plan.read import read
 from disco_hlo.plan.variants import normal_form
 from disco_hlo.plugin.xla import compiles
-from disco_hlo.profiler.allreduce import SweepPoint, fit
+from disco_hlo.profiler.collectives import SweepPoint, fit
 from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, to_json
 from disco_hlo.report.bundle import open_bundle
 from disco_hlo.report.data import page_data

@@ -19,7 +19,7 @@ from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.problem import Problem
-from tests.search.random_steps import random_step
+from tests.search.steps import random_step
 
 MOST_FUSIBLE = 6
 """Above it there are too many strategies."""

@@ -23,8 +23,7 @@ from disco_hlo.simulator.problem import Problem
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.plan.small_graphs import graph
-from tests.simulator.cost_models import LoopCosts, TableCosts
-from tests.simulator.random_steps import random_step, random_strategy
+from tests.simulator.random_steps import LoopCosts, TableCosts, random_step, random_strategy
 from tests.simulator.reference import simulate_slowly
 
 # Two gradients of 12 and 24 bytes, each reduced and applied to the parameter.
