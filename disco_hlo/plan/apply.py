@@ -541,7 +541,8 @@ def assembled(source: CanonicalModule, written: Sequence[Message]) -> bytes:
             scheduled = not computation.is_fusion_computation
             ids = [instruction.id for instruction in computation.instructions] if scheduled else []
         else:
-            ids = _scheduled(source.module, computation.id)
+            sequences = source.module.schedule.sequences
+            ids = list(sequences[computation.id].instruction_ids) if computation.id in sequences else []
         if ids:
             module.schedule.sequences[computation.id].instruction_ids.extend(ids)
     dropped = set(source.dropped_aliases)
@@ -553,11 +554,6 @@ def assembled(source: CanonicalModule, written: Sequence[Message]) -> bytes:
     del module.input_output_alias.entries[:]
     module.input_output_alias.entries.extend(aliases)
     return hlo_proto.serialize(module)
-
-
-def _scheduled(module: Message, computation: int) -> list[int]:
-    sequences = module.schedule.sequences
-    return list(sequences[computation].instruction_ids) if computation in sequences else []
 
 
 def _callees_first(entry: int, by_id: Mapping[int, Message]) -> list[Message]:

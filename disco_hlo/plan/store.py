@@ -122,7 +122,8 @@ class PlanStore:
             raise PlanError(
                 f"expected at least one device and one process, got {device_count} and {process_count}"
             )
-        name = f"{backend}-{_slug(device_kind)}-x{device_count}"
+        kind = re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-")[:48] or "unknown"
+        name = f"{backend}-{kind}-x{device_count}"
         name += f"-p{process_count}" if process_count > 1 else ""
         return PlanSlot(self.directory, self.directory / key[:16] / name)
 
@@ -303,11 +304,6 @@ def _module_name(slot: PlanSlot) -> str:
         return msgspec.json.decode(slot._read(PLAN_NAME, MAX_BYTES) or b"", type=_Named).target.module_name
     except (PlanError, msgspec.MsgspecError, RecursionError):
         return ""
-
-
-def _slug(device_kind: str) -> str:
-    text = re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-")
-    return text[:48] or "unknown"
 
 
 # Modules that were compared ---------------------------------------------------------------------

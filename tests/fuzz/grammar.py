@@ -54,7 +54,8 @@ def _generate(dice: random.Random, seed: int, max_devices: int) -> Program:
     sharded = tuple(_result_is_sharded(scope, body.types[x], devices) for x in results)
     if mode == "jit" and devices > 1:
         sharded = tuple(
-            one and _divides(body.types[x], devices) for one, x in zip(sharded, results, strict=True)
+            one and bool(shape := body.types[x].shape) and shape[0] % devices == 0
+            for one, x in zip(sharded, results, strict=True)
         )
     small_calls = dice.random() < 0.25
     return Program(body, tuple(scope.arguments), devices, mode, sharded, seed, small_calls)
@@ -123,10 +124,6 @@ def _result_is_sharded(scope: Scope, of: Type, devices: int) -> bool:
         if parameter == of and one.donated
     ]
     return scope.dice.choice(alike) if alike else scope.dice.random() < 0.5
-
-
-def _divides(of: Type, devices: int) -> bool:
-    return bool(of.shape) and of.shape[0] % devices == 0
 
 
 # Writing ----------------------------------------------------------------------------------------
