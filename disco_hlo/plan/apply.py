@@ -56,14 +56,13 @@ _LIBRARY_CALLS = frozenset({"custom-call", "fusion"})
 """Fixed nodes that write their results into buffers of their own, unless graph.inplace says otherwise."""
 
 
-def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | None = None) -> bytes:
+def apply(strategy: Strategy, source: CanonicalModule) -> bytes:
     """The module of ``source`` rewritten to execute ``strategy``.
 
     Args:
         strategy: what to execute; the empty strategy (with its buckets of one) is the unfused step, with its loops as
             XLA compiled them.
         source: the module in canonical form.
-        parallelism: threads of XLA:CPU's pool; by default what this process may run on.
 
     Returns:
         A serialized, scheduled HloModuleProto of the same entry signature.
@@ -72,7 +71,7 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
         IllegalStrategyError: the strategy is not legal on this module.
     """
     numbers = _Numbers.of(source.module)
-    threads = parallelism or len(own_cores())
+    threads = len(own_cores())  # of XLA:CPU's pool
     planned = planned_regions(source, strategy)
     written: list[Message] = []
     for region in source.regions:

@@ -276,17 +276,13 @@ class Scope(Builder):
         self.results: list[int] = []
         """Values that some production wants returned."""
 
-    def pick(self, fits: Callable[[Type], bool] = lambda _: True, *, exact: bool = False) -> int:
+    def pick(self, fits: Callable[[Type], bool] = lambda _: True) -> int:
         """A value of a type that fits, more often a late one.
 
         Raises:
             ProgramError: there is none.
         """
-        found = [
-            x
-            for x, one in enumerate(self.types)
-            if fits(one) and (self.exact[x] or not exact) and self.is_number(x)
-        ]
+        found = [x for x, one in enumerate(self.types) if fits(one) and self.is_number(x)]
         if not found:
             raise ProgramError("no value fits")
         if self.dice.random() < 0.5:
@@ -310,13 +306,13 @@ class Scope(Builder):
         """Whether a value is no index, key or decision."""
         return x >= len(self.arguments) or self.arguments[x].role in ("values", "flags")
 
-    def role(self, role: str, fits: Callable[[int], bool] = lambda _: True) -> int:
+    def role(self, role: str) -> int:
         """An argument of a role.
 
         Raises:
             ProgramError: there is none.
         """
-        found = [x for x, one in enumerate(self.arguments) if one.role == role and fits(x)]
+        found = [x for x, one in enumerate(self.arguments) if one.role == role]
         if not found:
             raise ProgramError(f"no argument is a {role}")
         return self.dice.choice(found)

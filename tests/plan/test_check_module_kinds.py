@@ -192,7 +192,7 @@ t = (f32[8],f32[8],f32[8]) tuple {}
 """
 
 
-def _carried(begin: str, returned: str, backend: str = "cpu") -> str:
+def _carried(begin: str, returned: str) -> str:
     text = f"""
         x = f32[8] parameter
         y = f32[8] parameter number=1
@@ -204,7 +204,7 @@ def _carried(begin: str, returned: str, backend: str = "cpu") -> str:
         s = f32[8] add r a
     """
     go = "p = (f32[8],f32[8],f32[8]) parameter\ng = pred[] constant"
-    return said(module(text, {"turn": CARRIES.format(returned), "go": go}), backend)
+    return said(module(text, {"turn": CARRIES.format(returned), "go": go}))
 
 
 def test_what_a_loop_only_moves_among_equals_is_what_it_began_with() -> None:
