@@ -12,8 +12,9 @@ from disco_hlo.compiled import compiled
 from disco_hlo.core.legality import group_refusal
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, kernel_nodes
-from disco_hlo.plan.legal import bucket_refusal, check_order, unit_graph
+from disco_hlo.plan.legal import bucket_refusal, check_order
 from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import unfused
 from disco_hlo.search import layout as at
 from disco_hlo.search.costs import UnitCosts
