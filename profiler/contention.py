@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from statistics import mean, median
 from types import MappingProxyType
 
@@ -51,7 +51,7 @@ from disco_hlo.profiler.trace import (
     moving,
     numbered,
     span,
-    unit_of,
+    unit_of_name,
 )
 
 _LONG_NS = 5_000
@@ -175,13 +175,8 @@ def _transfers(trace: Trace, module_name: str, moved: Moved) -> dict[str, _Work]
             work = _Work(length_ns(moves), sum(covered_ns(part, kernels) for part in moves))
             found[unit][run].append((length_ns(span(item) for item, _ in parts), work))
     last = ([min(at, key=itemgetter(0))[1] for at in by_run.values()] for by_run in found.values())
-    return {
-        unit: sorted(works, key=_length)[len(works) // 2] for unit, works in zip(found, last, strict=True)
-    }
-
-
-def _length(work: _Work) -> int:
-    return work.length_ns
+    by_length = (sorted(works, key=attrgetter("length_ns")) for works in last)
+    return {unit: works[len(works) // 2] for unit, works in zip(found, by_length, strict=True)}
 
 
 def _beside(alone: Mapping[str, _Work], beside: Mapping[str, _Work]) -> Beside | None:
@@ -291,7 +286,7 @@ def _by_run(trace: Trace, module_name: str, moved: Moved) -> dict[int, list[_Ran
         kernels: dict[str, list[Execution]] = defaultdict(list)
         for item in items:
             if not is_transfer(item):
-                kernels[unit_of(item)].append(item)
+                kernels[unit_of_name(item.op)].append(item)
         for unit, parts in kernels.items():
             spans = [span(part) for part in parts]
             begins_ns = spans[0][0]

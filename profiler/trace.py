@@ -31,6 +31,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -284,13 +285,8 @@ def is_transfer(execution: Execution) -> bool:
     return execution.kernel.lower().startswith("nccl")
 
 
-def unit_of(execution: Execution) -> str:
-    """What two modules of the same units have in common of an execution's name."""
-    return unit_of_name(execution.op)
-
-
 def unit_of_name(op: str) -> str:
-    """The same of an instruction's name."""
+    """What two modules of the same units have in common of an instruction's name."""
     found = UNIT.match(op)
     return found[0] if found else op
 
@@ -337,7 +333,7 @@ def numbered(
     for item in items:
         if not is_transfer(item) and item.op not in among:
             continue
-        unit = unit_of(item)
+        unit = unit_of_name(item.op)
         yield (unit, seen[unit]), item
         seen[unit] += 1
 
@@ -368,13 +364,9 @@ def covered_ns(own: Interval, intervals: Sequence[Interval]) -> int:
     """How much of ``own`` lies in ``intervals``, which are disjoint and ascending."""
     start, end = own
     covered = 0
-    for position in range(bisect_right(intervals, start, key=_end_of), len(intervals)):
+    for position in range(bisect_right(intervals, start, key=itemgetter(1)), len(intervals)):
         begins, ends = intervals[position]
         if begins >= end:
             break
         covered += min(end, ends) - max(start, begins)
     return covered
-
-
-def _end_of(interval: Interval) -> int:
-    return interval[1]
