@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from disco_hlo.estimator import dataset
+from disco_hlo.estimator.dataset import Dataset, TrainingData, load
 from disco_hlo.estimator.network import network
 from disco_hlo.estimator.weights import load_file
 from tests.estimator import synthetic
@@ -23,7 +26,7 @@ epochs = 3
 batch = 32
 
 [train.architecture]
-layers = 6
+layers = 2
 heads = 2
 width = 16
 dense = [16, 8]
@@ -38,10 +41,18 @@ compare.paper = { architecture = "paper", loss = "paper", epochs = 1 }
 """
 
 
+@cache
+def read_once(path: Path) -> TrainingData:
+    """Every run reads the same data set, which takes longest where the configuration is refused."""
+    with Dataset(path) as data:
+        return load(data)
+
+
 def run(*arguments: object) -> int:
     """Runs the script in this process, which has torch already; gives its exit status."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        patch.setattr(dataset, "load", lambda data: read_once(data.path))
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(SCRIPT), run_name="__main__")
     return int(ended.value.code or 0)
@@ -80,7 +91,7 @@ def test_the_report_has_both_splits_with_baselines_and_noise_beside(folder: Path
 def test_the_weights_it_writes_are_ready_for_inference(folder: Path) -> None:
     weights = load_file(folder / "w.safetensors")
     assert weights.device_kind == "Test GPU"
-    assert network(weights).message.shape[0] == 6
+    assert network(weights).message.shape[0] == 2
 
 
 def test_a_finished_run_is_not_trained_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
