@@ -55,8 +55,7 @@ from disco_hlo.estimator.kernel_tables import (
     structure,
 )
 from disco_hlo.hlo.cost_model import CostModel, Kernels
-from disco_hlo.hlo.flat_graph import flat_graph
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, flat_graph, is_cloned
 from disco_hlo.hlo.opcodes import ASYNCHRONOUS
 
 TRANSCENDENTAL_FLOPS = 16.0

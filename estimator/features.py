@@ -37,8 +37,7 @@ from disco_hlo.estimator.kernel_cost import (
 )
 from disco_hlo.estimator.kernel_tables import KernelTables
 from disco_hlo.hlo.cost_model import FlatKernels, Kernels
-from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
-from disco_hlo.hlo.graph import Graph, Node
+from disco_hlo.hlo.graph import Graph, Node, flat_graph, flat_shapes
 
 _TYPE_OF = {opcode: number for number, opcode in enumerate(spec.VOCABULARY)}
 _FLOATS = ("f", "b", "c")

@@ -26,8 +26,7 @@ from disco_hlo.estimator.kernel_cost import Scratch
 from disco_hlo.estimator.network import Network, Room, dense, embed_kernel, network, room_for
 from disco_hlo.estimator.weights import Weights, shipped
 from disco_hlo.hlo.cost_model import CostModel, FlatKernels, Kernels
-from disco_hlo.hlo.flat_graph import flat_graph
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Graph, Kind, flat_graph
 
 _LOGGER = logging.getLogger("disco_hlo")
 _MOST_KNOWN = 1 << 20

@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import CollectiveKind, collective_bytes, collective_kind
 from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces
-from disco_hlo.hlo.flat_graph import flat_graph
-from disco_hlo.hlo.graph import Graph, Kind, Node
+from disco_hlo.hlo.graph import Graph, Kind, Node, flat_graph
 from disco_hlo.hlo.opcodes import COLLECTIVES, PRODUCTS
 from disco_hlo.profiler.contention import AT_ONCE_NS, LEAST_NS
 from disco_hlo.profiler.instructions import InstructionTimes

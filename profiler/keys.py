@@ -26,13 +26,11 @@ from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.hlo.attributes import custom_fusion_kind, triton_settings
-from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes
 from disco_hlo.hlo.canonical import CanonicalModule, Origin
 from disco_hlo.hlo.collectives import CollectiveKind, collective_bytes, collective_kind
 from disco_hlo.hlo.cost_model import FlatKernels, Kernels, triton_emitter
-from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes
 from disco_hlo.hlo.flatten import ModuleIndex
-from disco_hlo.hlo.graph import Graph, Kind, once_per_graph
+from disco_hlo.hlo.graph import Graph, Kind, as_kernel, flat_graph, flat_shapes, kernel_nodes, once_per_graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message, parse
 from disco_hlo.hlo.regions import regions_called, trip_count

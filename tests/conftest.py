@@ -41,7 +41,7 @@ settings.load_profile("repeatable")
 ONCE = (
     "activation", "cli", "core", "e2e", "estimator", "examples", "hlo", "mutate", "optimize", "plan", "profiler",
     "report", "scripts", "search", "simulator", "structure", "whatif",
-    "fuzz/test_program.py", "plugin/test_slow_downs.py",
+    "fuzz/test_program.py", "plugin/test_step_traces.py",
 )  # fmt: skip
 """Folders and files whose subject does not depend on the versions of JAX and Python, and what more in them starts whole
 trainings: one leg runs them."""
@@ -79,7 +79,7 @@ LONGEST_FIRST = (
     "fuzz/test_fuzz.py",
     "plan/test_apply.py",
     "cli/test_capture.py",
-    "search/test_starts.py",
+    "search/test_strategies.py",
     "search/test_joint.py",
     "activation/test_mpi.py",
     "plan/test_storage_steps.py",

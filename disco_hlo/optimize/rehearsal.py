@@ -26,7 +26,7 @@ from disco_hlo.profiler.collectives import fit, point_of
 from disco_hlo.profiler.profile import Platform, Profile
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.methods.child import environment
+from disco_hlo.search.child import environment
 from disco_hlo.search.warm import warm_up_in_time
 
 LOGGER = logging.getLogger("disco_hlo")

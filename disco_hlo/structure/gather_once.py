@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.device_groups import Groups
+from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.loops import (
     Loop,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.device_groups import Groups
+from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.opcodes import COLLECTIVES, ELEMENTWISE, TRANSFERS
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import Needs, check, operand_needs

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.device_groups import Groups, devices_by_axes, iota_devices, written_groups
+from disco_hlo.hlo.collectives import Groups, devices_by_axes, iota_devices, written_groups
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import Needs, operand_needs, reduction_opcode, shrink

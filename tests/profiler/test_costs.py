@@ -10,8 +10,7 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import Kernels, LinearPieces
-from disco_hlo.hlo.flat_graph import flat_lists
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, flat_lists
 from disco_hlo.profiler.collectives import AllReduceFit
 from disco_hlo.profiler.costs import NONE, Corrections, MeasuredCosts, Seen, corrections
 from disco_hlo.profiler.keys import group_key

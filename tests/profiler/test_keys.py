@@ -16,7 +16,7 @@ from disco_hlo.hlo.proto import Instruction, Module, serialize
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, kernel_keys, keyed_times, owners
 from disco_hlo.profiler.profile import OpTime
-from tests.search.random_steps import random_step
+from tests.search.steps import random_step
 
 F32 = Shape("f32", (64, 64), (1, 0))
 
