@@ -375,13 +375,12 @@ def load(dataset: Dataset) -> TrainingData:
         raise ProfileError(
             f"{dataset.path} holds no measured samples; make some with scripts/sample_fused_ops.py"
         )
-    sources = dataset.sources()
+    about, sources = dataset.about(), dataset.sources()
+    base = base_device(about)
     graphs = {source.id: canonicalize(dataset.module(source)).graph for source in sources}
     for sample in samples:
         _check(sample, graphs.get(sample.source), str(dataset.path))
     samples.sort(key=lambda sample: (sample.source, sample.id))
-    about = dataset.about()
-    base = base_device(about)
     labels = {sample.id: label_ns(measured[sample.id], about["backend"]) for sample in samples}
     times = {sample.key: labels[sample.id] for sample in samples if len(sample.op.members) == 1}
     device = calibrated(base, measured_ops(graphs.values(), times))

@@ -286,8 +286,9 @@ class _Builder:
     """Lists of moves, each legal after those before it; one refused is left out."""
 
     def __init__(self, module: bytes, copies: bool) -> None:
-        self.module, self.copies = module, copies
+        self.copies = copies
         self.every = [one.name for _, _, one in _loops(Program(module, copies=copies), every_loop=True)]
+        self._made: dict[tuple[Move, ...], bytes] = {(): module}
         places = _loops(Program(module, copies=copies))
         self.names = [one.name for _, caller, one in places if _communicates(caller, one)]
 
@@ -319,7 +320,10 @@ class _Builder:
         return (*moves, move)
 
     def _applied(self, moves: tuple[Move, ...]) -> bytes:
-        return apply_moves(self.module, moves, copies=self.copies)
+        if moves not in self._made:
+            before = self._applied(moves[:-1])
+            self._made[moves] = apply_moves(before, moves[-1:], copies=self.copies)
+        return self._made[moves]
 
 
 def _gathers(

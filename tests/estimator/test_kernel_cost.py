@@ -1,8 +1,6 @@
 """Loop nests of fused kernels: what they move and how often they compute."""
 
-import gzip
 from functools import cache
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -12,8 +10,8 @@ from hypothesis import strategies as st
 
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.kernel_cost import MAXIMUM_CONTEXTS, kernel_work
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Kind, Shape
+from tests.captured import captured
 from tests.estimator.kernels import f32, graph_of
 from tests.estimator.obvious_cost import obvious_work
 
@@ -246,12 +244,7 @@ def test_compiled_and_obvious_counting_agree(graph, hoists):
     assert found == obvious_work(tables, scratch.loops, members, results)
 
 
-STEPS = Path(__file__).parents[1] / "data" / "h200_models"
-
-
-@cache
-def captured(name):
-    return canonicalize(gzip.decompress((STEPS / f"{name}.hlo.pb.gz").read_bytes())).graph
+STEP = captured("h200_models/rnnlm").graph
 
 
 @cache
@@ -279,7 +272,7 @@ def grown_kernel(graph, random, size):
 @given(seed=st.integers(0, 2**32), size=st.sampled_from([2, 10, 60, 400]))
 def test_captured_kernels_are_counted_as_the_obvious_way_counts_them(hoists, seed, size):
     """To the last bit, in whatever order they are asked for: all examples share what the model keeps."""
-    graph, model = captured("rnnlm"), model_of(hoists)
+    graph, model = STEP, model_of(hoists)
     members, results = grown_kernel(graph, Random(seed), size)
     tables, scratch = model.tables(graph), model.scratch(graph)
     found = kernel_work(tables, np.array(members), np.array(results), False, scratch)
@@ -289,7 +282,7 @@ def test_captured_kernels_are_counted_as_the_obvious_way_counts_them(hoists, see
 @pytest.mark.parametrize("hoists", [True, False])
 def test_nothing_depends_on_what_is_kept(hoists):
     """With room for the contexts of one kernel only, these are forgotten all the time."""
-    graph, model = captured("rnnlm"), model_of(hoists)
+    graph, model = STEP, model_of(hoists)
     tables, scratch = model.tables(graph), model.scratch(graph)
     most = 401 * MAXIMUM_CONTEXTS
     small = scratch._replace(
