@@ -219,29 +219,42 @@ class Profile:
 _NOTHING = Collectives()
 
 
-def merged(times: Sequence[OpTime]) -> OpTime:
-    """One time from several measurements: medians weighted by their samples.
+class DeviceFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a kind of device. None where it was not measured, here and below."""
 
-    The spread is the larger of the usual spread within a measurement and the spread between them.
-    """
-    middle = _weighted_median((time.median_ns, time.samples) for time in times)
-    within = _weighted_median((time.spread_ns, time.samples) for time in times)
-    between = _weighted_median((abs(time.median_ns - middle), time.samples) for time in times)
-    return OpTime(middle, max(within, between), sum(time.samples for time in times))
+    constants: DeviceConstants | None = None
+    launch_ns: Nanoseconds | None = None
+    """What lies between two kernels in the training step that was timed last: on H200s a chain's links lay 0.0 to 2.1
+    us apart where a step's kernels lay 0.2 to 0.9."""
 
 
-def _weighted_median(values: Iterable[tuple[int, int]]) -> int:
-    """Of (value, weight) pairs; the middle of two values where half of the weight lies on each side."""
-    ordered = sorted(values)
-    total = sum(weight for _, weight in ordered)
-    passed = 0
-    for position, (value, weight) in enumerate(ordered):
-        passed += weight
-        if 2 * passed > total:
-            return value
-        if 2 * passed == total:
-            return round((value + ordered[position + 1][0]) / 2)
-    raise ProfileError("no measurement to merge")
+class LinkFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of all steps whose collectives go over one link."""
+
+    holds: dict[str, Share] = {}
+    """As :attr:`Profile.holds`."""
+
+
+class StepFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of one step on one link."""
+
+    launch_ns: Nanoseconds | None = None
+    """What lies between two of its kernels."""
+    contention: Contention | None = None
+    """Kernels differ in what they share with collectives: convolutions were slowed by a third where a transformer's
+    matmuls were not."""
+    apart: dict[str, InStep] | None = None
+    """All of its collectives of each kind in one run, one by one; none of a kind: the trace did not tell, nor will
+    another one."""
+    together: dict[str, InStep] | None = None
+    """The same in one bucket (CPU), or in buckets of varied sizes (GPU)."""
+    loops: dict[str, LoopTime] | None = None
+    """As :attr:`Profile.loops`."""
+
+
+def place_of(link: Link, fingerprint: str = "") -> str:
+    """Under which a store keeps the facts of a link, or of a step on it."""
+    return f"{link.label} {link.device_count}/{link.process_count} {fingerprint[:16]}"
 
 
 def host_cpu_kind() -> str:
@@ -304,44 +317,6 @@ def from_json(text: str, source: str = "the profile") -> Profile:
         return msgspec.convert(raw, Profile)
     except (msgspec.ValidationError, DiscoError) as error:
         raise ProfileError(f"{source}: {error}; measure again or name another file") from None
-
-
-class DeviceFacts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a kind of device. None where it was not measured, here and below."""
-
-    constants: DeviceConstants | None = None
-    launch_ns: Nanoseconds | None = None
-    """What lies between two kernels in the training step that was timed last: on H200s a chain's links lay 0.0 to 2.1
-    us apart where a step's kernels lay 0.2 to 0.9."""
-
-
-class LinkFacts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of all steps whose collectives go over one link."""
-
-    holds: dict[str, Share] = {}
-    """As :attr:`Profile.holds`."""
-
-
-class StepFacts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one step on one link."""
-
-    launch_ns: Nanoseconds | None = None
-    """What lies between two of its kernels."""
-    contention: Contention | None = None
-    """Kernels differ in what they share with collectives: convolutions were slowed by a third where a transformer's
-    matmuls were not."""
-    apart: dict[str, InStep] | None = None
-    """All of its collectives of each kind in one run, one by one; none of a kind: the trace did not tell, nor will
-    another one."""
-    together: dict[str, InStep] | None = None
-    """The same in one bucket (CPU), or in buckets of varied sizes (GPU)."""
-    loops: dict[str, LoopTime] | None = None
-    """As :attr:`Profile.loops`."""
-
-
-def place_of(link: Link, fingerprint: str = "") -> str:
-    """Under which a store keeps the facts of a link, or of a step on it."""
-    return f"{link.label} {link.device_count}/{link.process_count} {fingerprint[:16]}"
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:
@@ -441,3 +416,28 @@ def _contention(profiles: Sequence[Profile]) -> Contention | None:
         median(others) if others else None,
         median(one.hold for one in told),
     )
+
+
+def merged(times: Sequence[OpTime]) -> OpTime:
+    """One time from several measurements: medians weighted by their samples.
+
+    The spread is the larger of the usual spread within a measurement and the spread between them.
+    """
+    middle = _weighted_median((time.median_ns, time.samples) for time in times)
+    within = _weighted_median((time.spread_ns, time.samples) for time in times)
+    between = _weighted_median((abs(time.median_ns - middle), time.samples) for time in times)
+    return OpTime(middle, max(within, between), sum(time.samples for time in times))
+
+
+def _weighted_median(values: Iterable[tuple[int, int]]) -> int:
+    """Of (value, weight) pairs; the middle of two values where half of the weight lies on each side."""
+    ordered = sorted(values)
+    total = sum(weight for _, weight in ordered)
+    passed = 0
+    for position, (value, weight) in enumerate(ordered):
+        passed += weight
+        if 2 * passed > total:
+            return value
+        if 2 * passed == total:
+            return round((value + ordered[position + 1][0]) / 2)
+    raise ProfileError("no measurement to merge")

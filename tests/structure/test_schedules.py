@@ -27,8 +27,8 @@ def proposed(module: bytes) -> dict[str, tuple[Move, ...]]:
 
 
 @lru_cache(maxsize=4)
-def forward_pass(dtype: str, devices: int) -> tuple[tuple[Any, ...], Run]:
-    arguments = steps.transformer(devices, 2, jnp.dtype(dtype))[:2]
+def forward_pass(dtype: str, devices: int, layers: int) -> tuple[tuple[Any, ...], Run]:
+    arguments = steps.transformer(devices, layers, jnp.dtype(dtype))[:2]
     return arguments, run(steps.forward, arguments)
 
 
@@ -39,25 +39,27 @@ def training_step() -> tuple[tuple[Any, ...], Run]:
 
 
 FORWARD = {
-    "chunk-2": (8, 0, 0),
-    "chunk-4": (16, 0, 0),
-    "chunk-2-matmul": (8, 0, 0),
-    "split": (0, 4, 4),
-    "overlap": (8, 0, 0),
-    "split-overlap": (0, 8, 8),
+    "chunk-2": (4, 0, 0),
+    "chunk-4": (8, 0, 0),
+    "chunk-2-matmul": (4, 0, 0),
+    "split": (0, 2, 2),
+    "overlap": (4, 0, 0),
+    "split-overlap": (0, 4, 4),
 }
-"""All-reduces, reduce-scatters and all-gathers of two layers; XLA's own: four all-reduces."""
+"""All-reduces, reduce-scatters and all-gathers of a layer; XLA's own: two all-reduces."""
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "devices"),
-    [(name, "float32", 2) for name in FORWARD] + [("chunk-2", "bfloat16", 4)],
+    ("name", "dtype", "devices", "layers"),
+    [(name, "float32", 2, 1 + (name == "split")) for name in FORWARD] + [("chunk-2", "bfloat16", 4, 1)],
 )
-def test_forward_pass_of_a_tensor_parallel_transformer(name: str, dtype: str, devices: int) -> None:
-    arguments, expected = forward_pass(dtype, devices)
-    assert collectives(expected) == (4, 0, 0)
+def test_forward_pass_of_a_tensor_parallel_transformer(
+    name: str, dtype: str, devices: int, layers: int
+) -> None:
+    arguments, expected = forward_pass(dtype, devices, layers)
+    assert collectives(expected) == (2 * layers, 0, 0)
     found = run(steps.forward, arguments, proposed(expected.module)[name])
-    assert collectives(found) == FORWARD[name]
+    assert collectives(found) == tuple(layers * count for count in FORWARD[name])
     assert_same(found, expected, TOLERANCE[dtype])
 
 
@@ -126,7 +128,7 @@ def test_adam_with_replicated_state_has_no_sharded_update() -> None:
 
 
 def test_schedules_are_plain_json_and_come_back() -> None:
-    _, expected = forward_pass("float32", 2)
+    _, expected = forward_pass("float32", 2, 1)
     for moves in proposed(expected.module).values():
         assert from_json(to_json(moves)) == moves
 
