@@ -296,7 +296,7 @@ def test_a_cell_of_another_step_is_left_alone(
     request, module = request_and_module
     monkeypatch.setattr(step, "request_of", lambda model, size: request)
     kept_files(tmp_path, CELL, module)
-    Record.open(tmp_path, CELL).note("fingerprint", "another")
+    Record.open(tmp_path, CELL).note(fingerprint="another")
     assert run(tmp_path, "plan") == 1
     assert "is of another step (another, now" in capsys.readouterr().err
 
@@ -315,20 +315,17 @@ def test_a_row_that_the_time_does_not_allow_is_not_begun(
 
 
 def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     # Once with 291 s for four cells the time to measure all rows was set aside before the first was compiled: none was.
     one: Any = object.__new__(cell.Cell)
     one.record, one.default, one.default_s = Record.open(tmp_path, CELL), None, 8.0
     one.record.update(DEFAULT, predicted={"step_ms": 140.0})
-    one.asked, one.name, one.compiled, one.ran, one._compiling = Namespace(rounds=6), CELL, [], {}, set()
-    one.context, one.choose_rows = Namespace(on_gpu=False), lambda: None
-    monkeypatch.setattr(
-        cell, "try_row", lambda _c, _r, row, left_s, takes_s: (row, None) if left_s() > takes_s else None
-    )
-    stages: Any = object.__new__(running._Stages)
-    stages._asked = Namespace(left_s=lambda: 60.0, one_by_one=False)
-    one.left = [Namespace(name=f"row {number}") for number in range(40)]
+    one.args, one.name, one.compiled, one._compiling = Namespace(rounds=6), CELL, [], set()
+    one.context, one.choose_rows = Namespace(backend=Namespace(queues=False)), lambda: None
+    one._compile = one.compiled.append
+    stages = running._Stages(Namespace(one_by_one=False), lambda: 60.0)
+    one.left = [Namespace(name=f"row {number}", kind="") for number in range(40)]
     stages._compile([one])
     assert 5 < len(one.compiled) < 20
     assert one.measuring_s() < 60.0
@@ -358,7 +355,6 @@ def test_all_cells_have_as_many_rounds_and_then_traces_while_there_is_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log: list[str] = []
-    stages: Any = object.__new__(running._Stages)
 
     def measured(left_s: float, fails: str = "") -> list[str]:
         del log[:]
@@ -369,7 +365,7 @@ def test_all_cells_have_as_many_rounds_and_then_traces_while_there_is_time(
             )
             for name in "ab"
         ]  # fmt: skip
-        stages._asked = Namespace(left_s=lambda: left_s, rounds=3, one_by_one=False)
+        stages: Any = running._Stages(Namespace(rounds=3, one_by_one=False), lambda: left_s)
         stages._measure(cells)
         return log
 
