@@ -56,9 +56,9 @@ def plan_of(chosen: str = BEST, left_out: str = "", failed: str = "") -> plans.P
 
 def runs_of(enacted_losses: tuple[float, ...] = (5.5, 5.0, 4.0)) -> dict[str, demo.Run]:
     return {
-        "default": demo.Run(0.1, 12.0, [5.5, 5.0, 4.0]),
-        "search": demo.Run(0.05, 80.0, [5.5, 5.0, 4.0]),
-        "enacted": demo.Run(0.04, 10.0, list(enacted_losses)),
+        "default": demo.Run(0.1, [5.5, 5.0, 4.0], 12.0),
+        "search": demo.Run(0.05, [5.5, 5.0, 4.0], 80.0),
+        "enacted": demo.Run(0.04, list(enacted_losses), 10.0),
     }
 
 
