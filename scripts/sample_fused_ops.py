@@ -190,29 +190,17 @@ def print_totals(data: Dataset) -> None:
 
 def main() -> int:
     """Parse, check, and run the parent or a child."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("config", type=Path, help="for instance configs/estimator/samples_cpu.toml")
-    parser.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="FILE", help="data set, made or continued"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=540.0, help="stop within this much time (default 540)"
-    )
-    parser.add_argument(
-        "--round",
-        type=int,
-        choices=range(1, 100),
-        default=1,
-        metavar="N",
-        help="from 2 on searches choose again, by the weights as they are now",
-    )
-    parser.add_argument(
-        "--until-drawn",
-        action="store_true",
-        help="measure nothing, and draw only from steps that are files: that needs no device",
-    )
+    out = "data set, made or continued"
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help=out)
+    time_ = "stop within this much time (default 540)"
+    parser.add_argument("--seconds", type=float, default=540.0, help=time_)
+    turn = "from 2 on searches choose again, by the weights as they are now"
+    parser.add_argument("--round", type=int, choices=range(1, 100), default=1, metavar="N", help=turn)
+    only = "measure nothing, and draw only from steps that are files: that needs no device"
+    parser.add_argument("--until-drawn", action="store_true", help=only)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--draw", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
