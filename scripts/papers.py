@@ -8,6 +8,7 @@ parameter the paper leaves open, and what it would have to be. ``--svg FILE`` dr
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 from statistics import median
@@ -89,6 +90,7 @@ def _line(points: dict[int, list[float]]) -> tuple[float, float]:
     return per_byte, latency_ns
 
 
+@functools.cache
 def table(name: str) -> tuple[Paper, list[Row], dict[str, float]]:
     """A paper's rows, and our figures by key."""
     paper = read(name)

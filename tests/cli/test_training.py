@@ -15,7 +15,7 @@ from disco_hlo.cli import training
 def test_what_a_command_prints_does_not_get_into_our_json(
     quiet: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    process = training.start([sys.executable, "-c", "print('loss 0.1')"], tmp_path, quiet=quiet)
+    process = training._start([sys.executable, "-c", "print('loss 0.1')"], tmp_path, quiet=quiet)
     assert process.wait(60) == 0
     out, err = capfd.readouterr()
     assert ("loss 0.1" in out, "loss 0.1" in err) == (not quiet, quiet)
@@ -25,7 +25,7 @@ def test_a_command_is_started_though_stdout_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdout", None)
-    assert training.start([sys.executable, "-c", ""], tmp_path, quiet=False).wait(60) == 0
+    assert training._start([sys.executable, "-c", ""], tmp_path, quiet=False).wait(60) == 0
 
 
 @pytest.mark.parametrize("command", ["capture", "calibrate"])
