@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,38 +39,30 @@ def test_a_machine_is_measured_once_and_its_times_are_reused(disco: Disco, tmp_p
     assert "noise of a step" in again.out
 
 
-def test_the_wait_of_transfers_is_told_where_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    profile = plans.sockets_profile()
-    _print_profile(profile)
-    assert "wait of a collective" not in capsys.readouterr().out
-    waiting = replace(profile, contention=Contention(1.05, 1.02, 32_500))
-    _print_profile(waiting)
-    assert "wait of a collective during kernels" in (out := capsys.readouterr().out)
-    assert "32.5 µs" in out
-    assert (_facts(profile)["transfer_wait_ns"], _facts(waiting)["transfer_wait_ns"]) == (0, 32_500)
-
-
-def test_what_matmuls_and_others_lose_is_told_where_it_was_measured(
+def test_what_slows_kernels_and_collectives_is_told_where_it_was_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    by_kind = replace(plans.sockets_profile(), contention=Contention(1.25, 1.5, products=4.0, others=1.0625))
-    _print_profile(by_kind)
-    assert "matmuls 4.000, others 1.062" in capsys.readouterr().out
-    assert _facts(by_kind)["contention_by_kind"] == [4.0, 1.0625]
-    assert _facts(plans.sockets_profile())["contention_by_kind"] is None
+    def told(**measured: Any) -> tuple[str, dict[str, Any]]:
+        profile = replace(plans.sockets_profile(), **measured)
+        _print_profile(profile)
+        return capsys.readouterr().out, _facts(profile)
 
-
-def test_what_holds_transfers_is_told_where_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    holding = replace(plans.sockets_profile(), holds={"dot": 0.75, "other dot": 0.85, "convolution": 0.0})
-    _print_profile(holding)
-    assert "2 of 3 kinds seen, 80 % of their time" in capsys.readouterr().out
-    assert _facts(holding)["holds"] == holding.holds
-    _print_profile(replace(holding, holds={"convolution": 0.0}))
-    out = capsys.readouterr().out
+    out, facts = told()
+    assert "wait of a collective" not in out
+    assert "delay collectives" not in out
+    assert (facts["transfer_wait_ns"], facts["contention_by_kind"]) == (0, None)
+    out, facts = told(contention=Contention(1.25, 1.5, 32_500, products=4.0, others=1.0625))
+    assert "wait of a collective during kernels" in out
+    assert "32.5 µs" in out
+    assert "matmuls 4.000, others 1.062" in out
+    assert (facts["transfer_wait_ns"], facts["contention_by_kind"]) == (32_500, [4.0, 1.0625])
+    holds = {"dot": 0.75, "other dot": 0.85, "convolution": 0.0}
+    out, facts = told(holds=holds)
+    assert "2 of 3 kinds seen, 80 % of their time" in out
+    assert facts["holds"] == holds
+    out, _ = told(holds={"convolution": 0.0})
     assert "0 of 1 kinds seen " in out
     assert "% of their time" not in out
-    _print_profile(plans.sockets_profile())
-    assert "delay collectives" not in capsys.readouterr().out
 
 
 def test_a_command_that_cannot_be_measured_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:

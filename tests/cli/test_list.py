@@ -33,14 +33,6 @@ def test_plans_are_listed_with_what_they_gain(disco: Disco, store: Path) -> None
     assert row["path"] == str(plans.slot(store, plans.cpu()))
 
 
-def test_plans_of_one_step_for_several_processes_are_told_apart(disco: Disco, store: Path) -> None:
-    file = plans.slot(store, plans.cpu()) / "plan.json"
-    plan = json.loads(file.read_text())
-    plan["target"]["process_count"] = 2
-    file.write_text(json.dumps(plan))
-    assert "2 x NVIDIA H200, 2 processes" in disco("list").out
-
-
 def test_a_narrow_terminal_cuts_no_number(disco: Disco, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "36")
     line = disco("list").out.splitlines()[1].split()
@@ -59,11 +51,14 @@ def test_damaged_plans_are_listed_with_the_reason(disco: Disco, store: Path) -> 
     assert "is not JSON" in disco("list").out
 
 
-def test_a_piped_row_is_one_line(disco: Disco, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_for_several_processes_are_told_apart_and_a_piped_row_is_one_line(
+    disco: Disco, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = plans.slot(store, plans.cpu()) / "plan.json"
     plan = json.loads(file.read_text())
-    plan["target"]["module_name"] = "jit_" + "long_" * 30
+    plan["target"] |= {"process_count": 2, "module_name": "jit_" + "long_" * 30}
     file.write_text(json.dumps(plan))
     assert len(disco("list").out.splitlines()) > 2
     monkeypatch.delenv("COLUMNS")
     assert len(disco("list").out.splitlines()) == 2
+    assert "2 x NVIDIA H200, 2 processes" in disco("list").out
