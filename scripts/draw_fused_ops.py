@@ -28,24 +28,22 @@ from disco_hlo.estimator.gnn import GnnModel  # noqa: E402
 from disco_hlo.estimator.kernel_cost import kernels_ns  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops  # noqa: E402
 from disco_hlo.hlo.attributes import backend_config  # noqa: E402
-from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
-from disco_hlo.hlo.graph import Graph  # noqa: E402
+from disco_hlo.hlo.graph import Graph, as_kernel, kernel_nodes  # noqa: E402
 from disco_hlo.optimize.costs import Costs, costs_for  # noqa: E402
-from disco_hlo.optimize.start import searchable  # noqa: E402
-from disco_hlo.plan.baselines import unfused  # noqa: E402
+from disco_hlo.optimize.pipeline import searchable  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
+from disco_hlo.plan.plan import Strategy  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
-from disco_hlo.plan.strategy import Strategy  # noqa: E402
+from disco_hlo.plan.variants import unfused  # noqa: E402
 from disco_hlo.plugin.xla import compiles  # noqa: E402
-from disco_hlo.profiler.kernel_keys import GROUP_PREFIX  # noqa: E402
-from disco_hlo.profiler.keys import kernel_key  # noqa: E402
+from disco_hlo.profiler.keys import GROUP_PREFIX, kernel_key  # noqa: E402
 from disco_hlo.profiler.profile import load as load_profile  # noqa: E402
 from disco_hlo.search.api import SearchSettings  # noqa: E402
-from disco_hlo.search.boundary.finalists import kernels_of  # noqa: E402
 from disco_hlo.search.run import search  # noqa: E402
+from disco_hlo.search.strategies import kernels_of  # noqa: E402
 
 _ATTEMPTS = 20
 """Draws for each sample wanted, before a step counts as exhausted."""

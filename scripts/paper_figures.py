@@ -13,9 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from disco_hlo.whatif import coconet, fused, transformers
-from disco_hlo.whatif.machine import Machine, load
-from disco_hlo.whatif.matmul import Matmul
+from disco_hlo.whatif import coconet, fused, t3
+from disco_hlo.whatif.machine import Machine, Matmul, load
 from disco_hlo.whatif.t3 import Arbitration
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,12 +97,10 @@ def read(name: str) -> Paper:
 
 # --- T3 -------------------------------------------------------------------------------------------
 
-SIZES = {"smaller": transformers.SMALLER, "larger": transformers.LARGER}
+SIZES = {"smaller": t3.SMALLER, "larger": t3.LARGER}
 
 
-def _figure(
-    key: str, machine: Machine, update_cost: float = 1.0, other: float = transformers.OTHER_SHARE
-) -> float:
+def _figure(key: str, machine: Machine, update_cost: float = 1.0, other: float = t3.OTHER_SHARE) -> float:
     sizes = ["larger" if "larger" in key else "smaller"]
     return t3_figures(machine, update_cost, sizes=sizes, other=other)[key]
 
@@ -111,13 +108,13 @@ def _figure(
 def t3_figures(
     machine: Machine,
     update_cost: float = 1.0,
-    other: float = transformers.OTHER_SHARE,
+    other: float = t3.OTHER_SHARE,
     sizes: Collection[str] = SIZES,
 ) -> dict[str, float]:
     """By key of ``configs/papers/t3.toml``, of models of these sizes."""
     found: dict[str, float] = {}
     for size in sizes:
-        cases = transformers.cases(machine, SIZES[size], update_cost)
+        cases = t3.cases(machine, SIZES[size], update_cost)
         results = [one.result for one in cases]
         ideal = [one.sequential_ns / one.ideal_ns for one in results]
         _speed_ups(found, f"ideal {size}", ideal)
@@ -127,7 +124,7 @@ def t3_figures(
             )
             for phase in ("training", "prompt"):
                 of_one = [
-                    transformers.iteration_speed_up(
+                    t3.iteration_speed_up(
                         machine,
                         [one for one in cases if (one.model, one.degree) == case],
                         arbitration,
@@ -152,7 +149,7 @@ def _speed_ups(found: dict[str, float], name: str, values: list[float]) -> None:
     found[f"{name} mean"], found[f"{name} most"] = geometric_mean(values) - 1, max(values) - 1
 
 
-def _traffic(found: dict[str, float], cases: list[transformers.Case]) -> None:
+def _traffic(found: dict[str, float], cases: list[t3.Case]) -> None:
     saved = [1 - one.result.fused_traffic.total / one.result.sequential_traffic.total for one in cases]
     found["traffic mean"], found["traffic most"] = sum(saved) / len(saved), max(saved)
     for one in cases:
@@ -174,19 +171,17 @@ def t3_opened(machine: Machine) -> list[Open]:
 
     def other(key: str) -> Open:
         name = "transformers.OTHER_SHARE (what an iteration spends elsewhere; the paper: 0.40 to 0.45)"
-        return Open(
-            key, name, transformers.OTHER_SHARE, 0.0, 0.9, lambda value: _figure(key, machine, other=value)
-        )
+        return Open(key, name, t3.OTHER_SHARE, 0.0, 0.9, lambda value: _figure(key, machine, other=value))
 
     def more_reads(times: float) -> float:
         saved = []
-        for one in transformers.cases(machine, transformers.SMALLER):
+        for one in t3.cases(machine, t3.SMALLER):
             before, after = one.result.sequential_traffic, one.result.fused_traffic
             saved.append(1 - after.total / (before.total - before.matmul_reads + times * after.matmul_reads))
         return max(saved)
 
     def last(value: float) -> float:
-        one = transformers.cases(machine, transformers.SMALLER)[0].result
+        one = t3.cases(machine, t3.SMALLER)[0].result
         chunk = one.sequential_traffic.matmul_writes / 8
         return (
             one.scatter_ns + 3 * chunk / machine.gpu.memory_gb_per_s * (1 / value - 1)

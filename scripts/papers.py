@@ -31,8 +31,7 @@ from paper_figures import (
 )
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.whatif.collectives import collective_ns
-from disco_hlo.whatif.machine import load
+from disco_hlo.whatif.machine import collective_ns, load
 
 RECORDS = ROOT / "docs" / "benchmarks"
 FITTED_MB = (6, 24, 96)

@@ -13,8 +13,7 @@ from disco_hlo.cli.inputs import AsJson
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.regions import ENTRY
-from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import DEFAULT, Plan, Strategy
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import Difference, GroupChange, compare, require_comparable, with_order
 from disco_hlo.report.printable import size_text, time_text
@@ -77,7 +76,7 @@ def _alike(reader: Bundle, strategy: Strategy | None) -> Strategy:
     assert strategy is not None  # XLA's own, which was asked for
     if reader.source is None:
         return strategy
-    from disco_hlo.plan.normal import normal_form
+    from disco_hlo.plan.variants import normal_form
 
     graph = reader.source.graph
     return normal_form(graph, with_order(graph, strategy))

@@ -22,8 +22,7 @@ from disco_hlo.cli.output import (
     warn_all,
 )
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
-from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import DEFAULT, Plan, SearchRecord
 from disco_hlo.report.bundle import Bundle, locate, open_bundle

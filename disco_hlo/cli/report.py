@@ -20,7 +20,7 @@ from disco_hlo.cli.output import (
     write_file,
 )
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.inner_collectives import not_simulated
+from disco_hlo.hlo.regions import not_simulated
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.plan.read import read
 from disco_hlo.profiler.profile import load

@@ -34,7 +34,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.plan.store import PROFILE_NAME
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME, VARIABLE, CaptureRecord
 from disco_hlo.plugin.phases.capture_record import load as load_record
-from disco_hlo.profiler.allreduce import AllReduceFit
+from disco_hlo.profiler.collectives import AllReduceFit
 from disco_hlo.profiler.profile import Profile, load, to_json
 from disco_hlo.report.printable import printable
 

@@ -13,8 +13,7 @@ from msgspec import UNSET
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs
-from disco_hlo.optimize.predict import Predicted
-from disco_hlo.optimize.regions import StepTimes, lower_bound
+from disco_hlo.optimize.regions import Predicted, StepTimes, lower_bound
 from disco_hlo.optimize.regions import step_times as simulated_times
 from disco_hlo.plan.plan import Plan
 from disco_hlo.plan.units import UnitGraph

@@ -16,13 +16,11 @@ from msgspec import UNSET
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import PlanError
-from disco_hlo.hlo.bitcasts import kernel_nodes, readers
-from disco_hlo.hlo.graph import Graph, Node, external_reads
-from disco_hlo.plan.order import default_order
-from disco_hlo.plan.plan import DEFAULT, Candidate, Plan
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.hlo.graph import Graph, Node, external_reads, kernel_nodes, readers
+from disco_hlo.plan.legal import default_order
+from disco_hlo.plan.plan import DEFAULT, Bucket, Candidate, Group, Plan, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime
 from disco_hlo.report.bundle import Bundle
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.optimize.predict import Predicted
+from disco_hlo.optimize.regions import Predicted
 from disco_hlo.plan.units import Unit, UnitGraph
 from disco_hlo.profiler.timeline import MeasuredStep
 from disco_hlo.report.printable import Strings

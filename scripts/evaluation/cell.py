@@ -13,14 +13,13 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.collectives import moved_bytes
-from disco_hlo.optimize.reprofile import with_kernels
+from disco_hlo.optimize.costs import with_kernels
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.read import verify
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import steps_at_once
+from disco_hlo.plugin.measuring.runner import Runner, steps_at_once
 from disco_hlo.plugin.measuring.traced_modules import Traceable
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings

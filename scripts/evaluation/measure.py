@@ -18,16 +18,13 @@ from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import at_once_of, time_once, waited_for_ns
+from disco_hlo.plugin.measuring.runner import Runner, at_once_of, time_once, waited_for_ns
 from disco_hlo.plugin.phases.finalists import chosen
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable, memory
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.intervals import length_ns, merged
-from disco_hlo.profiler.trace import Execution
-from disco_hlo.profiler.transfers import by_place, span
+from disco_hlo.profiler.trace import Execution, by_place, length_ns, merged, span
 from evaluation.record import FAILED, OK, Record
 from evaluation.rows import PLANNED
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from disco_hlo.backends import BACKENDS
-from disco_hlo.backends.base import Backend
+from disco_hlo.backends import BACKENDS, Backend
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import moved_bytes
@@ -18,13 +17,11 @@ from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.ablations import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.baselines import all_reduce_depths, one_at_a_time, unfused
-from disco_hlo.plan.fitting import in_the_order_of, without_unfit
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import DEFAULT, Bucket, Group, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.plan.variants import all_reduce_depths, in_the_order_of, one_at_a_time, unfused, without_unfit
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.search.schedule import with_order

@@ -25,10 +25,8 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.plan import DEFAULT, Strategy
+from disco_hlo.plan.read import read, verify
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.runner import Runner

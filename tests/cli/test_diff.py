@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from disco_hlo.plan.baselines import one_bucket
 from disco_hlo.plan.read import read
+from disco_hlo.plan.variants import one_bucket
 from tests.captured import captured
 from tests.cli.conftest import Disco
 from tests.report import plans

@@ -15,10 +15,9 @@ from evaluation.commands import FORM_CELLS, by_link, is_form, unrolled
 from evaluation.rows import in_random_order
 
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.read import read
+from disco_hlo.plan.legal import check_order
+from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.xla.executables import Memory
 from tests.captured import captured
 

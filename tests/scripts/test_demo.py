@@ -15,9 +15,8 @@ import pytest
 from disco_hlo.hlo.cost_model import Line
 from disco_hlo.optimize import ablations
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.plan import DEFAULT, SEARCHED
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
 from disco_hlo.plan.store import PlanStore
-from disco_hlo.plan.strategy import Strategy
 
 MODULE = b"module"
 BEST = "plan 2"
