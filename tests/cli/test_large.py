@@ -40,18 +40,18 @@ def test_a_step_of_billions_of_parameters_is_searched(disco: Disco, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layers", "sizes"), [(800, {}), (200, {"ops": 42}), (20, {"width": 256, "constant_bytes": 100 << 20})]
+    ("layers", "sizes"), [(400, {}), (200, {"ops": 42}), (20, {"width": 256, "constant_bytes": 100 << 20})]
 )
 def test_a_large_step_is_simulated_searched_and_reported(
     disco: Disco, tmp_path: Path, layers: int, sizes: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 800 gradients, of 18,000 instructions, with a large constant."""
+    """Of 400 gradients, of 18,000 instructions, with a large constant."""
     # Most of each command is bringing the step into its canonical form: once is enough to see that it can be done.
     monkeypatch.setattr(bundle, "canonicalize", functools.cache(canonicalize))
     module, found, page = tmp_path / "step.hlo.pb", tmp_path / "found", tmp_path / "plan.html"
     module.write_bytes(large_step(layers, **sizes))
     assert disco("simulate", module).code == 0
-    outcome = disco("search", module, "-o", found, "--seconds", "2", "--json")
+    outcome = disco("search", module, "-o", found, "--seconds", "1", "--json")
     assert outcome.code == 0, outcome
     assert outcome.json["predicted"]["plan_ns"] <= outcome.json["predicted"]["default_ns"]
     assert disco("inspect", found).code == 0
