@@ -25,7 +25,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from draw_fused_ops import Config, drawn_mark, prepare, read_config, say
+from draw_fused_ops import Config, mark, prepare, read_config, say
 
 from disco_hlo.cores import own_cores
 from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError, UnsupportedError
@@ -49,143 +49,10 @@ _DRAWING_SHARE = 0.35
 """Of the time; what is drawn by then is measured."""
 _GRACE_SECONDS = 8
 """How long children may go on after their time before they are killed."""
-
-
-def facts(config: Config) -> dict[str, Any]:
-    """What a time in the file depends on."""
-    import jax
-
-    device = jax.devices()[0]
-    on_cpu = device.platform == "cpu"
-    return {
-        "backend": "cpu" if on_cpu else "gpu",
-        "device_kind": host_cpu_kind() if on_cpu else str(device.device_kind),
-        "driver": "" if on_cpu else " ".join(str(device.client.platform_version).split()),
-        "jax": jax.__version__,
-        "parallelism": len(own_cores()) if on_cpu else 1,
-        "config": msgspec.to_builtins(config),
-    }
-
-
-# --- children: one captures a step and draws from it, several measure --------------------------------
-
-
-def child(args: argparse.Namespace, config: Config) -> int:
-    """The work of one child process; 3 when time ran out."""
-    with Dataset(args.out) as data:
-        step = None if args.draw is None else config.steps[args.draw]
-        if step is None or not step.file:  # no device has a part in what is drawn from a file
-            data.describe(facts(config))
-        if step is not None:
-            prepare(config, data, step, args.round)
-            return 0
-        measuring = Measuring(config, data, args.until, args.measure, config.measure.processes)
-        return 0 if measuring.run() else _OUT_OF_TIME
-
-
-# --- the parent -----------------------------------------------------------------------------------
-
-
-class Crew:
-    """Child processes of one parent, and the time they have."""
-
-    def __init__(self, until: float) -> None:
-        self.until = until
-        self.command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--until", str(until)]
-        # Of the steps only ops are wanted that no autotuning changes.
-        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
-        self.environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "XLA_FLAGS": flags}
-        self.environment.pop("ENABLE_SEARCH", None)
-        self.crashes = 0
-
-    def run(self, task: str, numbers: Iterable[int], at_once: int, until: float) -> list[int]:
-        """Exit codes of the children for this task, ``at_once`` at a time; those that crash start again."""
-        waiting, codes = list(numbers), []
-        # Those that draw compile and run nothing: XLA shall see the whole device.
-        share = 0.9 if task == "--draw" else 0.9 / len(waiting)
-        environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:.3f}", **self.environment}
-        running: dict[subprocess.Popen[bytes], int] = {}
-        try:
-            while waiting or running:
-                if time.time() >= until:
-                    codes += [_OUT_OF_TIME] * len(waiting)
-                    waiting.clear()
-                while waiting and len(running) < at_once:
-                    number = waiting.pop(0)
-                    command = [*self.command, task, str(number)]
-                    running[subprocess.Popen(command, env=environment)] = number
-                for process in [p for p in running if has_ended(p, until + _GRACE_SECONDS)]:
-                    number, code = running.pop(process), process.returncode
-                    if code < 0 and time.time() >= until:
-                        codes.append(_OUT_OF_TIME)
-                    elif code < 0 and self.may_start_again(f"{task} {number}", code):
-                        waiting.append(number)
-                    else:
-                        codes.append(code)
-                time.sleep(0.05)
-        finally:
-            for process in running:
-                process.send_signal(signal.SIGINT)
-        return codes
-
-    def may_start_again(self, job: str, code: int) -> bool:
-        """Count a crash; False after too many."""
-        self.crashes += 1
-        name = signal.Signals(-code).name
-        say(f"process {job} died of {name} ({self.crashes} of {CRASHES_ALLOWED} allowed)")
-        return self.crashes <= CRASHES_ALLOWED
-
-
-def has_ended(process: subprocess.Popen[bytes], latest: float) -> bool:
-    """Whether a child ended, by itself or because its time is long over."""
-    if process.poll() is None and time.time() > latest:
-        process.kill()
-        process.wait()
-        say(f"killed process {process.pid}, which did not end")
-    return process.returncode is not None
-
-
-def parent(args: argparse.Namespace, config: Config) -> int:
-    """Draw what the file lacks, measure what is pending, and say what came of it."""
-    crew = Crew(time.time() + args.seconds)
-    with Dataset(args.out) as data:
-        there = data.about()
-    missing = [
-        number
-        for number, step in enumerate(config.steps)
-        if drawn_mark(step, args.round) not in there
-        and (args.round == 1 or step.searches)
-        and (step.file or not args.until_drawn)
-    ]
-    drawing_until = time.time() + (1.0 if args.until_drawn else _DRAWING_SHARE) * args.seconds
-    drawn = crew.run("--draw", missing, len(own_cores()), drawing_until)
-    say(f"{drawn.count(0)} of {len(missing)} missing steps drawn from")
-    refused = [code for code in drawn if code not in (0, _OUT_OF_TIME)]
-    if refused and len(refused) == len(missing):
-        return max(refused)
-    if args.until_drawn:
-        return 1 if refused else _OUT_OF_TIME if any(drawn) else 0
-    processes = range(config.measure.processes)
-    codes = crew.run("--measure", processes, len(processes), crew.until)
-    finished = not any(codes) and not any(drawn)
-    with Dataset(args.out) as data:
-        print_totals(data)
-    if refused or any(code not in (0, _OUT_OF_TIME) for code in codes):
-        return 1
-    if not finished:
-        say("out of time: run again to go on")
-    return 0 if finished else _OUT_OF_TIME
-
-
-def print_totals(data: Dataset) -> None:
-    """How much of every model is measured."""
-    sources = {source.id: source.model for source in data.sources()}
-    measured, failed = data.measurements(), data.failures()
-    samples = data.samples()
-    for model in sorted(set(sources.values())):
-        own = [sample.id for sample in samples if sources[sample.source] == model]
-        done, lost = sum(id_ in measured for id_ in own), sum(id_ in failed for id_ in own)
-        say(f"{model}: {done} of {len(own)} samples measured, {lost} failed")
+_REFUSALS = (IllegalStrategyError, UnsupportedError, ProfileError, RuntimeError, ValueError)
+_BROKEN_DEVICE = ("ILLEGAL_ADDRESS", "illegal memory access", "LAUNCH_FAILED", "unspecified launch failure")
+"""What CUDA says when nothing works any more in this process."""
+Pending = tuple[list[Sample], int, Callable[[], CompiledPack]]
 
 
 def main() -> int:
@@ -227,15 +94,136 @@ def main() -> int:
     return code
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def facts(config: Config) -> dict[str, Any]:
+    """What a time in the file depends on."""
+    import jax
+
+    device = jax.devices()[0]
+    on_cpu = device.platform == "cpu"
+    return {
+        "backend": "cpu" if on_cpu else "gpu",
+        "device_kind": host_cpu_kind() if on_cpu else str(device.device_kind),
+        "driver": "" if on_cpu else " ".join(str(device.client.platform_version).split()),
+        "jax": jax.__version__,
+        "parallelism": len(own_cores()) if on_cpu else 1,
+        "config": msgspec.to_builtins(config),
+    }
 
 
-_REFUSALS = (IllegalStrategyError, UnsupportedError, ProfileError, RuntimeError, ValueError)
-_BROKEN_DEVICE = ("ILLEGAL_ADDRESS", "illegal memory access", "LAUNCH_FAILED", "unspecified launch failure")
-"""What CUDA says when nothing works any more in this process."""
+def child(args: argparse.Namespace, config: Config) -> int:
+    """The work of one child process; 3 when time ran out."""
+    with Dataset(args.out) as data:
+        step = None if args.draw is None else config.steps[args.draw]
+        if step is None or not step.file:  # no device has a part in what is drawn from a file
+            data.describe(facts(config))
+        if step is not None:
+            prepare(config, data, step, args.round)
+            return 0
+        measuring = Measuring(config, data, args.until, args.measure, config.measure.processes)
+        return 0 if measuring.run() else _OUT_OF_TIME
 
-Pending = tuple[list[Sample], int, Callable[[], CompiledPack]]
+
+def parent(args: argparse.Namespace, config: Config) -> int:
+    """Draw what the file lacks, measure what is pending, and say what came of it."""
+    crew = Crew(time.time() + args.seconds)
+    with Dataset(args.out) as data:
+        there = data.about()
+    missing = [
+        number
+        for number, step in enumerate(config.steps)
+        if mark("drawn", step.name, args.round) not in there
+        and (args.round == 1 or step.searches)
+        and (step.file or not args.until_drawn)
+    ]
+    drawing_until = time.time() + (1.0 if args.until_drawn else _DRAWING_SHARE) * args.seconds
+    drawn = crew.run("--draw", missing, len(own_cores()), drawing_until)
+    say(f"{drawn.count(0)} of {len(missing)} missing steps drawn from")
+    refused = [code for code in drawn if code not in (0, _OUT_OF_TIME)]
+    if refused and len(refused) == len(missing):
+        return max(refused)
+    if args.until_drawn:
+        return 1 if refused else _OUT_OF_TIME if any(drawn) else 0
+    processes = range(config.measure.processes)
+    codes = crew.run("--measure", processes, len(processes), crew.until)
+    finished = not any(codes) and not any(drawn)
+    with Dataset(args.out) as data:
+        print_totals(data)
+    if refused or any(code not in (0, _OUT_OF_TIME) for code in codes):
+        return 1
+    if not finished:
+        say("out of time: run again to go on")
+    return 0 if finished else _OUT_OF_TIME
+
+
+def print_totals(data: Dataset) -> None:
+    """How much of every model is measured."""
+    sources = {source.id: source.model for source in data.sources()}
+    measured, failed = data.measurements(), data.failures()
+    samples = data.samples()
+    for model in sorted(set(sources.values())):
+        own = [sample.id for sample in samples if sources[sample.source] == model]
+        done, lost = sum(id_ in measured for id_ in own), sum(id_ in failed for id_ in own)
+        say(f"{model}: {done} of {len(own)} samples measured, {lost} failed")
+
+
+# --- children: one captures a step and draws from it, several measure -----------------------------
+
+
+class Crew:
+    """Child processes of one parent, and the time they have."""
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--until", str(until)]
+        # Of the steps only ops are wanted that no autotuning changes.
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
+        self.environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "XLA_FLAGS": flags}
+        self.environment.pop("ENABLE_SEARCH", None)
+        self.crashes = 0
+
+    def run(self, task: str, numbers: Iterable[int], at_once: int, until: float) -> list[int]:
+        """Exit codes of the children for this task, ``at_once`` at a time; those that crash start again."""
+        waiting, codes = list(numbers), []
+        # Those that draw compile and run nothing: XLA shall see the whole device.
+        share = 0.9 if task == "--draw" else 0.9 / len(waiting)
+        environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:.3f}", **self.environment}
+        running: dict[subprocess.Popen[bytes], int] = {}
+        try:
+            while waiting or running:
+                if time.time() >= until:
+                    codes += [_OUT_OF_TIME] * len(waiting)
+                    waiting.clear()
+                while waiting and len(running) < at_once:
+                    number = waiting.pop(0)
+                    command = [*self.command, task, str(number)]
+                    running[subprocess.Popen(command, env=environment)] = number
+                for process in [p for p in running if has_ended(p, until + _GRACE_SECONDS)]:
+                    number, code = running.pop(process), process.returncode
+                    if code < 0 and time.time() < until and self.may_start_again(f"{task} {number}", code):
+                        waiting.append(number)
+                    else:
+                        codes.append(_OUT_OF_TIME if code < 0 and time.time() >= until else code)
+                time.sleep(0.05)
+        finally:
+            for process in running:
+                process.send_signal(signal.SIGINT)
+        return codes
+
+    def may_start_again(self, job: str, code: int) -> bool:
+        """Count a crash; False after too many."""
+        self.crashes += 1
+        name = signal.Signals(-code).name
+        say(f"process {job} died of {name} ({self.crashes} of {CRASHES_ALLOWED} allowed)")
+        return self.crashes <= CRASHES_ALLOWED
+
+
+def has_ended(process: subprocess.Popen[bytes], latest: float) -> bool:
+    """Whether a child ended, by itself or because its time is long over."""
+    if process.poll() is None and time.time() > latest:
+        process.kill()
+        process.wait()
+        say(f"killed process {process.pid}, which did not end")
+    return process.returncode is not None
 
 
 class OutOfTimeError(Exception):
@@ -265,9 +253,19 @@ class Measuring:
         self.done = 0
 
     def run(self) -> bool:
-        """Measure all that is pending; False where time ran out before."""
+        """Measure all that is pending: every sample once, then as many of them again as the configuration says. False
+        where time ran out before."""
+        limits = self.config.measure
         with self.compiler:
-            return self.measure_all(self.killed(), 0) and self.rounds()
+            if not self.measure_all(self.killed(), 0):
+                return False
+            for source in self.sources if limits.by_model else ():
+                if source % self.workers == self.worker:
+                    self.module(source)
+            return all(
+                self.measure_all(self.claimed(number, limits.rounds - number + 1), limits.compile_threads)
+                for number in range(1, math.ceil(limits.rounds) + 1)
+            )
 
     def killed(self) -> Iterator[tuple[int, list[Sample]]]:
         """The halves of what was begun and never ended, since it killed the process."""
@@ -278,18 +276,6 @@ class Measuring:
                 continue
             for part in (samples[:half], samples[half:]):
                 yield self.data.begin(part, self.worker), part
-
-    def rounds(self) -> bool:
-        """Every sample once, then as many of them again as the configuration says."""
-        limits = self.config.measure
-        if limits.by_model:
-            for source in self.sources:
-                if source % self.workers == self.worker:
-                    self.module(source)
-        return all(
-            self.measure_all(self.claimed(number, limits.rounds - number + 1), limits.compile_threads)
-            for number in range(1, math.ceil(limits.rounds) + 1)
-        )
 
     # What comes next ------------------------------------------------------------------------------
 
@@ -354,7 +340,7 @@ class Measuring:
         waiting: deque[Pending] = deque()
         pool = ThreadPoolExecutor(max(threads, 1))
         try:
-            while self.has_time():
+            while time.time() + 1.5 * self.longest_s < self.deadline:
                 while len(waiting) <= threads and (claimed := next(packs, None)) is not None:
                     pack, samples = claimed
                     waiting.append((samples, pack, self.compiling(samples, pool, threads)))
@@ -370,10 +356,6 @@ class Measuring:
             self.data.forget(pack)
         return False
 
-    def has_time(self) -> bool:
-        """Whether another pack may be begun."""
-        return time.time() + 1.5 * self.longest_s < self.deadline
-
     def compiling(
         self, samples: Sequence[Sample], pool: ThreadPoolExecutor, threads: int
     ) -> Callable[[], CompiledPack]:
@@ -382,14 +364,14 @@ class Measuring:
         if not threads:
             return lambda: self.compiler.compile(kernels)
         future = pool.submit(self.compiler.compile, kernels)
-        return lambda: self.awaited(future)
 
-    def awaited(self, future: Future[CompiledPack]) -> CompiledPack:
-        """The result, unless the deadline comes first."""
-        try:
-            return future.result(timeout=max(0.0, self.deadline - time.time()))
-        except TimeoutError:
-            raise OutOfTimeError from None
+        def awaited() -> CompiledPack:
+            try:
+                return future.result(timeout=max(0.0, self.deadline - time.time()))
+            except TimeoutError:
+                raise OutOfTimeError from None
+
+        return awaited
 
     def measure(self, samples: list[Sample], number: int, compiled: Callable[[], CompiledPack]) -> None:
         """Measure one pack; in halves where XLA refuses it."""
@@ -450,3 +432,7 @@ def summary(times: Any, load: float) -> Measurement:
     """A row of times as it is stored."""
     low, middle, high = np.quantile(times, (0.25, 0.5, 0.75))
     return Measurement(round(low), round(middle), round((high - low) / 2), len(times), round(load, 2))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -130,7 +130,7 @@ def test_kernels_that_searches_choose_are_drawn_without_a_device(tmp_path: Path)
                for op in draw_fused_ops.xla_kernels(module)}  # fmt: skip
         graph = canonicalize(data.module(source)).graph
         assert data.measurements() == {}
-    chosen = samples.keys() & set(about[draw_fused_ops.chosen_mark(source.name)])
+    chosen = samples.keys() & set(about[draw_fused_ops.mark("chosen", source.name, 1)])
     assert len(chosen - own) > 5
     assert all(is_plain(graph, samples[key].op.members, samples[key].op.results) for key in chosen)
     assert "device_kind" not in about
