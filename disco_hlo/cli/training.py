@@ -72,7 +72,12 @@ def capture(
     if as_json:
         print_json(_as_json(record, output))
     else:
-        _print_record(record, output)
+        target = record.target
+        show(
+            f"captured {printable(target.module_name)} ({target.key[:16]}) on {target.device_count} x "
+            f"{printable(target.device_kind)} in {printable(str(output))}",
+            f"next: disco search {as_argument(output)} -o found",
+        )
     if code:
         raise typer.Exit(code)
 
@@ -94,15 +99,6 @@ def _stamp(folder: Path) -> int | None:
         return (folder / RECORD_NAME).stat().st_mtime_ns
     except OSError:
         return None
-
-
-def _print_record(record: CaptureRecord, folder: Path) -> None:
-    target = record.target
-    show(
-        f"captured {printable(target.module_name)} ({target.key[:16]}) on {target.device_count} x "
-        f"{printable(target.device_kind)} in {printable(str(folder))}",
-        f"next: disco search {as_argument(folder)} -o found",
-    )
 
 
 def _as_json(record: CaptureRecord, folder: Path) -> dict[str, object]:
