@@ -121,17 +121,13 @@ def markdown(name: str) -> str:
     if name == "coconet":
         lines += [winners(machine), ""]
     opened = FIGURES[name][1](machine)
-    for row in missed:
-        for one in opened:
-            if one.key == row.key:
-                lines.append(
-                    f"* {row.what}: {one.parameter} {_needed(one, row.paper)}, taken is {one.taken:.3g}."
-                )
+    lines += [
+        f"* {row.what}: {one.parameter} {_needed(one, row.paper)}, taken is {one.taken:.3g}."
+        for row in missed for one in opened if one.key == row.key
+    ]  # fmt: skip
     for by in ("assumed", "fitted"):
-        lines += [
-            "",
-            f"{by.capitalize()}: {', '.join(machine.sourced(by)) or 'no parameter of the machine'}.",
-        ]
+        named = ", ".join(machine.sourced(by)) or "no parameter of the machine"
+        lines += ["", f"{by.capitalize()}: {named}."]
     return "\n".join(lines)
 
 
