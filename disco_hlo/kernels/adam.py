@@ -61,7 +61,10 @@ class Adam:
     epsilon: float = 1e-8
 
     def update(
-        self, gradient: jax.Array, moments: tuple[jax.Array, jax.Array], corrections: tuple[jax.Array, jax.Array]
+        self,
+        gradient: jax.Array,
+        moments: tuple[jax.Array, jax.Array],
+        corrections: tuple[jax.Array, jax.Array],
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """What to subtract from the parameters, and the new moments.
 

@@ -38,7 +38,7 @@ def all_gather_matmul(
     count = jax.device_count()
     require(devices == count, NAME, f"all {count} devices of the process must take part, {devices} do")
     check_matmul(NAME, lhs, rhs, lhs.shape[0], tiles)
-    from jax.experimental.pallas.ops.gpu import collective_matmul_mgpu as stock  # noqa: PLC0415
+    from jax.experimental.pallas.ops.gpu import collective_matmul_mgpu as stock
 
     dimension = {"m": stock.MatmulDimension.M, "n": stock.MatmulDimension.N}
     piece_m, piece_n = tiles.piece

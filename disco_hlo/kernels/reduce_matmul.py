@@ -149,7 +149,9 @@ class _Job:
     def pieces(self) -> list[tuple[int, int]]:
         """Where the pieces of a warpgroup's tile begin, in the order in which they are stored."""
         piece_m, piece_n = self.tiles.piece
-        return list(itertools.product(range(0, self.tiles.tile_m, piece_m), range(0, self.tiles.tile_n, piece_n)))
+        return list(
+            itertools.product(range(0, self.tiles.tile_m, piece_m), range(0, self.tiles.tile_n, piece_n))
+        )
 
     @property
     def slots(self) -> int:
@@ -196,7 +198,9 @@ def _kernel(job: _Job, lhs: Ref, rhs: Ref, result: Ref, partials: Ref) -> None:
     flags = pl.get_global(plgpu.SemaphoreType.REGULAR((2 * job.blocks,)))
     block = lax.axis_index("block")
     piece_type = plgpu.SMEM(
-        (WARPGROUPS, job.slots, *job.tiles.piece), job.dtype, transforms=_transforms(job.tiles.piece[1], job.dtype)
+        (WARPGROUPS, job.slots, *job.tiles.piece),
+        job.dtype,
+        transforms=_transforms(job.tiles.piece[1], job.dtype),
     )
 
     @functools.partial(

@@ -46,9 +46,17 @@ def devices_along(axis_name: str, kernel: str) -> int:
         capability == HOPPER, kernel, f"needs a GPU of compute capability {HOPPER}, this one has {capability}"
     )
     count: int = lax.axis_size(axis_name)
-    require(2 <= count <= MOST_DEVICES, kernel, f"works with 2 to {MOST_DEVICES} devices, axis {axis_name!r} has {count}")
+    require(
+        2 <= count <= MOST_DEVICES,
+        kernel,
+        f"works with 2 to {MOST_DEVICES} devices, axis {axis_name!r} has {count}",
+    )
     size = jax.sharding.get_abstract_mesh().size
-    require(size == count, kernel, f"axis {axis_name!r} of {count} devices must be the only one of a mesh of {size}")
+    require(
+        size == count,
+        kernel,
+        f"axis {axis_name!r} of {count} devices must be the only one of a mesh of {size}",
+    )
     return count
 
 

@@ -17,6 +17,7 @@ or lower. The cache's and the hardware's own rules of visibility are not modelle
 import contextlib
 import dataclasses
 import functools
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -24,15 +25,23 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import callback
+from jax._src import callback, dispatch
 from jax._src import core as jax_core
 from jax._src.pallas import primitives
 from jax._src.pallas.mosaic_gpu import core as mosaic_gpu_core
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, interpret_pallas_call, jaxpr_interpret
 from jax._src.pallas.mosaic_gpu.interpret import shared_memory as memory
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams, force_gpu_interpret_mode
+from jax.experimental.pallas.ops.gpu import collective_matmul_mgpu
 
 SECONDS_TO_WAIT = 60.0
+THREADS = 64
+
+
+def environment(devices: int) -> dict[str, str]:
+    """What a process needs, before jax has a backend, in which kernels are interpreted on so many devices."""
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    return {**os.environ, "NPROC": str(THREADS), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
 
 
 @dataclasses.dataclass
@@ -48,6 +57,7 @@ class Peers:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
+        self.failures: list[BaseException] = []
         self.forget()
 
     def forget(self) -> None:
@@ -108,7 +118,9 @@ class Interpreter(jaxpr_interpret.JaxprInterpreter):
             if handle := ADDED.get(equation.primitive):
                 token, found = handle(self, token, equation, [read(v) for v in equation.invars])
             else:
-                operands = list(dict.fromkeys(v for v in equation.invars if not isinstance(v, jax_core.Literal)))
+                operands = list(
+                    dict.fromkeys(v for v in equation.invars if not isinstance(v, jax_core.Literal))
+                )
                 alone = jaxpr.replace(
                     constvars=[],
                     invars=operands,
@@ -141,7 +153,9 @@ def pick(keys: Any, transforms: tuple[Any, ...]) -> Any:
     return keys
 
 
-def semaphore_signal(self: Interpreter, token: Any, equation: Any, values: list[Any]) -> tuple[Any, list[Any]]:
+def semaphore_signal(
+    self: Interpreter, token: Any, equation: Any, values: list[Any]
+) -> tuple[Any, list[Any]]:
     keys, transforms, count, device, _ = jax.tree.unflatten(equation.params["args_tree"], values)
     token = callback.io_callback(
         _signal,
@@ -318,6 +332,28 @@ def nobody_is_at_work_beside(token: Any, buffer: Any) -> None:
             )
 
 
+def failed(original: Callable[..., None]) -> Callable[..., None]:
+    """Keep what went wrong first: XLA may raise what another device had to say about it."""
+
+    def wrapper(shared: Any, error: BaseException, *rest: Any, **more: Any) -> None:
+        PEERS.failures.append(error)
+        original(shared, error, *rest, **more)
+
+    return wrapper
+
+
+class JaxOnOneMultiprocessor:
+    """jax as JAX's own kernel sees it: its blocks wait for all of the neighbour's, so here it may have only one."""
+
+    core_count = 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jax, name)
+
+    def devices(self) -> list[Any]:
+        return [self]
+
+
 @contextlib.contextmanager
 def interpreted(*, detect_races: bool = True) -> Iterator[None]:
     """Have every Mosaic GPU kernel that is traced and run inside interpreted on CPU devices.
@@ -336,17 +372,29 @@ def interpreted(*, detect_races: bool = True) -> Iterator[None]:
         (gpu_callbacks, "_update_clocks_for_device_barrier"): before_the_kernel(
             gpu_callbacks._update_clocks_for_device_barrier
         ),
-        (gpu_callbacks, "_assert_no_barriers_allocated"): after_all(gpu_callbacks._assert_no_barriers_allocated),
+        (gpu_callbacks, "_assert_no_barriers_allocated"): after_all(
+            gpu_callbacks._assert_no_barriers_allocated
+        ),
         (gpu_callbacks, "kernel_thread_finished"): thread_finished,
+        (memory.GPUSharedMemory, "set_failed"): failed(memory.GPUSharedMemory.set_failed),
         (gpu_callbacks, "cluster_finished"): lambda *, token: token,
+        (collective_matmul_mgpu, "jax"): JaxOnOneMultiprocessor(),
     }
     originals = {place: getattr(*place) for place in replaced}
     try:
         for (module, name), new in replaced.items():
             setattr(module, name, new)
-        with force_gpu_interpret_mode(InterpretGPUParams(detect_races=detect_races)):
+        # Few copies share an entry of the clocks: one that does passes for done when a later one is waited for.
+        params = InterpretGPUParams(detect_races=detect_races, num_tma_threads_per_device=512)
+        with force_gpu_interpret_mode(params):
             yield
+    except RuntimeError as error:
+        if not PEERS.failures:
+            raise
+        raise RuntimeError(str(PEERS.failures[0])) from error
     finally:
         for (module, name), old in originals.items():
             setattr(module, name, old)
         interpret_pallas_call.reset_gpu_interpret_mode_state()
+        # The order of callbacks is kept by tokens: those of a run that failed would fail the next one, too.
+        dispatch.runtime_tokens.clear()
