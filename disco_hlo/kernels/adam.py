@@ -150,7 +150,8 @@ def _kernel(axis: str, devices: int, size: int, blocks: int, adam: Adam, *refs: 
     layout = plgpu.Layout.WG_STRIDED((size,), vec_size=4)
 
     def load(ref: Ref, part: Any) -> jax.Array:
-        return plgpu.layout_cast(ref[part], layout)
+        loaded: jax.Array = plgpu.layout_cast(ref[part], layout)
+        return loaded
 
     factors = corrections[0], corrections[1]
 

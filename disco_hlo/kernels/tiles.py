@@ -14,6 +14,9 @@ from disco_hlo.kernels.refusals import multiple, one_dtype, require
 WARPGROUPS = 2
 """Warpgroups of a block that compute; a third moves the operands."""
 
+Side = Literal["m", "n"]
+"""A dimension of a matmul's result."""
+
 HALF_TYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 
 
@@ -37,8 +40,8 @@ class MatmulTiles:
     tile_n: int = 128
     tile_k: int = 64
     steps: int = 4
-    split: Literal["m", "n"] = "n"
-    minor: Literal["m", "n"] = "m"
+    split: Side = "n"
+    minor: Side = "m"
     panel: int = 8
     remote_first: bool = True
     blocks: int | None = None
@@ -83,10 +86,12 @@ def check_matmul(kernel: str, lhs: jax.Array, rhs: jax.Array, rows: int, tiles: 
     require(lhs.shape[1] >= least, kernel, f"K of one device must be at least {least}, got {lhs.shape[1]}")
 
 
+SIDES: tuple[Side, Side] = ("n", "m")
+
 MATMUL_RANGE: tuple[MatmulTiles, ...] = tuple(
-    MatmulTiles(tile_m=m, tile_n=n, steps=steps, split=split, minor=minor, panel=panel)
-    for (m, n), split, minor, panel, steps in itertools.product(
-        ((128, 128), (256, 64), (128, 64)), ("n", "m"), ("m", "n"), (8, 4, 16), (4,)
+    MatmulTiles(tile_m=m, tile_n=n, split=split, minor=minor, panel=panel)
+    for panel, (m, n), minor, split in itertools.product(
+        (8, 16, 4), ((128, 128), (256, 64), (128, 64)), SIDES, SIDES
     )
 )
 """What a fused matmul is tuned over, the likeliest first: JAX's own range for Hopper."""
