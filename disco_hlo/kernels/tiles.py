@@ -86,13 +86,19 @@ def check_matmul(kernel: str, lhs: jax.Array, rhs: jax.Array, rows: int, tiles: 
     require(lhs.shape[1] >= least, kernel, f"K of one device must be at least {least}, got {lhs.shape[1]}")
 
 
-SIDES: tuple[Side, Side] = ("n", "m")
+# Rows and columns of a warpgroup's tile, and where the second warpgroup's lies: what fits into shared memory.
+_SHAPES: tuple[tuple[int, int, Side], ...] = (
+    (128, 128, "n"),
+    (128, 128, "m"),
+    (256, 64, "n"),
+    (128, 64, "n"),
+    (128, 64, "m"),
+)
+_MINORS: tuple[Side, Side] = ("m", "n")
 
 MATMUL_RANGE: tuple[MatmulTiles, ...] = tuple(
     MatmulTiles(tile_m=m, tile_n=n, split=split, minor=minor, panel=panel)
-    for panel, (m, n), minor, split in itertools.product(
-        (8, 16, 4), ((128, 128), (256, 64), (128, 64)), SIDES, SIDES
-    )
+    for panel, minor, (m, n, split) in itertools.product((8, 16, 4), _MINORS, _SHAPES)
 )
 """What a fused matmul is tuned over, the likeliest first: JAX's own range for Hopper."""
 

@@ -51,19 +51,34 @@ def shapes(name: str, devices: int) -> tuple[Any, ...]:
     return array(4096, 4096), array(4096, 4096)
 
 
-@pytest.mark.parametrize(
-    ("name", "remote_first"),
-    [(name, order) for name, fused in FUSED.items() for order in (True, False) if order or fused.has_order],
-)
-def test_a_kernel_lowers_to_one_custom_call(
-    name: str, remote_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fused = FUSED[name]
-    tiles = dataclasses.replace(fused.tuning[0], blocks=MULTIPROCESSORS)
-    if fused.has_order:
-        tiles = dataclasses.replace(tiles, remote_first=remote_first)
-    monkeypatch.setattr(collective_matmul_mgpu, "jax", JaxOnHopper())
+def calls(name: str, tiles: Any) -> int:
+    """How many kernels of Mosaic GPU `name` becomes."""
+    tiles = dataclasses.replace(tiles, blocks=MULTIPROCESSORS)
     devices = jax.device_count()
     mesh = jax.make_mesh((devices,), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
-    lowered = fused.fused(mesh, tiles).trace(*shapes(name, devices)).lower(lowering_platforms=("cuda",))
-    assert re.findall(r"custom_call @(\w+)", lowered.as_text()).count("mosaic_gpu_v2") == 1
+    traced = FUSED[name].fused(mesh, tiles).trace(*shapes(name, devices))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    return re.findall(r"custom_call @(\w+)", text).count("mosaic_gpu_v2")
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_kernel_lowers_to_one_custom_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collective_matmul_mgpu, "jax", JaxOnHopper())
+    assert calls(name, FUSED[name].tuning[0]) == 1
+
+
+@pytest.mark.parametrize("name", [name for name, fused in FUSED.items() if fused.has_order])
+def test_it_does_in_the_other_order(name: str) -> None:
+    assert calls(name, dataclasses.replace(FUSED[name].tuning[0], remote_first=False)) == 1
+
+
+SHAPES = {
+    (name, tiles.tile_m, tiles.tile_n, tiles.tile_k, tiles.steps, tiles.split): (name, tiles)
+    for name in ("matmul-reduce-scatter", "matvec-all-reduce")
+    for tiles in FUSED[name].tuning[1:]
+}
+
+
+@pytest.mark.parametrize(("name", "tiles"), SHAPES.values())
+def test_every_point_of_a_tuning_range_fits_into_shared_memory(name: str, tiles: Any) -> None:
+    assert calls(name, tiles) == 1
