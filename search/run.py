@@ -5,10 +5,10 @@ from __future__ import annotations
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.search.api import OnBest, OnProgress, SearchResult, SearchSettings, Stop
-from disco_hlo.search.methods.backtracking import backtracking_search
-from disco_hlo.search.methods.joint import joint_search
+from disco_hlo.search.backtracking import backtracking_search
+from disco_hlo.search.joint import joint_search
 from disco_hlo.simulator.costs import MachineModel
 
 _METHODS = {"backtracking": backtracking_search, "joint": joint_search}

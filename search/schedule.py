@@ -5,38 +5,44 @@ and 4.5). With the kernels fixed both can be computed. A list schedule brings th
 its compute order fixes when each gradient exists; for that order the best buckets of neighbouring
 gradients follow by dynamic programming over the finishing time of the channel; and with the buckets
 the order is made again, since an all-reduce now waits for its last member.
+
+A rule sees one collective at a time; which kernels should run during which is a matter of all of them. So the best
+order by rule is where a climb begins that moves one kernel at a time to another place, and simulates what comes of it
+(:func:`best_order`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.cost_model import CostModel, as_all_reduces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import moves_data
-from disco_hlo.plan.baselines import all_reduce_depths, unfused
-from disco_hlo.plan.legal import bucket_of
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.order import default_unit_order, late_waits
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.legal import bucket_of, default_unit_order, late_waits
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import all_reduce_depths, normal_form, unfused
+from disco_hlo.search.arrange import contiguous_buckets
+from disco_hlo.search.climb import Climber
+from disco_hlo.search.restart import ORDER_DIVISORS, ORDER_MOVES
+from disco_hlo.search.strategies import prepare
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import MachineModel
-from disco_hlo.simulator.list_schedule import list_schedule
-from disco_hlo.simulator.prefetch import Prefetch
+from disco_hlo.simulator.orders import Prefetch, list_schedule
 from disco_hlo.simulator.timeline import simulate
 
 MOST_AHEAD = (4, 16, 1 << 20)
 """How many all-gathers may be ahead of their readers: orders with each of these are tried."""
-MOST_GRADIENTS = 1024
-"""Of more of them not every run is looked at: that would be millions."""
+MOVES_PER_UNIT: Final = 300
+MOST_MOVES: Final = 10_000
+"""Proposals of each climb."""
+SEEDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,38 @@ def with_early_collectives(
     built = build(graph, replace(normal, order=()), costs, machine)
     own = normal.order or default_unit_order(built.units, machine.asynchronous)
     return best_of(graph, normal, _early_collectives(graph, built, own), costs, machine, limit_bytes)
+
+
+def best_order(
+    graph: Graph,
+    strategy: Strategy,
+    costs: CostModel,
+    machine: MachineModel,
+    limit_bytes: int | None = None,
+) -> Scheduled:
+    """``strategy`` in normal form, its kernels and buckets in the best order found.
+
+    Args:
+        limit_bytes: most memory that an order may be predicted to need, if one by rule needs no more either.
+
+    Raises:
+        IllegalStrategyError: the strategy does not fit the graph.
+    """
+    by_rule = with_order(graph, strategy, costs, machine, limit_bytes)
+    if not machine.asynchronous or not graph.all_reduces:
+        return by_rule
+    starts, orders = prepare(graph, [by_rule.strategy]), [by_rule.strategy.order]
+    units = len(unit_graph(graph, by_rule.strategy).units)
+    proposals = min(MOVES_PER_UNIT * units, MOST_MOVES)
+    for seed in range(SEEDS):
+        climber = Climber(graph, costs, machine, starts, 0, seed)
+        for divisor in ORDER_DIVISORS:
+            threshold = climber.total() // units // divisor if divisor else 0
+            climber.climb(ORDER_MOVES, proposals, threshold, ordered=True)
+        found = normal_form(graph, climber.strategy(climber.state))
+        if (found.groups, found.buckets) == (by_rule.strategy.groups, by_rule.strategy.buckets):
+            orders.append(found.order)
+    return best_of(graph, by_rule.strategy, orders, costs, machine, limit_bytes)
 
 
 def best_of(
@@ -160,100 +198,6 @@ def best_buckets(
             break
         best = min(best, current, key=lambda one: one.predicted_ns)
     return best
-
-
-def contiguous_buckets(
-    ready_ns: Sequence[int],
-    sizes_bytes: Sequence[int],
-    kinds: Sequence[object],
-    transfer_ns: Callable[[NDArray[np.int64]], NDArray[np.int64]],
-    wait_ns: int = 0,
-) -> list[list[int]]:
-    """Split gradients, in the order in which they become ready, into runs that travel together.
-
-    The channel serves the runs in turn; a run starts when the channel is free and its last gradient is
-    ready. Of all ways to cut, this is one whose last transfer ends first, with the fewest runs among
-    equals. O(n^2) for n gradients; of more than :data:`MOST_GRADIENTS` neighbours are taken together first.
-
-    Args:
-        ready_ns: when each gradient exists, ascending.
-        sizes_bytes: its size.
-        kinds: only equal kinds may travel together.
-        transfer_ns: times of all-reduces of so many bytes.
-        wait_ns: what each takes longer where it begins beside compute: here all do.
-    """
-    count = len(ready_ns)
-    if not count:
-        return []
-    if count > MOST_GRADIENTS:
-        blocks = _blocks(kinds, -(-count // MOST_GRADIENTS))
-        if len(blocks) > 2 * MOST_GRADIENTS:  # few of them may travel with their neighbours
-            return blocks
-        found = _best_runs(
-            [ready_ns[block[-1]] for block in blocks],
-            [sum(sizes_bytes[i] for i in block) for block in blocks],
-            [kinds[block[0]] for block in blocks],
-            transfer_ns,
-            wait_ns,
-        )
-        return [[i for block in run for i in blocks[block]] for run in found]
-    return _best_runs(ready_ns, sizes_bytes, kinds, transfer_ns, wait_ns)
-
-
-def _best_runs(
-    ready_ns: Sequence[int],
-    sizes_bytes: Sequence[int],
-    kinds: Sequence[object],
-    transfer_ns: Callable[[NDArray[np.int64]], NDArray[np.int64]],
-    wait_ns: int,
-) -> list[list[int]]:
-    count = len(ready_ns)
-    ends = np.cumsum([0, *sizes_bytes], dtype=np.int64)
-    together_ns = np.asarray(transfer_ns(np.maximum(ends[None, :] - ends[:, None], 0)), np.int64) + wait_ns
-    alike = np.zeros(count, np.int64)
-    for i in range(1, count):
-        alike[i] = alike[i - 1] if kinds[i] == kinds[i - 1] else i
-    cut = _cuts(np.array(ready_ns, np.int64), together_ns, alike)
-    found: list[list[int]] = []
-    end = count
-    while end:
-        found.append(list(range(cut[end], end)))
-        end = int(cut[end])
-    return found[::-1]
-
-
-def _blocks(kinds: Sequence[object], most: int) -> list[list[int]]:
-    """Runs of neighbours of one kind, so many at most."""
-    blocks: list[list[int]] = []
-    for i, kind in enumerate(kinds):
-        if blocks and len(blocks[-1]) < most and kinds[blocks[-1][0]] == kind:
-            blocks[-1].append(i)
-        else:
-            blocks.append([i])
-    return blocks
-
-
-@compiled
-def _cuts(ready_ns: Any, together_ns: Any, alike: Any) -> Any:
-    """Where the last run begins if gradients end there, for each number of gradients.
-
-    Args:
-        together_ns: ``[gradients + 1, gradients + 1]``: time of a run by where it begins and where it ends.
-        alike: for each gradient the first that it may travel with.
-    """
-    count = ready_ns.size
-    finish, runs, cut = (
-        np.zeros(count + 1, np.int64),
-        np.zeros(count + 1, np.int64),
-        np.zeros(count + 1, np.int64),
-    )
-    for end in range(1, count + 1):
-        for start in range(alike[end - 1], end):
-            total = max(finish[start], ready_ns[end - 1]) + together_ns[start, end]
-            fewer = total == finish[end] and runs[start] + 1 < runs[end]
-            if start == alike[end - 1] or total < finish[end] or fewer:
-                finish[end], runs[end], cut[end] = total, runs[start] + 1, start
-    return cut
 
 
 def _unit_times(built: Built) -> tuple[list[int], list[int]]:

@@ -19,13 +19,13 @@ import numpy as np
 import disco_hlo.simulator
 assert "numba" not in sys.modules, "importing the package imports numba"
 from disco_hlo.compiled import is_cached
-from disco_hlo.simulator.engine import evaluate
+from disco_hlo.simulator.timeline import evaluate
 from disco_hlo.simulator.bound import _behind_ns  # a small one: the engine takes seconds to compile
 assert not evaluate.signatures, "importing the engine compiles it"
-assert len(sys.argv) < 2 or is_cached("disco_hlo.simulator.engine") == (sys.argv[1] == "cached")
+assert len(sys.argv) < 2 or is_cached("disco_hlo.simulator.timeline") == (sys.argv[1] == "cached")
 behind = _behind_ns(np.array([4, 9, 5]), np.array([2]), np.array([0, 0, 0, 2]), np.array([0, 1]))
 assert behind == 13
-assert is_cached("disco_hlo.simulator.engine") == bool(_behind_ns.stats.cache_path)
+assert is_cached("disco_hlo.simulator.timeline") == bool(_behind_ns.stats.cache_path)
 print("uncached" if not _behind_ns.stats.cache_path else "cached" if _behind_ns.stats.cache_hits else "compiled")
 """
 
@@ -146,9 +146,9 @@ def test_a_change_in_anything_that_compiled_code_may_call_makes_another_cache() 
     called = {
         here / "compiled.py",
         here / "hlo/cost_model.py",
-        here / "simulator/engine.py",
-        here.parent / "estimator/inference.py",
-        here.parent / "profiler/kernel_keys.py",
+        here / "simulator/timeline.py",
+        here.parent / "estimator/network.py",
+        here.parent / "profiler/keys.py",
         here.parent / "search/moves/table.py",
     }
     for package in (here.parent / "search", Path(__file__).parent):

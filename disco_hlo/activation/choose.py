@@ -17,10 +17,16 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from disco_hlo.activation import mpi
-from disco_hlo.activation.channel import Channel, Gone, name_ranks, nobody_gone, silence
-from disco_hlo.activation.decision import KeyValueStore
+from disco_hlo.activation.channel import (
+    Channel,
+    Gone,
+    KeyValueStore,
+    LocalChannel,
+    name_ranks,
+    nobody_gone,
+    silence,
+)
 from disco_hlo.activation.kvstore import KvChannel
-from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError
 
 CHOICES = ("", "mpi", "kv", "local")

@@ -1,4 +1,8 @@
-"""Why nodes may not share a kernel: numbers for the rules, sentences for people."""
+"""What the rules leave in working space: why nodes may not share a kernel, and marks on nodes.
+
+Reasons are numbers for the rules and sentences for people. Marks need not be taken off: whoever marks some nodes takes
+a number that no mark holds yet.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,6 @@ NO_LOOP: Final = 21
 MOVED_BEFORE: Final = 22
 REDUCED_TWICE: Final = 23
 SHARED_MEMORY: Final = 24
-
 REASONS: dict[int, str] = {
     NO_RESULT: "the group has no result: nothing outside reads it",
     RESULT_SHAPES: "results {0:shape} and {1:shape} differ in shape or layout",
@@ -63,6 +66,14 @@ REASONS: dict[int, str] = {
     SHARED_MEMORY: "{0} bytes of shared memory, more than {1}",
 }
 """What users read. In braces stand the numbers that :func:`refuse` noted: nodes, as they are named, and counts."""
+STAMP: Final = 0
+"""Place in ``number`` of working space: the largest number that any mark holds."""
+
+
+def fresh_stamp(w: Any) -> Any:
+    """A number that no mark in working space ``w`` holds yet."""
+    w.number[STAMP] += 1
+    return w.number[STAMP]
 
 
 def refuse(w: Any, reason: Any, first: Any, second: Any, third: Any) -> Any:

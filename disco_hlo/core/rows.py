@@ -1,6 +1,6 @@
 """What the rules read of a graph: rows of integers with one entry a node, as arrays and as plain lists.
 
-Compiled functions read a row by its name from a view of arrays (``search.arrays.views``), Python from a record of
+Compiled functions read a row by its name from a view of arrays (``search.layout``), Python from a record of
 lists: the same function runs on both.
 """
 
@@ -13,13 +13,22 @@ from numpy.typing import NDArray
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.core.gpu_facts import GpuFacts, gpu_facts
-from disco_hlo.hlo.flat_graph import flat_graph, flat_shapes, flat_users, grouped
-from disco_hlo.hlo.graph import Graph, Kind, Node, once_per_graph, overwritten_names
+from disco_hlo.hlo.graph import (
+    Graph,
+    Kind,
+    Node,
+    flat_graph,
+    flat_shapes,
+    flat_users,
+    grouped,
+    once_per_graph,
+    overwritten_names,
+)
 from disco_hlo.hlo.opcodes import ELEMENTWISE as ELEMENTWISE_OPS
 
 Row = NDArray[np.int64]
 
-# Bits of Rows.flags. Those from 1 << 16 on are the search's own (search.arrays.layout).
+# Bits of Rows.flags. Those from 1 << 16 on are the search's own (search.layout).
 ELEMENTWISE: Final = 1
 """Element i of the result needs element i of each operand: same dimensions, same layout."""
 BITCAST: Final = 2

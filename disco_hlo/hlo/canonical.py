@@ -16,9 +16,16 @@ from disco_hlo.backends import backend_of_module
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.checks import check_module
-from disco_hlo.hlo.collectives import kind_groups
-from disco_hlo.hlo.device_groups import Groups
-from disco_hlo.hlo.digests import Program
+from disco_hlo.hlo.collectives import Groups, kind_groups
+from disco_hlo.hlo.digests import (
+    Body,
+    ComputationDigests,
+    Numbering,
+    Program,
+    Structures,
+    has_side_effect,
+    numbered,
+)
 from disco_hlo.hlo.flatten import (
     CALLER,
     FlatComputation,
@@ -26,17 +33,15 @@ from disco_hlo.hlo.flatten import (
     ModuleIndex,
     SourceInstruction,
     flatten,
+    unpack_concatenated,
     with_copies,
 )
-from disco_hlo.hlo.flops import Counts, operation_counts
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
-from disco_hlo.hlo.numbering import Body, ComputationDigests, Numbering, Structures, has_side_effect, numbered
-from disco_hlo.hlo.opcodes import COLLECTIVES, TRANSFERS, kind_of
+from disco_hlo.hlo.opcodes import COLLECTIVES, TRANSFERS, Counts, kind_of, operation_counts
 from disco_hlo.hlo.overwrites import Overwrites, overwrites
 from disco_hlo.hlo.proto import Message, digest
 from disco_hlo.hlo.regions import ENTRY, Call, Region, regions_called, scheduled_computations, trip_count
 from disco_hlo.hlo.storage import SHOWING, in_place
-from disco_hlo.hlo.unpack import unpack_concatenated
 
 LOGGER = logging.getLogger("disco_hlo")
 _MOST_COPIES = 8

@@ -1,37 +1,47 @@
-"""What a search computes with: a step's costs from its profile, from one that comes with the package, or constants."""
+"""What a search computes with: a step's costs from its profile, from one that comes with the package, or constants.
+
+They may be those of a network to imagine (:func:`formula`), and they may be mended by re-profiling. A search over
+estimates ends where they are too low: of all kernels that never ran it takes those that the estimator underestimates
+most. DisCo (section 4.3) leaves it at one estimate. Here the best plan's kernels are run under the profiler, as XLA's
+were before the search, and the search is made once more with their times (:func:`with_kernels`). A plan that it then
+prefers must be better by as much as such predictions fell short (``profiler.corrections``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.backends import BACKENDS, Backend
-from disco_hlo.backends.base import Constants
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.calibration import calibrated, library_flops_per_s, measured_ops
+from disco_hlo.backends import BACKENDS, Backend, Constants
+from disco_hlo.errors import DiscoError
+from disco_hlo.estimator.analytic import (
+    AnalyticModel,
+    DeviceModel,
+    calibrated,
+    library_flops_per_s,
+    measured_ops,
+)
 from disco_hlo.estimator.gnn import estimator_for
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.optimize.network import Network, formula
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.allreduce import AllReduceFit
-from disco_hlo.profiler.corrections import NONE, Corrections, Seen, corrections
-from disco_hlo.profiler.costs import MeasuredCosts
-from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.profiler.profile import Contention, Platform, Profile, load
+from disco_hlo.plan.variants import by_graph
+from disco_hlo.profiler.collectives import AllReduceFit
+from disco_hlo.profiler.costs import NONE, Corrections, MeasuredCosts, Seen, corrections
+from disco_hlo.profiler.keys import kernel_keys
+from disco_hlo.profiler.profile import Contention, OpTime, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import MACHINES, MachineModel, speed_ppm
-from disco_hlo.whatif.collectives import PHASES, fastest, pieces, send
-from disco_hlo.whatif.machine import Machine, names
+from disco_hlo.whatif.machine import PHASES, Algorithm, Machine, fastest, names, pieces, send
 from disco_hlo.whatif.machine import load as load_machine
 
 UNKNOWN_DEVICE = "unknown"
@@ -149,6 +159,43 @@ class Costs(MeasuredCosts):
         return pieces(machine, opcode, max(2, max(map(len, kind.groups), default=devices)))
 
 
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network to imagine."""
+
+    devices: int
+    gigabytes_per_s: float
+    """Of one device's link, in each direction."""
+    latency_us: float
+    """Of one message."""
+
+    def __post_init__(self) -> None:
+        if self.devices < 2:
+            raise DiscoError(f"{self.devices} GPUs: expected at least 2, one has nothing to reduce with")
+
+    def __str__(self) -> str:
+        return f"{self.devices} GPUs at {self.gigabytes_per_s:g} GB/s, {self.latency_us:g} µs a message"
+
+
+def formula(network: Network) -> LinearPieces:
+    """All-reduce time over size on a network: the faster of ring and two binary trees, as libraries take it.
+
+    Over the number of devices N, the bandwidth B of a device's link in each direction and the latency a of one message,
+    for S bytes:
+
+    * ring:  T = 2 (N - 1) a + 2 (N - 1)/N S/B   (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+      algorithms for clusters of workstations", JPDC 69(2), 2009; alpha-beta model as in Thakur,
+      Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+      19(1), 2005);
+    * two binary trees: T = 2 ceil(log2 N) a + 2 S/B   (Sanders, Speck and Traeff, "Two-tree algorithms
+      for full bandwidth broadcast, reduction and scan", Parallel Computing 35(12), 2009; NCCL since 2.4).
+    """
+    n, per_byte, latency_ns = network.devices, 1.0 / network.gigabytes_per_s, network.latency_us * 1e3
+    ring = (2 * (n - 1) / n * per_byte, 2 * (n - 1) * latency_ns)
+    tree = (2 * per_byte, 2 * (n - 1).bit_length() * latency_ns)
+    return fastest([Algorithm("ring", *ring), Algorithm("trees", *tree)])
+
+
 def costs_of(profile: Profile, source: CanonicalModule, plans: Sequence[Strategy] = ()) -> Costs:
     """Measured times where the profile has them, else the estimator for its device, calibrated by it.
 
@@ -180,17 +227,6 @@ def costs_of(profile: Profile, source: CanonicalModule, plans: Sequence[Strategy
         lines.append(f"the profile has no all-reduce sweep; taken instead: {backend.constants}")
     costs.lines = tuple(lines)
     return costs
-
-
-def _described_rates(profile: Profile) -> dict[str, float]:
-    """Flop rates of matmuls where nobody measured one: of f32 the microbenchmark's, of 16 bits what the package says of
-    this device, if it does."""
-    kind = profile.platform.device_kind
-    machine = next((one for one in map(load_machine, names()) if kind and one.device_kind == kind), None)
-    found = {"f32": profile.flops_per_s}
-    if machine is not None:
-        found.update(dict.fromkeys(("bf16", "f16"), machine.gpu.matmul_flops_per_ns * 1e9))
-    return found
 
 
 def costs_for(
@@ -234,22 +270,6 @@ def shipped_profile(backend: str, device_kind: str | None) -> Profile | None:
         return None
     with as_file(files("disco_hlo") / "data" / "profiles" / f"{shipped[1]}.json") as path:
         return load(path)
-
-
-def _all_reduce(constants: Constants) -> AllReduceFit:
-    return _not_swept(LinearPieces.of((0, constants.all_reduce_ns_per_byte, constants.all_reduce_fixed_ns)))
-
-
-def _analytic(backend: Backend) -> Costs:
-    constants = backend.constants
-    profile = Profile(
-        Platform(constants.name, backend.name, "", "", ""), {}, constants.launch_ns,
-        constants.memory_bytes_per_s, constants.flops_per_s, _all_reduce(constants),
-    )  # fmt: skip
-    device = DeviceModel(constants.memory_bytes_per_s, constants.flops_per_s, hoists=backend.hoists)
-    costs = Costs(profile, AnalyticModel(device))
-    costs.lines = (f"no profile: analytic model of {constants}",)
-    return costs
 
 
 def seen_kernels(
@@ -301,5 +321,82 @@ def machine_of(profile: Profile) -> MachineModel:
     )
 
 
+def _described_rates(profile: Profile) -> dict[str, float]:
+    """Flop rates of matmuls where nobody measured one: of f32 the microbenchmark's, of 16 bits what the package says of
+    this device, if it does."""
+    kind = profile.platform.device_kind
+    machine = next((one for one in map(load_machine, names()) if kind and one.device_kind == kind), None)
+    found = {"f32": profile.flops_per_s}
+    if machine is not None:
+        found.update(dict.fromkeys(("bf16", "f16"), machine.gpu.matmul_flops_per_ns * 1e9))
+    return found
+
+
+def _all_reduce(constants: Constants) -> AllReduceFit:
+    return _not_swept(LinearPieces.of((0, constants.all_reduce_ns_per_byte, constants.all_reduce_fixed_ns)))
+
+
+def _analytic(backend: Backend) -> Costs:
+    constants = backend.constants
+    profile = Profile(
+        Platform(constants.name, backend.name, "", "", ""), {}, constants.launch_ns,
+        constants.memory_bytes_per_s, constants.flops_per_s, _all_reduce(constants),
+    )  # fmt: skip
+    device = DeviceModel(constants.memory_bytes_per_s, constants.flops_per_s, hoists=backend.hoists)
+    costs = Costs(profile, AnalyticModel(device))
+    costs.lines = (f"no profile: analytic model of {constants}",)
+    return costs
+
+
 def _not_swept(line: LinearPieces) -> AllReduceFit:
     return AllReduceFit(line, (), 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reprofiled:
+    """Kernels of a plan that had only been estimated and were measured then."""
+
+    kernels: int
+    estimated_ns: int
+    measured_ns: int
+
+    @property
+    def ratio(self) -> float:
+        """Measured over estimated time; 1 where there is nothing to compare."""
+        return self.measured_ns / self.estimated_ns if self.estimated_ns else 1.0
+
+
+def unknown_kernels(source: CanonicalModule, profile: Profile, plan: Strategy) -> int:
+    """How many kernels of ``plan`` no trace has shown, those of its regions included."""
+    return sum(
+        key not in profile.ops
+        for graph, one in by_graph(source, plan)
+        for key in kernel_keys(graph, unit_graph(graph, one).kernels(graph))
+    )
+
+
+def with_kernels(
+    costs: MeasuredCosts, times: Mapping[str, OpTime], source: CanonicalModule, plan: Strategy
+) -> tuple[Profile, Reprofiled]:
+    """The profile with ``times`` of what it does not know, and what these tell of the kernels of ``plan``.
+
+    Args:
+        costs: what the search went by; the profile is theirs.
+    """
+    profile = costs.profile
+    found = Reprofiled(0, 0, 0)
+    for graph, one in by_graph(source, plan):
+        keys = kernel_keys(graph, unit_graph(graph, one).kernels(graph))
+        new = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
+        if new:
+            found = Reprofiled(
+                found.kernels + len(new),
+                found.estimated_ns + int(estimates_ns(costs, graph, one)[new].sum()),
+                found.measured_ns + sum(times[keys[i]].median_ns for i in new),
+            )
+    return replace(profile, ops={**times, **profile.ops}), found
+
+
+def estimates_ns(costs: CostModel, graph: Graph, plan: Strategy) -> NDArray[np.int64]:
+    """Of each group what a search is told by ``costs``, as the simulator asks for it."""
+    return groups_ns(graph, unit_graph(graph, plan), costs, costs.op_ns(graph))

@@ -29,20 +29,21 @@ from disco_hlo.hlo.collectives import collective_bytes
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs
-from disco_hlo.optimize.predict import Predicted, predict
 from disco_hlo.optimize.regions import (
+    Predicted,
     StepTimes,
     calls_by_caller,
     inner_costs,
     measured_loops,
+    predict,
     regions_callees_first,
 )
-from disco_hlo.plan.strategy import Bucket
+from disco_hlo.plan.plan import Bucket
 from disco_hlo.search.schedule import with_order
+from disco_hlo.simulator.bound import lowest_bound
 from disco_hlo.simulator.build import Built
 from disco_hlo.simulator.costs import COMPUTE, PPM, PRODUCT
 from disco_hlo.simulator.problem import Lists, Problem
-from disco_hlo.simulator.step_bound import lowest_bound
 from disco_hlo.simulator.timeline import simulate
 from disco_hlo.whatif.coconet import BUFFER_BYTES
 

@@ -1,40 +1,42 @@
 """The one way from a step and its costs to plans worth measuring: plugin, command line and benchmarks all take it.
 
-A search within a budget of time, what it found ranked, and what the best of it is predicted to take. The user waits
-for the search's code, for the search, and for what becomes of its plans. So the search gets what is left of the
-budget, less what the rest will take; where nothing is left, the plan is XLA's own.
+A search from XLA's own plan within a budget of time, what it found ranked, and what the best of it is predicted to
+take. The user waits for the search's code, for the search, and for what becomes of its plans. So the search gets what
+is left of the budget, less what the rest will take; where nothing is left, the plan is XLA's own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from msgspec import UNSET
 
-from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs
 from disco_hlo.optimize.regions import StepTimes, lower_bound, regions_callees_first, step_times
-from disco_hlo.optimize.start import starting_point
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.plan import DEFAULT, SEARCHED, Prediction, SearchRecord
+from disco_hlo.plan.legal import Kernel, check_strategy, refused_groups
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Prediction, SearchRecord, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.units import unit_graph
-from disco_hlo.search.api import Dropped, OnBest, OnProgress, SearchResult, SearchSettings
+from disco_hlo.plan.units import groups_with_own_copies, unit_graph
+from disco_hlo.plan.variants import unfused
+from disco_hlo.search.api import Dropped, OnBest, OnProgress, Progress, SearchResult, SearchSettings
 from disco_hlo.search.moves.table import in_algorithm_1
 from disco_hlo.search.run import search
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
+from disco_hlo.search.strategies import kernels_of
 from disco_hlo.search.warm import warm_up_in_time
 from disco_hlo.simulator.build import resident_bytes
+from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import Timeline
 
 LOGGER = logging.getLogger("disco_hlo")
@@ -285,6 +287,46 @@ def optimize(
     return Optimized(case, result, tuple(plans), budget.spent_s, notes, found)
 
 
+def starting_point(graph: Graph, xla: Strategy, machine: MachineModel, method: str) -> Strategy:
+    """XLA's plan; where collectives block, the paper's own search begins without any fusion instead, as XLA's fusions
+    are not tuned there (Triton tiles and all)."""
+    return searchable(graph, xla) if method == "joint" or machine.asynchronous else unfused(graph)
+
+
+def searchable(graph: Graph, xla: Strategy) -> Strategy:
+    """XLA's plan as the search can take it up: without the kernels whose place in the order it would misjudge, and
+    without those that then wait for themselves or return what no rule allows."""
+    start = _without(xla, groups_with_own_copies(graph, xla.groups))
+    try:
+        known = kernels_of(graph, xla)
+        while unfit := _unfit(graph, start, known):
+            start = _without(start, unfit)
+    except IllegalStrategyError as error:
+        LOGGER.debug("the search starts without XLA's kernels: %s", error)
+        return unfused(graph)
+    return start
+
+
+def _without(strategy: Strategy, groups: Collection[int]) -> Strategy:
+    if not groups:
+        return strategy
+    kept = tuple(group for i, group in enumerate(strategy.groups) if i not in groups)
+    return Strategy(kept, strategy.buckets)
+
+
+def _unfit(graph: Graph, strategy: Strategy, known: Collection[Kernel]) -> frozenset[int]:
+    """Positions of groups that wait for each other; where none do, of those that are no legal kernels and none of XLA's
+    any more, since others read more of them."""
+    try:
+        units = unit_graph(graph, strategy)
+    except CircleError as error:
+        waiting = frozenset(int(token[1:]) for token in error.tokens if token[0] == "g")
+        if not waiting:
+            raise
+        return waiting
+    return frozenset(i for i, _ in refused_groups(graph, strategy, units, known))
+
+
 def _optimize_regions(
     case: Case, settings: SearchSettings, budget: Budget, stop: Callable[[], bool]
 ) -> tuple[RegionFound, ...]:
@@ -399,3 +441,27 @@ def _nothing(case: Case, also: Sequence[Strategy], budget: Budget, why: str) -> 
     best = plans[0]
     result = SearchResult(best.strategy, best.predicted_ns, best.predicted_ns, (), 0, 0, 0.0, "seconds")
     return Optimized(case, result, tuple(plans), budget.spent_s, (why,))
+
+
+@contextlib.contextmanager
+def search_progress(wanted: bool) -> Iterator[OnProgress | None]:
+    """Show how the best predicted step time falls; yields what the search calls, or None where nobody looks."""
+    if not wanted:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("disco: searching"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("search", total=None, state="")
+
+        def show(progress: Progress) -> None:
+            gain = 100 * (1 - progress.best_ns / max(progress.start_ns, 1))
+            state = f"{progress.evaluations} candidates, {progress.best_ns / 1e6:.2f} ms predicted (-{gain:.1f} %)"
+            bar.update(task, state=state)
+
+        yield show

@@ -1,4 +1,4 @@
-"""What the regions of a step take, and what they cost the regions that call them.
+"""What a step takes under a strategy, on the simulator and region by region.
 
 A loop is one op of its caller: it takes as many executions of its body as it has trips. So each region is simulated and
 searched by itself, those without calls first, and its caller goes by what was found for it.
@@ -9,16 +9,49 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY, Call
 from disco_hlo.optimize.costs import Costs, Inner
-from disco_hlo.optimize.predict import Predicted, first_collective_ns, predict
 from disco_hlo.plan.legal import planned_regions
-from disco_hlo.plan.read import read, repeats
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.read import Repeat, read, repeats
 from disco_hlo.profiler.profile import LoopTime
-from disco_hlo.simulator.bound import Bound
-from disco_hlo.simulator.step_bound import lowest_bound
+from disco_hlo.simulator.bound import Bound, lowest_bound
+from disco_hlo.simulator.build import Built, build
+from disco_hlo.simulator.timeline import Timeline, simulate
+
+
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """A strategy and its simulated execution."""
+
+    strategy: Strategy
+    built: Built
+    timeline: Timeline
+    again: Sequence[Repeat] = ()
+
+
+def predict(graph: Graph, strategy: Strategy, costs: Costs, again: Sequence[Repeat] = ()) -> Predicted:
+    """Simulate one strategy. Of a whole step, with what its loops take: :func:`disco_hlo.optimize.regions.step_times`.
+
+    Args:
+        again: what a module of XLA's executes besides (:func:`~disco_hlo.plan.read.repeats`).
+
+    Raises:
+        IllegalStrategyError: it does not fit the graph.
+    """
+    built = build(graph, strategy, costs, costs.machine, repeats=again)
+    return Predicted(strategy, built, simulate(built.problem), again)
+
+
+def first_collective_ns(predicted: Predicted) -> int | None:
+    """When the first collective begins, one inside an op counted; None where none overlaps with kernels."""
+    problem, begins_ns = predicted.built.problem, predicted.timeline.spans_ns[0]
+    on_channel = np.flatnonzero(problem.resource > 0).tolist()
+    return min((int(begins_ns[task]) for task in (*on_channel, *predicted.built.calls)), default=None)
 
 
 @dataclass(frozen=True, eq=False)

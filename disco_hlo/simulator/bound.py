@@ -11,20 +11,24 @@ where kernels and collectives slow each other down, what hides costs the other s
 compute stream nothing overlaps, and the bound is C + M.
 
 C depends on the kernels, that is on the op groups. For a bound over several plans take the
-lowest of theirs; compute of the faster of XLA's plan and ours is the usual choice.
+lowest of theirs (``lowest_bound``); compute of the faster of XLA's plan and ours is the usual choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
-from disco_hlo.hlo.cost_model import LinearPieces, never_falls
+from disco_hlo.hlo.cost_model import CostModel, LinearPieces, as_all_reduces, never_falls
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.plan.plan import Group
+from disco_hlo.plan.variants import unfused
+from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import PPM, PRODUCT, MachineModel
 from disco_hlo.simulator.problem import Problem
 
@@ -67,6 +71,44 @@ class Bound:
     def full_overlap_ns(self) -> int:
         """FO, the paper's bound: all communication hidden, or all compute."""
         return max(self.compute_ns, self.communication_ns)
+
+
+def bound_of_kernels(
+    graph: Graph,
+    groups: Sequence[Group],
+    costs: CostModel,
+    machine: MachineModel,
+) -> Bound:
+    """What no plan with these op groups can beat, whatever its buckets and order.
+
+    Raises:
+        IllegalStrategyError: the groups do not fit the graph.
+    """
+    line, size_bytes = as_all_reduces(graph, costs)
+    sizes = size_bytes[list(graph.all_reduces)].tolist()
+    least_ns = least_communication_ns(sizes, line) if sizes else 0
+    built = build(graph, unfused(graph, groups), costs, machine)
+    found = bound(built.problem, least_ns, machine.asynchronous)
+    if not sizes or not machine.asynchronous:
+        return found
+    units = [built.units.units[unit] for unit in built.unit_of]
+    moved = [
+        int(size_bytes[list(unit.nodes)].sum())
+        for unit, communicates in zip(units, built.problem.communicates, strict=True)
+        if communicates
+    ]
+    return replace(found, tight_ns=tight_bound_ns(built.problem, moved, line, machine))
+
+
+def lowest_bound(
+    graph: Graph,
+    kernels: Iterable[tuple[Group, ...]],
+    costs: CostModel,
+    machine: MachineModel,
+) -> Bound:
+    """The lowest of the bounds of several plans' op groups; arguments and errors as of :func:`bound_of_kernels`."""
+    found = [bound_of_kernels(graph, groups, costs, machine) for groups in dict.fromkeys(kernels)]
+    return min(found, key=lambda one: one.makespan_ns)
 
 
 def bound(problem: Problem, communication_ns: int, overlaps: bool) -> Bound:

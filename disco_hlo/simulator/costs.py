@@ -1,15 +1,16 @@
 """What the simulator is told of time beside a cost model: a machine model for how work overlaps.
 
 DisCo, sections 4.2 (T = Cx + D for an all-reduce) and 4.4 (one compute stream, one channel). The
-machine model adds what the paper leaves out: launch cost, contention in both directions,
-all-reduces too small for the channel, backends whose collectives block.
+machine model adds what the paper leaves out: launch cost, contention in both directions, backends
+whose collectives block. Engines count in a coarser unit than nanoseconds where a step takes minutes
+(``unit_for``, ``coarse``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.cost_model import CostModel, LinearPieces
+from disco_hlo.hlo.collectives import CollectiveKind
+from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph
 
 PPM = 1_000_000
@@ -213,3 +215,42 @@ def holds_ns(model: CostModel, graph: Graph, nodes_ns: NDArray[np.int64]) -> NDA
             "expected a number from 0 to 1."
         )
     return (shares * nodes_ns).astype(np.int64)
+
+
+def coarse(model: CostModel, machine: MachineModel, unit_ns: int) -> tuple[CostModel, MachineModel]:
+    """The same model and machine, all of whose times are in units of so many nanoseconds, rounded up."""
+    if unit_ns == 1:
+        return model, machine
+    return _Coarse(model, unit_ns), replace(
+        machine,
+        launch_ns=-(-machine.launch_ns // unit_ns),
+        transfer_wait_ns=machine.transfer_wait_ns // unit_ns,
+        memory_bytes_per_us=machine.memory_bytes_per_us * unit_ns,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Coarse(CostModel):
+    model: CostModel
+    unit_ns: int
+
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
+        return self._counted(self.model.op_ns(graph))
+
+    def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        return self._counted(self.model.kernels_ns(graph, kernels))
+
+    def first_collective_ns(self, graph: Graph) -> Mapping[int, int]:
+        return {node: -(-ns // self.unit_ns) for node, ns in self.model.first_collective_ns(graph).items()}
+
+    def collective(self, kind: CollectiveKind) -> LinearPieces:
+        return self.model.collective(kind).times(1 / self.unit_ns)
+
+    def read_classes(self, graph: Graph) -> NDArray[np.int64]:
+        return self.model.read_classes(graph)
+
+    def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
+        return self.model.hold_shares(graph)
+
+    def _counted(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        return -(-np.asarray(times_ns, np.int64) // self.unit_ns)

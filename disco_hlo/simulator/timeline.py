@@ -1,20 +1,29 @@
-"""Simulate a problem and say what happened: spans, overlap, critical path, peak memory.
+"""A problem simulated, and what is said of it: spans, overlap, peak memory, a trace to look at.
 
-DisCo, section 4.4. The makespan is the cost that the search minimises; the rest is for people.
+DisCo, section 4.4, with XLA's own semantics in place of the ready queue. The engine (:func:`evaluate`) goes through an
+explicit order once: a collective begins once the compute stream has reached the place where it is issued and its
+channel is free; a wait holds the stream until a collective has finished. ``contention`` has what they cost each other.
+Nothing is checked here: :class:`~disco_hlo.simulator.problem.Problem` did.
+
+The makespan is the cost that the search minimises; the rest is for people. The peak of memory follows XLA, which
+assigns buffers along its schedule, not along the clock: a buffer lives from the entry that makes it to the last entry
+that needs it, and the operand of a collective to the entry that waits for the collective. So it depends on the order
+alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.simulator.contention import new_progress
-from disco_hlo.simulator.costs import Pace
-from disco_hlo.simulator.engine import evaluate
-from disco_hlo.simulator.memory import peak_bytes
+from disco_hlo.compiled import compiled
+from disco_hlo.simulator.contention import NOW, compute, issue, new_progress, open_progress, restart, wait
+from disco_hlo.simulator.costs import COMPUTE, PRODUCT, Pace
 from disco_hlo.simulator.problem import Problem
 
 
@@ -98,3 +107,137 @@ def _covered_ns(spans_ns: NDArray[np.int64]) -> int:
         return 0
     reached = np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]])
     return int(np.maximum(end - np.maximum(start, reached), 0).sum())
+
+
+@compiled
+def evaluate(order: Any, duration_ns: Any, resource: Any, products: Any, hold_ns: Any, progress: Any) -> Any:
+    """Makespan of ``order`` in ns; ``progress.spans_ns`` has start and end of each task.
+
+    Args:
+        order: ``int32[entries]``: ``i`` runs or issues task i, ``~i`` waits for collective i.
+        duration_ns, resource, products, hold_ns: ``[tasks]``, as a problem has them.
+        progress: :class:`~disco_hlo.simulator.contention.Progress` with room for all tasks.
+    """
+    p = open_progress(progress)
+    restart(p)
+    for entry in order:
+        if entry < 0:
+            wait(p, ~entry)
+        elif resource[entry] > 0:
+            issue(p, entry, resource[entry] - 1, duration_ns[entry])
+        else:
+            p.start_ns[entry] = p.number[NOW]
+            row = PRODUCT if products[entry] else COMPUTE
+            compute(p, duration_ns[entry], hold_ns[entry], row, products[entry])
+            p.end_ns[entry] = p.number[NOW]
+    return p.number[NOW]
+
+
+def peak_bytes(problem: Problem) -> int:
+    """Peak memory of a problem in its order, parameters and constants included."""
+    buffers = problem.buffers
+    if not len(buffers.size_bytes):
+        return problem.resident_bytes
+    return problem.resident_bytes + int(
+        peak_of_order(
+            problem.order,
+            problem.resource,
+            buffers.size_bytes,
+            buffers.producer,
+            buffers.readers.offset,
+            buffers.readers.member,
+            buffers.returned,
+        )
+    )
+
+
+@compiled
+def peak_of_order(
+    order: Any, resource: Any, size_bytes: Any, producer: Any, offset: Any, member: Any, returned: Any
+) -> Any:
+    """Most bytes that the buffers take up at any entry of ``order``.
+
+    Args:
+        order: ``int32[entries]``, as the engine takes it.
+        resource: ``int32[tasks]``.
+        size_bytes, producer, returned: ``[buffers]``, int64, int32, bool.
+        offset, member: readers of each buffer in compressed rows, ``int32[buffers + 1]``, ``int32[]``.
+    """
+    issued, settled = np.empty(resource.size, np.int64), np.full(resource.size, order.size)
+    for at in range(order.size):
+        entry = order[at]
+        if entry < 0:
+            settled[~entry] = at  # where it is waited for more than once, others keep its buffers
+            continue
+        issued[entry] = at
+        if resource[entry] == 0:
+            settled[entry] = at
+    change = np.zeros(order.size + 2, np.int64)
+    for buffer in range(size_bytes.size):
+        change[issued[producer[buffer]]] += size_bytes[buffer]
+        if returned[buffer]:
+            continue
+        last = settled[producer[buffer]]
+        for k in range(offset[buffer], offset[buffer + 1]):
+            last = max(last, settled[member[k]])
+        change[last + 1] -= size_bytes[buffer]
+    live, peak = np.int64(0), np.int64(0)
+    for at in range(order.size):
+        live += change[at]
+        peak = max(peak, live)
+    return peak
+
+
+def chrome_trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
+    """Timelines as a Chrome trace, a JSON value for ui.perfetto.dev or chrome://tracing.
+
+    In the Trace Event Format: complete events (``ph`` X) with times in microseconds, each timeline a process with one
+    named track per resource.
+
+    Args:
+        timelines: by title; a step's first, then one execution of each of its regions. All begin at 0.
+    """
+    events = []
+    for process, (title, timeline) in enumerate(timelines.items()):
+        events.append(_metadata("process_name", process, 0, name=title))
+        events.append(_metadata("process_sort_index", process, 0, sort_index=process))
+        for resource in range(timeline.problem.channels + 1):
+            track = "compute stream" if resource == 0 else f"channel {resource}"
+            events.append(_metadata("thread_name", process, resource, name=track))
+            events.append(_metadata("thread_sort_index", process, resource, sort_index=resource))
+            events += [_complete(timeline, process, resource, span.task) for span in timeline.spans(resource)]
+    return {
+        "displayTimeUnit": "ms",
+        "traceEvents": events,
+        "otherData": {title: _totals(timeline) for title, timeline in timelines.items()},
+    }
+
+
+def _totals(timeline: Timeline) -> dict[str, int]:
+    return {
+        "makespan_ns": timeline.makespan_ns,
+        "compute_ns": timeline.compute_ns,
+        "communication_ns": timeline.communication_ns,
+        "overlap_ns": timeline.overlap_ns,
+        "exposed_ns": timeline.exposed_ns,
+        "peak_bytes": timeline.peak_bytes,
+    }
+
+
+def _metadata(kind: str, process: int, resource: int, **args: str | int) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": resource, "args": args}
+
+
+def _complete(timeline: Timeline, process: int, resource: int, task: int) -> dict[str, Any]:
+    start_ns, end_ns = timeline.spans_ns[:, task].tolist()
+    alone_ns = int(timeline.problem.duration_ns[task])
+    return {
+        "ph": "X",
+        "name": timeline.problem.names[task],
+        "cat": "communication" if timeline.problem.communicates[task] else "compute",
+        "pid": process,
+        "tid": resource,
+        "ts": start_ns / 1000,
+        "dur": (end_ns - start_ns) / 1000,
+        "args": {"task": task, "alone_ns": alone_ns, "slowed_ns": end_ns - start_ns - alone_ns},
+    }

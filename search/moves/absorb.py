@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.compiled import Row, inner
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import has_room, roll_back
-from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
-from disco_hlo.search.moves.draws import random_unit
+from disco_hlo.search import layout as at
+from disco_hlo.search.kernels import fell_at_sight
+from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.duplicate import duplicate
-from disco_hlo.search.moves.move import Move
+from disco_hlo.search.moves.move import Move, random_unit
 from disco_hlo.search.moves.refusals import NO_KEY, was_refused, with_number, with_unit
-from disco_hlo.search.rules.neighbours import successors
-from disco_hlo.search.rules.upkeep import fell_at_sight
+from disco_hlo.search.ordering import successors
+from disco_hlo.search.state import has_room, roll_back
 
 MOST_READERS = 32
 

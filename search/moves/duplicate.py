@@ -10,17 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import inner
-from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import computes, has_room, roll_back
-from disco_hlo.search.arrays.views import GraphView, ScratchView, StateView
-from disco_hlo.search.moves.draws import random_reader
-from disco_hlo.search.moves.foresight import never_recomputed
-from disco_hlo.search.moves.move import Move
-from disco_hlo.search.moves.refusals import key_of_pair
-from disco_hlo.search.rules.ordering import settle
-from disco_hlo.search.rules.results import recompute
-from disco_hlo.search.rules.upkeep import adopt_orphans, all_stand, fell_at_sight
+from disco_hlo.core.reasons import fresh_stamp
+from disco_hlo.search import layout as at
+from disco_hlo.search.kernels import adopt_orphans, all_stand, fell_at_sight, recompute
+from disco_hlo.search.layout import GraphView, ScratchView, StateView
+from disco_hlo.search.moves.move import Move, random_reader
+from disco_hlo.search.moves.refusals import key_of_pair, never_recomputed
+from disco_hlo.search.ordering import settle
+from disco_hlo.search.state import computes, has_room, roll_back
 
 
 @inner

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import Row, inner
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import has_room, roll_back
-from disco_hlo.search.arrays.rng import draw
-from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
+from disco_hlo.search import layout as at
+from disco_hlo.search.hashing import draw
+from disco_hlo.search.kernels import part
+from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.merge import merge, neighbouring_bucket
 from disco_hlo.search.moves.move import Move
-from disco_hlo.search.rules.ordering import reseat
-from disco_hlo.search.rules.results import part
+from disco_hlo.search.ordering import reseat
+from disco_hlo.search.state import has_room, roll_back
 
 
 @inner

@@ -8,15 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import Row, inner
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import has_room, roll_back
-from disco_hlo.search.arrays.rng import draw
-from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
-from disco_hlo.search.moves.draws import random_unit
-from disco_hlo.search.moves.move import Move
-from disco_hlo.search.rules.neighbours import successors
-from disco_hlo.search.rules.ordering import settle
-from disco_hlo.search.rules.results import join
+from disco_hlo.search import layout as at
+from disco_hlo.search.hashing import draw
+from disco_hlo.search.kernels import join
+from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
+from disco_hlo.search.moves.move import Move, random_unit
+from disco_hlo.search.ordering import settle, successors
+from disco_hlo.search.state import has_room, roll_back
 
 
 @inner

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from disco_hlo.compiled import Row, inner
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import has_room
-from disco_hlo.search.arrays.rng import draw
-from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
+from disco_hlo.search import layout as at
+from disco_hlo.search.hashing import draw
+from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
-from disco_hlo.search.rules.neighbours import predecessors, successors
-from disco_hlo.search.rules.ordering import shift
+from disco_hlo.search.ordering import predecessors, shift, successors
+from disco_hlo.search.state import has_room
 
 RIVALS: Final = 4
 """Of so many units the one that takes longest is moved to another place."""

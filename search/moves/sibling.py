@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from disco_hlo.compiled import Row, inner
 from disco_hlo.core.rows import CLONED
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.rng import draw
-from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
+from disco_hlo.search import layout as at
+from disco_hlo.search.hashing import draw
+from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.fuse import fuse
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.moves.refusals import key_of_pair

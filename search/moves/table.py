@@ -1,12 +1,24 @@
-"""Every move of the search. A new one is a file of its own, and a line here: all methods propose it."""
+"""Every move of the search, and what the search asks of a move by its number: to be drawn, made, known as refused.
+
+A new one is a file of its own, and a line here: all methods propose it. ``random_apply`` is RandomApply of the paper's
+Algorithm 1; ``random_move`` serves the search around it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
-from disco_hlo.search.moves.move import Move
+import numpy as np
+
+from disco_hlo.compiled import Ints, Row, inner
+from disco_hlo.core.reasons import fresh_stamp
+from disco_hlo.search import layout as at
+from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
+from disco_hlo.search.moves.move import Compiled, Move
+from disco_hlo.search.moves.refusals import NO_KEY, no_key, place_of
+from disco_hlo.search.state import has_room
 
 NAMES: Final = (
     "fuse",
@@ -33,3 +45,116 @@ def weights(changes: str) -> dict[int, int]:
 def in_algorithm_1() -> tuple[str, ...]:
     """The moves of the paper's Algorithm 1, and others that say so."""
     return tuple(name for name, number in NUMBERS.items() if MOVES[number].in_algorithm_1)
+
+
+_OF_UNIT: Final = np.array([move.of_unit for move in MOVES])
+_WITH_UNIT: Final = np.array([move.with_unit for move in MOVES])
+ONLY_ORDER: Final = np.array([move.changes == "order" for move in MOVES])
+SLOW_KEY: Final = np.array([move.slow_key for move in MOVES])
+_APPLIES: Final = [move.apply for move in MOVES]
+_SALTS: Final = np.array([_APPLIES.index(move.apply) for move in MOVES])
+"""Moves that make the same share what they know to be refused."""
+
+
+def _by_number(functions: Iterable[Compiled], arguments: str) -> Compiled:
+    """A compiled function of a number and ``arguments`` that calls one of some. Numba cannot index constant functions,
+    so the choice among them is written out."""
+    named = {f"f{number}": function for number, function in enumerate(functions)}
+    lines = (f"    if number == {name[1:]}: return {name}({arguments})" for name in named)
+    text = "\n".join([f"def choose(number, {arguments}):", *lines, f"    return f0({arguments})"])
+    scope: dict[str, Any] = {"__name__": __name__, **named}
+    exec(text, scope)  # noqa: S102  a text of our own
+    chosen: Compiled = inner(scope["choose"])
+    return chosen
+
+
+_propose = _by_number([move.propose for move in MOVES], "g, s, w, generator, pools")
+_apply = _by_number(_APPLIES, "g, s, w, a, b")
+_key = _by_number([move.cache_key or no_key for move in MOVES], "g, s, w, salt, a, b")
+
+
+@inner
+def random_move(
+    g: GraphView, s: StateView, w: ScratchView, generator: Row, pools: PoolView, number: int
+) -> Any:
+    """Arguments for a move of this kind; (-1, -1) where those drawn are refused at sight."""
+    return _propose(number, g, s, w, generator, pools)
+
+
+@inner
+def make_move(g: GraphView, s: StateView, w: ScratchView, number: int, a: int, b: int) -> Any:
+    """Make one move; whether it was legal. What ``a`` and ``b`` are depends on the move."""
+    if a < 0 or s.owner[a] == -1 or (_OF_UNIT[number] and s.owner[a] != a):
+        return False
+    if _WITH_UNIT[number] and (b < 0 or s.owner[b] != b):
+        return False
+    return _apply(number, g, s, w, a, b)
+
+
+@inner
+def refusal_key(g: GraphView, s: StateView, w: ScratchView, number: int, a: int, b: int) -> Any:
+    """What the refusal of a move is remembered under, and how many units besides that of ``a`` it is about, which then
+    stand in row ``readers``."""
+    return _key(number, g, s, w, _SALTS[number], a, b)
+
+
+@inner
+def remember_refusal(g: GraphView, s: StateView, w: ScratchView, number: int, a: int, b: int) -> None:
+    """Remember a refused move that is undone, where a kernel that may not stand was the reason (``at.FELL``)."""
+    fell = w.number[at.FELL]
+    if fell == 0:
+        return
+    key, others = refusal_key(g, s, w, number, a, b)
+    if key == NO_KEY:
+        return
+    stamp = fresh_stamp(w)
+    w.reached[a] = stamp
+    for i in range(others):
+        w.reached[w.readers[i]] = stamp
+    for i in range(fell):
+        if w.reached[s.owner[w.changed[i]]] != stamp:
+            return
+    w.refused[place_of(key)] = key
+
+
+@inner
+def second_unit(s: StateView, number: int, b: int) -> Any:
+    """The unit that a move is about besides that of its first argument, -1 where there is none."""
+    return s.owner[b] if b >= 0 and _WITH_UNIT[number] else -1
+
+
+@inner
+def random_apply(
+    g: GraphView,
+    s: StateView,
+    w: ScratchView,
+    generator: Row,
+    pools: PoolView,
+    number: int,
+    times: int,
+    tries: int,
+    made: Ints,
+) -> Any:
+    """Apply one move at random places.
+
+    Args:
+        generator: a pointer to its word.
+        pools: what to draw from, a ``views.PoolView``.
+        times: how often.
+        tries: how many proposals are drawn for one application before it is given up.
+        made: ``[times, 3]`` int64, receives the moves (number, a, b).
+
+    Returns:
+        How many moves were made.
+    """
+    done = 0
+    for _ in range(times):
+        if not has_room(g, w):  # for no move any more
+            break
+        for _ in range(tries):
+            a, b = random_move(g, s, w, generator, pools, number)
+            if make_move(g, s, w, number, a, b):
+                made[done, 0], made[done, 1], made[done, 2] = number, a, b
+                done += 1
+                break
+    return done

@@ -7,17 +7,14 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.compiled import Row, inner
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import has_room, holds_copy, roll_back
-from disco_hlo.search.arrays.rng import draw
-from disco_hlo.search.arrays.views import GraphView, PoolView, ScratchView, StateView
-from disco_hlo.search.moves.foresight import never_without
+from disco_hlo.search import layout as at
+from disco_hlo.search.hashing import draw
+from disco_hlo.search.kernels import all_stand, drop_idle_copies, fell_at_sight, may_own, part, read_again
+from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
-from disco_hlo.search.moves.refusals import with_number, with_unit
-from disco_hlo.search.rules.legality import may_own
-from disco_hlo.search.rules.ordering import reseat
-from disco_hlo.search.rules.results import part, read_again
-from disco_hlo.search.rules.upkeep import all_stand, drop_idle_copies, fell_at_sight
+from disco_hlo.search.moves.refusals import never_without, with_number, with_unit
+from disco_hlo.search.ordering import reseat
+from disco_hlo.search.state import has_room, holds_copy, roll_back
 
 
 @inner

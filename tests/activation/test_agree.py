@@ -20,8 +20,8 @@ from disco_hlo.activation.agree import (
     unframe,
     verdict,
 )
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
-from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError
 from tests.activation.stores import MemoryStore
 from tests.activation.test_kvstore import on_ranks

@@ -2,10 +2,9 @@
 
 import pytest
 
-from disco_hlo.activation.channel import name_ranks, pack, unpack
+from disco_hlo.activation.channel import LocalChannel, name_ranks, pack, unpack
 from disco_hlo.activation.choose import Offer, choose, mpi_world_size, offer, open_channel
 from disco_hlo.activation.kvstore import KvChannel
-from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError
 from tests.activation.stores import MemoryStore
 from tests.activation.test_kvstore import on_ranks

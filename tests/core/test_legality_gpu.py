@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disco_hlo.core.gpu_facts import gpu_facts
-from disco_hlo.core.kernels import emitter_kind, group_refusal, kernel
+from disco_hlo.core.legality import emitter_kind, group_refusal, kernel
 from disco_hlo.core.legality_gpu import find_heroes
 from disco_hlo.core.rows import plain_rows
 from disco_hlo.hlo.flatten import emitter_of

@@ -11,13 +11,11 @@ from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.baselines import one_bucket, unfused
-from disco_hlo.plan.fitting import without_unfit
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.plan.variants import normal_form, one_bucket, unfused, without_unfit
 from tests.steps.strategies import random_strategy
 
 KINDS = ("default", "xla", "unfused", "one-kernel", "one-bucket", "random", "order", "moves", "search")
@@ -156,7 +154,7 @@ def random_order(units: UnitGraph, asynchronous: bool, dice: random.Random) -> t
 def _searched(source: CanonicalModule, one: Wanted) -> Strategy:
     """What the search writes a state of its own as: after random moves, or after a short joint search."""
     # Imported here: numba takes a while, and a run without the search does without it.
-    from disco_hlo.optimize.start import searchable
+    from disco_hlo.optimize.pipeline import searchable
     from tests.fuzz.searching import after_moves, after_search
 
     graph, dice = source.graph, random.Random(one.seed)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.fuzz.findings import FOUND, load, outcomes, panel
-from tests.fuzz.processes import Worker
 from tests.fuzz.strategies import SEARCHED, Wanted
 from tests.fuzz.tally import FINDINGS
+from tests.fuzz.worker import Worker
 
 FILES = sorted(FOUND.glob("*.json"))
 ONCE = (pytest.mark.product_only,)

@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fuzz.build import Builder, is_stable
-from tests.fuzz.by_hand import evaluate
-from tests.fuzz.grammar import generate
-from tests.fuzz.interpret import check_types
+from tests.fuzz.findings import is_sound, pruned, shrink
+from tests.fuzz.grammar import Builder, generate, is_stable
+from tests.fuzz.interpret import check_types, evaluate
 from tests.fuzz.operations import COLLECTIVES, OPS
 from tests.fuzz.pairs import Case
 from tests.fuzz.program import Body, Op, Program, ProgramError, Type, from_json, to_json
-from tests.fuzz.shrink import is_sound, pruned, shrink
+from tests.fuzz.sharing import TEMPLATES, in_a_scan
 from tests.fuzz.strategies import Wanted
-from tests.fuzz.templates import TEMPLATES, in_a_scan
 
 SEEDS = range(60)
 

@@ -40,12 +40,12 @@ from disco_hlo.optimize.costs import costs_of
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.check_module import faults
 from disco_hlo.plan.legal import bucket_of
-from disco_hlo.plan.order import check_order
+from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.plan import decode
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket
+from disco_hlo.plan.plan import Bucket
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.allreduce import AllReduceFit
+from disco_hlo.profiler.collectives import AllReduceFit
 from disco_hlo.profiler.profile import Collectives, to_json
 from tests.captured import stored
 from tests.report import plans

@@ -28,8 +28,8 @@ from typing import Any
 
 from disco_hlo.cli import main as cli
 from disco_hlo.errors import DiscoError
-from tests.fuzz.processes import Worker
-from tests.mutate import corpus
+from tests.fuzz.worker import Worker
+from tests.mutate import cases
 from tests.mutate.cases import KINDS, Kind
 
 MOST_BYTES = 1 << 30
@@ -79,7 +79,7 @@ class Runner:
         self.place, self.seed = place, seed
         self.corpus = place / "corpus"
         if not self.corpus.exists():
-            corpus.build(self.corpus)
+            cases.build(self.corpus)
 
     def run(self, number: int) -> Result:
         """Change the file, call the command, look at how it ends."""
@@ -223,7 +223,7 @@ def main() -> None:
             print(Case.of(given.only, given.seed)[0])
             print(Runner(Path(folder), given.seed).run(given.only).text)
             return
-        corpus.build(Path(folder) / "corpus")
+        cases.build(Path(folder) / "corpus")
         results: list[Result] = []
         numbers = range(given.first, given.first + given.count)
         kept = [number for number in numbers if Case.of(number, given.seed)[0].label != given.without]

@@ -16,8 +16,7 @@ import pytest
 from disco_hlo.errors import DiscoError
 from tests.cli.conftest import Disco
 from tests.mutate import mutations
-from tests.mutate.cases import KINDS
-from tests.mutate.corpus import CPU_MODULE, WEIGHTS
+from tests.mutate.cases import CPU_MODULE, KINDS, WEIGHTS
 from tests.mutate.run import Case, Runner
 
 CASES = Path(__file__).parents[1] / "data" / "cases"

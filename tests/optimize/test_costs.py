@@ -1,25 +1,43 @@
 """A profile becomes costs: by the trained estimator where weights ship for its device, else analytically; without one
-the profile that ships, or constants."""
+the profile that ships, or constants. A network may be imagined, and measured kernels teach the profile.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from disco_hlo.errors import ProfileError
+from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
-from disco_hlo.optimize.costs import costs_for, costs_of, machine_of
-from disco_hlo.optimize.network import Network
+from disco_hlo.hlo.cost_model import Kernels
+from disco_hlo.hlo.graph import Kind
+from disco_hlo.optimize.costs import (
+    Network,
+    Reprofiled,
+    costs_for,
+    costs_of,
+    estimates_ns,
+    formula,
+    machine_of,
+    unknown_kernels,
+    with_kernels,
+)
+from disco_hlo.plan.plan import Group
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.profiler.profile import Contention, Profile, load
+from disco_hlo.plan.variants import unfused
+from disco_hlo.profiler.costs import MeasuredCosts
+from disco_hlo.profiler.keys import kernel_keys
+from disco_hlo.profiler.profile import Contention, OpTime, Profile, load
 from disco_hlo.simulator.costs import holds_ns
 from disco_hlo.whatif.machine import load as load_machine
 from tests.estimator.steps import transformer
@@ -154,3 +172,80 @@ def test_a_profile_without_a_sweep_is_completed_and_says_so() -> None:
     costs = costs_of(bare, plans.h200())
     assert costs.lines[-1].startswith("the profile has no all-reduce sweep; taken instead: an H200 on NVLink")
     assert costs.collective(ALL_REDUCE)([1000]).tolist() == [20_006]
+
+
+def test_two_devices_use_a_ring() -> None:
+    # 2 (N - 1) a = 20 µs, and 2 (N - 1)/N S/B = 1 s for 10 GB at 10 GB/s.
+    line = formula(Network(2, 10.0, 10.0))
+    assert line(np.array([0, 10**10])).tolist() == [20_000, 1_000_020_000]
+    assert [piece.from_bytes for piece in line.lines] == [0]
+
+
+def test_many_devices_use_trees_for_small_messages_and_a_ring_for_large_ones() -> None:
+    line = formula(Network(64, 12.5, 5.0))
+    # Trees: 2 * 6 * 5 µs = 60 µs. Ring: 2 * 63 * 5 µs = 630 µs, but 2 * 63/64 instead of 2 bytes a byte.
+    assert int(line(np.array([0]))[0]) == 60_000
+    assert int(line(np.array([125_000]))[0]) == 60_000 + 20_000
+    large = 10**11
+    assert int(line(np.array([large]))[0]) == round(630_000 + 2 * 63 / 64 * large / 12.5)
+
+
+@given(st.integers(2, 4096), st.floats(0.1, 1000), st.floats(0, 1000), st.integers(0, 10**12))
+def test_it_is_the_faster_of_both(devices: int, gigabytes: float, latency: float, size: int) -> None:
+    ring = 2 * (devices - 1) * latency * 1e3 + 2 * (devices - 1) / devices * size / gigabytes
+    tree = 2 * math.ceil(math.log2(devices)) * latency * 1e3 + 2 * size / gigabytes
+    time_ns = int(formula(Network(devices, gigabytes, latency))(np.array([size]))[0])
+    assert time_ns == pytest.approx(min(ring, tree), rel=1e-6, abs=2)
+
+
+def test_trees_are_faster_at_every_size_where_a_message_takes_minutes() -> None:
+    line = formula(Network(1 << 20, 1e6, 1e9))  # a ring would be faster from 1e30 bytes on, no 64-bit size
+    assert line(np.array([0])).tolist() == [2 * 20 * 10**12]
+    assert [piece.from_bytes for piece in line.lines] == [0]
+
+
+def test_one_device_has_nothing_to_reduce_with() -> None:
+    with pytest.raises(DiscoError, match="expected at least 2"):
+        Network(1, 1.0, 1.0)
+
+
+PROFILE = Path(__file__).parents[2] / "disco_hlo" / "data" / "profiles" / "nvidia-h200-nvlink.json"
+
+
+@pytest.fixture
+def told() -> MeasuredCosts:
+    return costs_of(replace(load(PROFILE), ops={}), transformer())
+
+
+def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates(told: MeasuredCosts) -> None:
+    graph, plan = transformer().graph, read(transformer())
+    estimates = estimates_ns(told, graph, plan)
+    slower = {
+        key: OpTime(round(1.2 * ns), 10, 5)
+        for key, ns in zip(
+            kernel_keys(graph, unit_graph(graph, plan).kernels(graph)), estimates.tolist(), strict=True
+        )
+    }
+    known, look = with_kernels(told, slower, transformer(), plan)
+    assert look.kernels == len(plan.groups) == unknown_kernels(transformer(), told.profile, plan)
+    assert look.ratio == pytest.approx(1.2, abs=0.01)
+    assert unknown_kernels(transformer(), known, plan) == 0
+    again = costs_of(known, transformer(), (plan,))
+    assert with_kernels(again, slower, transformer(), plan) == (known, Reprofiled(0, 0, 0))
+    nodes = tuple(sorted(plan.groups[0].nodes + plan.groups[1].nodes))
+    larger = Kernels.of_lists([nodes], [nodes])
+    (before,), (after,) = (costs.kernels_ns(graph, larger) for costs in (told, again))
+    assert after / before == pytest.approx(1.2, abs=0.05)
+
+
+def test_a_kernel_of_one_op_is_estimated_as_the_search_is_told(told: MeasuredCosts) -> None:
+    """The simulator prices it as the op alone, whatever the network says of such a kernel."""
+    graph = transformer().graph
+    ops = [node.id for node in graph.nodes if node.kind is Kind.FUSIBLE][:50]
+    plan = unfused(graph, [Group((op,)) for op in ops])
+    assert estimates_ns(told, graph, plan).tolist() == told.op_ns(graph)[ops].tolist()
+
+
+def test_without_times_nothing_is_learned(told: MeasuredCosts) -> None:
+    plan = read(transformer())
+    assert with_kernels(told, {}, transformer(), plan) == (told.profile, Reprofiled(0, 0, 0))

@@ -1,4 +1,4 @@
-"""A budget covers what is around the search, and what is dropped on the way is told."""
+"""Where a search starts, what its budget covers, and that what is dropped on the way is told."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize import pipeline
 from disco_hlo.optimize.costs import Costs, costs_for
-from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, ranked, search_record
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, ranked, search_record, searchable
+from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.search import warm
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import unfused
+from disco_hlo.search import restart, warm
 from disco_hlo.search.api import Dropped, Improvement, SearchResult, SearchSettings
-from disco_hlo.search.methods import restart
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.build import resident_bytes
+from tests.plan.small_graphs import graph
 from tests.report import plans
 
 MODULE = Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb"
@@ -146,3 +147,30 @@ def test_a_plan_says_of_its_searches_what_they_read() -> None:
     assert (alone.searches, alone.settings["alpha"], alone.settings["moves"]) == (
         UNSET, 1.05, "fuse duplicate merge",
     )  # fmt: skip
+
+
+def test_kernels_that_wait_for_themselves_without_xlas_recomputing_one_are_left_out_and_no_others() -> None:
+    """4 writes over what 3 reads. XLA's kernel of 3 recomputes that and may run after 4. The search never lets it: 3 by
+    itself comes before 4, so the kernel of 2 and 5 would have to run before 3 and after 4."""
+    step = graph(
+        "param\nexp 0\nabs 0\nmul 1 2\ndot 1\nneg 4\nabs 0\nneg 6\ntuple 3 5 7",
+        before=((3, 4),),
+        inplace=((1, 4),),
+    )
+    across, recomputing, elsewhere = Group((2, 5)), Group((3,), duplicates=(1,)), Group((6, 7))
+    assert searchable(step, Strategy((across, recomputing, elsewhere))) == Strategy((elsewhere,))
+    assert searchable(step, Strategy((elsewhere,))) == Strategy((elsewhere,))
+
+
+def test_a_kernel_that_others_read_more_of_without_xlas_recomputing_one_is_left_out_where_no_rule_allows_it() -> (
+    None
+):
+    """3 reads 2, which XLA's kernel of 3 recomputes. By itself it has the other kernel return 2, a matmul, as well."""
+    step = graph(
+        "param\nexp 0\ndot 0\nmul 1 2\ndot 1\nneg 2\nneg 4\ntuple 3 5 6",
+        before=((3, 4),),
+        inplace=((1, 4),),
+    )
+    xla = Strategy((Group((2, 5)), Group((3,), duplicates=(1, 2))))
+    assert unit_graph(step, xla).results_of_groups == ((5,), (3,))
+    assert searchable(step, xla) == Strategy()

@@ -1,4 +1,7 @@
-"""What XLA executes is the strategy, and computes the same numbers: real steps on two CPU devices."""
+"""What XLA executes is the strategy, and computes the same numbers: real steps on two CPU devices.
+
+Also where an all-reduce may overwrite its operand, and into how many tasks XLA:CPU splits a kernel.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ import pytest
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
-from disco_hlo.hlo.graph import Kind
-from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import one_bucket, unfused
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
-from disco_hlo.plan.verify import describe_difference, verify
+from disco_hlo.hlo.graph import Kind, Shape
+from disco_hlo.plan.apply import apply, may_overwrite
+from disco_hlo.plan.plan import Bucket, Group, Strategy
+from disco_hlo.plan.read import describe_difference, read, verify
+from disco_hlo.plan.variants import normal_form, one_bucket, unfused
+from disco_hlo.plan.writer import KernelWork, outer_partitions, task_count
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.executables import memory
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.plan.executed import executed_difference
+from tests.plan.small_graphs import Pairs, graph
 from tests.steps import models
 from tests.steps.intercept import captured_step, intercept
 from tests.steps.strategies import random_strategy
@@ -213,3 +216,123 @@ def test_a_matmul_may_not_join_a_kernel() -> None:
     reader = source.graph.users[fixed][0]
     with pytest.raises(IllegalStrategyError, match="cannot be fused"):
         apply(replace(unfused(source.graph), groups=(Group((fixed, reader)),)), source)
+
+
+def overwrites(text: str, all_reduce: int, inplace: Pairs = ()) -> bool:
+    return may_overwrite(graph(text, inplace=inplace, backend="gpu"), all_reduce)
+
+
+def test_a_gradient_that_only_its_all_reduce_reads_is_overwritten() -> None:
+    assert overwrites("""
+        param
+        add 0 0
+        all-reduce 1
+        add 2 0
+    """, 2)  # fmt: skip
+
+
+def test_bitcasts_and_results_of_library_calls_are_buffers_like_others() -> None:
+    assert overwrites("""
+        param
+        custom-call 0 0
+        get-tuple-element 1
+        bitcast 2
+        all-reduce 3
+        add 4 0
+    """, 4)  # fmt: skip
+
+
+def test_a_second_reader_forbids_it_also_behind_a_bitcast() -> None:
+    assert not overwrites("""
+        param
+        add 0 0
+        all-reduce 1
+        bitcast 1
+        add 3 2
+    """, 2)  # fmt: skip
+
+
+def test_a_returned_gradient_stays() -> None:
+    assert not overwrites("""
+        param
+        add 0 0
+        all-reduce 1
+        tuple 1 2
+    """, 2)  # fmt: skip
+
+
+def test_a_parameter_or_another_all_reduces_result_stays() -> None:
+    step = """
+        param
+        all-reduce 0
+        all-reduce 1
+        tuple 2
+    """
+    assert not overwrites(step, 1)
+    assert not overwrites(step, 2)
+
+
+def test_a_result_that_must_end_up_in_a_donated_parameter_is_not_moved_elsewhere() -> None:
+    step = """
+        param
+        add 0 0
+        all-reduce 1
+        tuple 2
+    """
+    assert overwrites(step, 2)
+    assert not overwrites(step, 2, inplace=((0, 2),))
+
+
+def test_what_was_updated_in_place_is_judged_by_the_buffer_it_was_updated_in() -> None:
+    step = """
+        param
+        broadcast 0
+        scatter 1 0
+        all-reduce 2
+        tuple 3
+    """
+    assert overwrites(step, 3, inplace=((1, 2),))
+    assert not overwrites(step, 3, inplace=((0, 2),))
+
+
+def matrix(rows: int, columns: int) -> Shape:
+    return Shape("f32", (rows, columns), (1, 0))
+
+
+def work(shape: Shape, flops: int, bytes_accessed: int) -> KernelWork:
+    return KernelWork(shape, flops, 0, bytes_accessed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "threads", "tasks"),
+    [
+        (matrix(64, 64), 16, 1),  # 16 KiB of output: less than one L2 cache
+        (matrix(256, 512), 16, 2),  # 512 KiB: two
+        (matrix(4096, 4096), 16, 4),  # memory-bound kernels stop at the root of the threads
+        (matrix(4096, 4096), 2, 2),
+    ],
+)
+def test_memory_bound_kernels_go_by_their_output(shape: Shape, threads: int, tasks: int) -> None:
+    assert task_count(work(shape, 0, 2 * shape.size_bytes), threads) == tasks
+
+
+def test_compute_bound_kernels_go_by_their_work() -> None:
+    assert task_count(work(matrix(8, 8), 1_000_000, 512), 16) == 10
+    assert task_count(work(matrix(8, 8), 10_000_000, 512), 16) == 16
+
+
+@pytest.mark.parametrize(
+    ("shape", "tasks", "counts"),
+    [
+        (matrix(64, 64), 1, ()),
+        (matrix(64, 64), 4, (4,)),
+        (matrix(2, 64), 4, (2, 2)),
+        (matrix(1, 64), 4, (1, 4)),
+        (Shape("f32"), 4, ()),
+        (Shape("f32", (64, 8), (0, 1)), 4, (4,)),  # the outermost dimension in memory is the second
+    ],
+)
+def test_partitions_are_cut_from_the_outermost_dimensions(
+    shape: Shape, tasks: int, counts: tuple[int, ...]
+) -> None:
+    assert outer_partitions(shape, tasks) == counts

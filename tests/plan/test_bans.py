@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.errors import PlanError
-from disco_hlo.plan import locks
+from disco_hlo.plan import files
 from disco_hlo.plan.bans import Bans, Stage
 from disco_hlo.plan.store import PlanStore
 
@@ -389,7 +389,7 @@ def test_where_nothing_can_be_written_living_marks_of_another_machine_count_as_l
     def refuse(_: Path) -> int:
         raise OSError
 
-    monkeypatch.setattr(locks, "server_now_ns", refuse)
+    monkeypatch.setattr(files, "server_now_ns", refuse)
     assert Bans(tmp_path).reason(A) == ""
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.read import read
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.read import read, verify
+from disco_hlo.plan.variants import unfused
 from tests.captured import captured
 
 SHAPES = {

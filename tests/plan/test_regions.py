@@ -12,11 +12,10 @@ from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.regions import Region
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.check_module import check_module
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.read import read, verify
+from disco_hlo.plan.variants import one_bucket, unfused
 from tests.captured import captured, stored
 from tests.plan.executed import executed_difference
 from tests.plan.hlo_text import module

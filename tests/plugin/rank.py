@@ -20,7 +20,7 @@ from disco_hlo.activation.kvstore import CoordinationStore
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.links import collective_runner
+from disco_hlo.plugin.measuring.microbenchmarks import collective_runner
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables, jaxlink, job
 from disco_hlo.plugin.xla.executables import LoadedExecutable

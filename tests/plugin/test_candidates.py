@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import candidates, comparing
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials, measure
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
-from tests.plugin.sessions import in_session
+from tests.plugin.handled import in_session
 
 
 def measured(

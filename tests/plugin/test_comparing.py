@@ -17,20 +17,19 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import comparing, tolerances
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
+from disco_hlo.plugin.measuring.comparing import Program, Reference, Survey, passes, survey_of
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
-from disco_hlo.plugin.measuring.reference import Program, Reference
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.survey import Survey, passes, survey_of
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
-from disco_hlo.plugin.xla.dtypes import is_whole
+from disco_hlo.plugin.xla.executables import is_whole
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from tests.plugin.sessions import in_session
+from tests.plugin.handled import in_session
 from tests.steps import models
 from tests.steps.intercept import intercept
 

@@ -23,7 +23,7 @@ from disco_hlo.plugin.measuring.inputs import indices
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from tests.plugin.parameters import named_parameters
+from tests.plugin.handled import named_parameters
 from tests.steps import models
 from tests.steps.intercept import intercept
 

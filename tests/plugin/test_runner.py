@@ -1,3 +1,5 @@
+"""Modules run on made-up inputs: what these are, who shares them, and how steps are timed."""
+
 from __future__ import annotations
 
 import contextlib
@@ -19,10 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring import runner
-from disco_hlo.plugin.measuring.inputs import arguments, made_up, scrambled
+from disco_hlo.plugin.measuring.inputs import arguments, made_up
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs
 from disco_hlo.plugin.measuring.inputs.made_up import floats_at, synthetic_values
-from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.runner import Runner, steps_at_once
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.executables import Parameter
@@ -30,6 +32,9 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.plugin.handled import handled, seen
 
 SPLIT, WHOLE = PartitionSpec("data"), PartitionSpec()
+SGD_SHAPES = [(6, 5), (5, 3), (2, 6), (2, 3)]
+"""Per-device shapes of the entry parameters of ``sgd_step`` on four devices."""
+GIB = 1 << 30
 
 
 def mesh_of(devices: list[Any]) -> Mesh:
@@ -43,10 +48,6 @@ def sgd_step(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> tuple[list
 
     value, gradients = jax.value_and_grad(loss)(weights)
     return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
-
-
-SGD_SHAPES = [(6, 5), (5, 3), (2, 6), (2, 3)]
-"""Per-device shapes of the entry parameters of ``sgd_step`` on four devices."""
 
 
 def of_sgd_step(
@@ -386,7 +387,7 @@ def test_devices_make_the_very_numbers_that_the_host_makes(dtype: Any, more: dic
     parameter = Parameter((3, (1 << 21) + 5), np.dtype(dtype), sharded=True)
     assert made_up.are_made_on_devices(parameter)
     devices = tuple(jax.local_devices()[:2])
-    tables = [jax.device_put(scrambled.table(), device) for device in devices]
+    tables = [jax.device_put(made_up.table(), device) for device in devices]
     for place, made in zip(
         (1, 3),
         made_up.floats_on_devices(devices, tables, parameter, 5, 1, (1, 3), **more),
@@ -534,3 +535,23 @@ def test_a_first_run_that_may_never_end_is_watched(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runner, "coming_back", coming_back)
     seen(look, doubled, np.zeros(4, np.float32))
     assert watched == ["jit_doubled"]
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "donated_bytes", "free_bytes", "count"),
+    [
+        (50_000, 0, None, 20),
+        (10_000_000, 0, None, 20),
+        (50_000_000, 0, None, 6),
+        (150_000_000, 0, None, 2),
+        (400_000_000, 0, None, 1),
+        (10_000_000, 3 * GIB, None, 4),
+        (10_000_000, 17 * GIB, None, 1),
+        (10_000_000, GIB, 48 * GIB, 5),
+        (10_000_000, GIB, 0, 1),
+    ],
+)
+def test_short_steps_are_measured_several_at_once(
+    step_ns: int, donated_bytes: int, free_bytes: int | None, count: int
+) -> None:
+    assert steps_at_once(step_ns, donated_bytes, free_bytes) == count

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
-from tests.plugin.parameters import named_parameters
+from tests.plugin.handled import named_parameters
 from tests.steps import models
 
 Array = Any

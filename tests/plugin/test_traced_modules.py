@@ -195,3 +195,24 @@ def test_inputs_that_are_there_already_need_no_room_again(monkeypatch: pytest.Mo
         runner: Any = SimpleNamespace(donated_bytes=lambda mib=donated_mib: mib << 20)
         found = room.lack_of_memory(posed, "step", None, runner)  # type: ignore[arg-type]
         assert bool(found) == lacks
+
+
+@pytest.mark.parametrize(
+    ("backend", "step_ns", "runs"),
+    [("gpu", 100_000_000, 10), ("gpu", 1_000_000, 30), ("gpu", 3_000_000_000, 0), ("cpu", 1_000_000, 0)],
+)
+def test_a_gpu_computes_for_a_second_before_it_is_traced(
+    backend: str, step_ns: int, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session: Any = SimpleNamespace(
+        facts=SimpleNamespace(backend=backend), tell=lambda value, _tag: value, between_steps=None
+    )
+    runner: Any = SimpleNamespace(run=lambda: step_ns)
+    first_runs: Any = SimpleNamespace(begin=lambda _runs: None)
+    monkeypatch.setattr(traced_modules, "run_on_all", lambda _session, _what, run, _guard: run())
+    monkeypatch.setattr(
+        traced_modules, "repeated", lambda _session, _what, run, count, _guard: [run()] * count
+    )
+    monkeypatch.setattr(traced_modules, "traced", lambda _runner, _runs, warm_ups: warm_ups)
+    warm_ups: Any = traced_modules.traced_on_all(session, "a step", runner, 5, first_runs)
+    assert warm_ups == runs

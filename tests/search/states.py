@@ -1,33 +1,75 @@
-"""What search tests share: a state under random moves, and what must hold of it."""
+"""What search tests share: the moves by name, a state under random moves, and what must hold of it."""
 
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.core.kernels import group_refusal
-from disco_hlo.hlo.bitcasts import kernel_nodes
+from disco_hlo.compiled import compiled
+from disco_hlo.core.legality import group_refusal
 from disco_hlo.hlo.cost_model import CostModel
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.legal import bucket_refusal
-from disco_hlo.plan.order import check_order, unit_graph
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import State, copy_state, new_scratch
-from disco_hlo.search.arrays.step import Step
-from disco_hlo.search.boundary.costing import UnitCosts
-from disco_hlo.search.boundary.entries import schedule
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.boundary.state import members_of, to_strategy
-from disco_hlo.search.moves.table import MOVES
+from disco_hlo.hlo.graph import Graph, kernel_nodes
+from disco_hlo.plan.legal import bucket_refusal, check_order, unit_graph
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.variants import unfused
+from disco_hlo.search import layout as at
+from disco_hlo.search.costs import UnitCosts
+from disco_hlo.search.kernels import unit_refusal
+from disco_hlo.search.layout import open_views
+from disco_hlo.search.moves.table import MOVES, NUMBERS, make_move
+from disco_hlo.search.ready_queue import schedule
+from disco_hlo.search.segments import Segments, catch_up, open_segments, segments_ns
+from disco_hlo.search.state import Scratch, State, copy_state, new_scratch, roll_back
+from disco_hlo.search.step import Step
+from disco_hlo.search.strategies import members_of, prepare, to_strategy
 from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import MachineModel
 from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
-from tests.search.entries import make_one
+
+FUSE = NUMBERS["fuse"]
+DUPLICATE = NUMBERS["duplicate"]
+MERGE = NUMBERS["merge"]
+UNFUSE = NUMBERS["unfuse"]
+ABSORB = NUMBERS["absorb"]
+SPLIT = NUMBERS["split"]
+HAND_OVER = NUMBERS["hand_over"]
+REORDER = NUMBERS["reorder"]
+SIBLING = NUMBERS["sibling"]
+
+
+@compiled
+def make_one(step: Step, state: State, scratch: Scratch, method: int, a: int, b: int) -> Any:
+    """Make one move between the units with heads ``a`` and ``b``; whether it was legal."""
+    g, s, w = open_views(step, state, scratch)
+    return make_move(g, s, w, method, a, b)
+
+
+@compiled
+def refusal_of(step: Step, state: State, scratch: Scratch, unit: int) -> Any:
+    """Why the unit with this head may not stand as it is, 0 where it may (see ``legality``)."""
+    g, s, w = open_views(step, state, scratch)
+    return unit_refusal(g, s, w, unit)
+
+
+@compiled
+def recount_order(step: Step, state: State, scratch: Scratch, segments: Segments, mark: int) -> Any:
+    """The same after changes, which the log has from entry ``mark`` on."""
+    g, s, w = open_views(step, state, scratch)
+    c = open_segments(segments)
+    catch_up(g, s, w, c, mark)
+    return segments_ns(g, s, c)
+
+
+@compiled
+def undo(step: Step, state: State, scratch: Scratch, mark: int) -> None:
+    """Undo all writes since the log had ``mark`` entries, and forget the noted changes."""
+    _, _, w = open_views(step, state, scratch)
+    roll_back(w, mark)
+    w.number[at.CHANGES] = 0
 
 
 def ranked(step: Step, graph: Graph) -> NDArray[np.int64]:

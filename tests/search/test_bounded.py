@@ -1,7 +1,8 @@
-"""Compiled code ends: by itself, when a clock says so, and when the user does."""
+"""Compiled code ends: by itself, when a clock says so, and when the user does; and the collector is left as it was."""
 
 from __future__ import annotations
 
+import gc
 import time
 from random import Random
 
@@ -10,26 +11,24 @@ import pytest
 
 from disco_hlo.compiled import compiled
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.plan import Group, Strategy
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.arrays.rng import seeded
-from disco_hlo.search.arrays.table import Table, claim, find, new_table
-from disco_hlo.search.arrays.views import open_draws, open_views
-from disco_hlo.search.boundary.costing import unit_of_step
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.interruptible import interruptible
-from disco_hlo.search.methods.backtracking import Backtracking
-from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.methods.restart import KERNEL_MOVES
-from disco_hlo.search.moves.draws import random_unit
-from disco_hlo.search.rules.neighbours import sort_runs
-from disco_hlo.search.schedule import MOST_GRADIENTS, contiguous_buckets
+from disco_hlo.search.arrange import MOST_GRADIENTS, contiguous_buckets
+from disco_hlo.search.backtracking import Backtracking
+from disco_hlo.search.climb import Climber
+from disco_hlo.search.costs import unit_of_step
+from disco_hlo.search.hashing import Table, claim, find, new_table, seeded
+from disco_hlo.search.interpreter import interruptible, without_collector
+from disco_hlo.search.layout import open_draws, open_views
+from disco_hlo.search.moves.move import random_unit
+from disco_hlo.search.ordering import sort_runs
+from disco_hlo.search.restart import KERNEL_MOVES
+from disco_hlo.search.strategies import prepare
 from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
-from tests.search.random_steps import random_step
 from tests.search.states import Bench
-from tests.search.steps import chain
+from tests.search.steps import chain, random_step
 
 
 @compiled
@@ -159,3 +158,25 @@ def test_the_last_transfer_ends_as_early_where_neighbours_are_taken_together(cou
     for run in runs:
         finish = max(finish, 7 * run[-1]) + 500
     assert finish == 7 * (count - 1) + 500
+
+
+def fail_undisturbed() -> None:
+    with without_collector():
+        assert not gc.isenabled()
+        raise KeyError
+
+
+def test_the_collector_rests_meanwhile_and_goes_on_even_after_an_error() -> None:
+    with pytest.raises(KeyError):
+        fail_undisturbed()
+    assert gc.isenabled()
+
+
+def test_a_collector_that_the_user_turned_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with without_collector():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -10,18 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.methods.climber import MOST_DRAWS, Climber
-from disco_hlo.search.methods.restart import KERNEL_MOVES
+from disco_hlo.plan.variants import unfused
+from disco_hlo.search import layout as at
+from disco_hlo.search.climb import MOST_DRAWS, Climber
+from disco_hlo.search.restart import KERNEL_MOVES
+from disco_hlo.search.strategies import prepare
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import GPU
 from tests.search.cost_models import LookingCosts, TrafficCosts
-from tests.search.random_steps import random_step
 from tests.search.states import Bench
-from tests.search.steps import chain
+from tests.search.steps import chain, random_step
 
 MACHINE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
 SEEDS = st.integers(0, 2**32)

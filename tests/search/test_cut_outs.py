@@ -19,27 +19,23 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.costs import Costs, costs_for
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.profiler.profile import load
+from disco_hlo.search import layout as at
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.starts import prepare
-from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.methods.restart import BUCKET_MOVES, KERNEL_MOVES, ORDER_MOVES
+from disco_hlo.search.climb import Climber
+from disco_hlo.search.restart import BUCKET_MOVES, KERNEL_MOVES, ORDER_MOVES
 from disco_hlo.search.run import search
+from disco_hlo.search.strategies import prepare
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import PPM
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import GPU
 from tests.search.cost_models import TrafficCosts
-from tests.search.entries import undo
-from tests.search.kinds import SPLIT, UNFUSE
-from tests.search.random_steps import random_step
-from tests.search.states import Bench, check_consistent
-from tests.search.steps import chain
-from tests.search.test_orders import run
-from tests.search.test_segments import Followed, followed_moves
+from tests.search.states import SPLIT, UNFUSE, Bench, check_consistent, undo
+from tests.search.steps import chain, random_step
+from tests.search.test_segments import Followed, followed_moves, run
 
 ROOT = Path(__file__).parents[2]
 MACHINE = replace(GPU, launch_ns=3, memory_bytes_per_us=1000)

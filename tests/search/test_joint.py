@@ -22,27 +22,25 @@ from hypothesis import strategies as st
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.legal import check_order, check_strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import unfused
+from disco_hlo.search import child, joint, restart
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
-from disco_hlo.search.boundary.starts import Starts, prepare
-from disco_hlo.search.methods import child, joint, restart
-from disco_hlo.search.methods.climber import Climber
-from disco_hlo.search.methods.restart import KERNEL_MOVES, Report, Restart
+from disco_hlo.search.climb import Climber
+from disco_hlo.search.restart import KERNEL_MOVES, Report, Restart
 from disco_hlo.search.run import search
+from disco_hlo.search.strategies import Starts, prepare
+from disco_hlo.simulator.bound import bound_of_kernels
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
-from disco_hlo.simulator.step_bound import bound_of_kernels
 from disco_hlo.simulator.timeline import simulate
 from tests.cost_models import listed
 from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts
 from tests.search.exhaustive import least_ns, small_steps
-from tests.search.random_steps import random_step
-from tests.search.steps import chain
+from tests.search.steps import chain, random_step
 from tests.simulator.random_steps import random_step as small_random_step
 
 SLOW_LAUNCH = replace(GPU, launch_ns=3000)
@@ -357,7 +355,7 @@ def test_what_a_child_says_besides_its_reports_is_no_matter(
     here = run(random_step(Random(5), 60, backend="gpu"), processes=1)
     code = f"""
 import sys
-from disco_hlo.search.methods import child
+from disco_hlo.search import child
 def talk(*arguments, reports=child.reports):
     {said}
     return reports(*arguments)
@@ -417,7 +415,7 @@ def test_at_its_deadline_a_search_waits_for_what_children_found_last(
 def test_what_a_child_takes_to_begin_is_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
 import time
-from disco_hlo.search.methods import child
+from disco_hlo.search import child
 time.sleep(0.5)
 child.reports = lambda one, *_: [child.Report(one.number, 1, 1, one.seconds, 1, None, stopped="seconds")]
 child.main()

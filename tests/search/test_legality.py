@@ -8,20 +8,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.core.kernels import group_refusal
+from disco_hlo.core.legality import group_refusal
 from disco_hlo.core.reasons import LEGAL, TOO_MANY_EVALUATIONS, sentence
-from disco_hlo.hlo.bitcasts import kernel_nodes
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.arrays.board import empty_state, new_scratch
-from disco_hlo.search.arrays.step import build_step, is_active
-from disco_hlo.search.boundary.state import given as kept_of
-from disco_hlo.search.boundary.state import own
-from disco_hlo.search.rules.legality import STAYS_ALONE
-from disco_hlo.search.rules.results import count_results
-from tests.search.entries import refusal_of
-from tests.search.random_steps import random_step
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, kernel_nodes
+from disco_hlo.plan.variants import unfused
+from disco_hlo.search import layout as at
+from disco_hlo.search.kernels import STAYS_ALONE, count_results
+from disco_hlo.search.state import empty_state, new_scratch
+from disco_hlo.search.step import build_step, is_active
+from disco_hlo.search.strategies import given as kept_of
+from disco_hlo.search.strategies import own
+from tests.search.states import refusal_of
+from tests.search.steps import random_step
 
 
 def results_of(graph: Graph, owned: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Whatever moves are made, XLA executes the strategy and computes the same numbers (real steps, two CPU devices)."""
+"""Whatever moves are made or found, XLA computes the same numbers (real steps, CPU devices)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.read import read
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.read import read, verify
+from disco_hlo.plan.variants import normal_form, unfused
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.search.arrays import layout as at
+from disco_hlo.search import layout as at
+from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.run import search
 from tests.machines import CPU
-from tests.search.entries import undo
-from tests.search.states import Bench
+from tests.plan.test_storage_steps import assert_same_numbers, intercepted
+from tests.search.cost_models import HashedCosts
+from tests.search.states import Bench, undo
 from tests.steps import models
 from tests.steps.intercept import intercept
+from tests.steps.storage_steps import variants
 
 
 @pytest.mark.parametrize("start", ["unfused", "XLA's own"])
@@ -51,3 +53,26 @@ def test_any_moves_leave_a_module_with_the_same_numbers(start: str) -> None:
             assert normal_form(graph, bench.strategy()) == before
 
     intercept(step, arguments, body)
+
+
+FORMS = dict(variants())
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_a_search_finds_computes_what_xla_does(name: str) -> None:
+    """Costs that make no sense lead it to kernels that nobody would choose. Five searches, all finalists."""
+
+    def body(request: CompileRequest) -> None:
+        source = canonicalize(compiles.capture(request))
+        start, found = read(source), {}
+        for seed in range(5):
+            settings = SearchSettings(seed=seed, seeds=1, evaluations=300, processes=1, finalists=2)
+            result = search(source.graph, HashedCosts(), CPU, start=start, settings=settings)
+            found |= {
+                f"search {seed}, {place}": finalist.strategy
+                for place, finalist in enumerate(result.finalists)
+            }
+        assert found
+        assert_same_numbers(request, source, FORMS[name], found)
+
+    intercepted(FORMS[name], body)

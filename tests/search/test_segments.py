@@ -1,4 +1,4 @@
-"""The sums that follow a state's changes say what its order takes, without going through it."""
+"""What the search says of an order is what the simulator says; sums that follow a state's changes say it sooner."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from dataclasses import replace
 from random import Random
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.search.arrays import layout as at
-from disco_hlo.search.boundary.entries import count_order, run_order
+from disco_hlo.plan.legal import check_order, unit_graph
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.search import layout as at
 from disco_hlo.search.moves.table import MOVES
-from disco_hlo.search.times.running_sums import ORDER_DIGEST, Segments, new_segments
+from disco_hlo.search.segments import ORDER_DIGEST, Segments, count_order, new_segments, run_order
+from disco_hlo.search.strategies import to_strategy
+from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import PPM, MachineModel
+from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.search.cost_models import HoldingCosts, TrafficCosts
-from tests.search.entries import recount_order, undo
-from tests.search.kinds import FUSE, REORDER
-from tests.search.random_steps import random_step
-from tests.search.states import Bench
-from tests.search.steps import chain
+from tests.search.states import FUSE, REORDER, Bench, recount_order, undo
+from tests.search.steps import chain, random_step
 
 SEEDS = st.integers(0, 2**32)
 ALONE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
@@ -217,3 +218,57 @@ def test_a_slot_changed_among_holes_leaves_the_digest() -> None:
     assert bench.move(REORDER, 1, 0)
     followed.follow(mark)
     assert int(followed.segments.number[ORDER_DIGEST]) == digest
+
+
+BUSY = replace(
+    GPU, launch_ns=3, compute_speed_ppm=800_000, transfer_speed_ppm=900_000, memory_bytes_per_us=2000
+)
+ORDERED_MACHINES = [
+    replace(CPU, launch_ns=2, memory_bytes_per_us=900),
+    GPU,
+    BUSY,
+    replace(BUSY, channels=2),
+    replace(BUSY, transfer_wait_ns=40),
+    replace(BUSY, product_speed_ppm=300_000, other_speed_ppm=950_000),
+]
+
+
+def run(bench: Bench) -> tuple[int, Strategy]:
+    """What the state's order takes, and the strategy with that order."""
+    segments = new_segments(bench.step, bench.ranked, bench.machine)
+    cost_ns, count = run_order(bench.step, bench.state, bench.scratch, segments)
+    strategy = to_strategy(
+        bench.graph, bench.step, bench.state, bench.kept, segments.started[:count], bench.machine.asynchronous
+    )
+    return int(cost_ns), strategy
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(8, 60),
+    machine=st.sampled_from(ORDERED_MACHINES),
+    costs=st.sampled_from([TrafficCosts(), HoldingCosts()]),
+)
+def test_an_order_takes_what_the_simulator_says(seed: int, count: int, machine, costs: TrafficCosts) -> None:
+    random = Random(seed)
+    graph = random_step(random, count, backend=machine.name)
+    bench = Bench(graph, machine, costs)
+    bench.random_moves(random, 2 * count)
+    cost_ns, strategy = run(bench)
+    units = unit_graph(graph, strategy)
+    check_order(units, strategy.order, machine.asynchronous)
+    # Moves by dice may leave an op that all its readers recompute: the state runs it, the strategy does not.
+    assume(len(units.units) == bench.state.word[at.TOTAL, at.UNITS])
+    assert simulate(build(graph, strategy, bench.model, machine).problem).makespan_ns == cost_ns
+
+
+def test_an_op_that_all_its_readers_recompute_is_in_no_order() -> None:
+    random, machine = Random(213), ORDERED_MACHINES[0]
+    graph = random_step(random, 41, backend=machine.name)
+    bench = Bench(graph, machine)
+    bench.random_moves(random, 82)
+    _, strategy = run(bench)
+    units = unit_graph(graph, strategy)
+    assert len(units.units) < bench.state.word[at.TOTAL, at.UNITS]
+    check_order(units, strategy.order, machine.asynchronous)

@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.simulator.bound import Bound, bound, least_communication_ns, tight_bound_ns
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
-from tests.simulator.cost_models import HoldingCosts
-from tests.simulator.drawing import problem
-from tests.simulator.random_steps import random_step, random_strategy
+from tests.simulator.problems import problem
+from tests.simulator.random_steps import HoldingCosts, random_step, random_strategy
 
 # Before x lie a, before y lie a and b; after x comes u, after y come v and u.
 STEP = """

@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Shape
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import Repeat
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.problem import Problem
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.plan.small_graphs import graph
-from tests.simulator.cost_models import LoopCosts, TableCosts
-from tests.simulator.random_steps import random_step, random_strategy
+from tests.simulator.random_steps import LoopCosts, TableCosts, random_step, random_strategy
 from tests.simulator.reference import simulate_slowly
 
 # Two gradients of 12 and 24 bytes, each reduced and applied to the parameter.

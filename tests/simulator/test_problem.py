@@ -10,7 +10,7 @@ import pytest
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
-from tests.simulator.drawing import problem
+from tests.simulator.problems import problem
 
 STEP = """
     a 2

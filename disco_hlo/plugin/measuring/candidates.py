@@ -26,19 +26,16 @@ from disco_hlo.errors import UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.bans import Stage
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.read import verify
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.verify import verify
-from disco_hlo.plugin.callbacks import calls_python
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.comparing import compare, make_runner, settle_inputs
-from disco_hlo.plugin.measuring.cores import compiles_at_once
-from disco_hlo.plugin.measuring.inputs.real import RealInputs
+from disco_hlo.plugin.measuring.comparing import Program, compare, make_runner, settle_inputs
+from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, coming_back, repeated, run_on_all
-from disco_hlo.plugin.measuring.reference import Program
-from disco_hlo.plugin.measuring.room import lack_of_memory
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import AT_ONCE_NS, LOOKS, at_once_of, time_once
+from disco_hlo.plugin.measuring.room import compiles_at_once, lack_of_memory
+from disco_hlo.plugin.measuring.runner import AT_ONCE_NS, LOOKS, Runner, at_once_of, time_once
+from disco_hlo.plugin.refusals import calls_python
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink

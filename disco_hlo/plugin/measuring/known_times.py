@@ -1,14 +1,17 @@
 """What is known of a platform before and after profiling a step on it: rank 0's times, stored or measured now.
 
-What the store knows is not measured again. So a second model is profiled faster, and a search that is repeated
-sees the same numbers and finds the same plan.
+What the directory's store knows is not measured again. So a second model is profiled faster, and a search that is
+repeated sees the same numbers and finds the same plan.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from msgspec import structs
@@ -19,25 +22,63 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plan.baselines import by_graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import by_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.measured_times import say_not_kept
-from disco_hlo.profiler.allreduce import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit, sweep_sizes
-from disco_hlo.profiler.bodies import travelling
+from disco_hlo.plugin.session import Session
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts, place_of
-from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.kernel_keys import kernel_keys
-from disco_hlo.profiler.profile import Collectives, Contention, Link, LoopTime, OpTime, Platform, Profile
+from disco_hlo.profiler.collectives import MINIMUM_POINTS, AllReduceFit, InStep, SweepPoint, fit, sweep_sizes
+from disco_hlo.profiler.keys import kernel_keys, travelling
+from disco_hlo.profiler.profile import (
+    Collectives,
+    Contention,
+    DeviceFacts,
+    Link,
+    LinkFacts,
+    LoopTime,
+    OpTime,
+    Platform,
+    Profile,
+    StepFacts,
+    place_of,
+)
 from disco_hlo.profiler.store import Facts, ProfileStore, StepTime
 
 _UNFUSED_STEP = "unfused"
 _MOST_SWEPT_BYTES = 1 << 28
 """Of a collective other than an all-reduce. Lines are straight long before."""
-
 Found = TypeVar("Found")
+STORE_NAME = "profile.sqlite"
+_told: set[Path] = set()
+"""Stores of which this process has said that they keep nothing: a search opens one several times."""
+
+
+@contextlib.contextmanager
+def measured_times(session: Session) -> Iterator[ProfileStore | None]:
+    """The store of ``session``'s directory, on rank 0; one that cannot be opened is done without."""
+    if not session.leads:
+        yield None
+        return
+    path = session.settings.directory / STORE_NAME
+    try:
+        session.settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        store = ProfileStore(path)
+    except (DiscoError, OSError) as error:
+        say_not_kept(path, one_line(error))
+        yield None
+        return
+    with store:
+        if not store.writable:
+            say_not_kept(path, f"{path} cannot be written")
+        yield store
+
+
+def say_not_kept(store: Path, why: str) -> None:
+    """Say, once of each store, that what is measured now will not be known to the next search."""
+    level = logging.DEBUG if store in _told else logging.WARNING
+    _told.add(store)
+    LOGGER.log(level, "measured times are not kept: %s", why)
 
 
 class KnownTimes:

@@ -28,8 +28,7 @@ from disco_hlo.plan.check_module import check_module
 from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
 from disco_hlo.plugin.measuring.inputs.made_up import skewed_indices
 from disco_hlo.plugin.xla import compiles, jaxlink
-from disco_hlo.plugin.xla.dtypes import JAX_NAMES
-from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.executables import JAX_NAMES, LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace
 

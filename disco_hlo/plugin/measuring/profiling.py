@@ -25,13 +25,14 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
-from disco_hlo.plan.baselines import in_every_region, one_at_a_time, one_bucket, unfused, varied
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import in_every_region, one_at_a_time, one_bucket, unfused, varied
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.known_times import KnownTimes
-from disco_hlo.plugin.measuring.links import (
+from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, repeated, run_on_all
+from disco_hlo.plugin.measuring.microbenchmarks import (
     AFTER_COMPUTE,
     REPEATS,
     Chains,
@@ -40,10 +41,9 @@ from disco_hlo.plugin.measuring.links import (
     collective_times,
     collective_times_in_steps,
     link_label,
+    measure_constants,
     traced_transfers,
 )
-from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, repeated, run_on_all
-from disco_hlo.plugin.measuring.microbenchmarks import measure_constants
 from disco_hlo.plugin.measuring.room import lack_of_memory
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED, op_times, step_profile, take_in
@@ -63,13 +63,13 @@ from disco_hlo.plugin.measuring.traced_modules import (
 )
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
-from disco_hlo.profiler.allreduce import SweepPoint, point_of
-from disco_hlo.profiler.bodies import travelling
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.collectives import SweepPoint, point_of
+from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.trace import Trace
-from disco_hlo.simulator.list_schedule import beside_transfers
+from disco_hlo.simulator.orders import beside_transfers
 
 _PLANS_KERNELS = "plan's kernels"
 
@@ -197,7 +197,7 @@ def _as_alone_was(
 ) -> int:
     """A step's time as it would have been when the step with transfers alone was timed, by timing that one once more.
 
-    Between the two a GPU grows warm, and slower by more than is looked for (``slow_downs``). 0 where nobody knows.
+    Between the two a GPU grows warm, and slower by more than is looked for (``step_traces``). 0 where nobody knows.
     """
     if not taken.untraced_ns:
         return 0

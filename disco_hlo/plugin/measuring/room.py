@@ -1,7 +1,12 @@
-"""How much memory is left for what runs beside the training that waits: on all ranks the same answer.
+"""What is left for what runs beside the training that waits, memory and cores: on all ranks the same answer.
 
-On a GPU that is the device's own. On CPU all devices of all processes of a host share what the host has, and a process
-that takes more is killed.
+On a GPU memory is the device's own. On CPU all devices of all processes of a host share what the host has, and a
+process that takes more is killed.
+
+Each module that is compiled takes a core and some gigabytes, and ranks of a host share its cores. Ranks go through the
+same modules in the same order, so many at a time. Where XLA:GPU's autotuner shares its work among them, a rank waits
+inside a compile for what the others find; in the first module that some rank has not compiled nobody waits for a later
+one, so they cannot wait for each other.
 """
 
 from __future__ import annotations
@@ -13,14 +18,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from disco_hlo.activation.channel import name_ranks
+from disco_hlo.cores import own_cores
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Memory, memory
-from disco_hlo.plugin.xla.host_memory import free_host_bytes
-from disco_hlo.plugin.xla.job import free_device_bytes
+from disco_hlo.plugin.xla.job import free_device_bytes, free_host_bytes
 
 _USABLE = 0.9
 """Part of the free memory that may be taken: what is free lies in pieces."""
+_COMPILES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +117,31 @@ def lack_of_memory(
     answers = session.channel.all_gather(lack.encode(), tag="memory", timeout_s=session.timeout_s)
     lacking = [rank for rank, answer in enumerate(answers) if answer]
     return f"{name_ranks(lacking)}: {answers[lacking[0]].decode(errors='replace')}" if lacking else ""
+
+
+def compiles_at_once(session: Session) -> int:
+    """How many modules every rank compiles at once; the same number on all. A training that goes on keeps a core.
+
+    Raises:
+        ActivationError: ranks were silent.
+    """
+    mine = json.dumps([socket.gethostname(), own_cores()]).encode()
+    answers = session.channel.all_gather(mine, tag="cores", timeout_s=session.timeout_s)
+    fewest = fewest_cores(json.loads(answer) for answer in answers)
+    return min(_COMPILES_AT_ONCE, fewest if session.between_steps is None else max(1, fewest - 1))
+
+
+def fewest_cores(ranks: Iterable[tuple[str, list[int]]]) -> int:
+    """The least number of cores that a rank has to itself, at least 1, where those of one host share what they may all
+    run on.
+
+    Args:
+        ranks: each rank's host, and the cores it may run on.
+    """
+    hosts: dict[str, list[list[int]]] = defaultdict(list)
+    for host, cores in ranks:
+        hosts[host].append(cores)
+    shares = [
+        min(len(cores), len(set().union(*every)) // len(every)) for every in hosts.values() for cores in every
+    ]
+    return max(1, min(shares))

@@ -2,6 +2,9 @@
 
 A GPU computes for a second before it is traced: one that was idle is faster than in the middle of a training. Command
 buffers hide which kernel belongs to which instruction; so a module is compiled and traced without them, too.
+
+Traces of XLA's default and of the winner, taken once the winner is known, are for people to look at, and decide
+nothing.
 """
 
 from __future__ import annotations
@@ -18,26 +21,23 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.candidates import Trial, marked, steps_in_a_row
+from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, marked, steps_in_a_row
 from disco_hlo.plugin.measuring.inputs.arguments import Together
-from disco_hlo.plugin.measuring.links import TransferChains
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, Guard, anywhere, in_a_slice, repeated, run_on_all
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import time_once
+from disco_hlo.plugin.measuring.microbenchmarks import TransferChains
+from disco_hlo.plugin.measuring.runner import Runner, time_once
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.hook import module_name
 from disco_hlo.profiler import trace as tracing
-from disco_hlo.profiler.adding_up import scaled, stretch
-from disco_hlo.profiler.bodies import Body, bodies_of
 from disco_hlo.profiler.collectives import Issued, issued
 from disco_hlo.profiler.command_buffers import WithNames, with_names
-from disco_hlo.profiler.contention import gap_in_step_ns
+from disco_hlo.profiler.contention import Computed, computed_ns, gap_in_step_ns, uneven
 from disco_hlo.profiler.costs import kernel_times
-from disco_hlo.profiler.evenness import Computed, computed_ns, uneven
 from disco_hlo.profiler.instructions import (
     MINIMUM_RUNS,
     BodyTimes,
@@ -46,15 +46,20 @@ from disco_hlo.profiler.instructions import (
     body_times,
     coverage,
     instruction_times,
+    scaled,
+    stretch,
 )
-from disco_hlo.profiler.keys import in_region, keyed_times, owners
+from disco_hlo.profiler.keys import Body, bodies_of, in_region, keyed_times, owners
 from disco_hlo.profiler.profile import LoopTime, OpTime, merged
-from disco_hlo.profiler.transfers import Moved, least, moved_ns
+from disco_hlo.profiler.timeline import MeasuredStep, measured_step
+from disco_hlo.profiler.trace import Moved, least, moved_ns
 
 _WARM_UPS = 2
 _MOST_WARM_UPS = 30
 _TIMES = 3
 """Measurements of a step, each of several in a row."""
+_TIMELINE_RUNS = 5
+"""Steps in a trace, of which one is kept."""
 
 
 @dataclass
@@ -474,3 +479,49 @@ def _communicates(module: CanonicalModule, origin: Origin) -> bool:
 def ranks_block(session: Session) -> bool:
     """Whether an all-reduce blocks a rank until the others come: CPU processes, not the devices of one."""
     return not BACKENDS[session.facts.backend].asynchronous and session.facts.process_count > 1
+
+
+# --- for people to look at ------------------------------------------------------------------------
+
+
+def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tuple[MeasuredStep, ...]:
+    """One measured step of each trial, in their order, on rank 0; all ranks run them. Empty if one fails."""
+    try:
+        taken = []
+        inputs_of: Runner | None = None
+        first_runs = FirstRuns(session, "inputs for the timelines")
+        for trial in _trials_with_names(session, step, trials):
+            with session.stage(f"inputs for the timeline of {trial.name}"):
+                seed = session.settings.seed
+                inputs_of = Runner(
+                    session.request, trial.executable, seed, inputs_of=inputs_of, together=first_runs
+                )
+            with session.stage(f"timeline of {trial.name}"):
+                trace, _ = traced_on_all(session, trial.name, inputs_of, _TIMELINE_RUNS, first_runs)
+                executed = executables.read_executable(trial.executable)
+                taken.append(measured_step(trial.name, trace, executed))
+    except (
+        Exception
+    ) as error:  # also what jax raises: the others go on with the winner, and so must this rank
+        session.say("no measured timelines: %s", one_line(error))
+        return ()
+    return tuple(taken)
+
+
+def _trials_with_names(session: Session, step: Step, trials: Sequence[Trial]) -> Sequence[Trial]:
+    """The trials, on a GPU compiled again without command buffers, inside which no kernel has a name."""
+    options = BACKENDS[session.facts.backend].naming_options
+    if not options:
+        return trials
+    again = [
+        Trial(
+            one.name, one.strategy, one.predicted_ns,
+            marks=one.marks, restructured=one.restructured, options=options,
+        )
+        for one in trials
+    ]  # fmt: skip
+    compile_trials(session, step.source, again, tag="timelines")
+    for trial in again:
+        if trial.error:
+            raise ProfileError(f"{trial.name}: {trial.error}")
+    return again

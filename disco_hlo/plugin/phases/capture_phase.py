@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, PROFILE_NAME
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.measured_times import measured_times
+from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.phases.capture_record import (
     FORMAT,
@@ -27,11 +27,10 @@ from disco_hlo.plugin.phases.capture_record import (
     CaptureRecord,
     encode,
 )
-from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
+from disco_hlo.plugin.refusals import may_be_run, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Session, join, target, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
-from disco_hlo.plugin.switches import refuse_switched_on
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.profile import Profile, to_json

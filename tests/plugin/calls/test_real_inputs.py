@@ -15,20 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import ActivationError
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.observing import Observation
+from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.real import RealInputs
+from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.phases import search_in_training
 from disco_hlo.plugin.phases.search_in_training import SearchInTraining
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.xla import compiles, each_device, executables, jaxlink
+from disco_hlo.plugin.xla import compiles, executables, jaxlink, own_programs
 from disco_hlo.plugin.xla.job import device_facts
 from tests.plugin.calls.training import (
     WHOLE,
@@ -155,15 +155,15 @@ def test_a_program_that_computes_something_else_is_refused(
 def test_nothing_is_compiled_while_a_call_is_held_to_compare(
     observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    each_device._compiled.cache_clear()
+    own_programs._compiled.cache_clear()
     compiled: list[int] = []
-    in_clean_thread = each_device.in_clean_thread
+    in_clean_thread = own_programs.in_clean_thread
 
     def counted(work: Callable[[], Any]) -> Any:
         compiled.append(1)
         return in_clean_thread(work)
 
-    monkeypatch.setattr(each_device, "in_clean_thread", counted)
+    monkeypatch.setattr(own_programs, "in_clean_thread", counted)
     before: list[int] = []
 
     def make(watch: Any) -> Any:

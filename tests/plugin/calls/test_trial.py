@@ -12,16 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
-from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls import trial as trials
-from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.observing import Observation
-from disco_hlo.plugin.calls.steps import Seen
-from disco_hlo.plugin.calls.trial import FIRST_MEETING, Trial
-from disco_hlo.plugin.calls.watch import Sample
+from disco_hlo.plugin.calls.trial import FIRST_MEETING, Hold, Trial
+from disco_hlo.plugin.calls.watch import Sample, Seen
 from tests.activation.stores import MemoryStore
 from tests.plugin.calls.training import batch, compiled_again, jitted, train, trial_of
 

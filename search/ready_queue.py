@@ -1,0 +1,237 @@
+"""The schedule of the paper's simulator (section 4.4): ready queues, first in, first out.
+
+The compute stream and every channel have a queue of tasks whose predecessors have finished, so
+all-reduces run in the order in which their gradients are produced, beside the ops or, where
+collectives block, between them. At one instant: all tasks that end are retired; the tasks that
+become ready by it join their queues by ascending node; every idle resource takes the head of its
+queue. Kernels hold no transfers here, and are not told apart. ``tests/simulator/reference.py`` says the same, slowly.
+
+While no transfer is under way, which is most of the time, an instant is one op that ends: nothing is
+divided, and no channel is looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from disco_hlo.compiled import Ints, compiled, inner
+from disco_hlo.search import layout as at
+from disco_hlo.search.layout import GraphView, ScratchView, StateView, open_views
+from disco_hlo.search.ordering import mark_computing, sort_runs
+from disco_hlo.search.state import Scratch, State
+from disco_hlo.search.step import Step
+from disco_hlo.simulator.contention import (
+    BUSY,
+    COLUMNS,
+    DONE,
+    ENDS_AT,
+    HEAD,
+    HELD,
+    NEAREST,
+    NOT_YET,
+    NOW,
+    Progress,
+    ProgressView,
+    advance,
+    alone_ns,
+    compute_speed_ppm,
+    go_on,
+    idle,
+    issue,
+    open_progress,
+    restart,
+)
+from disco_hlo.simulator.costs import ANY_COMPUTE, PPM
+
+# A word of row ``packed``: the owner of a node, the next node of its unit plus 1, and bits.
+_NEXT_AT: Final = 24
+_NODE: Final = (1 << _NEXT_AT) - 1
+_SHARED_AT, _COPYING_AT, _BUCKET_AT, _ORDERED_AT = 48, 49, 50, 51
+_SHARED: Final = 1 << _SHARED_AT
+"""Other units recompute it."""
+_COPYING: Final = 1 << _COPYING_AT
+"""It is the head of a unit that recomputes others."""
+_BUCKET: Final = 1 << _BUCKET_AT
+_ORDERED: Final = 1 << _ORDERED_AT
+"""Others must run behind it though they do not read it."""
+
+
+@inner
+def ready_queue(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, started: Ints) -> Any:
+    """Run a strategy through the queues.
+
+    Args:
+        p: progress of collectives by the heads of their buckets.
+        started: ``[4 * nodes]`` int64, receives the tasks (3 * head + part) as they start, transfers
+            as they are issued, and once more when they end, as -1 - task.
+
+    Returns:
+        The time at which everything is done and the number of entries of ``started``; (-1, 0)
+        where units wait for each other in a circle.
+    """
+    ops = np.empty(3 * g.nodes, np.int64)
+    op_head = op_tail = count = done = turn = 0
+    op, left = -1, 0
+    number = p.number
+    restart(p)
+    found = _begin(g, s, w)
+    while True:  # ends: each pass ends a task
+        sort_runs(w.neighbours, w.queue, found)
+        for k in range(found):
+            task = w.neighbours[k]
+            if _is_transfer(s, w, task):
+                issue(p, task // 3, turn % p.channels, _time_ns(s, task))
+                turn += 1
+                started[count] = task
+                count += 1
+            else:
+                ops[op_tail] = task
+                op_tail += 1
+        found = 0
+        if op == -1 and op_head < op_tail:
+            op = ops[op_head]
+            op_head += 1
+            started[count] = op
+            count += 1
+            left = _time_ns(s, op) * PPM
+        if number[HELD] > 0 and (op == -1 or left > 0):
+            go_on(p, 0 if op == -1 else p.wait_ns)
+        if op == -1:
+            if number[BUSY] == 0:
+                break
+            idle(p)
+        elif number[BUSY] == 0:
+            number[NOW] += alone_ns(left)
+            left = 0
+        else:
+            speed = compute_speed_ppm(p, ANY_COMPUTE)
+            left -= speed * advance(p, left, speed)
+        if op != -1 and left <= 0:
+            done, found = _retire(g, s, w, op, done, found)
+            op = -1
+        if number[DONE] >= number[NEAREST]:
+            for channel in range(p.channels):
+                lane = COLUMNS * channel
+                if p.lane[lane + ENDS_AT] <= number[DONE]:
+                    task = 3 * p.queue[channel * p.room + p.lane[lane + HEAD]] + at.MAIN
+                    started[count] = -1 - task
+                    count += 1
+                    done, found = _retire(g, s, w, task, done, found)
+            go_on(p, NOT_YET)
+    if done < s.total[at.UNITS]:
+        return -1, 0
+    return number[NOW], count
+
+
+@inner
+def _is_transfer(s: StateView, w: ScratchView, task: int) -> Any:
+    """Whether a task runs on a channel."""
+    unit = task // 3
+    return (
+        w.packed[unit] & _BUCKET and task % 3 == at.MAIN and s.time_ns[at.TIME_COLUMNS * unit + at.ON_CHANNEL]
+    )
+
+
+@inner
+def _time_ns(s: StateView, task: int) -> Any:
+    return s.time_ns[at.TIME_COLUMNS * (task // 3) + task % 3]
+
+
+@inner
+def _begin(g: GraphView, s: StateView, w: ScratchView) -> Any:
+    """Row ``packed``: all that is asked of a node, in one word. What every unit waits for into row ``value``,
+    the tasks that wait for nothing into ``neighbours``; their number."""
+    found = 0
+    for x in range(g.nodes):
+        waits, owner, flags = s.waits[x], s.owner[x], g.flags[x]
+        word = (owner & _NODE) | ((s.next[x] + 1) << _NEXT_AT)
+        word |= (s.copiers[x] != -1) << _SHARED_AT | (s.copies[x] != -1) << _COPYING_AT
+        word |= (flags & at.ALL_REDUCE != 0) << _BUCKET_AT | (flags & at.ORDERED != 0) << _ORDERED_AT
+        w.packed[x] = word
+        w.value[x] = waits
+        if waits == 0 and owner == x:
+            w.neighbours[found] = _first_task(s, w, x)
+            found += 1
+    return found
+
+
+@inner
+def _retire(g: GraphView, s: StateView, w: ScratchView, task: int, done: int, found: int) -> Any:
+    """A task has ended: the next part of its unit becomes ready, or whatever waited for the unit alone."""
+    unit, part = task // 3, task % 3
+    sliced = part == at.MAIN and s.time_ns[at.TIME_COLUMNS * unit + at.UNPACK] > 0
+    if w.packed[unit] & _BUCKET and (part == at.PACK or sliced):
+        w.neighbours[found] = task + 1
+        return done, found + 1
+    return done + 1, _release(g, s, w, unit, found)
+
+
+@inner
+def _first_task(s: StateView, w: ScratchView, unit: int) -> Any:
+    if w.packed[unit] & _BUCKET and s.time_ns[at.TIME_COLUMNS * unit + at.PACK] >= 0:
+        return 3 * unit + at.PACK
+    return 3 * unit + at.MAIN
+
+
+@inner
+def _release(g: GraphView, s: StateView, w: ScratchView, unit: int, found: int) -> Any:
+    """Count a finished unit off; those that waited for nothing else join row ``neighbours``."""
+    x = unit
+    while x != -1:  # ends with the list
+        word = w.packed[x]
+        shared = word & _SHARED
+        computing = mark_computing(s, w, x) if shared else 0
+        for e in range(g.readers_at[x], g.readers_at[x + 1]):
+            reader = w.packed[g.edge[e]]
+            other = reader & _NODE
+            if other != unit and not (shared and w.inside[other] == computing):
+                found = _count_off(s, w, found, other)
+            if reader & _SHARED:
+                cell = s.copiers[g.edge[e]]
+                while cell != -1:  # ends with the list
+                    other = s.cell_unit[cell]
+                    if other != unit and not (shared and w.inside[other] == computing):
+                        found = _count_off(s, w, found, other)
+                    cell = s.next_of_node[cell]
+        if word & _ORDERED:
+            found = _release_later(g, s, w, unit, x, found)
+        x = ((word >> _NEXT_AT) & _NODE) - 1
+    if w.packed[unit] & _COPYING:
+        cell = s.copies[unit]
+        while cell != -1:  # ends with the list
+            found = _release_later(g, s, w, unit, s.cell_node[cell], found)
+            cell = s.next_of_unit[cell]
+    return found
+
+
+@inner
+def _release_later(g: GraphView, s: StateView, w: ScratchView, unit: int, x: int, found: int) -> Any:
+    for e in range(g.later_at[x], g.later_at[x + 1]):
+        y = g.edge[e]
+        other, cell = s.owner[y], s.copiers[y]
+        while True:  # ends with the list
+            if other != unit:
+                found = _count_off(s, w, found, other)
+            if cell == -1:
+                break
+            other = s.cell_unit[cell]
+            cell = s.next_of_node[cell]
+    return found
+
+
+@inner
+def _count_off(s: StateView, w: ScratchView, found: int, unit: int) -> Any:
+    w.value[unit] -= 1
+    if w.value[unit] != 0:
+        return found
+    w.neighbours[found] = _first_task(s, w, unit)
+    return found + 1
+
+
+@compiled
+def schedule(step: Step, state: State, scratch: Scratch, progress: Progress, started: Ints) -> Any:
+    """Cost in ns of a priced state, and number of entries of its order in ``started``."""
+    g, s, w = open_views(step, state, scratch)
+    return ready_queue(g, s, w, open_progress(progress), started)
