@@ -15,4 +15,7 @@ fused collective of CoCoNet (Jangda et al., sections 3.3, 4.3, 5.2).
 Each takes this device's arrays under `jax.shard_map`, has its tuning range beside it as data, and a reference of
 `lax` operations with the same signature. None uses multicast or NVSHMEM: a GPU reads and writes the memory of another
 through `plgpu.remote_ref`, which XLA arranges within one process.
+
+`catalog` has them side by side; `pattern` finds where an early module multiplies and communicates so that one of them
+could do both. Nothing else of the product uses this package yet.
 """
