@@ -74,6 +74,7 @@ SIZES: dict[str, Sequence[Any]] = {
     "all-gather-matmul": GATHERS,
     "matmul-reduce-scatter": MATMULS,
     "matmul-all-reduce": MATMULS,
+    "matmul-all-to-all": MATMULS,
     "matvec-all-reduce": VECTORS,
     "adam": ADAMS,
 }
@@ -82,6 +83,7 @@ TINY: dict[str, Sequence[Any]] = {
     "all-gather-matmul": ((512, 128, 256),),
     "matmul-reduce-scatter": ((512, 128, 256),),
     "matmul-all-reduce": ((512, 128, 256),),
+    "matmul-all-to-all": ((512, 128, 256),),
     "matvec-all-reduce": ((512, 256),),
     "adam": (1 << 14,),
 }
@@ -250,6 +252,7 @@ def measure(
     end = monotonic() + seconds
     say("TRYING", {"kind": "start"})
     bench = Bench(chosen.interpret)
+    say("TRIED", "devices")
     if kernel == "floor":
         us = bench.time({"floor": bench.floor()}, REPEATS)
         say("ROW", {"kernel": kernel, "size": size, "kind": "final", "us": us, **bench.about})
@@ -410,6 +413,7 @@ class Problem:
         self.arrays = self.placed(small=False)
         self.small = self.placed(small=True)
         self.expected = self.fused.separate(bench.mesh)(*self.small)
+        say("TRIED", "arrays")
 
     def fitted(self, tiles: Any) -> Any:
         """The tiles, with few blocks where there are no multiprocessors."""
@@ -452,6 +456,8 @@ class Problem:
         m, k, *n = self.size
         if self.kernel == "all-gather-matmul":
             return array(specs[0], (m, k), depth=k), array(specs[1], (k, n[0] * devices), depth=k)
+        if self.kernel == "matmul-all-to-all":
+            return array(specs[0], (m * devices, k), depth=k), array(specs[1], (k * devices, *n), depth=k)
         depth = k * devices
         return array(specs[0], (m, depth), depth=depth), array(specs[1], (depth, *n), depth=depth)
 
@@ -468,7 +474,7 @@ class Problem:
         from disco_hlo.kernels.adam import Adam
         from disco_hlo.kernels.catalog import AXIS, COLUMNS, ROWS, WHOLE
 
-        devices, arrays = self.bench.mesh.size, self.arrays
+        arrays = self.arrays
 
         def on_mesh(local: Callable[..., Any], arguments: Any, results: Any) -> Callable[..., Any]:
             return jax.shard_map(
@@ -493,7 +499,8 @@ class Problem:
                 step, *new = Adam().update(gradient, moments, (corrections[0], corrections[1]))
                 return parameters - step, *new
 
-            shards = arrays[1], arrays[1], arrays[2], arrays[3]
+            shard = jax.device_put(arrays[1], jax.sharding.NamedSharding(self.bench.mesh, ROWS))
+            shards = shard, shard, arrays[2], arrays[3]
             compute = on_mesh(update, (ROWS, ROWS, (ROWS, ROWS), WHOLE), (ROWS,) * 3)
             link = on_mesh(lambda x: gather(scatter(x)), (ROWS,), WHOLE)
             return {"compute alone": (compute, shards), "link alone": (link, (arrays[0],))}
@@ -501,14 +508,16 @@ class Problem:
             gathered = jax.device_put(arrays[0], jax.sharding.NamedSharding(self.bench.mesh, WHOLE))
             compute, link = on_mesh(product, (WHOLE, COLUMNS), COLUMNS), on_mesh(gather, (ROWS,), WHOLE)
             return {"compute alone": (compute, (gathered, arrays[1])), "link alone": (link, (arrays[0],))}
-        # The sum of all devices' rows under each other is what travels: M rows on each device.
-        compute = on_mesh(product, (COLUMNS, ROWS), ROWS)
+        # What travels is a product of each device: M rows on each.
+        compute = on_mesh(product, self.fused.arguments, ROWS)
         partial = jax.jit(compute)(*arrays)
-        reduced = {"matmul-reduce-scatter": (scatter, ROWS)}.get(self.kernel, (total, WHOLE))
-        assert partial.shape[0] == self.size[0] * devices
+        collective, results = {
+            "matmul-reduce-scatter": (scatter, ROWS),
+            "matmul-all-to-all": (lambda x: lax.all_to_all(x, AXIS, 0, 0, tiled=True), ROWS),
+        }.get(self.kernel, (total, WHOLE))
         return {
             "compute alone": (compute, arrays),
-            "link alone": (on_mesh(reduced[0], (ROWS,), reduced[1]), (partial,)),
+            "link alone": (on_mesh(collective, (ROWS,), results), (partial,)),
         }
 
     def checked(self, tiles: Any) -> dict[str, Any]:

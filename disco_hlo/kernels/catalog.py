@@ -73,6 +73,13 @@ FUSED: dict[str, Fused] = {
         WHOLE,
         reduce_matmul.RANGE,
     ),
+    "matmul-all-to-all": Fused(
+        reduce_matmul.matmul_all_to_all,
+        reduce_matmul.exchange_reference,
+        (ROWS, ROWS),
+        ROWS,
+        reduce_matmul.RANGE,
+    ),
     "matvec-all-reduce": Fused(
         reduce_matmul.matvec_all_reduce,
         reduce_matmul.all_reduce_reference,

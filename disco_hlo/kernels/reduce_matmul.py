@@ -1,4 +1,5 @@
-"""Matmul + reduce-scatter and + all-reduce, matrix × vector + all-reduce: partial sums travel tile by tile.
+"""Matmul + reduce-scatter, + all-reduce and + all-to-all, matrix × vector + all-reduce: what one GPU has computed
+travels tile by tile.
 
 Every device has a part of K, so each computes a partial sum of the whole result, and owns the rows of one shard
 (Punniyamurthy et al., section III-B, "two-phase direct"):
@@ -7,6 +8,8 @@ Every device has a part of K, so each computes a partial sum of the whole result
    order; with `remote_first=False` in the order of rows, as their baseline).
 2. It computes the tiles of its own rows, and adds what arrived before it stores them: into its own result for a
    reduce-scatter, into everybody's for an all-reduce.
+
+An all-to-all ends with step 1: the owner keeps what arrives, device by device (the same section, last paragraph).
 
 A tile belongs to the same block on all devices. So a block waits for one flag of each device, raised by the block of
 its own number there once that has stored all its tiles of this owner: not for each tile, and not for whole devices.
@@ -22,7 +25,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +45,7 @@ from disco_hlo.kernels.tiles import (
 
 SCATTER_NAME = "matmul + reduce-scatter"
 ALL_REDUCE_NAME = "matmul + all-reduce"
+EXCHANGE_NAME = "matmul + all-to-all"
 VECTOR_NAME = "matrix × vector + all-reduce"
 RANGE = MATMUL_RANGE
 
@@ -49,6 +53,8 @@ RANGE = MATMUL_RANGE
 LEAST_COLUMNS = 8
 LEAST_SWIZZLE = 32
 REGISTERS_OF_THE_MOVER = 40
+
+Collective = Literal["reduce-scatter", "all-reduce", "all-to-all"]
 
 Ref = Any
 """A reference to memory: jax has no public type for it."""
@@ -71,14 +77,34 @@ def matmul_reduce_scatter(
     Raises:
         KernelRefusedError: see `devices_along` and `check_matmul`; M that the devices do not divide.
     """
-    return _launch(SCATTER_NAME, lhs, rhs, axis_name, tiles, everywhere=False)
+    return _launch(SCATTER_NAME, lhs, rhs, axis_name, tiles, "reduce-scatter")
 
 
 def matmul_all_reduce(
     lhs: jax.Array, rhs: jax.Array, axis_name: str, tiles: MatmulTiles = RANGE[0]
 ) -> jax.Array:
     """Multiply and sum over the devices; as `matmul_reduce_scatter`, but every device gets all rows: (M, N)."""
-    return _launch(ALL_REDUCE_NAME, lhs, rhs, axis_name, tiles, everywhere=True)
+    return _launch(ALL_REDUCE_NAME, lhs, rhs, axis_name, tiles, "all-reduce")
+
+
+def matmul_all_to_all(
+    lhs: jax.Array, rhs: jax.Array, axis_name: str, tiles: MatmulTiles = RANGE[0]
+) -> jax.Array:
+    """Multiply, and send every device its shard of the rows, as experts do with what they computed for others.
+
+    Args:
+        lhs: (M, K), bfloat16 or float16: rows that belong to the devices in turn, M / devices each.
+        rhs: (K, N), of the same dtype: this device's own.
+        axis_name: the only axis of the mesh.
+        tiles: see `MatmulTiles`; RANGE holds those worth trying.
+
+    Returns:
+        (M, N): M / devices rows from each device, in their order.
+
+    Raises:
+        KernelRefusedError: as `matmul_reduce_scatter`.
+    """
+    return _launch(EXCHANGE_NAME, lhs, rhs, axis_name, tiles, "all-to-all")
 
 
 def matvec_all_reduce(
@@ -105,7 +131,7 @@ def matvec_all_reduce(
     met = tiles.tile_n == LEAST_COLUMNS and tiles.split == "m"
     require(met, VECTOR_NAME, f"needs tiles with tile_n of {LEAST_COLUMNS} and split 'm', got {tiles}")
     columns = jnp.zeros((LEAST_COLUMNS, *vector.shape), vector.dtype).at[0].set(vector)
-    product = _launch(VECTOR_NAME, matrix, columns.T, axis_name, tiles, everywhere=True, columns_in_rows=True)
+    product = _launch(VECTOR_NAME, matrix, columns.T, axis_name, tiles, "all-reduce", columns_in_rows=True)
     return product[:, 0]
 
 
@@ -122,6 +148,13 @@ def all_reduce_reference(lhs: jax.Array, rhs: jax.Array, axis_name: str) -> jax.
     return result
 
 
+def exchange_reference(lhs: jax.Array, rhs: jax.Array, axis_name: str) -> jax.Array:
+    """`matmul_all_to_all` by XLA's separate operations."""
+    product = jnp.dot(lhs, rhs, preferred_element_type=lhs.dtype)
+    result: jax.Array = lax.all_to_all(product, axis_name, 0, 0, tiled=True)
+    return result
+
+
 @dataclasses.dataclass(frozen=True)
 class _Job:
     """What one launch computes, in numbers known when it is traced; rows are those of one device's shard."""
@@ -134,8 +167,18 @@ class _Job:
     dtype: jnp.dtype
     tiles: MatmulTiles
     blocks: int
-    everywhere: bool
+    collective: Collective
     columns_in_rows: bool
+
+    @property
+    def adds_at_once(self) -> bool:
+        """Whether own tiles come when the others' partial sums of them are there."""
+        return self.collective != "all-to-all" and self.tiles.remote_first
+
+    @property
+    def adds_later(self) -> bool:
+        """Whether own tiles are kept until the others' partial sums of them are there."""
+        return self.collective != "all-to-all" and not self.tiles.remote_first
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -167,8 +210,8 @@ def _launch(
     rhs: jax.Array,
     axis_name: str,
     tiles: MatmulTiles,
+    collective: Collective,
     *,
-    everywhere: bool,
     columns_in_rows: bool = False,
 ) -> jax.Array:
     devices = devices_along(axis_name, name)
@@ -177,26 +220,24 @@ def _launch(
     check_matmul(name, lhs, rhs, rows, tiles)
     (depth, columns), dtype = rhs.shape, lhs.dtype
     job = _Job(
-        axis_name, devices, rows, columns, depth, dtype, tiles, blocks_of(tiles), everywhere, columns_in_rows
+        axis_name, devices, rows, columns, depth, dtype, tiles, blocks_of(tiles), collective, columns_in_rows
     )
-    result: jax.Array
-    result, _ = plgpu.kernel(
+    # What the others store of this device's rows arrives in one slot for each device.
+    arrives = jax.ShapeDtypeStruct((devices, rows, columns), dtype)
+    result = jax.ShapeDtypeStruct((rows * (devices if collective == "all-reduce" else 1), columns), dtype)
+    outputs: list[jax.Array] = plgpu.kernel(
         functools.partial(_kernel, job),
-        out_type=[
-            jax.ShapeDtypeStruct((rows * devices if everywhere else rows, columns), dtype),
-            # What the others' partial sums of this device's rows arrive in, one slot for each device.
-            jax.ShapeDtypeStruct((devices, rows, columns), dtype),
-        ],
+        out_type=[arrives] if collective == "all-to-all" else [arrives, result],
         grid=(job.blocks,),
         grid_names=("block",),
         num_threads=WARPGROUPS + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )(lhs, rhs.T if columns_in_rows else rhs)
-    return result
+    return outputs[-1].reshape(-1, columns)
 
 
-def _kernel(job: _Job, lhs: Ref, rhs: Ref, result: Ref, partials: Ref) -> None:
+def _kernel(job: _Job, lhs: Ref, rhs: Ref, arrived: Ref, result: Ref | None = None) -> None:
     """One block's work: its tiles of all shards."""
     flags = pl.get_global(plgpu.SemaphoreType.REGULAR((2 * job.blocks,)))
     block = lax.axis_index("block")
@@ -214,7 +255,7 @@ def _kernel(job: _Job, lhs: Ref, rhs: Ref, result: Ref, partials: Ref) -> None:
         collective_axes="warpgroup",
     )
     def _(operands: Any, staging: Ref, landed: Ref) -> None:
-        sums = _Sums(job, result, partials, flags.at[block], staging, landed)
+        sums = _Sums(job, result, arrived, flags.at[block], staging, landed)
         here = lax.axis_index(job.axis)
 
         def tile(step: jax.Array, _: None) -> None:
@@ -232,7 +273,7 @@ def _kernel(job: _Job, lhs: Ref, rhs: Ref, result: Ref, partials: Ref) -> None:
 
         @pl.when(lax.axis_index("warpgroup") < WARPGROUPS)
         def _() -> None:
-            if not job.tiles.remote_first:
+            if job.adds_later:
                 sums.add_own_tiles(block)
             sums.end(flags.at[job.blocks + block])
 
@@ -350,11 +391,18 @@ def _summed(job: _Job, store: Callable[[jax.Array], None]) -> Callable[..., None
 
 @dataclasses.dataclass(frozen=True)
 class _Sums:
-    """Where the computing warpgroups of a block store tiles and get those of the other devices."""
+    """Where the computing warpgroups of a block store tiles and get those of the other devices.
+
+    Attributes:
+        result: this device's rows, or everybody's, summed; None for an all-to-all.
+        arrived: (devices, rows, columns): what each device has computed of this device's rows.
+        received: raised by the others when their tiles of this block have arrived.
+        staging, landed: shared memory through which pieces of tiles pass, and the barriers of what comes into it.
+    """
 
     job: _Job
     result: Ref
-    partials: Ref
+    arrived: Ref
     received: Ref
     staging: Ref
     landed: Ref
@@ -373,7 +421,7 @@ class _Sums:
     @property
     def results(self) -> list[Ref]:
         """Where a tile of this device's rows goes."""
-        if not self.job.everywhere:
+        if self.job.collective != "all-reduce":
             return [self.result]
         rows = pl.ds(self.here * self.job.rows, self.job.rows)
         there = [plgpu.remote_ref(self.result, {self.job.axis: peer}) for peer in self.peers]
@@ -385,21 +433,18 @@ class _Sums:
 
             @pl.when(owner == peer)
             def _(peer: jax.Array = peer) -> None:
-                there = plgpu.remote_ref(self.partials, {self.job.axis: peer}).at[self.here]
+                there = plgpu.remote_ref(self.arrived, {self.job.axis: peer}).at[self.here]
                 self._put(total, [], [there], m, n)
-
-                @pl.when(last)
-                def _() -> None:
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=False)
-                    pl.semaphore_signal(self.received, device_id={self.job.axis: peer})
+                if self.job.collective != "all-to-all":
+                    pl.when(last)(functools.partial(self._tell, self.received, peer))
 
         @pl.when(owner == self.here)
         def _() -> None:
-            if self.job.tiles.remote_first:
+            if self.job.adds_at_once:
                 self._wait(self.received)
-                self._put(total, [self.partials.at[peer] for peer in self.peers], self.results, m, n)
+                self._put(total, [self.arrived.at[peer] for peer in self.peers], self.results, m, n)
             else:
-                self._put(total, [], [self.partials.at[self.here]], m, n)
+                self._put(total, [], [self.arrived.at[self.here]], m, n)
 
     def add_own_tiles(self, block: jax.Array) -> None:
         """Where own tiles came before all partial sums had: add all of them up now."""
@@ -409,20 +454,24 @@ class _Sums:
         def tile(step: jax.Array, _: None) -> None:
             self._wait(self.received)
             m, n = _place_in_shard(job, block + job.blocks * step)
-            self._put(None, [self.partials.at[device] for device in range(job.devices)], self.results, m, n)
+            self._put(None, [self.arrived.at[device] for device in range(job.devices)], self.results, m, n)
 
         first, end = (_steps(job, block, (self.here + i) * job.tiles_of_a_shard) for i in (0, 1))
         lax.fori_loop(first, end, tile, None)
 
     def end(self, finished: Ref) -> None:
-        """Leave no copy behind: neither this block's own nor the others' into this device's result."""
-        if not self.job.everywhere:
+        """Leave no copy behind: neither this block's own nor the others' into this device's memory."""
+        if self.job.collective == "reduce-scatter":  # those were waited for when they were added
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             return
-        plgpu.wait_smem_to_gmem(0, wait_read_only=False)
         for peer in self.peers:
-            pl.semaphore_signal(finished, device_id={self.job.axis: peer})
+            self._tell(finished, peer)
         self._wait(finished)
+
+    def _tell(self, flag: Ref, peer: jax.Array) -> None:
+        """Tell the same block on another device that all this warpgroup has stored has arrived."""
+        plgpu.wait_smem_to_gmem(0, wait_read_only=False)
+        pl.semaphore_signal(flag, device_id={self.job.axis: peer})
 
     def _wait(self, flag: Ref) -> None:
         """Wait for the computing warpgroups of the same block on all other devices."""
@@ -451,8 +500,8 @@ class _Sums:
             for source in sources:
                 plgpu.copy_gmem_to_smem(source.at[part], self.staging.at[warpgroup, slot], landed)
                 plgpu.barrier_wait(landed)
-                arrived = self.staging[warpgroup, slot].astype(jnp.float32)
-                piece = arrived if piece is None else piece + arrived
+                addend = self.staging[warpgroup, slot].astype(jnp.float32)
+                piece = addend if piece is None else piece + addend
                 plgpu.commit_smem()  # all have read it before the next copy overwrites it
             assert piece is not None
             self.staging[warpgroup, slot] = piece.astype(job.dtype)

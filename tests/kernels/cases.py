@@ -81,9 +81,10 @@ def tiles_for(name: str, devices: int) -> list[Any]:
         (3, True, "m", "n"),
         (1, False, base.split, "n"),
     ]
+    few = devices == 4 or name == "matmul-all-to-all"
     return [
         dataclasses.replace(base, blocks=blocks, remote_first=first, split=split, minor=minor)
-        for blocks, first, split, minor in variants[: 4 if devices == 2 else 2]
+        for blocks, first, split, minor in variants[: 2 if few else 4]
     ]
 
 
@@ -98,6 +99,8 @@ def arrays_for(name: str, devices: int) -> tuple[Any, ...]:
         return whole(128 * devices, 128), whole(128, 128 * devices)
     if name == "matvec-all-reduce":
         return whole(256 * devices, 128 * devices), whole(128 * devices)
+    if name == "matmul-all-to-all":
+        return whole(256 * devices * devices, 128), whole(128 * devices, 128)
     if name == "adam":
         n = 2048 * devices
         positive = [jnp.asarray(random.uniform(0.5, 1, n), jnp.float32) for _ in range(3)]

@@ -42,6 +42,8 @@ def shapes(name: str, devices: int) -> tuple[Any, ...]:
 
     if name == "all-gather-matmul":
         return array(1024 * devices, 4096), array(4096, 1024 * devices)
+    if name == "matmul-all-to-all":
+        return array(4096 * devices, 4096), array(4096 * devices, 4096)
     if name == "matvec-all-reduce":
         return array(8192, 8192), array(8192)
     if name == "adam":
