@@ -18,28 +18,6 @@ def test_every_test_that_a_page_names_exists(page: Path) -> None:
         assert not name or f"\ndef {name}(" in (ROOT / path).read_text(), f"{path}::{name}"
 
 
-def test_the_page_on_clusters_names_tests() -> None:
-    assert len(NAMED.findall((ROOT / "docs/cluster.md").read_text())) > 20
-
-
-FILE = re.compile(r"`([\w/]+\.py)`")
-SOURCES = [
-    str(path)
-    for folder in ("disco_hlo", "estimator", "examples", "profiler", "scripts", "search", "tests")
-    for path in (ROOT / folder).rglob("*.py")
-]
-
-
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
-def test_every_file_that_a_page_names_exists(page: Path) -> None:
-    missing = [
-        name
-        for name in FILE.findall(page.read_text())
-        if not any(one.endswith(f"/{name}") for one in SOURCES)
-    ]
-    assert missing == []
-
-
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md")))
 
