@@ -2,8 +2,9 @@
 
     python scripts/make_tables.py DIR                    DIR/tables.md
     python scripts/make_tables.py DIR --out OTHER        OTHER/tables.md
+    python scripts/make_tables.py --figures              figures of README and docs/ that are in no record
 
-Reads every record in DIR. Exit status 2: there is none, or one of them cannot be read.
+Reads every record in DIR. Exit status 1: there are such figures; 2: no record, or one that cannot be read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluation import commands, fidelity, tables
+from evaluation import commands, fidelity, figures, tables
 from evaluation.record import RecordError, read, write_atomically
 
 Section = tuple[str, str, Callable[[tables.Cells], tables.Table]]
@@ -35,6 +36,12 @@ SECTIONS: tuple[Section, ...] = (
         tables.overlaps,
     ),
     ("What contributes what", "Step time over XLA default's.", tables.parts),
+    (
+        "By simpler means",
+        "Step time over XLA default's; serial: no collective beside a kernel of XLA's. As good: not slower than the\n"
+        "tool's choice by more than the noise of both.",
+        tables.simple_ways,
+    ),
     (
         "Looking again",
         "Step time over XLA default's: the first search's plan, and the plan once its kernels had been measured.",
@@ -126,9 +133,16 @@ def main() -> int:
     """Write the tables."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("folder", type=Path, metavar="DIR", nargs="?")
     parser.add_argument("--out", type=Path, help="folder to write to (default DIR)")
+    parser.add_argument("--figures", action="store_true", help="look for the figures of README and docs/")
     args = parser.parse_args()
+    if args.figures:
+        found = figures.problems(Path(__file__).resolve().parents[1])
+        print("\n".join(found) or "every figure is in a record or has a reason")
+        return int(bool(found))
+    if args.folder is None:
+        parser.error("name a folder of records")
     out = args.out or args.folder
     try:
         write(args.folder, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -177,6 +178,36 @@ def parts(records: Cells) -> Table:
         (title(one), *(ratio_text(one["rows"].get(name, {}).get("of_default")) for name in names))
         for one in records
     ]
+
+
+SIMPLE = {
+    "random plans": ("random plan 1", "random plan 2", "random plan 3"),
+    "serial": ("transfers alone (XLA's kernels)",),
+    "order alone": ("plan's order only",),
+    "op fusion alone": ("plan's op fusion only",),
+}
+"""What takes no search, or a part of it."""
+
+
+def simple_ways(records: Cells) -> Table:
+    """Step time over the default's of the tool's choice and of simpler ways, and which are as good within noise."""
+    rows = []
+    for record in records:
+        timed = {name: row for name, row in record["rows"].items() if "of_default" in row}
+        chosen = timed.get(record["facts"].get("chosen", PLAN))
+        ways = {way: [timed[name] for name in names if name in timed] for way, names in SIMPLE.items()}
+        if chosen is None or not any(ways.values()):
+            continue
+        as_good = [way for way, found in ways.items() if any(_as_good(row, chosen) for row in found)]
+        texts = [", ".join(f"{row['of_default']:.3f}" for row in found) or "-" for found in ways.values()]
+        own = f"{chosen['of_default']:.3f}", f"{chosen['of_default_noise']:.3f}"
+        rows.append((title(record), *own, *texts, ", ".join(as_good) or "-"))
+    return ("model, link, devices", "tool's choice", "noise", *SIMPLE, "as good"), rows
+
+
+def _as_good(row: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
+    noise = math.hypot(row["of_default_noise"], chosen["of_default_noise"])
+    return bool(row is not chosen and row["of_default"] <= chosen["of_default"] + noise)
 
 
 def looks(records: Cells) -> Table:

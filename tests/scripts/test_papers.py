@@ -16,6 +16,8 @@ def test_a_paper_s_table_has_all_rows_and_is_drawn(
     assert papers.main([paper, "--svg", str(tmp_path / "drawn.svg")]) == 0
     text = capsys.readouterr().out
     table = [line for line in text.splitlines() if line.startswith("| ")]
+    page = (Path(papers.__file__).parents[1] / "docs" / "benchmarks" / "papers.md").read_text()
+    assert [line for line in text.splitlines() if line.startswith(("| ", "* ")) and line not in page] == []
     assert len(table) == 2 + rows
     said = sum(line.endswith("| yes |") for line in table)
     compared = rows - sum(line.endswith("| fitted |") for line in table)
