@@ -273,6 +273,7 @@ def watch_calls(observer: Observer) -> None:
     Raises:
         UnsupportedError: this jax calls executables in another way than those known here.
     """
+
     pxla, pjit, stages = _call_modules()
     unwatch_calls()
     watch_compiles(watched=True)
