@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from disco_hlo.plugin.logs import LOGGER, configure
@@ -69,10 +71,11 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
     from disco_hlo.plugin import tuner_results
     from disco_hlo.plugin.session import leave
 
+    handle: Callable[[CompileRequest, Settings], LoadedExecutable | None]
     if capture:
-        from disco_hlo.plugin.phases.capture_phase import capture_in
+        from disco_hlo.plugin.phases import capture_phase
 
-        handle = capture_in(Path(capture))
+        handle = functools.partial(capture_phase.handle, folder=Path(capture))
     elif settings.search and settings.when == "training":
         from disco_hlo.plugin.phases.training_phase import handle
     elif settings.search:
