@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import threading
@@ -70,9 +71,9 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
     from disco_hlo.plugin.session import leave
 
     if capture:
-        from disco_hlo.plugin.phases.capture_phase import capture_in
+        from disco_hlo.plugin.phases import capture_phase
 
-        handle = capture_in(Path(capture))
+        handle = functools.partial(capture_phase.handle, folder=Path(capture))
     elif settings.search and settings.when == "training":
         from disco_hlo.plugin.phases.training_phase import handle
     elif settings.search:

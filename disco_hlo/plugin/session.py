@@ -20,7 +20,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from disco_hlo import __version__
 from disco_hlo.activation.agree import settle
@@ -216,28 +216,13 @@ def _refuse_difference(what: str, values: list[str]) -> None:
     raise shared(ActivationError(f"the ranks differ in {what} ({listed})"))
 
 
-@dataclass(frozen=True)
-class _Notes:
-    """That a rank was interrupted, in the job's key-value store."""
-
-    store: CoordinationStore
-    directory: str
-    rank: int
-
-    def leave(self) -> None:
-        self.store.put(f"{self.directory}/{self.rank}", b"1")
-
-    def found(self) -> bool:
-        return bool(self.store.names(self.directory))
-
-
 def interruption(session: Session, fingerprint: str) -> Interruption:
     """Ctrl-C while the ranks search for the step with this fingerprint, which they do once."""
     job = jaxlink.distributed_job()
     if job is None or session.channel.size == 1:
         return Interruption()
     directory = f"disco/{key_part(job.address)}/interrupted/{fingerprint}"
-    notes = _Notes(CoordinationStore(job.client), directory, session.channel.rank)
+    notes = Notes(CoordinationStore(job.client), directory, session.channel.rank)
     return Interruption(notes, leads=session.leads)
 
 
@@ -272,8 +257,13 @@ def warn_of_lost_donation(session: Session, step: Step) -> None:
         )
 
 
-class Notes(Protocol):
-    """What ranks tell each other outside of their meetings."""
+@dataclass(frozen=True)
+class Notes:
+    """That a rank was interrupted, in the job's key-value store."""
+
+    store: CoordinationStore
+    directory: str
+    rank: int
 
     def leave(self) -> None:
         """Say that this rank was interrupted.
@@ -281,13 +271,11 @@ class Notes(Protocol):
         Raises:
             ActivationError: nobody takes the note.
         """
+        self.store.put(f"{self.directory}/{self.rank}", b"1")
 
     def found(self) -> bool:
-        """Whether any rank has said so.
-
-        Raises:
-            ActivationError: nobody knows.
-        """
+        """Whether any rank has said so; raises as :meth:`leave`."""
+        return bool(self.store.names(self.directory))
 
 
 class Interruption:

@@ -98,14 +98,19 @@ def test_a_damaged_row_in_the_store_is_done_without(tmp_path: Path, caplog: pyte
     assert "dot (-1, 1, 12): Expected `int` >= 0" in caplog.text
 
 
+@pytest.fixture
+def alone(tmp_path: Path) -> Session:
+    """One rank, of no step."""
+    return Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+
+
 def test_a_store_that_cannot_be_written_is_read_and_one_line_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    alone: Session, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
-    with measured_times(session) as store:
+    with measured_times(alone) as store:
         KnownTimes(PLATFORM, LINK, store).add_ops("f00d", {"dot": OpTime(100, 1, 12)}, [5000])
     monkeypatch.setattr(ProfileStore, "_probed", lambda self, mode, statement: _read_only(self, mode))
-    with measured_times(session) as store:
+    with measured_times(alone) as store:
         known = KnownTimes(PLATFORM, LINK, store)
         known.add_constants(CONSTANTS)
         assert known.profile("f00d").ops == {"dot": OpTime(100, 1, 12)}
@@ -116,16 +121,15 @@ def test_a_store_that_cannot_be_written_is_read_and_one_line_says_so(
 
 
 def test_kernels_that_the_store_cannot_take_are_searched_with_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    alone: Session, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
     profile = Profile(PLATFORM, {"dot": OpTime(100, 1, 12)}, 400, 2e10, 1e11)
     times = {"dot": OpTime(300, 1, 12), "fused": OpTime(70, 1, 12)}
-    finding._keep(session, profile, times)
+    finding._keep(alone, profile, times)
     with ProfileStore(tmp_path / STORE_NAME) as store:
         assert store.ops(PLATFORM) == {"fused": OpTime(70, 1, 12)}
     monkeypatch.setattr(ProfileStore, "add_ops", full)
-    finding._keep(session, profile, times)
+    finding._keep(alone, profile, times)
     assert [record.getMessage() for record in caplog.records] == [
         "measured times are not kept: database or disk is full"
     ]
@@ -133,18 +137,21 @@ def test_kernels_that_the_store_cannot_take_are_searched_with_all_the_same(
 
 @pytest.mark.parametrize("unwritable", [False, True])
 def test_a_search_says_once_that_times_are_not_kept(
-    unwritable: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    unwritable: bool,
+    alone: Session,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
     ProfileStore(tmp_path / STORE_NAME).close()
     if unwritable:
         monkeypatch.setattr(ProfileStore, "_probed", lambda self, mode, statement: _read_only(self, mode))
     monkeypatch.setattr(ProfileStore, "add_ops", full)
     for _ in ("the step", "another structure of it"):
-        with measured_times(session) as store:
+        with measured_times(alone) as store:
             KnownTimes(PLATFORM, LINK, store).add_constants(CONSTANTS)
     profile = Profile(PLATFORM, {}, 400, 2e10, 1e11)
-    finding._keep(session, profile, {"fused": OpTime(70, 1, 12)})
+    finding._keep(alone, profile, {"fused": OpTime(70, 1, 12)})
     [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     why = f"{tmp_path / STORE_NAME} cannot be written" if unwritable else "database or disk is full"
     assert said == f"measured times are not kept: {why}"

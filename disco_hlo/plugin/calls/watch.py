@@ -15,7 +15,6 @@ import atexit
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,6 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest, LoadedModule
 Choose = Callable[[int], str]
 """From the number of a call, counted from 0, to the name of what runs it."""
 
-_LAST_SAMPLES = 512
 LEAST_SHARE = 0.05
 """Of the devices' time: what takes less is not worth a search."""
 Report = Callable[[int | None], None]
@@ -86,8 +84,6 @@ class Watch:
         """Of all calls that were timed."""
         self.timed = 0
         """How many were."""
-        self.samples: deque[Sample] = deque(maxlen=_LAST_SAMPLES)
-        """The last calls that were timed, in the order in which they ended."""
         self.on_sample: Callable[[Sample], None] | None = None
         """Told of each, in the thread that times."""
         self.on_settled: Callable[[str, LoadedExecutable], None] | None = None
@@ -219,13 +215,11 @@ class Watch:
             if name not in (DEFAULT, self._settled):
                 self._failures[name] = f"call {index} failed on the devices"
             return
-        sample = Sample(index, name, device_ns)
         with self._reporting:
             self.device_ns += device_ns
             self.timed += 1
-            self.samples.append(sample)
         if self.on_sample is not None:
-            self.on_sample(sample)
+            self.on_sample(Sample(index, name, device_ns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ the step without any fusion, and, where the step can be profiled here, its measu
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 from disco_hlo.plan.apply import apply
@@ -31,14 +30,8 @@ from disco_hlo.plugin.refusals import may_be_run, refuse_others, refuse_switched
 from disco_hlo.plugin.session import Session, join, target, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
-from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.profile import Profile, to_json
-
-
-def capture_in(folder: Path) -> Callable[[CompileRequest, Settings], LoadedExecutable | None]:
-    """A handler of compiles that saves the training step in ``folder``."""
-    return lambda request, settings: handle(request, settings, folder)
 
 
 def handle(request: CompileRequest, settings: Settings, folder: Path) -> None:

@@ -233,16 +233,17 @@ def _enact(
         level = logging.WARNING if session.leads or not is_shared(error) else logging.DEBUG
         LOGGER.log(level, "%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
         return None
-    why = never_compared(session, slot, plan, digest)
+    why = _why_compare(session, slot, plan, digest)
     if why and not _compares_well(session, step, slot, proposed, executable, why):
         return None
     turns = ""
     if again.why and takes_turns(session, slot, plan, digest, executable, again.why):
         turns = f"; it {again.why}: at first it takes turns with XLA's default, and goes on if it pays"
+    else:
+        LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
     warn_of_lost_donation(session, step)
     found = ", found under other constants and applied to this step" if proposed.other else ""
-    say("enacts the plan of %s%s: %s%s", plan.target.module_name, found, describe(plan), turns)
-    LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
+    say("enacts the plan of %s%s: %s%s", plan.target.module_name, found, _describe(plan), turns)
     return None if turns else executable
 
 
@@ -255,15 +256,20 @@ def _compares_well(
     session.say("the plan of %s %s: it is compared with XLA's default first, once", name, why)
     try:
         guard = functools.partial(_guarded, session, slot, digest, "run")
-        compare_first(session, step, proposed.plan, executable, guard)
+        _compare(session, step, proposed.plan, executable, guard)
     except Exception as error:
         LOGGER.log(
             logging.WARNING if session.leads else logging.DEBUG,
             "%s runs as XLA compiles it: its plan %s, and is not enacted before it is compared with XLA's default: %s; "
-            "%s", name, why, one_line(error), advice_after(error),
+            "%s", name, why, one_line(error), _advice_after(error),
         )  # fmt: skip
         return False
-    remember(session, slot, digest)
+    _compared.add(digest)
+    try:
+        if session.leads:
+            note_compared(slot, digest, versions(session.facts))
+    except PlanError as error:
+        LOGGER.info("every run will compare the plan again: %s", error)
     return True
 
 
@@ -276,7 +282,7 @@ def _guarded(
     return slot.bans.trying(digest, stage, jaxlink.process_count())
 
 
-def describe(plan: Plan) -> str:
+def _describe(plan: Plan) -> str:
     """What is predicted of a plan, in half a line."""
     strategy = plan.strategy
     groups, buckets = len(strategy.groups), len(strategy.buckets)
@@ -290,40 +296,24 @@ def describe(plan: Plan) -> str:
     return f"{shape}, {compared(default, chosen)} when measured"
 
 
-def never_compared(session: Session, slot: PlanSlot, plan: Plan, digest: str) -> str:
-    """Why a plan must be compared first, as a part of a sentence; nothing where it was. The same on all ranks.
-
-    Args:
-        digest: of the module that is to be enacted.
-    """
-    why = ""
-    if session.leads and digest not in _compared:
-        now = versions(session.facts)
-        if not was_measured(plan, digest, now) and not was_compared(slot, digest, now):
-            why = _why(plan, digest, now)
+def _why_compare(session: Session, slot: PlanSlot, plan: Plan, digest: str) -> str:
+    """Why a plan must be compared first, as a part of a sentence; nothing where it was. The same on all ranks."""
+    why, now = "", versions(session.facts)
+    known = not session.leads or digest in _compared
+    if not known and not was_measured(plan, digest, now) and not was_compared(slot, digest, now):
+        if plan.measured is None:
+            why = "was found offline"
+        elif others := other_versions(plan, now):
+            why = f"was measured under {others}"
+        else:
+            why = (
+                "was saved unmeasured" if digest == plan.module_sha256 else "was found under other constants"
+            )
     return str(session.tell(why, "compared before"))
 
 
-def _why(plan: Plan, digest: str, now: dict[str, str]) -> str:
-    if plan.measured is None:
-        return "was found offline"
-    if others := other_versions(plan, now):
-        return f"was measured under {others}"
-    return "was saved unmeasured" if digest == plan.module_sha256 else "was found under other constants"
-
-
-def compare_first(
-    session: Session, step: Step, plan: Plan, executable: LoadedExecutable, guard: Guard
-) -> None:
-    """Compare a plan with XLA's default on all ranks.
-
-    Args:
-        executable: the plan's.
-        guard: around whatever runs it.
-
-    Raises:
-        DiscoError, jax.errors.JaxRuntimeError: it does not, or that cannot be seen here.
-    """
+def _compare(session: Session, step: Step, plan: Plan, executable: LoadedExecutable, guard: Guard) -> None:
+    """Compare a plan with XLA's default on all ranks; raises where it computes something else, or nobody can see."""
     request, started = session.request, time.monotonic()
     with session.stage("may be run"):
         if not may_be_run(request):
@@ -342,18 +332,7 @@ def compare_first(
     )
 
 
-def remember(session: Session, slot: PlanSlot, digest: str) -> None:
-    """Note on rank 0 that a module was compared; where the plan directory is read-only, this process knows it."""
-    _compared.add(digest)
-    if not session.leads:
-        return
-    try:
-        note_compared(slot, digest, versions(session.facts))
-    except PlanError as error:
-        LOGGER.info("every run will compare the plan again: %s", error)
-
-
-def advice_after(error: Exception) -> str:
+def _advice_after(error: Exception) -> str:
     """What a user can do about a plan that could not be compared, as a part of a sentence."""
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         return (

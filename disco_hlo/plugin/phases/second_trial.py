@@ -108,14 +108,10 @@ def measured_gain(plan: Plan) -> tuple[float, float]:
     """Part of XLA's default's time that a plan saved when it was measured, and two standard errors of that, of the
     medians' ratio; a plan that was not measured saved nothing."""
     results = {} if plan.measured is None else plan.measured.results
-    if plan.chosen not in results or DEFAULT not in results or not results[DEFAULT].median_ns:
+    pair = [results[name] for name in (DEFAULT, plan.chosen) if name in results and results[name].median_ns]
+    if len(pair) < 2:
         return 0.0, 0.0
-    pair = [results[DEFAULT], results[plan.chosen]]
-    errors = [
-        _OF_MEDIAN * one.spread_ns / _QUARTILE / math.sqrt(one.samples) / one.median_ns
-        for one in pair
-        if one.samples and one.median_ns
-    ]
+    errors = [_OF_MEDIAN * one.spread_ns / _QUARTILE / math.sqrt(one.samples) / one.median_ns for one in pair]
     ratio = pair[1].median_ns / pair[0].median_ns
     return 1 - ratio, 2 * ratio * math.hypot(*errors)
 
