@@ -1,10 +1,12 @@
-"""How the project compiles its inner loops: numba, with a cache on disk that cannot go stale.
+"""How inner loops are compiled: by numba, arrays handed down as pointers, with a cache that cannot go stale.
 
-Numba's own cache notices a change in the file of the compiled function, not in the files of the
-functions it calls, so a search that calls the engine would go on running an old engine. Here the
-cache directory is named after the text of all files of the function's package and of every package with compiled
-functions, whose code may be part of its own. It lies in
-``NUMBA_CACHE_DIR`` or the user's cache directory, never in the package, which may be read-only.
+Numba's own cache notices a change in the file of the compiled function, not in the files of the functions it calls, so
+a search that calls the engine would go on running an old engine. Here the cache directory is named after the text of
+all files of the function's package and of every package with compiled functions, whose code may be part of its own. It
+lies in ``NUMBA_CACHE_DIR`` or the user's cache directory, never in the package, which may be read-only.
+
+A numba function that takes an array takes nine machine words and counts references to it, which costs more than what
+many inner functions do. So what Python calls makes pointers of its arrays once, and hands these down.
 """
 
 from __future__ import annotations
@@ -19,21 +21,23 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numba
+import numpy as np
 from llvmlite import binding
-from numba import extending
+from numba import extending, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
+Int = int | np.int64
+Ints = NDArray[np.int64]
 
 _KNOWN_NUMBA = ((0, 61), (0, 68))
 """Of these versions the parts are known that ``inner_code`` is made of; of another one none are asked for."""
-
-
 _COMPILING = ("core", "estimator", "profiler", "search", "simulator")
 """Packages whose functions are compiled, also into each other's code."""
 _INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
@@ -175,7 +179,7 @@ def _cache_directory(package: Path) -> Path | None:
 def _sources(package: Path) -> list[Path]:
     """Every file that compiled code of the package may come from: its own, and those of all that compile."""
     here = Path(__file__).parent
-    files = {Path(__file__), *(here / name for name in ("inner_code.py", "pointers.py", "hlo/cost_model.py"))}
+    files = {Path(__file__), *(here / name for name in ("inner_code.py", "hlo/cost_model.py"))}
     for folder in (package, *map(_folder_of, _COMPILING)):
         files |= {*folder.rglob("*.py")}
     return sorted(files)
@@ -195,3 +199,35 @@ def _base_directory() -> Path:
         return Path(chosen)
     user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(user_cache) / "disco_hlo" / "kernels"
+
+
+class Row(Protocol):
+    """64-bit integers by their places: an array, or a pointer to one."""
+
+    def __getitem__(self, place: int, /) -> int:
+        """What stands there."""
+
+    def __setitem__(self, place: int, value: Int, /) -> None:
+        """Write it."""
+
+
+@intrinsic
+def pointer_to(context: Any, address: Any) -> Any:
+    """The 64-bit integers at an address."""
+    del context, address
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.int64)(types.int64), generate
+
+
+@intrinsic
+def address_of(context: Any, pointer: Any) -> Any:
+    """The address a pointer holds."""
+    del context
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ptrtoint(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.int64(pointer), generate

@@ -15,8 +15,16 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.hlo.flat_graph import flat_graph, flat_lists, flat_shapes, stretches
-from disco_hlo.hlo.graph import DTYPE_BYTES, Graph, Node, Shape
+from disco_hlo.hlo.graph import (
+    DTYPE_BYTES,
+    Graph,
+    Node,
+    Shape,
+    flat_graph,
+    flat_lists,
+    flat_shapes,
+    stretches,
+)
 
 # Rows of KernelTables.node: offsets into ``edge``. The lists of a node lie one after the other, so each
 # ends where the next row's begins, and the last where the next node's first does.

@@ -13,10 +13,18 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from disco_hlo.core.kernels import emitter_kind, group_refusal
+from disco_hlo.core.legality import emitter_kind, group_refusal
 from disco_hlo.core.rows import is_joinable
-from disco_hlo.hlo.bitcasts import as_kernel, behind_bitcasts, kernel_nodes, readers
-from disco_hlo.hlo.graph import Graph, Kind, external_reads, is_cloned
+from disco_hlo.hlo.graph import (
+    Graph,
+    Kind,
+    as_kernel,
+    behind_bitcasts,
+    external_reads,
+    is_cloned,
+    kernel_nodes,
+    readers,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError, ProfileError
-from disco_hlo.estimator import feature_spec as spec
+from disco_hlo.estimator import architecture as spec
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.estimator.architecture import Architecture
 from disco_hlo.regular_file import read_regular, write_whole

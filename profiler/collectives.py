@@ -1,18 +1,333 @@
-"""What each kind of collectives takes in a traced step, those in loops included (DisCo, section 4.2: T = C x + D)."""
+"""The lines of collectives: from a sweep of the message size on the real devices, and from the step itself.
+
+DisCo (section 4.2) predicts an all-reduce of x bytes as T = C x + D, C the time per byte and D the
+start-up cost, both by regression. One line does not always fit: small messages take another
+algorithm (or, on GPU, another kernel), large ones leave a cache. So up to three lines are tried and
+the number is chosen by the Bayesian information criterion; the fit says how well it fits.
+The regression minimizes relative errors, since a microsecond matters at 4 KiB and not at 256 MiB,
+and damps outliers (Huber weights).
+
+The swept lines then get the latency and the bytes that collectives have in the step. Where collectives block (CPU),
+what a small all-reduce costs is how soon a waiting rank is woken, and that depends
+on what the cores do meanwhile: the sweep's chains compute a millisecond on all cores before each, a step with
+short kernels leaves them idle. The step's own traces hold all of its all-reduces, one by one and in one bucket. So the
+latency is what makes the lines add up to the first, and what bytes take beyond it is what the one bucket took, in which
+a rank also waits for the one that computes longer. Between the two the lines have the shape of the sweep's.
+
+On GPU a link's rate changes from hour to hour (sockets) more than its latency counts, and the traced step moves
+XLA's own buckets, each alone: there all lines are as much slower or faster as those were.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 from statistics import median
 
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
 from disco_hlo.backends import BACKENDS
+from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import collective_bytes, collective_kind
+from disco_hlo.hlo.cost_model import Line, LinearPieces, never_falls
 from disco_hlo.hlo.graph import Kind
-from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.transfers import Moved, unit_of_name
+from disco_hlo.profiler.fields import Bytes, Nanoseconds, Positive, Spread
+from disco_hlo.profiler.trace import Moved, unit_of_name
+
+MAXIMUM_PIECES = 3
+MINIMUM_POINTS = 3
+"""Distinct sizes a piece needs."""
+
+_EVIDENCE = 10.0
+"""How much lower the criterion must be before another piece is believed (Kass and Raftery: very strong)."""
+_FINEST_RELATIVE_ERROR = 1e-3
+"""Clocks and scheduling leave no measurement better than this; keeps exact data from growing pieces."""
+_HUBER = 1.345
+_HUBER_ROUNDS = 20
+_NEIGHBOURS = 3
+"""On either side of a point by size: their usual time is the least that its error is relative to."""
+
+
+class SweepPoint(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Repeated measurement of one message size."""
+
+    size_bytes: Bytes
+    median_ns: Positive
+    spread_ns: Nanoseconds
+    """Median absolute deviation."""
+    samples: Positive
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceFit:
+    """The fitted line or lines, and how far the points lie from them."""
+
+    line: LinearPieces
+    """Never falls with size."""
+    points: tuple[SweepPoint, ...]
+    median_error: Spread
+    """Median over the points of abs(predicted - measured) / measured."""
+    maximum_error: Spread
+
+    def residuals(self) -> tuple[tuple[int, float], ...]:
+        """(size in bytes, (predicted - measured) / measured) of every point."""
+        predicted = self.line([point.size_bytes for point in self.points])
+        return tuple(
+            (point.size_bytes, float(value / point.median_ns - 1.0))
+            for point, value in zip(self.points, predicted, strict=True)
+        )
+
+
+def sweep_sizes(
+    minimum_bytes: int = 1 << 10, maximum_bytes: int = 1 << 28, per_octave: int = 2
+) -> tuple[int, ...]:
+    """Message sizes in geometric steps, multiples of 64 bytes, both ends included."""
+    if not 64 <= minimum_bytes < maximum_bytes or per_octave < 1:
+        raise ProfileError(
+            "expected 64 <= minimum < maximum bytes and at least one size per octave, "
+            f"got {minimum_bytes}, {maximum_bytes} and {per_octave}"
+        )
+    steps = math.ceil(math.log2(maximum_bytes / minimum_bytes) * per_octave)
+    ratio = (maximum_bytes / minimum_bytes) ** (1 / steps)
+    return tuple(sorted({round(minimum_bytes * ratio**step / 64) * 64 for step in range(steps + 1)}))
+
+
+def point_of(size_bytes: int, times_ns: Sequence[int]) -> SweepPoint:
+    """Median and spread of repeated times of one size; :class:`ProfileError` for non-times."""
+    times = np.asarray(times_ns, dtype=np.float64)
+    if times.size == 0 or not np.all(np.isfinite(times)) or np.any(times <= 0):
+        raise ProfileError(
+            f"expected positive times in ns for an all-reduce of {size_bytes} bytes, got {times_ns!r}"
+        )
+    middle = float(np.median(times))
+    spread = float(np.median(np.abs(times - middle)))
+    return SweepPoint(int(size_bytes), max(round(middle), 1), round(spread), int(times.size))
+
+
+def fit(points: Sequence[SweepPoint], maximum_pieces: int = MAXIMUM_PIECES) -> AllReduceFit:
+    """Fit one to ``maximum_pieces`` lines; the prediction never falls with the size.
+
+    Raises :class:`ProfileError` for fewer than three distinct sizes or impossible points.
+    """
+    points = tuple(sorted(points, key=lambda point: (point.size_bytes, point.median_ns)))
+    for point in points:
+        if point.size_bytes < 0 or point.median_ns <= 0:
+            raise ProfileError(f"not a measurement of an all-reduce: {point}")
+    sizes = np.array([point.size_bytes for point in points], dtype=np.float64)
+    times = np.array([point.median_ns for point in points], dtype=np.float64)
+    distinct = np.unique(sizes)
+    if distinct.size < MINIMUM_POINTS:
+        raise ProfileError(f"an all-reduce line needs {MINIMUM_POINTS} sizes, the sweep has {distinct.size}")
+    line = LinearPieces(_best_pieces(sizes, times, distinct, maximum_pieces))
+    unjudged = AllReduceFit(line, points, 0.0, 0.0)
+    errors = np.abs([error for _, error in unjudged.residuals()])
+    return AllReduceFit(line, points, float(np.median(errors)), float(np.max(errors)))
+
+
+def _best_pieces(
+    sizes: NDArray[np.float64], times: NDArray[np.float64], distinct: NDArray[np.float64], maximum_pieces: int
+) -> tuple[Line, ...]:
+    usual = _usual_times(times)
+    scale = _noise_scale(sizes, times, usual, distinct, maximum_pieces)
+    best: tuple[float, tuple[Line, ...]] | None = None
+    for count in range(1, maximum_pieces + 1):
+        found = _best_split(sizes, times, usual, distinct, count, scale)
+        if found is None:
+            continue
+        loss, pieces = found
+        criterion = loss + (3 * count - 1) * math.log(sizes.size)
+        if best is None or criterion < best[0] - _EVIDENCE:
+            best = (criterion, pieces)
+    assert best is not None  # one piece always fits
+    return best[1]
+
+
+def _noise_scale(
+    sizes: NDArray[np.float64],
+    times: NDArray[np.float64],
+    usual: NDArray[np.float64],
+    distinct: NDArray[np.float64],
+    maximum_pieces: int,
+) -> float:
+    """Relative noise of the points, from what the most flexible fit leaves over."""
+    for count in range(maximum_pieces, 0, -1):
+        found = _best_split(sizes, times, usual, distinct, count, _FINEST_RELATIVE_ERROR)
+        if found is not None:
+            rest = np.abs(LinearPieces(found[1]).exact(sizes) / times - 1.0)
+            return max(1.4826 * float(np.median(rest)), _FINEST_RELATIVE_ERROR)
+    return _FINEST_RELATIVE_ERROR
+
+
+def _best_split(
+    sizes: NDArray[np.float64],
+    times: NDArray[np.float64],
+    usual: NDArray[np.float64],
+    distinct: NDArray[np.float64],
+    count: int,
+    scale: float,
+) -> tuple[float, tuple[Line, ...]] | None:
+    """Least robust loss over all ways to cut the sizes into ``count`` runs of enough points."""
+    lines: dict[tuple[int, int], tuple[float, float, float]] = {}
+    best: tuple[float, tuple[Line, ...]] | None = None
+    for cuts in combinations(range(MINIMUM_POINTS, distinct.size - MINIMUM_POINTS + 1), count - 1):
+        bounds = (0, *cuts, distinct.size)
+        if any(right - left < MINIMUM_POINTS for left, right in pairwise(bounds)):
+            continue
+        for left, right in pairwise(bounds):
+            if (left, right) not in lines:
+                lines[left, right] = _line(
+                    sizes, times, usual, distinct[left], distinct[right - 1], left == 0, scale
+                )
+        chosen = [lines[pair] for pair in pairwise(bounds)]
+        loss = sum(line[2] for line in chosen)
+        starts = [0, *(int(distinct[cut]) for cut in cuts)]
+        pieces = tuple(Line(start, line[0], line[1]) for start, line in zip(starts, chosen, strict=True))
+        if (best is None or loss < best[0]) and never_falls(pieces):
+            best = (loss, pieces)
+    return best
+
+
+def _line(
+    sizes: NDArray[np.float64],
+    times: NDArray[np.float64],
+    usual_times: NDArray[np.float64],
+    first: float,
+    last: float,
+    starts_at_zero: bool,
+    scale: float,
+) -> tuple[float, float, float]:
+    """(slope, base, robust loss) of the points from ``first`` to ``last`` bytes."""
+    inside = (sizes >= first) & (sizes <= last)
+    x, t, usual = sizes[inside], times[inside], usual_times[inside]
+    weights = 1.0 / usual**2
+    slope, base = _weighted_line(x, t, weights, starts_at_zero)
+    for _ in range(_HUBER_ROUNDS):
+        errors = np.abs(slope * x + base - t) / usual / scale
+        slope, base = _weighted_line(x, t, weights / np.maximum(errors / _HUBER, 1.0), starts_at_zero)
+    errors = np.abs(slope * x + base - t) / usual / scale
+    loss = np.where(errors <= _HUBER, errors**2, 2 * _HUBER * errors - _HUBER**2)
+    return slope, base, float(np.sum(loss))
+
+
+def _usual_times(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What errors of the points, by ascending size, are relative to: their own times, or the median around them where
+    that is more. Else one time that noise left nothing of (1 ns, less the work around it) would outweigh all others."""
+    around = (times[max(0, i - _NEIGHBOURS) : i + _NEIGHBOURS + 1] for i in range(times.size))
+    return np.maximum(times, [float(np.median(some)) for some in around])
+
+
+def _weighted_line(
+    x: NDArray[np.float64], t: NDArray[np.float64], weights: NDArray[np.float64], starts_at_zero: bool
+) -> tuple[float, float]:
+    """Weighted least squares with a slope that is never negative, nor the base of a line from zero."""
+    total = np.sum(weights)
+    mean_x, mean_t = np.sum(weights * x) / total, np.sum(weights * t) / total
+    variance = np.sum(weights * (x - mean_x) ** 2)
+    slope = float(np.sum(weights * (x - mean_x) * (t - mean_t)) / variance) if variance > 0 else 0.0
+    if slope <= 0:
+        return 0.0, float(mean_t)
+    base = float(mean_t - slope * mean_x)
+    if base < 0 and starts_at_zero:
+        return float(np.sum(weights * x * t) / np.sum(weights * x * x)), 0.0
+    return slope, base
+
+
+@dataclass(frozen=True, slots=True)
+class InStep:
+    """What the all-reduces of one step take in it."""
+
+    sizes: tuple[tuple[Bytes, Positive], ...]
+    """(bytes, how many of that size), by ascending size, as they are transferred."""
+    total_ns: Positive
+    """All of them together, in one run of the step."""
+    spread_ns: Nanoseconds
+    """Median absolute deviation."""
+    samples: Positive
+
+    def __post_init__(self) -> None:
+        counts = [count for _, count in self.sizes]
+        possible = (
+            self.total_ns > 0 and self.spread_ns >= 0 and self.samples > 0 and min(counts, default=0) > 0
+        )
+        if not possible or not _ascend(self.sizes):
+            raise ProfileError(f"not what a step's all-reduces take: {self}")
+
+
+def counted(sizes_bytes: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Sizes as :class:`InStep` has them."""
+    return tuple(sorted(Counter(sizes_bytes).items()))
+
+
+def in_the_step(swept: LinearPieces, apart: InStep | None, together: InStep | None) -> LinearPieces:
+    """The swept lines as the step has them, as far as it is known what its all-reduces take apart and together. Where
+    both are of the same sizes, they cannot tell latency from bytes: then those apart count, which ran as XLA has them.
+    """
+    lines = swept if apart is None else with_latency_of(apart, swept)
+    if together is None or (apart is not None and apart.sizes == together.sizes):
+        return lines
+    lines = with_bytes_of(together, lines)
+    # Many small all-reduces have bytes too: with steeper lines these would take longer than they did.
+    return lines if apart is None else with_latency_of(apart, lines)
+
+
+def with_total_of(step: InStep, swept: LinearPieces) -> LinearPieces:
+    """The swept lines, all times multiplied by what the step's all-reduces took over what the lines say of them."""
+    predicted_ns = _predicted_ns(step, swept)
+    return swept.times(step.total_ns / predicted_ns if predicted_ns else 1.0)
+
+
+def with_latency_of(step: InStep, swept: LinearPieces) -> LinearPieces:
+    """The swept lines, all moved alike so that the step's all-reduces add up to what they took in it.
+
+    They are lowered by no more than the latency, what no bytes would take: no time becomes negative.
+    """
+    excess_ns = (step.total_ns - _predicted_ns(step, swept)) / sum(count for _, count in step.sizes)
+    return _moved(swept, max(excess_ns, -swept.lines[0].offset_ns))
+
+
+def _moved(lines: LinearPieces, moved_ns: float) -> LinearPieces:
+    return LinearPieces.of(
+        *((line.from_bytes, line.ns_per_byte, line.offset_ns + moved_ns) for line in lines.lines)
+    )
+
+
+def with_bytes_of(together: InStep, lines: LinearPieces) -> LinearPieces:
+    """The lines with the same latency, so much steeper or flatter that those of ``together`` add up to what they took.
+
+    None of them falls then either: steeper is by the byte, flatter is all that lies above the latency by one factor.
+    """
+    latency_ns = lines.lines[0].offset_ns
+    predicted_ns = _predicted_ns(together, lines)
+    least_ns = sum(count for _, count in together.sizes) * latency_ns
+    more_ns = together.total_ns - predicted_ns
+    if more_ns >= 0:
+        per_byte = more_ns / max(1, sum(count * size for size, count in together.sizes))
+        return LinearPieces.of(
+            *((line.from_bytes, line.ns_per_byte + per_byte, line.offset_ns) for line in lines.lines)
+        )
+    above_ns = predicted_ns - least_ns
+    factor = max(0.0, together.total_ns - least_ns) / above_ns if above_ns > 0 else 1.0
+    return LinearPieces.of(*(
+        (line.from_bytes, factor * line.ns_per_byte, latency_ns + factor * (line.offset_ns - latency_ns))
+        for line in lines.lines
+    ))  # fmt: skip
+
+
+def _predicted_ns(step: InStep, lines: LinearPieces) -> int:
+    """All of the step's all-reduces, as the lines have them: of any size and number, since a file may say any."""
+    each_ns = lines([size for size, _ in step.sizes]).tolist()
+    return sum(count * ns for (_, count), ns in zip(step.sizes, each_ns, strict=True))
+
+
+def _ascend(sizes: Sequence[tuple[int, int]]) -> bool:
+    """Whether there is at least one size, and each once."""
+    return bool(sizes) and all(left < right for (left, _), (right, _) in pairwise(sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +335,7 @@ class Issued:
     """A collective as a module issues it, be it of one array or of several."""
 
     units: frozenset[str]
-    """What traces may call it (:func:`~disco_hlo.profiler.collectives.unit_of_name`)."""
+    """What traces may call it (:func:`~disco_hlo.profiler.trace.unit_of_name`)."""
     kind: str
     """By its name."""
     sizes_bytes: tuple[int, ...]

@@ -19,9 +19,7 @@ from functools import lru_cache
 from itertools import takewhile
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.intervals import length_ns
-from disco_hlo.profiler.trace import Execution, Trace
-from disco_hlo.profiler.transfers import by_place, is_transfer, span
+from disco_hlo.profiler.trace import Execution, Trace, by_place, is_transfer, length_ns, span
 
 KERNELS, TRANSFERS, MEMSETS = "kernels", "transfers", "memsets"
 _LEAST_NAMED = 0.98

@@ -17,9 +17,8 @@ import msgspec
 
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
-from disco_hlo.profiler.allreduce import SweepPoint
-from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts
-from disco_hlo.profiler.profile import Link, OpTime, Platform, merged
+from disco_hlo.profiler.collectives import SweepPoint
+from disco_hlo.profiler.profile import DeviceFacts, Link, LinkFacts, OpTime, Platform, StepFacts, merged
 from disco_hlo.sqlite_file import SqliteFile
 
 SCHEMA_VERSION = 4
@@ -160,7 +159,7 @@ class ProfileStore(SqliteFile):
         return tuple(StepTime(plan, time) for plan, time in self._merged(rows))
 
     def facts(self, platform: Platform, kind: type[Facts], place: str = "") -> Facts:
-        """What is known of the platform, or of a ``place`` on it (:func:`~disco_hlo.profiler.facts.place_of`)."""
+        """What is known of the platform, or of a ``place`` on it (:func:`~disco_hlo.profiler.profile.place_of`)."""
         rows = self._rows(
             "SELECT body FROM fact WHERE platform = ? AND kind = ? AND place = ?",
             (self._platform(platform), kind.__name__, place),

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.bitcasts import behind_bitcasts
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.graph import behind_bitcasts
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.profiler.instructions import Span, spans
 from disco_hlo.profiler.keys import owners

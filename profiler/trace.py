@@ -14,15 +14,22 @@ How XLA writes the events (read on jax 0.10.2, 0.11.2 and 0.12):
   ``hlo_module``, no run id, and no event for a loop itself. Runs are told apart by the marks that
   :func:`collect` leaves on the host's timeline. Kernels inside a command buffer carry the name of
   the buffer, not of their instruction: ``command_buffers.py`` finds their names.
+
+On GPU an execution is one kernel, and collectives are NCCL's. A collective begins on the device that is there first
+and waits for the others; it moves data once it runs on all, and ends on all together. So it moves for as long as it
+takes on the device that comes last. Where devices are of several processes, whose traces have clocks of their own, that
+is the shortest of its times on any of them.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +38,18 @@ from disco_hlo.errors import ProfileError
 
 RUN_MARK = "disco_hlo:run"
 """Name of the host event that :func:`collect` puts around each run."""
-
 _END_MARK = "end: "
 _SETTLE_SECONDS = 0.02
 """Completion events are written a little after the caller wakes up; a trace closed at once lacks some."""
+ENTRY_UNIT = re.compile(r"[bgn]\d+(?=[._])")
+"""How the names of what the rewriter wrote begin in the entry. XLA may add a number to the rest, in one module and not
+in the other."""
+UNIT = re.compile(rf"(?:(?:loop|branch|call)\d+_(?:\d+_)?)?{ENTRY_UNIT.pattern}")
+"""And in any region."""
+Moved = Mapping[tuple[int, str, int], int]
+"""How long collectives move data, ns, by run, unit, and how often the unit was transferred before in that run."""
+Interval = tuple[int, int]
+"""Start and end, ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,3 +277,104 @@ def _numbered(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> tuple[Executio
             )
         )  # fmt: skip
     return tuple(executions)
+
+
+def is_transfer(execution: Execution) -> bool:
+    """Whether this kernel moves data between devices."""
+    return execution.kernel.lower().startswith("nccl")
+
+
+def unit_of(execution: Execution) -> str:
+    """What two modules of the same units have in common of an execution's name."""
+    return unit_of_name(execution.op)
+
+
+def unit_of_name(op: str) -> str:
+    """The same of an instruction's name."""
+    found = UNIT.match(op)
+    return found[0] if found else op
+
+
+def span(execution: Execution) -> Interval:
+    """From start to end."""
+    return execution.start_ns, execution.end_ns
+
+
+def by_place(trace: Trace, module_name: str) -> dict[tuple[int, int], list[Execution]]:
+    """Kernels by run and device, in order of their start."""
+    found: dict[tuple[int, int], list[Execution]] = defaultdict(list)
+    for item in trace.executions:
+        if item.module == module_name:
+            found[item.run, item.device].append(item)
+    return found
+
+
+def moved_ns(trace: Trace, module_name: str, among: Container[str] = ()) -> Moved:
+    """As the devices of this trace have it.
+
+    Args:
+        among: instructions that communicate, for traces that do not show which kernels do (CPU).
+    """
+    found: dict[tuple[int, str, int], int] = {}
+    for (run, _), items in by_place(trace, module_name).items():
+        for (unit, number), item in numbered(items, among):
+            length_ns = item.end_ns - item.start_ns
+            found[run, unit, number] = min(found.get((run, unit, number), length_ns), length_ns)
+    return found
+
+
+def least(of_all: Sequence[Moved]) -> Moved:
+    """As all devices have it, told by the traces of each process; what one does not show is left out."""
+    common = set(of_all[0]).intersection(*of_all[1:])
+    return {key: min(one[key] for one in of_all) for key in sorted(common)}
+
+
+def numbered(
+    items: Iterable[Execution], among: Container[str] = ()
+) -> Iterator[tuple[tuple[str, int], Execution]]:
+    """Collectives of one run on one device, each by its unit and how often that was there before."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if not is_transfer(item) and item.op not in among:
+            continue
+        unit = unit_of(item)
+        yield (unit, seen[unit]), item
+        seen[unit] += 1
+
+
+def moving(item: Execution, key: tuple[int, str, int], moved: Moved) -> Interval:
+    """The part of a collective in which it moves data; all of it where nobody knows better."""
+    length_ns = item.end_ns - item.start_ns
+    return item.end_ns - min(length_ns, moved.get(key, length_ns)), item.end_ns
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """What all of them cover, disjoint and ascending."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def length_ns(intervals: Iterable[Interval]) -> int:
+    """Of all together; what several cover counts for each."""
+    return sum(end - start for start, end in intervals)
+
+
+def covered_ns(own: Interval, intervals: Sequence[Interval]) -> int:
+    """How much of ``own`` lies in ``intervals``, which are disjoint and ascending."""
+    start, end = own
+    covered = 0
+    for position in range(bisect_right(intervals, start, key=_end_of), len(intervals)):
+        begins, ends = intervals[position]
+        if begins >= end:
+            break
+        covered += min(end, ends) - max(start, begins)
+    return covered
+
+
+def _end_of(interval: Interval) -> int:
+    return interval[1]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.xla import jaxlink

@@ -57,8 +57,8 @@ def run_once(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     load_package(arguments.run)
     from disco_hlo.hlo.canonical import canonicalize
     from disco_hlo.optimize.costs import costs_for
-    from disco_hlo.plan.baselines import unfused
     from disco_hlo.plan.read import read
+    from disco_hlo.plan.variants import unfused
     from disco_hlo.profiler.profile import load
     from disco_hlo.search.api import SearchSettings
     from disco_hlo.search.run import search

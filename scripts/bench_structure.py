@@ -30,8 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from checkout import find_package
 from evaluation import commands
-from evaluation.commands import BAD_ARGUMENTS, DONE, NOT_MEASURED
-from evaluation.links import LINKS, described, prepare
+from evaluation.commands import BAD_ARGUMENTS, DONE, LINKS, NOT_MEASURED, described, prepare
 from evaluation.record import CellName, Record, RecordError
 
 
@@ -50,10 +49,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def _measured(args: argparse.Namespace, record: Record, left_s: Callable[[], float]) -> bool:
     """Measure one step; whether that worked."""
     import jax
-    from evaluation.step import versions
-    from evaluation.structured import measure_cell
-    from evaluation.structured_rows import Asked
-    from evaluation.structured_steps import request_of
+    from evaluation.step import structured_request_of, versions
+    from evaluation.structured import Asked, measure_cell
 
     from disco_hlo.plugin.logs import one_line
 
@@ -61,7 +58,7 @@ def _measured(args: argparse.Namespace, record: Record, left_s: Callable[[], flo
     try:
         if jax.device_count() != args.devices:
             raise ValueError(f"--devices is {args.devices}, jax has {jax.device_count()}")
-        request = request_of(step, args.size)
+        request = structured_request_of(step, args.size)
         record.note_all(
             versions=versions(),
             device=str(request.devices[0].device_kind),
@@ -108,14 +105,16 @@ def main() -> int:
     args = arguments()
     prepare(os.environ, args.link, args.devices)
     find_package()
-    from evaluation.structured_steps import EXPECTED, NAMES
+    from evaluation.step import STRUCTURED, STRUCTURED_EXPECTED
 
     from disco_hlo.plugin.logs import configure
 
     configure("warning")
-    unknown = [step for step in args.steps if not NAMES.fullmatch(step)]
+    unknown = [step for step in args.steps if not STRUCTURED.fullmatch(step)]
     if unknown:
-        print(f"bench_structure.py: {unknown[0]!r} is no step: expected {EXPECTED}", file=sys.stderr)
+        print(
+            f"bench_structure.py: {unknown[0]!r} is no step: expected {STRUCTURED_EXPECTED}", file=sys.stderr
+        )
         return BAD_ARGUMENTS
     args.out.mkdir(parents=True, exist_ok=True)
 

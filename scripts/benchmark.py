@@ -21,8 +21,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from checkout import find_package
-from evaluation import commands, forms
-from evaluation.links import LINKS, prepare
+from evaluation import commands
+from evaluation.commands import LINKS, prepare
 
 LEVELS = ("debug", "info", "warning", "error")
 MODELS = ("bert", "gpt12", "reformer", "resnet50", "rnnlm", "transformer", "vgg19")
@@ -32,7 +32,11 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
     parser = commands.parser(__doc__, size="full", seconds=560)
     parser.add_argument(
-        "models", nargs="+", type=_model, metavar="MODEL", help=f"{', '.join(MODELS)}, {forms.EXPECTED}"
+        "models",
+        nargs="+",
+        type=_model,
+        metavar="MODEL",
+        help=f"{', '.join(MODELS)}, {commands.FORM_EXPECTED}",
     )
     parser.add_argument("--link", choices=list(LINKS), required=True)
     parser.add_argument("--devices", type=int, choices=range(1, 65), default=2, metavar="N")
@@ -56,10 +60,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def _model(name: str) -> str:
-    if name in MODELS or forms.is_form(name):
+    if name in MODELS or commands.is_form(name):
         return name
     raise argparse.ArgumentTypeError(
-        f"invalid choice: {name!r} (choose from {', '.join(MODELS)}, {forms.EXPECTED})"
+        f"invalid choice: {name!r} (choose from {', '.join(MODELS)}, {commands.FORM_EXPECTED})"
     )
 
 

@@ -28,8 +28,8 @@ from typing import TextIO
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from checkout import find_package, outdated
-from evaluation import commands, fidelity, forms, tables
-from evaluation.links import LINKS
+from evaluation import commands, fidelity, tables
+from evaluation.commands import LINKS
 from evaluation.record import OK, CellName, RecordError, read
 
 BENCHMARK = Path(__file__).with_name("benchmark.py")
@@ -58,13 +58,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     commands.check(parser, args)
     if args.store is not None and not args.store.is_file():
         parser.error(f"--store {args.store} is no file")
-    args.cells = args.cells or list(forms.CELLS)
+    args.cells = args.cells or list(commands.FORM_CELLS)
     return args
 
 
 def _cell(text: str) -> str:
     form, _, link = text.partition("@")
-    if not forms.is_form(f"llama-{form}") or link not in LINKS:
+    if not commands.is_form(f"llama-{form}") or link not in LINKS:
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected FORM@LINK, such as fsdp-scan-x4@staged; links: {', '.join(LINKS)}"
         )
@@ -177,7 +177,7 @@ def main() -> int:
     statuses = []
     with (args.out / "log.txt").open("a") as file, rehearsal():
         log = _Log(file)
-        for link, models in forms.by_link(args.cells):
+        for link, models in commands.by_link(args.cells):
             statuses.append(run_link(args, log, link, models))
         missing = [cell for cell in args.cells if reached(args, cell) is None]
         for cell in args.cells:

@@ -4,14 +4,16 @@
     python scripts/demo.py --steps 100 --budget 120 --out somewhere/else
 
 The table's step times come from the search's own run, where XLA's default and every candidate took turns
-on the devices; the training runs below it are three separate jobs.
+on the devices, and is read from the plan; the training runs below it are three separate jobs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -20,22 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from demo_job import Watch, end_when_told, free_port, last_lines, log_tail, run_job
-from demo_table import (
-    ALLOWED_LOSS_DIFFERENCE,
-    DEFAULT,
-    DemoError,
-    Run,
-    from_here,
-    markdown,
-    result_of,
-    what_next,
-)
+from demo_job import Watch, end_when_told, free_port, from_here, last_lines, log_tail, printable, run_job
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.cost_model import Line
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.files import replace_files
-from disco_hlo.plan.plan import Plan
+from disco_hlo.plan.plan import Candidate, Plan
 from disco_hlo.plan.store import PLAN_NAME, PlanStore
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +39,14 @@ PROCESSES = 2
 CLEARED = "\r\x1b[K"
 """Empties the terminal's line."""
 FINALISTS = 3
+ALLOWED_LOSS_DIFFERENCE = 1e-4
+DEFAULT = "XLA default"
+BASELINES = (DEFAULT, "no fusion", "one bucket, XLA's op fusion", "plan's buckets, XLA's op fusion")
+"""What the search phase measures beside the plans it found, by the names it gives them."""
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message is all the user sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,125 @@ class Record(msgspec.Struct, frozen=True):
     losses: list[float]
     step_s: list[float]
     median_step_s: float
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A finished training job."""
+
+    median_step_s: float
+    """Of all steps but the first two, which compile and allocate."""
+    wall_s: float
+    losses: list[float]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row of the table: a candidate of the search, measured in turn with the others."""
+
+    name: str
+    candidate: str
+    """Its name in the plan; empty where XLA's fusions and those buckets do not go together, or there was no time to
+    compile it."""
+    median_ns: int
+    spread_ns: int
+    predicted_ns: int
+    speed_up: float | None
+    """Median step time of XLA's default over this one's; None where one of them did not run."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Everything the demo found; ``demo.json``."""
+
+    rows: tuple[Row, ...]
+    runs: dict[str, Run]
+    loss_difference: float
+    """Largest relative difference of any step's loss from XLA's default's, in either other run."""
+    chosen: str
+    plan: str
+    all_reduce: tuple[Line, ...]
+    profile_s: float
+    search_s: float
+    measure_s: float
+    evaluations: int
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    processes: int
+    cores: int | None
+    load: float
+    """Of the machine before the demo began: how many processes were running or waiting to."""
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=_at_least(3), default=40, help="training steps of each run (40)")
+    parser.add_argument("--seed", type=_at_least(0), default=0, help="of parameters and data (0)")
+    parser.add_argument("--budget", type=_at_least(1), default=60, metavar="S", help="seconds of search (60)")
+    parser.add_argument(
+        "--timeout", type=_at_least(1), default=900, metavar="S", help="longest a run may take (900)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "out" / "demo", help="folder, emptied first (out/demo)"
+    )
+    args = parser.parse_args(argv)
+    args.out = args.out.absolute()
+    return args
+
+
+def _at_least(lowest: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"expected a whole number, {lowest} or more, got {text!r}")
+        return int(text)
+
+    return read
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; 1 where it failed, 130 where it was stopped."""
+    args = arguments(argv)
+    try:
+        demo(args)
+    except KeyboardInterrupt:
+        sys.stderr.write("demo: stopped; its processes have ended\n")
+        return 130
+    except (DemoError, DiscoError, OSError) as error:
+        sys.stderr.write(f"demo: {error}\n")
+        return 1
+    return 0
+
+
+def demo(args: argparse.Namespace) -> None:
+    """Train three times, print, save.
+
+    Raises:
+        DemoError: a run failed, or the losses disagree.
+    """
+    prepare(args.out)
+    started, load = time.monotonic(), os.getloadavg()[0]
+    runs: dict[str, Run] = {}
+    for number, phase in enumerate(PHASES, 1):
+        heading = f"{number}/{len(PHASES)}  {phase.title}"
+        with progress(heading) as watch:
+            run = runs[phase.name] = run_phase(phase, args, watch)
+        print(f"{heading}: {run.wall_s:.0f} s, median step {1e3 * run.median_step_s:.1f} ms", flush=True)
+        if phase.name == "search":
+            plan, place = found_plan(args.out, args.out / "search.log")
+    check_enacted(plan, args.out / "enacted.log")
+    result = result_of(plan, from_here(place), runs, load)
+    files = {
+        "demo.json": msgspec.json.format(msgspec.json.encode(result)),
+        "demo.md": markdown(result).encode(),
+    }
+    replace_files(args.out, files)
+    print(f"\n{markdown(result)}\n{what_next(result)}\n")
+    print(f"{time.monotonic() - started:.0f} s in all; table: {from_here(args.out / 'demo.md')}")
+    if result.loss_difference > ALLOWED_LOSS_DIFFERENCE:
+        raise DemoError(
+            f"the loss curves differ by {result.loss_difference:.1e}, more than {ALLOWED_LOSS_DIFFERENCE:.0e}: "
+            "the plan does not compute what XLA's default computes"
+        )
 
 
 def environment(phase: Phase, folder: Path, budget_s: float, port: int) -> dict[str, str]:
@@ -186,78 +306,135 @@ def check_enacted(plan: Plan, log: Path) -> None:
         raise DemoError(f"the last run did not execute the plan{log_tail(log)}")
 
 
-def demo(args: argparse.Namespace) -> None:
-    """Train three times, print, save.
+# --- what the runs say ------------------------------------------------------------
+
+
+def rows_of(plan: Plan) -> tuple[Row, ...]:
+    """The table's rows: the baselines, then the plan.
+
+    "The plan" is the one that was chosen; where a baseline was the fastest of all, the search's own best.
 
     Raises:
-        DemoError: a run failed, or the losses disagree.
+        DemoError: the plan lacks XLA's default, or itself.
     """
-    prepare(args.out)
-    started, load = time.monotonic(), os.getloadavg()[0]
-    runs: dict[str, Run] = {}
-    for number, phase in enumerate(PHASES, 1):
-        heading = f"{number}/{len(PHASES)}  {phase.title}"
-        with progress(heading) as watch:
-            run = runs[phase.name] = run_phase(phase, args, watch)
-        print(f"{heading}: {run.wall_s:.0f} s, median step {1e3 * run.median_step_s:.1f} ms", flush=True)
-        if phase.name == "search":
-            plan, place = found_plan(args.out, args.out / "search.log")
-    check_enacted(plan, args.out / "enacted.log")
-    result = result_of(plan, from_here(place), runs, load)
-    files = {
-        "demo.json": msgspec.json.format(msgspec.json.encode(result)),
-        "demo.md": markdown(result).encode(),
-    }
-    replace_files(args.out, files)
-    print(f"\n{markdown(result)}\n{what_next(result)}\n")
-    print(f"{time.monotonic() - started:.0f} s in all; table: {from_here(args.out / 'demo.md')}")
-    if result.loss_difference > ALLOWED_LOSS_DIFFERENCE:
-        raise DemoError(
-            f"the loss curves differ by {result.loss_difference:.1e}, more than {ALLOWED_LOSS_DIFFERENCE:.0e}: "
-            "the plan does not compute what XLA's default computes"
-        )
+    candidates = {one.name: one for one in plan.measured.candidates} if plan.measured else {}
+    found = "plan" if plan.chosen in BASELINES else plan.chosen
+    missing = [name for name in (DEFAULT, found) if name not in candidates]
+    if missing:
+        raise DemoError(f"the plan holds no measurement of {missing[0]!r}; it has: {', '.join(candidates)}")
+    named = [*zip(BASELINES, BASELINES, strict=True), ("the plan", found)]
+    return tuple(_row(name, candidates.get(key), candidates[DEFAULT]) for name, key in named)
 
 
-def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def _row(name: str, candidate: Candidate | None, default: Candidate) -> Row:
+    if candidate is None:
+        return Row(name, "", 0, 0, 0, None)
+    measured = candidate.median_ns and default.median_ns
+    return Row(
+        name=name,
+        candidate=candidate.name,
+        median_ns=candidate.median_ns,
+        spread_ns=candidate.spread_ns,
+        predicted_ns=candidate.predicted_ns,
+        speed_up=default.median_ns / candidate.median_ns if measured else None,
     )
-    parser.add_argument("--steps", type=_at_least(3), default=40, help="training steps of each run (40)")
-    parser.add_argument("--seed", type=_at_least(0), default=0, help="of parameters and data (0)")
-    parser.add_argument("--budget", type=_at_least(1), default=60, metavar="S", help="seconds of search (60)")
-    parser.add_argument(
-        "--timeout", type=_at_least(1), default=900, metavar="S", help="longest a run may take (900)"
+
+
+def loss_difference(expected: Sequence[float], got: Sequence[float]) -> float:
+    """Largest relative difference of two loss curves; infinite where they cannot be compared."""
+    if len(expected) != len(got) or not all(map(math.isfinite, (*expected, *got))):
+        return math.inf
+    return max((abs(a - b) / max(abs(a), 1e-12) for a, b in zip(expected, got, strict=True)), default=0.0)
+
+
+def result_of(plan: Plan, place: str, runs: dict[str, Run], load: float) -> Result:
+    """Put plan and runs together; ``place`` is where the plan lies, as the user is to read it.
+
+    Raises:
+        DemoError: the plan was not measured.
+    """
+    rows, measured = rows_of(plan), plan.measured
+    assert measured is not None
+    expected = runs["default"].losses
+    return Result(
+        rows=rows,
+        runs=runs,
+        loss_difference=max(loss_difference(expected, run.losses) for run in runs.values()),
+        chosen=plan.chosen,
+        plan=place,
+        all_reduce=measured.all_reduce,
+        profile_s=measured.profile_s,
+        search_s=measured.search_s,
+        measure_s=measured.measure_s,
+        evaluations=plan.search.evaluations,
+        notes=plan.notes,
+        versions=plan.versions,
+        processes=plan.target.process_count,
+        cores=os.cpu_count(),
+        load=round(load, 1),
     )
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "out" / "demo", help="folder, emptied first (out/demo)"
+
+
+# --- what the user reads ------------------------------------------------------------
+
+HEADINGS = ("", "step time", "spread", "vs default", "predicted")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row of the table as text."""
+    predicted = f"{row.predicted_ns / 1e6:.1f} ms" if row.predicted_ns else "-"
+    if not row.median_ns:
+        return (row.name, "failed" if row.candidate else "left out", "-", "-", predicted)
+    ratio = f"{row.speed_up:.2f}x" if row.speed_up else "-"
+    return (row.name, f"{row.median_ns / 1e6:.1f} ms", f"± {row.spread_ns / 1e6:.1f} ms", ratio, predicted)
+
+
+def all_reduce_text(line: Line) -> str:
+    """One piece of T = C x + D in words."""
+    bandwidth = f"{1 / line.ns_per_byte:.2f} GB/s" if line.ns_per_byte else "no limit seen"
+    fixed = "latency" if line.offset_ns >= 0 else "offset"
+    start = f" from {line.from_bytes} bytes" if line.from_bytes else ""
+    return (
+        f"all-reduce{start}: {fixed} {line.offset_ns / 1e6:.3f} ms, bandwidth {bandwidth} "
+        f"(T = C x + D, C = {line.ns_per_byte:.3g} ns/byte)"
     )
-    args = parser.parse_args(argv)
-    args.out = args.out.absolute()
-    return args
 
 
-def _at_least(lowest: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < lowest:
-            raise argparse.ArgumentTypeError(f"expected a whole number, {lowest} or more, got {text!r}")
-        return int(text)
+def facts(result: Result) -> list[str]:
+    """The lines below the table."""
+    runs = result.runs
+    before, after = runs["default"].median_step_s, runs["enacted"].median_step_s
+    steps = f"{1e3 * before:.1f} ms per step with XLA's default, {1e3 * after:.1f} ms with the plan"
+    searched = f"{1e3 * runs['search'].median_step_s:.1f} ms in the searching run, once it had searched"
+    lines = [
+        f"training runs, {len(runs['enacted'].losses)} steps each: {steps} ({before / after:.2f}x); "
+        f"{searched}",
+        f"loss curves: {result.loss_difference:.1e} apart at most, relative "
+        f"({ALLOWED_LOSS_DIFFERENCE:.0e} is allowed)",
+        *map(all_reduce_text, result.all_reduce),
+        f"search: profiled in {result.profile_s:.0f} s, {result.evaluations} candidates simulated in "
+        f"{result.search_s:.0f} s, finalists compiled and measured in {result.measure_s:.0f} s",
+    ]
+    if result.chosen in BASELINES:
+        lines.append(f'nothing searched was faster than "{result.chosen}", which is what the plan holds')
+    lines += [f"note: {note}" for note in result.notes]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items()))
+    where = f"{result.processes} CPU processes on {result.cores} cores, load {result.load} before"
+    return [*lines, f"{where}; {versions}"]
 
-    return read
+
+def markdown(result: Result) -> str:
+    """Table and facts for a README."""
+    table = [HEADINGS, ("---", *["---:"] * (len(HEADINGS) - 1)), *map(cells, result.rows)]
+    lines = ["| " + " | ".join(row) + " |" for row in table]
+    return "\n".join([*lines, "", *(f"- {printable(line)}" for line in facts(result))]) + "\n"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; 1 where it failed, 130 where it was stopped."""
-    args = arguments(argv)
-    try:
-        demo(args)
-    except KeyboardInterrupt:
-        sys.stderr.write("demo: stopped; its processes have ended\n")
-        return 130
-    except (DemoError, DiscoError, OSError) as error:
-        sys.stderr.write(f"demo: {error}\n")
-        return 1
-    return 0
+def what_next(result: Result) -> str:
+    """The plan, and what to try with it."""
+    disco = shlex.quote(from_here(Path(sys.executable).parent / "disco"))
+    place, page = shlex.quote(result.plan), shlex.quote(f"{result.plan}/report.html")
+    return f"plan: {result.plan}\n\nnext:\n  {disco} inspect {place}\n  {disco} report {place} -o {page}"
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from demo_table import from_here, printable
-
 TAIL_LINES = 15
 
 Watch = Callable[[Path], None]
@@ -98,3 +96,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+def printable(line: str) -> str:
+    """``line`` without what a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in line)
+
+
+def from_here(path: Path) -> str:
+    """``path`` as short as it can be typed in the current folder."""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)

@@ -24,16 +24,26 @@ from disco_hlo.backends import BACKENDS  # noqa: E402
 from disco_hlo.errors import UnsupportedError  # noqa: E402
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel  # noqa: E402
 from disco_hlo.estimator.dataset import Dataset  # noqa: E402
+from disco_hlo.estimator.gnn import GnnModel  # noqa: E402
 from disco_hlo.estimator.kernel_cost import kernels_ns  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops  # noqa: E402
 from disco_hlo.hlo.attributes import backend_config  # noqa: E402
-from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
+from disco_hlo.hlo.graph import Graph, as_kernel, kernel_nodes  # noqa: E402
+from disco_hlo.optimize.costs import Costs, costs_for  # noqa: E402
+from disco_hlo.optimize.pipeline import searchable  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
+from disco_hlo.plan.plan import Strategy  # noqa: E402
+from disco_hlo.plan.read import read  # noqa: E402
+from disco_hlo.plan.variants import unfused  # noqa: E402
 from disco_hlo.plugin.xla import compiles  # noqa: E402
-from disco_hlo.profiler.keys import kernel_key  # noqa: E402
+from disco_hlo.profiler.keys import GROUP_PREFIX, kernel_key  # noqa: E402
+from disco_hlo.profiler.profile import load as load_profile  # noqa: E402
+from disco_hlo.search.api import SearchSettings  # noqa: E402
+from disco_hlo.search.run import search  # noqa: E402
+from disco_hlo.search.strategies import kernels_of  # noqa: E402
 
 _ATTEMPTS = 20
 """Draws for each sample wanted, before a step counts as exhausted."""
@@ -53,7 +63,7 @@ class StepConfig(msgspec.Struct, forbid_unknown_fields=True):
     file: str = ""
     """Instead: a serialized HloModuleProto (.pb or .pb.gz), relative to the repository."""
     searches: int = 0
-    """How many searches choose kernels of it (``search_fused_ops``), which are taken before random ones."""
+    """How many searches choose kernels of it (:func:`chosen_kernels`), which are taken before random ones."""
     candidates: int = 40_000
     """Of each of these searches."""
 
@@ -259,8 +269,6 @@ def prepare(config: Config, data: Dataset, step: StepConfig, turn: int = 1) -> N
     seed = config.seed + config.steps.index(step) + _SEEDS_OF_A_ROUND * (turn - 1)
     chosen: list[FusedOp] = []
     if step.searches:
-        from search_fused_ops import chosen_kernels  # which compiles the search's code
-
         chosen = list(chosen_kernels(source, step.searches, step.candidates, seed))
         data.describe({chosen_mark(step.name, turn): sorted({key_of(source, op) for op in chosen})})
     drawn = draw(config, source, count, seed, known, chosen)
@@ -272,6 +280,55 @@ def prepare(config: Config, data: Dataset, step: StepConfig, turn: int = 1) -> N
         f"{stored.name}: {len(source.graph)} nodes captured in {captured_s:.1f} s,"
         f" {added} samples drawn in {time.time() - started - captured_s:.1f} s"
     )
+
+
+# --- chosen by searches ---------------------------------------------------------------------------
+#
+# Of all kernels that never ran a search takes those that the estimator underestimates (``profiler.corrections``), and
+# random ones hold few of their kind. So the estimator also learns from the kernels of plans: what it, and the
+# analytical estimate that it corrects, would have chosen. The kernels behind the shipped weights for the H200 were
+# chosen on 2026-11-23, by searches of two seeds: one began with what it was given, one with the unfused step. Today's
+# have four, so the same configuration chooses others.
+
+PROFILE = ROOT / "disco_hlo" / "data" / "profiles" / "nvidia-h200-nvlink.json"
+"""What ops take, as far as it knows them; no kernel of it is believed, so that all are estimated."""
+_ON_THE_WAY = 8
+"""Of the plans that a search finds on its way, about so many are looked at."""
+
+
+def chosen_kernels(source: CanonicalModule, searches: int, candidates: int, seed: int) -> Iterator[FusedOp]:
+    """Kernels of plans that were the best so far in one of so many searches, each with a seed of its own: every other
+    by the trained network, the rest by the analytical estimate; two from XLA's kernels, then two from none.
+
+    The same arguments give the same kernels. Triton's, whose tiles are made for what they compute, are left out.
+    """
+    profile = load_profile(PROFILE)
+    profile = dataclasses.replace(
+        profile, ops={key: time for key, time in profile.ops.items() if not key.startswith(GROUP_PREFIX)}
+    )
+    starts = searchable(source.graph, read(source)), unfused(source.graph)
+    for number in range(searches):
+        costs = costs_for(source, profile, None)
+        if number % 2 and isinstance(costs.estimator, GnnModel):
+            costs = Costs(profile, costs.estimator.analytic)
+        plans: list[Strategy] = []
+        settings = SearchSettings(seed=seed + number, evaluations=candidates, processes=1)
+        found = search(
+            source.graph, costs, costs.machine, start=starts[number // 2 % 2], settings=settings,
+            on_best=lambda one, plans=plans: plans.append(one.strategy),
+        )  # fmt: skip
+        plans = plans[:: max(1, len(plans) // _ON_THE_WAY)]
+        for plan in (*plans, *(one.strategy for one in found.finalists)):
+            yield from kernels_in(source.graph, plan)
+
+
+def kernels_in(graph: Graph, plan: Strategy) -> Iterator[FusedOp]:
+    """The op groups of a plan as they would be measured, in the order of their results."""
+    groups = {frozenset(group.ops): group for group in plan.groups}
+    for ops, results in sorted(kernels_of(graph, plan), key=lambda kernel: kernel[1]):
+        group = groups[ops]
+        if group.kind != "triton":
+            yield FusedOp(kernel_nodes(graph, ops), results, group.kind, group.config)
 
 
 def say(text: str) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from evaluation import fidelity, form_tables, tables
-from evaluation.forms import is_form
+from evaluation import fidelity, tables
+from evaluation.commands import is_form
 from evaluation.record import RecordError, read, write_atomically
 
 LINKS = ("nvlink", "staged", "sockets")
@@ -64,10 +64,10 @@ OF_FORMS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
         "Predicted against measured",
         "Steps in a row, and steps each awaited before the next. Every row was predicted, from one profile of its\n"
         "form, before any was measured. Pairs of plans closer than their noise do not count in Kendall's tau.",
-        form_tables.fidelity,
+        fidelity.form_fidelity,
     ),
-    ("Every plan", _STEP_TIMES, form_tables.every_plan),
-    ("Peak memory", "MiB on one device.", form_tables.memory),
+    ("Every plan", _STEP_TIMES, fidelity.every_plan),
+    ("Peak memory", "MiB on one device.", fidelity.memory),
     ("What the evaluation took", "", tables.costs),
     ("Numbers", "The loss and outputs of up to 65,536 elements, against XLA default's.", tables.numbers),
     ("Rows without a time", "", tables.missing),

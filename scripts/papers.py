@@ -15,12 +15,22 @@ from xml.sax.saxutils import escape
 
 import msgspec
 import numpy as np
-from paper_figures import coconet, fused, t3
-from paper_figures.rows import ROOT, Open, Paper, Row, geometric_mean, is_within, read, solve
+from paper_figures import (
+    FIGURES,
+    ROOT,
+    Open,
+    Paper,
+    Row,
+    geometric_mean,
+    is_within,
+    read,
+    solve,
+    training_rows,
+    winners,
+)
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.whatif.collectives import collective_ns
-from disco_hlo.whatif.machine import load
+from disco_hlo.whatif.machine import collective_ns, load
 
 RECORDS = ROOT / "docs" / "benchmarks"
 FITTED_MB = (6, 24, 96)
@@ -78,15 +88,12 @@ def _line(points: dict[int, list[float]]) -> tuple[float, float]:
     return per_byte, latency_ns
 
 
-PAPERS = {"t3": t3, "coconet": coconet, "fused": fused}
-
-
 def table(name: str) -> tuple[Paper, list[Row], dict[str, float]]:
     """A paper's rows, and our figures by key."""
     paper = read(name)
     machine = load(paper.machine)
-    found = PAPERS[name].figures(machine)
-    rows, more = coconet.training_rows(machine, paper)
+    found = FIGURES[name][0](machine)
+    rows, more = training_rows(machine, paper)
     return paper, paper.row + rows, found | more
 
 
@@ -110,8 +117,8 @@ def markdown(name: str) -> str:
     lines += ["", f"{compared - len(missed)} of {compared} figures compared are within the tolerance.", ""]
     machine = load(paper.machine)
     if name == "coconet":
-        lines += [coconet.winners(machine), ""]
-    opened = PAPERS[name].opened(machine)
+        lines += [winners(machine), ""]
+    opened = FIGURES[name][1](machine)
     for row in missed:
         for one in opened:
             if one.key == row.key:
@@ -176,12 +183,12 @@ def _label(row: Row) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paper", choices=[*PAPERS, "scatter"])
+    parser.add_argument("paper", choices=[*FIGURES, "scatter"])
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the table here")
     chosen = parser.parse_args(arguments)
     try:
         print(scatter() if chosen.paper == "scatter" else markdown(chosen.paper))
-        if chosen.svg and chosen.paper in PAPERS:
+        if chosen.svg and chosen.paper in FIGURES:
             chosen.svg.write_text(svg(chosen.paper))
     except (DiscoError, OSError) as error:
         print(f"papers: {error}", file=sys.stderr)

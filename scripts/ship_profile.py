@@ -30,9 +30,14 @@ from disco_hlo.hlo.graph import Kind  # noqa: E402
 from disco_hlo.hlo.opcodes import COLLECTIVES  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
 from disco_hlo.plan.units import unit_graph  # noqa: E402
-from disco_hlo.profiler.kernel_keys import kernel_keys  # noqa: E402
-from disco_hlo.profiler.merge import merge  # noqa: E402
-from disco_hlo.profiler.profile import Contention, Profile, load, save  # noqa: E402
+from disco_hlo.profiler.keys import kernel_keys  # noqa: E402
+from disco_hlo.profiler.profile import (  # noqa: E402
+    Contention,
+    Profile,
+    load,
+    merge,
+    save,
+)
 
 MODULE = "module.hlo.pb.gz"
 _LARGEST_MODULE = 512 << 20

@@ -27,13 +27,11 @@ import numpy as np
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.estimator import evaluation
 from disco_hlo.estimator.architecture import PAPER, Architecture
-from disco_hlo.estimator.baselines import Ridge, pooled
-from disco_hlo.estimator.dataset import Dataset
+from disco_hlo.estimator.dataset import Dataset, Split, TrainingData, load, model_split, noise, random_split
+from disco_hlo.estimator.evaluation import Ridge, bars_and_curves, lines, pooled
 from disco_hlo.estimator.features import selected
-from disco_hlo.estimator.figures import bars_and_curves, lines
-from disco_hlo.estimator.inference import predicted_ns
 from disco_hlo.estimator.network import network as compiled_network
-from disco_hlo.estimator.training_data import Split, TrainingData, load, model_split, noise, random_split
+from disco_hlo.estimator.network import predicted_ns
 from disco_hlo.estimator.weights import load_file, save_file
 
 try:

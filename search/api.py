@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 
 
 @dataclass(frozen=True, slots=True)

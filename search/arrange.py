@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled
-from disco_hlo.hlo.flat_graph import stretches
-from disco_hlo.pointers import Ints
+from disco_hlo.compiled import Ints, compiled
+from disco_hlo.hlo.graph import stretches
 from disco_hlo.search import layout as at
 from disco_hlo.search.kernels import count_unit
 from disco_hlo.search.layout import open_views

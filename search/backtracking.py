@@ -14,7 +14,7 @@ import numpy as np
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.search import explore as ex
 from disco_hlo.search import layout as at
 from disco_hlo.search.api import (

@@ -16,13 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
-from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.compiled import Ints, Row, compiled, inner
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import all_reduce_depths
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.pointers import Ints, Row
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.variants import all_reduce_depths
 from disco_hlo.search import layout as at
 from disco_hlo.search.arrange import contiguous_buckets, gradients_ready, list_order, regroup
 from disco_hlo.search.costs import UnitCosts, Unknown, has_place, price_changed, unit_of_step

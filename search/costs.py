@@ -11,13 +11,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
+from disco_hlo.compiled import Int, Ints, compiled, inner
 from disco_hlo.core import rows
-from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.hlo.cost_model import CostModel, Kernels, as_all_reduces, triton_emitter
-from disco_hlo.hlo.flat_graph import stretches
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.pointers import Int, Ints
+from disco_hlo.hlo.graph import Graph, stretches
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import Table, find, learn, mix, new_table, with_room
 from disco_hlo.search.kernels import add_bitcasts

@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
-from disco_hlo.pointers import Ints, address_of, pointer_to
+from disco_hlo.compiled import Ints, address_of, compiled, inner, pointer_to
 from disco_hlo.search import layout as at
 from disco_hlo.search.costs import Unknown, price_changed
 from disco_hlo.search.hashing import Generator, Table, claim, draw, find

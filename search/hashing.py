@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
-from disco_hlo.pointers import Ints, Row
+from disco_hlo.compiled import Ints, Row, compiled, inner
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -35,7 +34,7 @@ def mix(word: np.uint64) -> Any:
 def draw(generator: Row, bound: int) -> Any:
     """An integer from 0 to ``bound`` - 1, uniform; ``bound`` from 1 to 2**31.
 
-    ``generator`` is the array, or a pointer to its word (``disco_hlo.pointers``), which costs no counting
+    ``generator`` is the array, or a pointer to its word (``disco_hlo.compiled``), which costs no counting
     of references.
     """
     word = np.uint64(generator[0]) + _GAMMA

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from disco_hlo.pointers import Ints
+from disco_hlo.compiled import Ints
 
 _LOOK_S = 0.05
 """From one look at the clock to the next."""

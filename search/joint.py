@@ -17,8 +17,8 @@ from functools import cached_property
 from disco_hlo.cores import own_cores
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search.api import (
     Dropped,
     Finalist,

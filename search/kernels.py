@@ -17,12 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from disco_hlo.compiled import compiled, inner
+from disco_hlo.compiled import Int, Row, compiled, inner
 from disco_hlo.core.legality import kernel_refusal, results_refusal
-from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.core.reasons import LEGAL
+from disco_hlo.core.reasons import LEGAL, fresh_stamp
 from disco_hlo.core.rows import BITCAST, LIMITS
-from disco_hlo.pointers import Int, Row
 from disco_hlo.search import layout as at
 from disco_hlo.search.layout import GraphView, ScratchView, StateView, open_views
 from disco_hlo.search.ordering import gather_members, is_read_inside, mark_computing, sort_runs

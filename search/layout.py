@@ -1,6 +1,6 @@
 """The flat arrays that the compiled search works on: the names of their rows, and how compiled code sees them.
 
-A numba function that takes an array takes nine machine words and counts references to it (``disco_hlo.pointers``), so a
+A numba function that takes an array takes nine machine words and counts references to it (``disco_hlo.compiled``), so a
 call with thirty arrays costs more than the work it does; with a pointer to each row it still writes seventy words.
 Everything about nodes is therefore one array of rows, everything about the strategy another, and the working space a
 third. Compiled functions are handed each as a *view*: the address of its first row and the length of a row, with the
@@ -18,9 +18,8 @@ from numba.core import cgutils
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 
-from disco_hlo.compiled import inner, shared
-from disco_hlo.core import legality, legality_gpu, marks, reasons
-from disco_hlo.pointers import Ints, Row, pointer_to
+from disco_hlo.compiled import Ints, Row, inner, pointer_to, shared
+from disco_hlo.core import legality, legality_gpu, reasons
 from disco_hlo.search.hashing import Generator
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 Array = Row
 """Of a view, what is no row."""
 
-for module in (legality, legality_gpu, marks, reasons):
+for module in (legality, legality_gpu, reasons):
     shared(module)
 
 

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from disco_hlo.compiled import inner
-from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.pointers import Row
+from disco_hlo.compiled import Row, inner
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search import layout as at
 from disco_hlo.search.layout import ORDERED, GraphView, ScratchView, StateView
 from disco_hlo.search.state import computes, put

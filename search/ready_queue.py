@@ -16,8 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from disco_hlo.compiled import compiled, inner
-from disco_hlo.pointers import Ints
+from disco_hlo.compiled import Ints, compiled, inner
 from disco_hlo.search import layout as at
 from disco_hlo.search.layout import GraphView, ScratchView, StateView, open_views
 from disco_hlo.search.ordering import mark_computing, sort_runs

@@ -18,7 +18,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.legal import Kernel
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.search import layout as at
 from disco_hlo.search.api import Dropped, Finalist, Improvement, SearchSettings
 from disco_hlo.search.climb import Climber

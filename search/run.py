@@ -5,7 +5,7 @@ from __future__ import annotations
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.search.api import OnBest, OnProgress, SearchResult, SearchSettings, Stop
 from disco_hlo.search.backtracking import Backtracking
 from disco_hlo.search.joint import Joint

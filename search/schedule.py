@@ -24,12 +24,10 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.cost_model import CostModel, as_all_reduces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import moves_data
-from disco_hlo.plan.baselines import all_reduce_depths, unfused
-from disco_hlo.plan.legal import bucket_of
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.order import default_unit_order, late_waits
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.legal import bucket_of, default_unit_order, late_waits
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import all_reduce_depths, normal_form, unfused
 from disco_hlo.search.arrange import contiguous_buckets
 from disco_hlo.search.climb import Climber
 from disco_hlo.search.restart import ORDER_DIVISORS, ORDER_MOVES

@@ -27,9 +27,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
-from disco_hlo.hlo.flat_graph import stretches
-from disco_hlo.pointers import Row, address_of, pointer_to
+from disco_hlo.compiled import Row, address_of, compiled, inner, pointer_to
+from disco_hlo.hlo.graph import stretches
 from disco_hlo.search import layout as at
 from disco_hlo.search.layout import GraphView, ScratchView, StateView, open_views
 from disco_hlo.search.state import NOWHERE, Scratch, State, cut_slot, put

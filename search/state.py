@@ -17,9 +17,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import inner
-from disco_hlo.hlo.flat_graph import flat_lists
-from disco_hlo.pointers import Int, Row, address_of, pointer_to
+from disco_hlo.compiled import Int, Row, address_of, inner, pointer_to
+from disco_hlo.hlo.graph import flat_lists
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import mix, mixed
 from disco_hlo.search.layout import GraphView, ScratchView, StateView

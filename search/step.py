@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import compiled, inner
+from disco_hlo.compiled import Ints, compiled, inner
 from disco_hlo.core.legality_gpu import must_be_returned
 from disco_hlo.core.rows import NOT_GENERATED, OWN_BUFFER, rows
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.flat_graph import FlatGraph, ascending, flat_graph, grouped
-from disco_hlo.hlo.graph import Graph, Kind, Node, rewriting
+from disco_hlo.hlo.graph import FlatGraph, Graph, Kind, Node, ascending, flat_graph, grouped, rewriting
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.legal import bucket_of
-from disco_hlo.pointers import Ints
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import mixed
 from disco_hlo.search.layout import GraphView, row_numbers

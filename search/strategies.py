@@ -18,16 +18,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.core.kernels import emitter_kind
+from disco_hlo.core.legality import emitter_kind
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.bitcasts import kernel_nodes
-from disco_hlo.hlo.flat_graph import flat_graph, flat_lists, grouped
-from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.plan.legal import Kernel, bucket_of, check_strategy
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.hlo.graph import Graph, Kind, flat_graph, flat_lists, grouped, kernel_nodes
+from disco_hlo.plan.legal import Kernel, bucket_of, check_order, check_strategy
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.plan.variants import normal_form
 from disco_hlo.search import layout as at
 from disco_hlo.search.arrange import heads_by_position
 from disco_hlo.search.kernels import LARGE_KERNELS, count_results

@@ -17,7 +17,7 @@ from dataclasses import replace
 from disco_hlo.compiled import can_be_ready, is_ready, note_ready
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.child import environment

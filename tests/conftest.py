@@ -41,7 +41,7 @@ settings.load_profile("repeatable")
 ONCE = (
     "activation", "cli", "core", "e2e", "estimator", "examples", "hlo", "mutate", "optimize", "plan", "profiler",
     "report", "scripts", "search", "simulator", "structure", "whatif",
-    "fuzz/test_program.py", "plugin/test_slow_downs.py",
+    "fuzz/test_program.py", "plugin/test_step_traces.py",
 )  # fmt: skip
 """Folders and files whose subject does not depend on the versions of JAX and Python, and what more in them starts whole
 trainings: one leg runs them."""
@@ -52,16 +52,15 @@ BOTH = (
     "e2e/test_ranks.py",
     "e2e/test_structure.py",
     "e2e/test_unset.py",
-    "estimator/test_model.py",
     "estimator/test_train.py",
     "estimator/test_training_script.py",
     "plan/test_apply.py",
     "plan/test_storage_steps.py",
     "profiler/test_timeline.py",
     "profiler/test_trace.py",
-    "structure/test_buffers.py",
-    "structure/test_groups.py",
+    "structure/test_program.py",
     "structure/test_random.py",
+    "structure/test_sharded.py",
 )
 """What joins them to JAX, to XLA, and to torch; like the folders that are not above, both legs run it."""
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces, by_ring
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.strategy import Group
+from disco_hlo.plan.plan import Group
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import unfused
 
 NO_TIME = LinearPieces.of((0, 0.0, 0.0))
 

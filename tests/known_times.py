@@ -7,12 +7,11 @@ from pathlib import Path
 
 import jax
 
-from disco_hlo.plugin.measuring.links import AFTER_COMPUTE
-from disco_hlo.plugin.measuring.measured_times import STORE_NAME
-from disco_hlo.profiler.allreduce import SweepPoint
+from disco_hlo.plugin.measuring.known_times import STORE_NAME
+from disco_hlo.plugin.measuring.microbenchmarks import AFTER_COMPUTE
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.facts import DeviceFacts
-from disco_hlo.profiler.profile import Link, Platform, host_cpu_kind
+from disco_hlo.profiler.collectives import SweepPoint
+from disco_hlo.profiler.profile import DeviceFacts, Link, Platform, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 
 PLATFORM = Platform(host_cpu_kind(), "cpu", "", jax.__version__, version("jaxlib"))

@@ -147,8 +147,8 @@ def test_a_change_in_anything_that_compiled_code_may_call_makes_another_cache() 
         here / "compiled.py",
         here / "hlo/cost_model.py",
         here / "simulator/timeline.py",
-        here.parent / "estimator/inference.py",
-        here.parent / "profiler/kernel_keys.py",
+        here.parent / "estimator/network.py",
+        here.parent / "profiler/keys.py",
         here.parent / "search/moves/table.py",
     }
     for package in (here.parent / "search", Path(__file__).parent):

@@ -13,13 +13,14 @@ What travels is framed, bounded in size, and checked by SHA-256; it is never mor
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import struct
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+import msgspec
 
 from disco_hlo.activation.channel import Channel, name_ranks, silence
 from disco_hlo.errors import ActivationError
@@ -85,12 +86,19 @@ def agree(channel: Channel, proposal: Proposal, timeout_s: float, *, tag: str = 
     """
 
     def rule(answers: Mapping[int, bytes]) -> bytes:
-        return json.dumps(
-            asdict(_verdict_of_answers(answers, channel.size, silence(timeout_s, channel.gone()))),
-            sort_keys=True,
-        ).encode()
+        missing = set(range(channel.size)) - set(answers)
+        try:
+            if missing:
+                missed = silence(timeout_s, channel.gone())
+                raise ActivationError(f"{name_ranks(missing)} of {channel.size} {missed}")
+            outcome = verdict([_decode(answers[rank], rank) for rank in range(channel.size)])
+        except ActivationError as error:
+            outcome = _default(str(error))
+        return msgspec.json.encode(outcome)
 
-    return _read_decision(channel.decide(_encode(proposal), rule, tag=tag, timeout_s=timeout_s), proposal)
+    mine = (_PROPOSAL_VERSION, proposal.fingerprint, proposal.enact_sha256, _one_line(proposal.reason))
+    outcome = channel.decide(msgspec.json.encode(mine), rule, tag=tag, timeout_s=timeout_s)
+    return _read_decision(outcome, proposal)
 
 
 def settle(channel: Channel, failure: str, timeout_s: float, *, tag: str) -> str:
@@ -121,16 +129,6 @@ def settle(channel: Channel, failure: str, timeout_s: float, *, tag: str) -> str
     return channel.decide(_one_line(failure).encode(), rule, tag=tag, timeout_s=timeout_s).decode(
         errors="replace"
     )
-
-
-def _verdict_of_answers(answers: Mapping[int, bytes], size: int, missed: str) -> Agreement:
-    missing = set(range(size)) - set(answers)
-    if missing:
-        return _default(f"{name_ranks(missing)} of {size} {missed}")
-    try:
-        return verdict([_decode(answers[rank], rank) for rank in range(size)])
-    except ActivationError as error:
-        return _default(str(error))
 
 
 def verdict(proposals: Sequence[Proposal]) -> Agreement:
@@ -170,31 +168,23 @@ def _list(digests: Mapping[str, list[int]], empty: str) -> str:
     return "; ".join(f"{name_ranks(ranks)}: {digest[:12] or empty}" for digest, ranks in digests.items())
 
 
-def _encode(proposal: Proposal) -> bytes:
-    fields = [_PROPOSAL_VERSION, proposal.fingerprint, proposal.enact_sha256, _one_line(proposal.reason)]
-    return json.dumps(fields).encode()
-
-
 def _decode(answer: bytes, rank: int) -> Proposal:
     try:
-        version, *texts = json.loads(answer)
-    except (ValueError, TypeError) as error:
+        version, *texts = msgspec.json.decode(answer, type=tuple[int, str, str, str])
+    except msgspec.MsgspecError as error:
         raise ActivationError(f"rank {rank} answered with something unreadable: {error}") from error
     if version != _PROPOSAL_VERSION:
         raise ActivationError(
             f"rank {rank} runs another version of disco-hlo (proposal {version!r}, here {_PROPOSAL_VERSION})"
         )
-    if len(texts) != 3 or not all(isinstance(text, str) for text in texts):
-        raise ActivationError(f"rank {rank} answered with {len(texts)} fields, expected 3 texts")
     return Proposal(*texts)
 
 
 def _read_decision(decision: bytes, proposal: Proposal) -> Agreement:
     try:
-        fields = json.loads(decision)
-        agreement = Agreement(str(fields["enact_sha256"]), str(fields["reason"]))
-    except (ValueError, TypeError, KeyError) as error:
-        raise ActivationError(f"the ranks' decision is not readable: {error!r}") from error
+        agreement = msgspec.json.decode(decision, type=Agreement)
+    except msgspec.MsgspecError as error:
+        raise ActivationError(f"the ranks' decision is not readable: {error}") from error
     if agreement.enact and agreement.enact_sha256 != proposal.enact_sha256:
         mine = proposal.enact_sha256[:12] or "nothing"
         raise ActivationError(

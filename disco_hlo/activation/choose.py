@@ -17,14 +17,18 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from disco_hlo.activation import mpi
-from disco_hlo.activation.channel import Channel, Gone, name_ranks, nobody_gone, silence
-from disco_hlo.activation.decision import KeyValueStore
+from disco_hlo.activation.channel import (
+    Channel,
+    Gone,
+    KeyValueStore,
+    LocalChannel,
+    name_ranks,
+    nobody_gone,
+    silence,
+)
 from disco_hlo.activation.kvstore import KvChannel
-from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError
 
-CHOICES = ("", "mpi", "kv", "local")
-"""Values of ``DISCO_CHANNEL``; empty chooses by itself."""
 _HANDSHAKE_S = 30.0
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
 _SLURM_SIZES = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
@@ -89,14 +93,8 @@ def choose(offers: Sequence[Offer]) -> tuple[str, str]:
         ActivationError: a rank insists on what the job cannot have.
     """
     insists = {
-        name: [rank for rank, one in enumerate(offers) if one.preference == name]
-        for name in ("mpi", "kv", "local")
+        name: [rank for rank, one in enumerate(offers) if one.preference == name] for name in ("mpi", "kv")
     }
-    if insists["local"]:
-        raise ActivationError(
-            f"DISCO_CHANNEL=local on {name_ranks(insists['local'])} of a job of {len(offers)} processes: "
-            "they have to agree; unset it, or say kv or mpi"
-        )
     if insists["mpi"] and insists["kv"]:
         raise ActivationError(
             f"DISCO_CHANNEL differs: mpi on {name_ranks(insists['mpi'])}, kv on {name_ranks(insists['kv'])}"
@@ -141,7 +139,7 @@ def open_channel(
         job_id: names the job; equal on all its ranks (the coordinator's address serves).
         store: jax.distributed's key-value store; None only in a job of one process.
         environ: the process's environment.
-        preference: the value of ``DISCO_CHANNEL``.
+        preference: mpi or kv, as ``DISCO_CHANNEL`` says; empty chooses by itself.
         timeout_s: how long to wait for the other ranks.
         gone: tells where that is no use.
 
@@ -149,8 +147,6 @@ def open_channel(
         ActivationError: ranks are missing, ``preference`` cannot be had, or this process takes the place of one that
             had joined the job.
     """
-    if preference not in CHOICES:
-        raise ActivationError(f"DISCO_CHANNEL={preference!r}: expected mpi, kv or local, or nothing")
     if size == 1:
         return LocalChannel()
     if store is None:

@@ -1,21 +1,43 @@
-"""The channel over jax.distributed's key-value store, for jobs without MPI.
+"""What ranks tell each other through jax.distributed's key-value store: a channel without MPI, and signs of life.
 
-The store lives in the process of rank 0 and every process of a jax.distributed job is connected to
-it already, so no port is opened here. This file imports no jax: the client object is handed in.
+The store lies in the process of rank 0 and every process of a jax.distributed job is connected to it already, so no
+port is opened here. This file imports no jax: the client object is handed in.
 
-Keys of one operation lie under ``disco/<job>/<sequence>-<tag>/`` and are used once. Rank 0 deletes
-those of finished operations whenever an all-gather has shown that every rank has got
-past them; decisions stay, so that a rank that comes late reads what the others read.
+**The channel.** Keys of one operation lie under ``disco/<job>/<sequence>-<tag>/`` and are used once. Rank 0 deletes
+those of finished operations whenever an all-gather has shown that every rank has got past them; decisions stay, so that
+a rank that comes late reads what the others read.
+
+**Signs of life.** A timeout has to be long enough for a slow rank (a compile of minutes), so it tells nothing of a dead
+one. jax ends a job that lost a process, but not one that may lose some (``jax_enable_recoverability``). So every rank
+but 0 renews a note in the store while it is in a phase, and takes leave at its end. Rank 0 looks at the notes while it
+waits: one that has not changed for :data:`SILENT_S` of looking is of a rank that is dead or stands still. Rank 0 writes
+down which, and the others look for that. Rank 0 itself is not watched: the store goes with its process. Times are
+counted in looks, so neither a clock that is moved nor a rank 0 that stood still makes anybody dead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
-from typing import Protocol
+import threading
+import time
+from typing import Final, Protocol
 
-from disco_hlo.activation.channel import Deadline, Gone, Rule, name_ranks, nobody_gone, pack, unpack
-from disco_hlo.activation.decision import Decider, KeyValueStore, key_part, slice_s, wait
+from disco_hlo.activation.channel import (
+    Deadline,
+    Decider,
+    Gone,
+    KeyValueStore,
+    Rule,
+    key_part,
+    name_ranks,
+    nobody_gone,
+    pack,
+    slice_s,
+    unpack,
+    wait,
+)
 from disco_hlo.errors import ActivationError, GoneError
 
 CHUNK_BYTES = 2 << 20
@@ -38,6 +60,16 @@ class CoordinationClient(Protocol):
 
     def key_value_delete(self, key: str) -> None:
         """Remove a key, or a directory with all in it."""
+
+
+class PulseStore(Protocol):
+    """What is needed of a store that all ranks share. Methods raise ActivationError where it is out of reach."""
+
+    def renew(self, key: str, value: bytes) -> None:
+        """Set a key, whatever it was."""
+
+    def values(self, directory: str) -> dict[str, bytes]:
+        """By last path component, the values of the keys right under ``directory``."""
 
 
 class CoordinationStore:
@@ -70,7 +102,7 @@ class CoordinationStore:
         return list(self.values(directory))
 
     def values(self, directory: str) -> dict[str, bytes]:
-        """See :class:`~disco_hlo.activation.pulse.PulseStore`."""
+        """See :class:`PulseStore`."""
         try:
             found = self._client.key_value_dir_get_bytes(directory)
         except RuntimeError as error:
@@ -78,7 +110,7 @@ class CoordinationStore:
         return {key.rsplit("/", 1)[-1]: value for key, value in found}
 
     def renew(self, key: str, value: bytes) -> None:
-        """See :class:`~disco_hlo.activation.pulse.PulseStore`."""
+        """See :class:`PulseStore`."""
         try:
             self._client.key_value_set_bytes(key, value, True)
         except RuntimeError as error:
@@ -206,3 +238,84 @@ class KvChannel:
         # In a broadcast nobody but rank 0 says anything.
         missing = silent if answered and silent else [0]
         return f"{tag}: {name_ranks(missing)} of {self.size} {deadline.missed()}"
+
+
+BEAT_S: Final = 5.0
+"""Between two signs, and between two looks."""
+SILENT_S: Final = 40.0
+_AWAY: Final = b"away"
+
+
+class Pulse:
+    """The signs of life of one job's ranks. Call it to know whether any rank has fallen silent."""
+
+    def __init__(self, rank: int, size: int, job_id: str, store: PulseStore, beat_s: float = BEAT_S) -> None:
+        self._rank = rank
+        self._size = size
+        self._store = store
+        self._root = f"disco/{key_part(job_id)}/pulse"
+        self._beat_s = beat_s
+        self._thread: threading.Thread | None = None
+        self._done = threading.Event()
+        self._count = 0
+        self._looked_s = 0.0
+        self._seen: dict[str, tuple[bytes, int]] = {}
+        """By rank, its last sign, and in how many looks on end it was the same."""
+        self._silent = False
+
+    def start(self) -> None:
+        """Give signs from now on, which rank 0 does not need to."""
+        if self._rank == 0 or self._size == 1 or self._thread is not None:
+            return
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="disco-pulse", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take leave: from now on silence says nothing."""
+        if self._thread is None:
+            return
+        self._done.set()
+        self._thread.join()
+        self._thread = None
+        with contextlib.suppress(ActivationError):
+            self._store.renew(f"{self._root}/of/{self._rank}", _AWAY)
+
+    def __call__(self) -> bool:
+        """Whether a rank is known to be silent. Once that is so it stays so: the ranks are in step no more."""
+        since_s = time.monotonic() - self._looked_s
+        if not self._silent and since_s >= self._beat_s:
+            self._looked_s = time.monotonic()
+            # Who has not looked for a while begins to count anew.
+            self._silent = self._look(anew=since_s > 3 * self._beat_s)
+        return self._silent
+
+    def _beat(self) -> None:
+        with contextlib.suppress(ActivationError):  # the job is over
+            while True:
+                self._count += 1
+                self._store.renew(f"{self._root}/of/{self._rank}", b"%d" % self._count)
+                if self._done.wait(self._beat_s):
+                    return
+
+    def _look(self, *, anew: bool) -> bool:
+        try:
+            if self._rank != 0:
+                return bool(self._store.values(f"{self._root}/silent"))
+            signs = self._store.values(f"{self._root}/of")
+            before = {} if anew else self._seen
+            self._seen = {rank: (sign, _looks(before.get(rank), sign)) for rank, sign in signs.items()}
+            silent = [
+                rank
+                for rank, (sign, looks) in self._seen.items()
+                if sign != _AWAY and looks * self._beat_s >= SILENT_S
+            ]
+            for rank in silent:
+                self._store.renew(f"{self._root}/silent/{rank}", b"1")
+        except ActivationError:  # whoever waits will notice
+            return False
+        return bool(silent)
+
+
+def _looks(before: tuple[bytes, int] | None, sign: bytes) -> int:
+    return 0 if before is None or before[0] != sign else before[1] + 1

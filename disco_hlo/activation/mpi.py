@@ -19,8 +19,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from disco_hlo.activation.channel import Deadline, Gone, Rule, name_ranks, nobody_gone, pack, unpack
-from disco_hlo.activation.decision import Decider, KeyValueStore, key_part
+from disco_hlo.activation.channel import (
+    Deadline,
+    Decider,
+    Gone,
+    KeyValueStore,
+    Rule,
+    key_part,
+    name_ranks,
+    nobody_gone,
+    pack,
+    unpack,
+)
 from disco_hlo.errors import ActivationError, GoneError
 
 if TYPE_CHECKING:

@@ -9,15 +9,13 @@ import msgspec
 import typer
 from msgspec import UNSET
 
-from disco_hlo.cli.options import AsJson
+from disco_hlo.cli.inputs import AsJson
 from disco_hlo.cli.output import add_row, plan_directory, print_json, show, table, warn_all
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.regions import ENTRY
-from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import DEFAULT, Plan, Strategy
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
-from disco_hlo.report.compare import Difference, GroupChange, compare, require_comparable
-from disco_hlo.report.order import with_order
+from disco_hlo.report.facts import Difference, GroupChange, compare, require_comparable, with_order
 from disco_hlo.report.printable import size_text, time_text
 from disco_hlo.report.regions import check_region
 
@@ -78,7 +76,7 @@ def _alike(reader: Bundle, strategy: Strategy | None) -> Strategy:
     assert strategy is not None  # XLA's own, which was asked for
     if reader.source is None:
         return strategy
-    from disco_hlo.plan.normal import normal_form
+    from disco_hlo.plan.variants import normal_form
 
     graph = reader.source.graph
     return normal_form(graph, with_order(graph, strategy))

@@ -9,12 +9,20 @@ from typing import Annotated, Any
 import typer
 from msgspec import UNSET
 
-from disco_hlo.cli.options import AsJson, PlanName, RegionName
-from disco_hlo.cli.output import add_row, plan_directory, print_json, say, show, table, warn_all
-from disco_hlo.cli.regions import region_table, regions_as_json
+from disco_hlo.cli.inputs import AsJson, PlanName, RegionName
+from disco_hlo.cli.output import (
+    add_row,
+    plan_directory,
+    print_json,
+    region_table,
+    regions_as_json,
+    say,
+    show,
+    table,
+    warn_all,
+)
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
-from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import DEFAULT, Plan, SearchRecord
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
@@ -27,9 +35,9 @@ from disco_hlo.report.facts import (
     group_facts,
     op_facts,
     order_facts,
+    order_of,
     step_times,
 )
-from disco_hlo.report.order import order_of
 from disco_hlo.report.printable import printable, short_path, size_text, time_text
 from disco_hlo.report.regions import RegionFacts, check_region
 
@@ -69,7 +77,7 @@ def _regions(bundle: Bundle) -> list[RegionFacts]:
     if bundle.source is None or not bundle.source.regions:
         return []
     from disco_hlo.optimize.costs import costs_for
-    from disco_hlo.report.simulated import simulated
+    from disco_hlo.report.data import simulated
 
     strategies = [bundle.default or bundle.strategy]
     try:

@@ -25,35 +25,36 @@ from disco_hlo.report.printable import printable
 class Entry:
     """One subcommand."""
 
+    module: str
+    """In ``disco_hlo.cli``."""
     function: str
-    """In the module ``disco_hlo.cli.<name>``."""
     summary: str
     example: str
 
 
 COMMANDS = {
-    "doctor": Entry("doctor", "Check that everything the plugin needs is here.", "disco doctor"),
+    "doctor": Entry("doctor", "doctor", "Check that everything the plugin needs is here.", "disco doctor"),
     "capture": Entry(
-        "capture", "Run a training script and save its step for offline search.",
+        "training", "capture", "Run a training script and save its step for offline search.",
         "disco capture -o captured -- python train.py",
     ),
     "calibrate": Entry(
-        "calibrate", "Measure this machine with a training script's step, and say how well.",
+        "training", "calibrate", "Measure this machine with a training script's step, and say how well.",
         "disco calibrate -o profile.json -- python train.py",
     ),
-    "list": Entry("list_plans", "List the plans in the plan directory.", "disco list --json"),
-    "inspect": Entry("inspect", "Show what a plan does to a step.", "disco inspect 3f2a"),
-    "forgive": Entry("forgive", "Lift the ban of a plan that crashed.", "disco forgive 3f2a"),
-    "diff": Entry("diff", "Show how two plans of one step differ.", "disco diff 3f2a --default"),
+    "list": Entry("plans", "list_plans", "List the plans in the plan directory.", "disco list --json"),
+    "inspect": Entry("inspect", "inspect", "Show what a plan does to a step.", "disco inspect 3f2a"),
+    "forgive": Entry("plans", "forgive", "Lift the ban of a plan that crashed.", "disco forgive 3f2a"),
+    "diff": Entry("diff", "diff", "Show how two plans of one step differ.", "disco diff 3f2a --default"),
     "simulate": Entry(
-        "simulate", "Predict the time of a step, with or without a plan.",
+        "simulate", "simulate", "Predict the time of a step, with or without a plan.",
         "disco simulate captured --gpus 256 --bandwidth 12.5 --latency 10",
     ),
     "search": Entry(
-        "search", "Search a plan for a captured step, without a device.",
+        "search", "search", "Search a plan for a captured step, without a device.",
         "disco search captured --seconds 30 -o found --json",
     ),
-    "report": Entry("report", "Write a plan as one HTML page.", "disco report 3f2a -o plan.html"),
+    "report": Entry("report", "report", "Write a plan as one HTML page.", "disco report 3f2a -o plan.html"),
 }  # fmt: skip
 
 
@@ -74,7 +75,7 @@ class _Commands(TyperGroup):
 def load(name: str) -> Any:
     """The subcommand ``name``, imported."""
     entry = COMMANDS[name]
-    function = getattr(importlib.import_module(f"disco_hlo.cli.{name}"), entry.function)
+    function = getattr(importlib.import_module(f"disco_hlo.cli.{entry.module}"), entry.function)
     app = typer.Typer(add_completion=False)
     app.command(
         name,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from disco_hlo.cli.options import AsJson, PlanName, ProfilePath
+from disco_hlo.cli.inputs import AsJson, PlanName, ProfilePath
 from disco_hlo.cli.output import (
     check_places,
     is_stdout,
@@ -20,7 +20,7 @@ from disco_hlo.cli.output import (
     write_file,
 )
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.inner_collectives import not_simulated
+from disco_hlo.hlo.regions import not_simulated
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.plan.read import read
 from disco_hlo.profiler.profile import load
@@ -28,7 +28,7 @@ from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.data import page_data
 from disco_hlo.report.page import render
 from disco_hlo.report.printable import printable, size_text
-from disco_hlo.report.traces import chrome_trace
+from disco_hlo.report.timelines import chrome_trace
 
 
 def report(

@@ -14,21 +14,20 @@ from typing import Annotated, Any
 import typer
 
 from disco_hlo import __version__
-from disco_hlo.cli.modules import Opened, open_named
-from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath
+from disco_hlo.cli.inputs import AsJson, ModulePath, Opened, ProfilePath, open_named
 from disco_hlo.cli.output import (
     as_argument,
     check_folder,
     check_place,
     print_json,
+    region_table,
+    regions_as_json,
     say,
     show,
     warn_all,
     write_files,
 )
-from disco_hlo.cli.regions import region_table, regions_as_json
-from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
-from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.optimize.costs import UNKNOWN_DEVICE, costs_for
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_progress, search_record
 from disco_hlo.optimize.regions import step_times
@@ -36,7 +35,7 @@ from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME, PROFILE_NAME
-from disco_hlo.plugin.interruption import Interruption
+from disco_hlo.plugin.session import Interruption
 from disco_hlo.profiler.profile import Link, Profile, load, to_json
 from disco_hlo.report.bundle import beside, read_module
 from disco_hlo.report.printable import printable, time_text

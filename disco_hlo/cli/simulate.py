@@ -10,30 +10,28 @@ import typer
 from msgspec import UNSET
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.cli.modules import Opened, open_named
-from disco_hlo.cli.options import AsJson, ModulePath, ProfilePath, RegionName
+from disco_hlo.cli.inputs import AsJson, ModulePath, Opened, ProfilePath, RegionName, open_named
 from disco_hlo.cli.output import (
     add_row,
     check_places,
     is_stdout,
     plan_directory,
     print_json,
+    region_table,
+    regions_as_json,
     show,
     table,
     warn_all,
     write_file,
 )
-from disco_hlo.cli.regions import region_table, regions_as_json
 from disco_hlo.errors import DiscoError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.inner_collectives import inner_collectives, not_simulated
-from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.optimize.costs import Costs, Network, costs_for
 from disco_hlo.optimize.gains import Gain, gains
 from disco_hlo.optimize.regions import StepTimes, lower_bound, step_times
-from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.profile import load
 from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.printable import printable, size_text, time_text

@@ -1,4 +1,4 @@
-"""Which nodes may share one kernel: the rules of every backend, and those of XLA:CPU.
+"""Which nodes may share one kernel: what Python asks, the rules of every backend, and those of XLA:CPU.
 
 XLA trusts the module the hook returns: some illegal fusions are compile errors, others crash the
 process, and an in-place update fused carelessly gives wrong numbers. So legality is decided here,
@@ -6,8 +6,8 @@ before XLA sees anything. The rules mirror XLA's own (cpu_instruction_fusion.cc,
 cpu_multi_output_fusion.cc; for GPU see ``legality_gpu``); what XLA itself grouped is legal by
 construction and is not judged by them (see ``plan.apply``).
 
-The functions of this file, of ``legality_gpu`` and of ``reasons.refuse`` are plain Python, and are what numba compiles
-for the search: ``g`` are the rows of a graph (``rows``), ``w`` is working space. In row ``members`` of it stand the
+The rules (``*_refusal``), ``legality_gpu`` and ``reasons.refuse`` are plain Python, and are what numba compiles for the
+search: ``g`` are the rows of a graph (``rows``), ``w`` is working space. In row ``members`` of it stand the
 nodes that a kernel computes, ascending, bitcasts included, each marked in row ``inside`` with ``stamp``; in row
 ``results`` those whose values leave it. A rule returns the number of its reason and notes what it is about
 (``reasons``).
@@ -15,14 +15,19 @@ nodes that a kernel computes, ascending, bitcasts included, each marked in row `
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.core import gpu_facts as fact
 from disco_hlo.core import reasons as why
 from disco_hlo.core import rows as at
-from disco_hlo.core.legality_gpu import gpu_refusal, gpu_results_refusal
-from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.core.reasons import LEGAL, refuse
+from disco_hlo.core.legality_gpu import find_heroes, gpu_refusal, gpu_results_refusal, is_input_fusion
+from disco_hlo.core.reasons import LEGAL, fresh_stamp, refuse, sentence
+from disco_hlo.core.rows import plain_rows
+from disco_hlo.hlo.graph import Graph
 
 REPETITION: Final = 100
 """How many times as much as its ops by themselves one kernel may read. Of XLA's own kernels (Triton's aside, which keep
@@ -33,6 +38,70 @@ MOST_WORK: Final = 1 << 44
 """The work of ops by themselves is counted no further: no device does so much, and a number holds many times it."""
 MOST_READS: Final = 1 << 60
 """What a kernel reads is counted no further: twice as much still fits a number."""
+_INSIDE = 1
+"""What marks the members."""
+
+
+def group_refusal(
+    graph: Graph, members: Collection[int], results: Sequence[int], kind: str = "loop"
+) -> str | None:
+    """Why these nodes may not run as one kernel, or None where they may.
+
+    Args:
+        graph: the step.
+        members: all nodes computed inside, owned and duplicated.
+        results: the owned members whose value leaves the kernel, at least one.
+        kind: the emitter, as in ``plan.strategy.Group``. XLA chooses between its own by what is inside.
+    """
+    g, w = plain_rows(graph), kernel(members, results)
+    tiled = kind == "triton"
+    reason = results_refusal(g, w, len(results), tiled)
+    if reason == LEGAL:
+        reason = kernel_refusal(g, w, len(w.members), len(results), _INSIDE, tiled)
+    return None if reason == LEGAL else sentence(graph, reason, w.about)
+
+
+def emitter_kind(graph: Graph, members: Collection[int], results: Sequence[int]) -> Literal["loop", "input"]:
+    """XLA's label of the kernel that computes ``members`` and returns ``results``.
+
+    ``input`` (kInput) on GPU where a result comes from a block reduction, a tiled transpose or a scatter, else
+    ``loop`` (``ChooseFusionKind``). The label names the emitter, it does not choose it.
+    """
+    if not BACKENDS[graph.backend].has_heroes:
+        return "loop"
+    g, w = plain_rows(graph), kernel(members, results)
+    find_heroes(g, w, len(w.members), len(results), _INSIDE)
+    return "input" if is_input_fusion(g, w, len(results)) else "loop"
+
+
+def _row() -> defaultdict[int, int]:
+    return defaultdict(int)
+
+
+@dataclass(slots=True)
+class Kernel:
+    """One kernel as the rules see it: working space of its own, as large as the kernel."""
+
+    members: Sequence[int]
+    """Ascending."""
+    results: Sequence[int]
+    inside: dict[int, int]
+    number: list[int] = field(default_factory=lambda: [_INSIDE])
+    about: list[int] = field(default_factory=lambda: [0, 0, 0])
+    mark: dict[int, int] = field(default_factory=_row)
+    value: dict[int, int] = field(default_factory=_row)
+    evaluated: dict[int, int] = field(default_factory=_row)
+    heroes: dict[int, int] = field(default_factory=_row)
+    queue: dict[int, int] = field(default_factory=_row)
+    queue_back: dict[int, int] = field(default_factory=_row)
+
+
+def kernel(members: Collection[int], results: Sequence[int]) -> Kernel:
+    """The kernel that computes ``members`` and returns ``results``."""
+    return Kernel(sorted(members), results, defaultdict(int, dict.fromkeys(members, _INSIDE)))
+
+
+# The rules --------------------------------------------------------------------------------------
 
 
 def results_refusal(g: Any, w: Any, results: Any, tiled: Any) -> Any:

@@ -29,8 +29,7 @@ from typing import Any, Final
 from disco_hlo.core import gpu_facts as fact
 from disco_hlo.core import reasons as why
 from disco_hlo.core import rows as at
-from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.core.reasons import LEGAL, refuse
+from disco_hlo.core.reasons import LEGAL, fresh_stamp, refuse
 
 _LOOP: Final = 0
 _REDUCTION: Final = 1

@@ -1,4 +1,8 @@
-"""Why nodes may not share a kernel: numbers for the rules, sentences for people."""
+"""What the rules leave in working space: why nodes may not share a kernel, and marks on nodes.
+
+Reasons are numbers for the rules and sentences for people. Marks need not be taken off: whoever marks some nodes takes
+a number that no mark holds yet.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +12,12 @@ from typing import Any, Final
 
 from disco_hlo.hlo.graph import Graph
 
-LEGAL: Final = 0
-NO_RESULT: Final = 1
-RESULT_SHAPES: Final = 2
-SEVERAL_RESULTS: Final = 3
-DEAD_MEMBER: Final = 4
-NOT_FUSIBLE: Final = 5
-OWN_BUFFER_COPY: Final = 6
-NO_GENERATOR: Final = 7
-TOO_MANY_OPERANDS: Final = 8
-TOO_MANY_REDUCTIONS: Final = 9
-TOO_MANY_EMISSIONS: Final = 10
-TOO_MANY_EVALUATIONS: Final = 11
-SHARED_BUFFER: Final = 12
-TUPLE_BESIDE: Final = 13
-SCATTER_BESIDE: Final = 14
-SCATTERED_INSIDE: Final = 15
-REDUCED_BESIDE: Final = 16
-TRANSPOSED_BESIDE: Final = 17
-REDUCED_INSIDE: Final = 18
-OTHER_LOOPS: Final = 19
-OTHER_ORDER: Final = 20
-NO_LOOP: Final = 21
-MOVED_BEFORE: Final = 22
-REDUCED_TWICE: Final = 23
-SHARED_MEMORY: Final = 24
+(
+    LEGAL, NO_RESULT, RESULT_SHAPES, SEVERAL_RESULTS, DEAD_MEMBER, NOT_FUSIBLE, OWN_BUFFER_COPY, NO_GENERATOR,
+    TOO_MANY_OPERANDS, TOO_MANY_REDUCTIONS, TOO_MANY_EMISSIONS, TOO_MANY_EVALUATIONS, SHARED_BUFFER,
+    TUPLE_BESIDE, SCATTER_BESIDE, SCATTERED_INSIDE, REDUCED_BESIDE, TRANSPOSED_BESIDE, REDUCED_INSIDE,
+    OTHER_LOOPS, OTHER_ORDER, NO_LOOP, MOVED_BEFORE, REDUCED_TWICE, SHARED_MEMORY,
+) = range(25)  # fmt: skip
 
 REASONS: dict[int, str] = {
     NO_RESULT: "the group has no result: nothing outside reads it",
@@ -63,6 +48,14 @@ REASONS: dict[int, str] = {
     SHARED_MEMORY: "{0} bytes of shared memory, more than {1}",
 }
 """What users read. In braces stand the numbers that :func:`refuse` noted: nodes, as they are named, and counts."""
+STAMP: Final = 0
+"""Place in ``number`` of working space: the largest number that any mark holds."""
+
+
+def fresh_stamp(w: Any) -> Any:
+    """A number that no mark in working space ``w`` holds yet."""
+    w.number[STAMP] += 1
+    return w.number[STAMP]
 
 
 def refuse(w: Any, reason: Any, first: Any, second: Any, third: Any) -> Any:

@@ -20,8 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind, collective_kind, moved_bytes, ring_share
-from disco_hlo.hlo.flat_graph import chosen_lists, flat_lists
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, chosen_lists, flat_lists
 
 _MOST_NS = 1 << 62
 """More than any step takes; 64 bits hold it."""

@@ -1,26 +1,35 @@
-"""First half of canonical form: a computation as one flat list of ops, fusions inlined.
+"""First half of canonical form: a computation as one flat list of ops, as if XLA had fused and combined nothing.
 
-Every inlinable fusion is replaced by its body, tuples of fusion results by the values in them,
-variadic collectives by one collective per operand, barriers of tuples by one of each array, async pairs
-by the op inside. What came from which instruction is kept: that is XLA's own plan, and ``plan.read``
-turns it into a strategy.
+Every inlinable fusion is replaced by its body, tuples of fusion results by the values in them, variadic collectives by
+one collective per operand, barriers of tuples by one of each array, async pairs by the op inside. What came from which
+instruction is kept: that is XLA's own plan, and ``plan.read`` turns it into a strategy.
+
+Then all-reduces over a concatenation are taken apart (:func:`unpack_concatenated`). XLA's ``all-reduce-contiguous``
+pass (GPU) and our own ``concat`` buckets write a bucket as ``slice(all-reduce(concatenate(bitcast(g0), ...)))``. Where
+every reader of such an all-reduce slices out exactly one part, the parts are separate all-reduces again. Bitcasts of
+bitcasts are folded on the way, transposes that move no byte become bitcasts, and an all-reduce moves in front of the
+bitcast of its operand, so that it does not matter where XLA reshaped a gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.attributes import custom_fusion_kind, is_inlinable_fusion
-from disco_hlo.hlo.opcodes import TRANSFERS
-from disco_hlo.hlo.proto import Instruction, Message
+from disco_hlo.hlo.graph import Shape
+from disco_hlo.hlo.opcodes import COLLECTIVE, TRANSFERS
+from disco_hlo.hlo.proto import Instruction, Message, shape_of
 
 _MOST_REPEATED = 4
 """XLA calls each fusion's computation once. One that calls another twice, which calls a third twice, and so on, is a
 few kilobytes that no memory holds once they are flat."""
 _DONES = ("all-reduce-done", "all-gather-done", "async-done")
+CALLER = -1
+"""Who reads the root, in edges."""
 Value = int | list["Value"]
 """A flat op's index, or the members of a tuple."""
 
@@ -113,45 +122,6 @@ def flatten(index: ModuleIndex, computation: Message) -> FlatComputation:
     return _Flattener(index, computation).run()
 
 
-CALLER = -1
-"""Who reads the root, in edges."""
-
-
-def with_copies(flat: FlatComputation, edges: Collection[tuple[int, int]]) -> FlatComputation:
-    """The computation with a copy of what some ops read, given as (op, number of the operand): it gives the value a
-    buffer of its own."""
-    new: list[FlatOp] = []
-    place: list[int] = []
-    for position, op in enumerate(flat.ops):
-        operands = [place[operand] for operand in op.operands]
-        for number in range(len(operands)):
-            if (position, number) in edges:
-                new.append(_copied(new, operands[number], op))
-                operands[number] = len(new) - 1
-        new.append(FlatOp(op.proto, operands, op.source, None if op.spare is None else place[op.spare]))
-        place.append(len(new) - 1)
-    root = place[flat.root]
-    if (CALLER, 0) in edges:
-        new.append(_copied(new, root, flat.ops[flat.root]))
-        root = len(new) - 1
-    by_source: list[list[int]] = [[] for _ in flat.sources]
-    for position, op in enumerate(new):
-        by_source[op.source].append(position)
-    sources = []
-    for number, source in enumerate(flat.sources):
-        moved = [place[op] for op in source.ops]
-        added = [op for op in by_source[number] if op not in set(moved)] if source.role != "done" else []
-        cuts = [place[op] for op in source.cuts]
-        sources.append(SourceInstruction(source.proto, source.role, sorted(moved + added), cuts))
-    return FlatComputation(new, root, sources, flat.control)
-
-
-def _copied(ops: list[FlatOp], value: int, reader: FlatOp) -> FlatOp:
-    copy = Instruction(name=f"{reader.proto.name}.copy", opcode="copy")
-    copy.shape.CopyFrom(ops[value].proto.shape)
-    return FlatOp(copy, [value], reader.source)
-
-
 def scheduled_instructions(index: ModuleIndex, computation: Message) -> list[Message]:
     """Instructions in schedule order, or in the proto's (valid dependency) order without a schedule."""
     sequence = (
@@ -163,6 +133,13 @@ def scheduled_instructions(index: ModuleIndex, computation: Message) -> list[Mes
         return list(computation.instructions)
     by_id = {instruction.id: instruction for instruction in computation.instructions}
     return [by_id[i] for i in sequence.instruction_ids]
+
+
+def emitter_of(instruction: Message) -> str:
+    """The strategy's name for a fusion's emitter: ``loop``, ``input``, ``output`` or ``triton``."""
+    if custom_fusion_kind(instruction) == "__triton":
+        return "triton"
+    return {"kLoop": "loop", "kInput": "input", "kOutput": "output"}[instruction.fusion_kind]
 
 
 class _Flattener:
@@ -343,8 +320,166 @@ def _is_in_place(update: Message, body: Message) -> bool:
     return update.id in returned and updated.opcode == "parameter"
 
 
-def emitter_of(instruction: Message) -> str:
-    """The strategy's name for a fusion's emitter: ``loop``, ``input``, ``output`` or ``triton``."""
-    if custom_fusion_kind(instruction) == "__triton":
-        return "triton"
-    return {"kLoop": "loop", "kInput": "input", "kOutput": "output"}[instruction.fusion_kind]
+# Copies -----------------------------------------------------------------------------------------
+
+
+def with_copies(flat: FlatComputation, edges: Collection[tuple[int, int]]) -> FlatComputation:
+    """The computation with a copy of what some ops read, given as (op, number of the operand): it gives the value a
+    buffer of its own."""
+    new: list[FlatOp] = []
+    place: list[int] = []
+    for position, op in enumerate(flat.ops):
+        operands = [place[operand] for operand in op.operands]
+        for number in range(len(operands)):
+            if (position, number) in edges:
+                new.append(_copied(new, operands[number], op))
+                operands[number] = len(new) - 1
+        new.append(FlatOp(op.proto, operands, op.source, None if op.spare is None else place[op.spare]))
+        place.append(len(new) - 1)
+    root = place[flat.root]
+    if (CALLER, 0) in edges:
+        new.append(_copied(new, root, flat.ops[flat.root]))
+        root = len(new) - 1
+    by_source: list[list[int]] = [[] for _ in flat.sources]
+    for position, op in enumerate(new):
+        by_source[op.source].append(position)
+    sources = []
+    for number, source in enumerate(flat.sources):
+        moved = [place[op] for op in source.ops]
+        added = [op for op in by_source[number] if op not in set(moved)] if source.role != "done" else []
+        cuts = [place[op] for op in source.cuts]
+        sources.append(SourceInstruction(source.proto, source.role, sorted(moved + added), cuts))
+    return FlatComputation(new, root, sources, flat.control)
+
+
+def _copied(ops: list[FlatOp], value: int, reader: FlatOp) -> FlatOp:
+    copy = Instruction(name=f"{reader.proto.name}.copy", opcode="copy")
+    copy.shape.CopyFrom(ops[value].proto.shape)
+    return FlatOp(copy, [value], reader.source)
+
+
+# Buckets ----------------------------------------------------------------------------------------
+
+
+_CONCATENATED = frozenset(opcode for opcode, collective in COLLECTIVE.items() if collective.concatenates)
+
+
+@dataclass(slots=True)
+class _Packed:
+    """An all-reduce over parts, and where each part ended up in the new list."""
+
+    offsets: list[int]
+    reduced: list[int]
+
+
+def unpack_concatenated(flat: FlatComputation) -> FlatComputation:
+    """Rewrite the flat list; sources keep pointing at the ops that replace theirs."""
+    return _Unpacker(flat).run()
+
+
+class _Unpacker:
+    def __init__(self, flat: FlatComputation) -> None:
+        self.flat = flat
+        self.users: list[list[int]] = [[] for _ in flat.ops]
+        for position, op in enumerate(flat.ops):
+            for operand in op.operands:
+                self.users[operand].append(position)
+        self.ops: list[FlatOp] = []
+        self.new: dict[int, int] = {}
+        self.packed: dict[int, _Packed] = {}
+        self.produced: dict[int, list[int]] = {}
+
+    def run(self) -> FlatComputation:
+        for position, op in enumerate(self.flat.ops):
+            first = len(self.ops)
+            self._rewrite(position, op)
+            self.produced[position] = list(range(first, len(self.ops)))
+        for source in self.flat.sources:
+            if source.role != "done":
+                source.ops[:] = [new for old in source.ops for new in self.produced[old]]
+        return FlatComputation(self.ops, self.new[self.flat.root], self.flat.sources, self.flat.control)
+
+    def _emit(self, proto: Message, operands: list[int], source: int) -> int:
+        self.ops.append(FlatOp(proto, operands, source))
+        return len(self.ops) - 1
+
+    def _rewrite(self, position: int, op: FlatOp) -> None:
+        opcode = op.proto.opcode
+        if opcode in _CONCATENATED and (offsets := self._part_offsets(position, op)):
+            parts = self.flat.ops[op.operands[0]].operands
+            reduced = [self._single(op, self._unshaped(self.new[part])) for part in parts]
+            self.packed[position] = _Packed(offsets, reduced)
+        elif opcode in _CONCATENATED:
+            base = self._unshaped(self.new[op.operands[0]])
+            self.new[position] = self._reshaped(self._single(op, base), op.proto, op.source)
+        elif opcode == "slice" and op.operands[0] in self.packed:
+            packed = self.packed[op.operands[0]]
+            part = packed.reduced[packed.offsets.index(op.proto.slice_dimensions[0].start)]
+            self.flat.sources[op.source].cuts.append(part)
+            self.new[position] = self._reshaped(part, op.proto, op.source)
+        elif opcode == "bitcast" or (opcode == "transpose" and self._moves_nothing(op)):
+            self.new[position] = self._reshaped(self.new[op.operands[0]], op.proto, op.source)
+        else:
+            self.new[position] = self._emit(
+                op.proto, [self.new[operand] for operand in op.operands], op.source
+            )
+            if op.spare is not None:
+                self.ops[self.new[position]].spare = self.new[op.spare]
+
+    def _part_offsets(self, position: int, op: FlatOp) -> list[int] | None:
+        """Start of each part, or None where this is not a packed all-reduce read part by part."""
+        concatenate = self.flat.ops[op.operands[0]]
+        if concatenate.proto.opcode != "concatenate" or len(op.proto.shape.dimensions) != 1:
+            return None
+        sizes = [self.flat.ops[part].proto.shape.dimensions[0] for part in concatenate.operands]
+        limits = list(accumulate(sizes))
+        offsets = [limit - size for limit, size in zip(limits, sizes, strict=True)]
+        parts = set(zip(offsets, limits, strict=True))
+        readers = self.users[position]
+        if (
+            position == self.flat.root
+            or not readers
+            or not all(self._slices_one_part(reader, parts) for reader in readers)
+        ):
+            return None
+        return offsets
+
+    def _slices_one_part(self, reader: int, parts: set[tuple[int, int]]) -> bool:
+        proto = self.flat.ops[reader].proto
+        if proto.opcode != "slice" or len(proto.slice_dimensions) != 1:
+            return False
+        cut = proto.slice_dimensions[0]
+        return cut.stride in (0, 1) and (cut.start, cut.limit) in parts
+
+    def _single(self, op: FlatOp, operand: int) -> int:
+        proto = Instruction()
+        proto.CopyFrom(op.proto)
+        proto.shape.CopyFrom(self.ops[operand].proto.shape)
+        return self._emit(proto, [operand], op.source)
+
+    def _unshaped(self, value: int) -> int:
+        while (op := self.ops[value]).proto.opcode == "bitcast":
+            if op.proto.shape.element_type != self.ops[op.operands[0]].proto.shape.element_type:
+                break
+            value = op.operands[0]
+        return value
+
+    def _moves_nothing(self, op: FlatOp) -> bool:
+        """Whether a transpose only renames dimensions: its result's layout undoes its permutation."""
+        result, operand = shape_of(op.proto.shape), self._shape(self.new[op.operands[0]])
+        permuted = tuple(op.proto.dimensions[dimension] for dimension in result.layout)
+        return bool(result.layout) and permuted == operand.layout
+
+    def _shape(self, value: int) -> Shape:
+        return shape_of(self.ops[value].proto.shape)
+
+    def _reshaped(self, value: int, like: Message, source: int) -> int:
+        """``value`` as the shape of ``like``: itself, or one bitcast of the innermost operand."""
+        while self.ops[value].proto.opcode == "bitcast":
+            value = self.ops[value].operands[0]
+        if shape_of(like.shape) == self._shape(value):
+            return value
+        proto = Instruction(name=like.name, opcode="bitcast")
+        proto.shape.CopyFrom(like.shape)
+        proto.metadata.CopyFrom(like.metadata)
+        return self._emit(proto, [value], source)

@@ -1,22 +1,29 @@
-"""What the graph knows of HLO opcodes: what may be fused, what costs how much.
+"""What the project knows of HLO opcodes: what may be fused, what travels, and how many operations an instruction takes.
 
-The sets follow XLA's own rules: ``CanBeLoopFused`` (cpu_instruction_fusion.cc) and
-``IsLoopFusibleAsProducer`` (gpu_fusible.cc); the flop counts follow ``HloCostAnalysis``.
+The sets follow XLA's own rules: ``CanBeLoopFused`` (cpu_instruction_fusion.cc) and ``IsLoopFusibleAsProducer``
+(gpu_fusible.cc); operations are counted as ``HloCostAnalysis`` counts them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
 
+from disco_hlo.errors import ModuleError
+from disco_hlo.hlo.attributes import backend_config
 from disco_hlo.hlo.graph import Kind, Node, Shape
+from disco_hlo.hlo.proto import Message, shape_of
+
+if TYPE_CHECKING:
+    from disco_hlo.hlo.flatten import ModuleIndex
 
 TRANSCENDENTAL = frozenset({
     "atan2", "cbrt", "ceil-exp", "cosine", "erf", "exponential", "exponential-minus-one", "log",
     "log-plus-one", "logistic", "power", "rsqrt", "sine", "sqrt", "tan", "tanh", "acos", "acosh",
     "asin", "asinh", "atanh", "cosh", "sinh",
 })  # fmt: skip
-
 ELEMENTWISE = TRANSCENDENTAL | frozenset({
     "abs", "add", "and", "bitcast-convert", "ceil", "clamp", "compare", "complex", "convert", "copy",
     "count-leading-zeros", "divide", "floor", "imag", "is-finite", "maximum", "minimum", "multiply",
@@ -25,27 +32,21 @@ ELEMENTWISE = TRANSCENDENTAL | frozenset({
     "sign", "subtract", "xor", "stochastic-convert",
 })  # fmt: skip
 """Ops whose output element depends on the same element of each operand (scalars broadcast)."""
-
-
-def reads_own_element(opcode: str, result: Shape, operands: Iterable[Shape]) -> bool:
-    """Whether element i of the result reads element i of each of these operands: same dimensions, same layout."""
-    if opcode not in ELEMENTWISE:
-        return False
-    return all(
-        not shape.dims or (shape.dims, shape.layout) == (result.dims, result.layout) for shape in operands
-    )
-
-
 DATA_MOVEMENT = frozenset({
     "broadcast", "concatenate", "dynamic-slice", "gather", "iota", "pad", "reshape", "reverse",
     "slice", "transpose",
 })  # fmt: skip
-
 REDUCTIONS = frozenset({"reduce", "reduce-window"})
-
 FUSIBLE = ELEMENTWISE | DATA_MOVEMENT | REDUCTIONS
-
 FREE = frozenset({"bitcast", "get-tuple-element", "tuple", "after-all", "add-dependency", "opt-barrier"})
+ASYNCHRONOUS = frozenset({"async-done", "async-start", "async-update", "copy-done", "copy-start"})
+"""Parts of pairs that no bucket holds: copies of slices, which run next to the kernels."""
+PRODUCTS = frozenset({"convolution", "custom-call", "dot"})
+"""Matmuls, convolutions and whatever else libraries compute: their thread blocks are made to fill a device."""
+SIDE_EFFECTS = frozenset({
+    "domain", "infeed", "outfeed", "recv", "recv-done", "rng", "rng-get-and-update-state", "send",
+    "send-done",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +84,6 @@ COLLECTIVE = {
 COLLECTIVES = frozenset(COLLECTIVE)
 TRANSFERS = frozenset(opcode for opcode, collective in COLLECTIVE.items() if collective.travels)
 """Collectives that may overlap with kernels as a plan says, where they are of one array."""
-
-ASYNCHRONOUS = frozenset({"async-done", "async-start", "async-update", "copy-done", "copy-start"})
-"""Parts of pairs that no bucket holds: copies of slices, which run next to the kernels."""
-
-
-def moves_data(node: Node) -> bool:
-    """Whether an op moves, converts or selects data, or is a scalar, such as the index of a slice."""
-    is_scalar = node.shape.dtype != "tuple" and not node.shape.dims
-    return is_scalar or node.opcode in DATA_MOVEMENT | ASYNCHRONOUS | {"convert", "copy"}
-
-
-PRODUCTS = frozenset({"convolution", "custom-call", "dot"})
-"""Matmuls, convolutions and whatever else libraries compute: their thread blocks are made to fill a device."""
-
-SIDE_EFFECTS = frozenset({
-    "domain", "infeed", "outfeed", "recv", "recv-done", "rng", "rng-get-and-update-state", "send",
-    "send-done",
-})  # fmt: skip
-
 NEVER_MERGED = COLLECTIVES | SIDE_EFFECTS | frozenset({
     "copy", "copy-start", "copy-done", "custom-call", "opt-barrier", "while",
 })  # fmt: skip
@@ -120,3 +102,104 @@ def kind_of(opcode: str) -> Kind:
     if opcode in FUSIBLE:
         return Kind.FUSIBLE
     return Kind.FIXED
+
+
+def reads_own_element(opcode: str, result: Shape, operands: Iterable[Shape]) -> bool:
+    """Whether element i of the result reads element i of each of these operands: same dimensions, same layout."""
+    if opcode not in ELEMENTWISE:
+        return False
+    return all(
+        not shape.dims or (shape.dims, shape.layout) == (result.dims, result.layout) for shape in operands
+    )
+
+
+def moves_data(node: Node) -> bool:
+    """Whether an op moves, converts or selects data, or is a scalar, such as the index of a slice."""
+    is_scalar = node.shape.dtype != "tuple" and not node.shape.dims
+    return is_scalar or node.opcode in DATA_MOVEMENT | ASYNCHRONOUS | {"convert", "copy"}
+
+
+# Operation counts -------------------------------------------------------------------------------
+
+
+_NOT_ARITHMETIC = frozenset(
+    {"copy", "convert", "bitcast-convert", "real", "imag", "reduce-precision", "complex"}
+)
+_MOST_OPERATIONS = 1 << 60
+"""No instruction executes more: it would take the fastest device minutes, and arrays hold its count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Floating-point operations and transcendental evaluations of one execution."""
+
+    flops: int = 0
+    transcendentals: int = 0
+
+
+def operation_counts(proto: Message, shape: Shape, operands: Sequence[Shape], index: ModuleIndex) -> Counts:
+    """Operation counts of one instruction; library calls and custom fusions by the matmuls they hold.
+
+    Raises:
+        ModuleError: it would execute more than any device does.
+    """
+    found = _counts(proto, shape, operands, index)
+    if found.flops > _MOST_OPERATIONS:
+        raise ModuleError(
+            f"instruction {proto.name[:200]!r} ({proto.opcode}) takes {found.flops:.3g} operations, "
+            f"expected at most {_MOST_OPERATIONS}"
+        )
+    return found
+
+
+def _counts(proto: Message, shape: Shape, operands: Sequence[Shape], index: ModuleIndex) -> Counts:
+    opcode = proto.opcode
+    if opcode in TRANSCENDENTAL:
+        return Counts(transcendentals=shape.element_count)
+    if opcode in ELEMENTWISE:
+        return Counts() if opcode in _NOT_ARITHMETIC else Counts(flops=shape.element_count)
+    if opcode == "dot":
+        contracted = prod(operands[0].dims[d] for d in proto.dot_dimension_numbers.lhs_contracting_dimensions)
+        return Counts(flops=2 * shape.element_count * contracted)
+    if opcode == "convolution":
+        return Counts(flops=_convolution_flops(proto, shape, operands))
+    if opcode == "reduce":
+        return Counts(flops=max(0, operands[0].element_count - shape.first_array.element_count))
+    if opcode in ("reduce-window", "select-and-scatter"):
+        window = prod(dimension.size for dimension in proto.window.dimensions)
+        return Counts(flops=shape.first_array.element_count * max(0, window - 1))
+    if opcode == "custom-call":
+        return Counts(flops=_library_matmul_flops(proto, shape, operands))
+    if opcode == "fusion":
+        return _body_counts(proto, index)
+    return Counts()
+
+
+def _convolution_flops(proto: Message, shape: Shape, operands: Sequence[Shape]) -> int:
+    """For each output element one multiply-add per position in the window and input channel."""
+    window = prod(int(dimension.size) for dimension in proto.window.dimensions)
+    channels = operands[1].dims[int(proto.convolution_dimension_numbers.kernel_input_feature_dimension)]
+    return 2 * shape.first_array.element_count * window * channels
+
+
+def _library_matmul_flops(proto: Message, shape: Shape, operands: Sequence[Shape]) -> int:
+    settings = backend_config(proto).get("gemm_backend_config")
+    if not isinstance(settings, dict) or not operands:
+        return 0
+    numbers = settings.get("dot_dimension_numbers", {})
+    contracting = [int(d) for d in numbers.get("lhs_contracting_dimensions", [])]
+    if any(d >= len(operands[0].dims) for d in contracting):
+        return 0
+    return 2 * shape.first_array.element_count * prod(operands[0].dims[d] for d in contracting)
+
+
+def _body_counts(proto: Message, index: ModuleIndex) -> Counts:
+    body = index.computation(proto.called_computation_ids[0])
+    shapes = {instruction.id: shape_of(instruction.shape) for instruction in body.instructions}
+    flops = transcendentals = 0
+    for instruction in body.instructions:
+        operands = [shapes[operand] for operand in instruction.operand_ids]
+        counts = operation_counts(instruction, shapes[instruction.id], operands, index)
+        flops += counts.flops
+        transcendentals += counts.transcendentals
+    return Counts(flops, transcendentals)

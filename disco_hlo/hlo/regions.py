@@ -1,8 +1,8 @@
-"""The regions of a step: the computations that XLA schedules.
+"""The regions of a step: the computations that XLA schedules, and the collectives that lie in none of them.
 
 A step is more than its entry. Each loop body, each branch of a conditional and each called computation has a schedule
 of its own, so each can have its own kernels, buckets and order. A loop costs its caller as many executions of the body
-as it has trips.
+as it has trips. What stays as XLA compiled it is no region: no plan moves its collectives, and no simulation has them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from disco_hlo.hlo.attributes import backend_config
 from disco_hlo.hlo.flatten import ModuleIndex
+from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 
 if TYPE_CHECKING:
     from disco_hlo.hlo.canonical import CanonicalModule
+
 
 ENTRY = "entry"
 """Name of the region that every step has: its entry computation."""
@@ -94,3 +96,39 @@ def trip_count(instruction: Message) -> int | None:
     known = backend_config(instruction).get("known_trip_count")
     count = known.get("n") if isinstance(known, dict) else None
     return int(count) if isinstance(count, str) and count.isdecimal() else None
+
+
+def inner_collectives(source: CanonicalModule) -> int:
+    """How many collectives lie in computations that stay as XLA compiled them, each counted once however often it runs.
+
+    Raises:
+        ModuleError: a computation is called that there is not.
+    """
+    regions = {one.computation for region in source.regions for one in region.sources}
+    pending = [(source.computation, False)]
+    seen: set[tuple[int, bool]] = set()
+    found = 0
+    while pending:
+        here = pending.pop()
+        if here in seen:
+            continue
+        seen.add(here)
+        computation, is_closed = here
+        for instruction in source.index.computation(computation).instructions:
+            found += is_closed and instruction.opcode.removesuffix("-start") in COLLECTIVES
+            scheduled = {called for _, called in regions_called(instruction)}
+            pending += [
+                (called, called not in regions if called in scheduled else is_closed)
+                for called in instruction.called_computation_ids
+            ]
+    return found
+
+
+def not_simulated(source: CanonicalModule) -> tuple[str, ...]:
+    """One line on these collectives, for whoever reads predicted times; none where there are none."""
+    count = inner_collectives(source)
+    if not count:
+        return ()
+    lie = "collective lies" if count == 1 else "collectives lie"
+    are = "is" if count == 1 else "are"
+    return (f"{count} {lie} in loops or branches that stay as XLA compiled them, and {are} not simulated",)

@@ -17,13 +17,10 @@ from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.pipeline import Case, Optimized, Regions
 from disco_hlo.optimize.regions import regions_callees_first
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.baselines import one_bucket
-from disco_hlo.plan.fitting import in_the_order_of, without_unfit
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.plan import DEFAULT, SEARCHED
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import in_the_order_of, normal_form, one_bucket, without_unfit
 from disco_hlo.search.schedule import Scheduled, best_order, with_early_collectives, with_order
 from disco_hlo.simulator.costs import MachineModel
 

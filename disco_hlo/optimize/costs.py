@@ -18,28 +18,30 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.backends import BACKENDS, Backend
-from disco_hlo.backends.base import Constants
+from disco_hlo.backends import BACKENDS, Backend, Constants
 from disco_hlo.errors import DiscoError
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.calibration import calibrated, library_flops_per_s, measured_ops
+from disco_hlo.estimator.analytic import (
+    AnalyticModel,
+    DeviceModel,
+    calibrated,
+    library_flops_per_s,
+    measured_ops,
+)
 from disco_hlo.estimator.gnn import estimator_for
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import by_graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.allreduce import AllReduceFit
-from disco_hlo.profiler.corrections import NONE, Corrections, Seen, corrections
-from disco_hlo.profiler.costs import MeasuredCosts
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.plan.variants import by_graph
+from disco_hlo.profiler.collectives import AllReduceFit
+from disco_hlo.profiler.costs import NONE, Corrections, MeasuredCosts, Seen, corrections
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, OpTime, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import MACHINES, MachineModel, speed_ppm
-from disco_hlo.whatif.collectives import PHASES, Algorithm, fastest, pieces, send
-from disco_hlo.whatif.machine import Machine, names
+from disco_hlo.whatif.machine import PHASES, Algorithm, Machine, fastest, names, pieces, send
 from disco_hlo.whatif.machine import load as load_machine
 
 UNKNOWN_DEVICE = "unknown"

@@ -38,7 +38,7 @@ from disco_hlo.optimize.regions import (
     predict,
     regions_callees_first,
 )
-from disco_hlo.plan.strategy import Bucket
+from disco_hlo.plan.plan import Bucket
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.bound import lowest_bound
 from disco_hlo.simulator.build import Built

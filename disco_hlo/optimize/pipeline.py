@@ -24,12 +24,11 @@ from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import Costs
 from disco_hlo.optimize.regions import StepTimes, lower_bound, regions_callees_first, step_times
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import Kernel, check_strategy, refused_groups
-from disco_hlo.plan.plan import DEFAULT, SEARCHED, Prediction, SearchRecord
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Prediction, SearchRecord, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search.api import Dropped, OnBest, OnProgress, Progress, SearchResult, SearchSettings
 from disco_hlo.search.moves.table import in_algorithm_1
 from disco_hlo.search.run import search

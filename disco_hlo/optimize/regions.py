@@ -16,8 +16,8 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY, Call
 from disco_hlo.optimize.costs import Costs, Inner
 from disco_hlo.plan.legal import planned_regions
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import Repeat, read, repeats
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.profiler.profile import LoopTime
 from disco_hlo.simulator.bound import Bound, lowest_bound
 from disco_hlo.simulator.build import Built, build

@@ -22,7 +22,7 @@ from disco_hlo.optimize.ablations import candidates
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize
 from disco_hlo.plan.read import read
-from disco_hlo.profiler.allreduce import fit, point_of
+from disco_hlo.profiler.collectives import fit, point_of
 from disco_hlo.profiler.profile import Platform, Profile
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchSettings

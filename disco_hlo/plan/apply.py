@@ -5,45 +5,64 @@ by unit in the strategy's order, and the module gets that order as its schedule.
 unit's token (``g3_``, ``b2_``, ``n17_``), behind the region's name where it is not the entry (``loop1_g3_``), so a
 profile of the step reads in terms of the plan. Library kernels and everything else that is called stay as XLA compiled
 them.
+
+XLA:GPU reduces in place (``AsyncCollectiveCreator`` says so on the start), which saves a buffer per gradient in flight
+and keeps NCCL's reads and writes in one place. After the hook nothing inserts a copy any more, so that is written only
+where the buffer is certainly no one else's (:func:`may_overwrite`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.core.kernels import emitter_kind
+from disco_hlo.core.legality import emitter_kind
 from disco_hlo.cores import own_cores
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.bitcasts import as_kernel, kernel_nodes
+from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import emitter_of
-from disco_hlo.hlo.graph import Kind, external_reads, is_cloned
+from disco_hlo.hlo.graph import (
+    Graph,
+    Kind,
+    as_kernel,
+    external_reads,
+    is_cloned,
+    kernel_nodes,
+    once_per_graph,
+)
 from disco_hlo.hlo.opcodes import COLLECTIVE, FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
-from disco_hlo.plan.aliasing import may_overwrite
-from disco_hlo.plan.assemble import assembled
-from disco_hlo.plan.kernels import FUSION_KINDS, backend_config, task_config, triton_config
-from disco_hlo.plan.legal import Kernel, check_strategy, planned_regions
-from disco_hlo.plan.order import check_order, default_unit_order
-from disco_hlo.plan.partitions import KernelWork
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.legal import Kernel, check_order, check_strategy, default_unit_order, planned_regions
+from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
-from disco_hlo.plan.writer import ComputationWriter, is_reshaped, tuple_shape, vector_shape
+from disco_hlo.plan.writer import (
+    FUSION_KINDS,
+    ComputationWriter,
+    KernelWork,
+    backend_config,
+    is_reshaped,
+    task_config,
+    triton_config,
+    tuple_shape,
+    vector_shape,
+)
 
 _UPDATES = frozenset({"dynamic-update-slice", "scatter"})
 """Ops that update an operand in place."""
+_LIBRARY_CALLS = frozenset({"custom-call", "fusion"})
+"""Fixed nodes that write their results into buffers of their own, unless graph.inplace says otherwise."""
 
 
-def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | None = None) -> bytes:
+def apply(strategy: Strategy, source: CanonicalModule) -> bytes:
     """The module of ``source`` rewritten to execute ``strategy``.
 
     Args:
         strategy: what to execute; the empty strategy (with its buckets of one) is the unfused step, with its loops as
             XLA compiled them.
         source: the module in canonical form.
-        parallelism: threads of XLA:CPU's pool; by default what this process may run on.
 
     Returns:
         A serialized, scheduled HloModuleProto of the same entry signature.
@@ -51,8 +70,8 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
     Raises:
         IllegalStrategyError: the strategy is not legal on this module.
     """
-    numbers = _Numbers(source.module)
-    threads = parallelism or len(own_cores())
+    numbers = _Numbers.of(source.module)
+    threads = len(own_cores())  # of XLA:CPU's pool
     planned = planned_regions(source, strategy)
     written: list[Message] = []
     for region in source.regions:
@@ -61,6 +80,23 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
             written += _rewritten(planned[region.name], computation, numbers, threads, prefix)
     written += _rewritten(strategy, source, numbers, threads, "")
     return assembled(source, written)
+
+
+@once_per_graph
+def attested_groups(source: CanonicalModule) -> set[Kernel]:
+    """The kernels that XLA itself runs in the source module, on the same buffers.
+
+    Those with other bitcasts inside than ours are left out, but for one behind the only result, which we write outside:
+    several results may have one shape by their bitcasts alone.
+    """
+    graph, found = source.graph, set[Kernel]()
+    for origin in source.origins:
+        if origin.role == "fusion":
+            ops, results = as_kernel(graph, origin.nodes, origin.results)
+            same_results = results == origin.results or len(results) == 1
+            if same_results and {*origin.nodes}.issuperset(kernel_nodes(graph, ops)):
+                found.add((frozenset(ops), results))
+    return found
 
 
 def _rewritten(
@@ -76,39 +112,21 @@ def _rewritten(
     return _Rewriter(strategy, source, units, numbers, parallelism, prefix).write(order)
 
 
+@dataclass(frozen=True, slots=True)
 class _Numbers:
     """Numbers that no computation and no collective of a module has yet."""
 
-    def __init__(self, module: Message) -> None:
+    computations: Iterator[int]
+    channels: Iterator[int]
+
+    @staticmethod
+    def of(module: Message) -> _Numbers:
+        """Those behind the largest that the module has."""
         instructions = (i for computation in module.computations for i in computation.instructions)
-        self._computation: int = max(computation.id for computation in module.computations)
-        self._channel: int = max((i.channel_id for i in instructions), default=0)
-
-    def computation(self) -> int:
-        """Of a new computation."""
-        self._computation += 1
-        return self._computation
-
-    def channel(self) -> int:
-        """Of a collective."""
-        self._channel += 1
-        return self._channel
-
-
-def attested_groups(source: CanonicalModule) -> set[Kernel]:
-    """The kernels that XLA itself runs in the source module, on the same buffers.
-
-    Those with other bitcasts inside than ours are left out, but for one behind the only result, which we write outside:
-    several results may have one shape by their bitcasts alone.
-    """
-    graph, found = source.graph, set[Kernel]()
-    for origin in source.origins:
-        if origin.role == "fusion":
-            ops, results = as_kernel(graph, origin.nodes, origin.results)
-            same_results = results == origin.results or len(results) == 1
-            if same_results and {*origin.nodes}.issuperset(kernel_nodes(graph, ops)):
-                found.add((frozenset(ops), results))
-    return found
+        return _Numbers(
+            count(max(computation.id for computation in module.computations) + 1),
+            count(max((i.channel_id for i in instructions), default=0) + 1),
+        )
 
 
 @dataclass(slots=True)
@@ -154,7 +172,7 @@ class _Rewriter:
         """What XLA runs inside of kernels: some of it (``map``) it cannot run by itself."""
 
     def _computation(self, name: str) -> ComputationWriter:
-        return ComputationWriter(self.numbers.computation(), f"{self.prefix}{name}", self.prefix)
+        return ComputationWriter(next(self.numbers.computations), f"{self.prefix}{name}", self.prefix)
 
     def write(self, order: Sequence[str]) -> list[Message]:
         for node in self.graph.nodes:
@@ -458,4 +476,97 @@ class _Rewriter:
     def _renew_channel(self, all_reduce: Message) -> None:
         """All-reduces taken apart share a channel id; each needs its own. Zero is no channel, and stays."""
         if all_reduce.channel_id > 0:
-            all_reduce.channel_id = self.numbers.channel()
+            all_reduce.channel_id = next(self.numbers.channels)
+
+
+# Buffers of all-reduces -------------------------------------------------------------------------
+
+
+def may_overwrite(graph: Graph, all_reduce: int) -> bool:
+    """Whether ``all_reduce`` is the only reader of a buffer that the step made for its gradient alone.
+
+    Not so for a gradient that the step returns, that anything else reads (whatever the order: it may
+    change), that lives in a parameter's or constant's storage, or that comes from a loop or another
+    all-reduce; nor where the result has to end up in a donated parameter.
+    """
+    if any(writer == all_reduce for _, writer in graph.inplace):
+        return False
+    home = graph.shown[graph.nodes[all_reduce].operands[0]]
+    return readers_of(graph, home) == {all_reduce} and _is_own_buffer(graph, home)
+
+
+def readers_of(graph: Graph, home: int) -> set[int]:
+    """What reads a value, through bitcasts and tuples too; the root stands for the step's caller."""
+    found: set[int] = {home} if home == graph.root else set()
+    pending = list(graph.users[home])
+    while pending:
+        user = pending.pop()
+        if user == graph.root or graph.nodes[user].kind is not Kind.FREE:
+            found.add(user)
+        else:
+            pending += graph.users[user]
+    return found
+
+
+def _is_own_buffer(graph: Graph, home: int) -> bool:
+    node = graph.nodes[home]
+    if node.opcode == "get-tuple-element":
+        call = node.operands[0]
+        taken_apart = all(graph.nodes[user].opcode == "get-tuple-element" for user in graph.users[call])
+        return taken_apart and call != graph.root and _is_own_buffer(graph, call)
+    updated = [buffer for buffer, writer in graph.inplace if writer == home]
+    if updated:
+        return all(_is_own_buffer(graph, graph.shown[buffer]) for buffer in updated)
+    return node.kind is Kind.FUSIBLE or (node.kind is Kind.FIXED and node.opcode in _LIBRARY_CALLS)
+
+
+# The whole module -------------------------------------------------------------------------------
+
+
+def assembled(source: CanonicalModule, written: Sequence[Message]) -> bytes:
+    """The module of ``source``, serialized, with these computations: those that it has by the same id, and new ones.
+
+    The order of their instructions is the module's schedule.
+    """
+    module = hlo_proto.Module()
+    module.CopyFrom(source.module)
+    new = {computation.id: computation for computation in written}
+    called = _callees_first(module.entry_computation_id, {**source.index.by_id, **new})
+    del module.computations[:]
+    module.computations.extend(called)
+    module.schedule.sequences.clear()
+    for computation in called:
+        if computation.id in new:
+            scheduled = not computation.is_fusion_computation
+            ids = [instruction.id for instruction in computation.instructions] if scheduled else []
+        else:
+            sequences = source.module.schedule.sequences
+            ids = list(sequences[computation.id].instruction_ids) if computation.id in sequences else []
+        if ids:
+            module.schedule.sequences[computation.id].instruction_ids.extend(ids)
+    dropped = set(source.dropped_aliases)
+    aliases = [
+        alias
+        for alias in module.input_output_alias.entries
+        if (alias.parameter_number, (*alias.output_shape_index, 0)[0]) not in dropped
+    ]
+    del module.input_output_alias.entries[:]
+    module.input_output_alias.entries.extend(aliases)
+    return hlo_proto.serialize(module)
+
+
+def _callees_first(entry: int, by_id: Mapping[int, Message]) -> list[Message]:
+    """The computations that run, each after those that it calls, as XLA wants them."""
+    found: dict[int, Message] = {}
+    pending = [(entry, False)]
+    while pending:
+        here, are_callees_found = pending.pop()
+        if here in found:
+            continue
+        if are_callees_found:
+            found[here] = by_id[here]
+            continue
+        pending.append((here, True))
+        calls = (i for instruction in by_id[here].instructions for i in instruction.called_computation_ids)
+        pending += [(called, False) for called in calls if called not in found]
+    return list(found.values())

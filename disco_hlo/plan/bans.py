@@ -37,8 +37,7 @@ import msgspec
 
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.endings import Places, told, watched
-from disco_hlo.plan.files import read_bounded, replace_files
-from disco_hlo.plan.locks import OwnedFile, RenewedFile, this_process
+from disco_hlo.plan.files import OwnedFile, RenewedFile, read_bounded, replace_files, this_process
 
 Stage = Literal["compile", "run"]
 DEATHS = 3

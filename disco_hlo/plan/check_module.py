@@ -22,9 +22,17 @@ from disco_hlo.errors import PlanError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plan.check_kernels import Kernels
-from disco_hlo.plan.check_pairs import Body, MalformedError, leaf_count
-from disco_hlo.plan.check_reader import Reader
-from disco_hlo.plan.check_values import NOTHING, Block, Leaves, Step, Values
+from disco_hlo.plan.check_reader import (
+    NOTHING,
+    Block,
+    Body,
+    Leaves,
+    MalformedError,
+    Reader,
+    Step,
+    Values,
+    leaf_count,
+)
 
 
 def check_module(data: bytes, backend: str) -> None:

@@ -1,23 +1,47 @@
 """Reads from a module's bytes which values there are and which buffers they must be in, as XLA assigns them.
 
-The ideas of XLA's ``HloDataflowAnalysis`` (what hands a value on, and what makes a new one) and ``HloAliasAnalysis``
-(which values must share a buffer). Part of :mod:`~disco_hlo.plan.check_module`, which shares no code with what writes
-modules.
+The ideas of XLA's ``HloDataflowAnalysis`` (what hands a value on, and what makes a new one), ``HloAliasAnalysis``
+(which values must share a buffer) and ``AliasInfo::GetInPlaceInputOutputPairs`` (which result lies in the buffer of
+which operand). Part of :mod:`~disco_hlo.plan.check_module`, which shares no code with what writes modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from disco_hlo.errors import PlanError
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.hlo.proto import Message
-from disco_hlo.plan.check_pairs import Body, MalformedError, Pair, leaf_at, leaf_count, pairs
-from disco_hlo.plan.check_reads import ELEMENTWISE
-from disco_hlo.plan.check_values import NOTHING, Block, Leaves, Step, Values
+from disco_hlo.hlo.proto import DTYPES, Message
 
+TUPLE = 13
+"""XLA's PrimitiveType of tuples."""
+_TOKEN = 17
+_BITS = {
+    number: int(match.group()) if (match := re.search(r"\d+", name)) else 8 for number, name in DTYPES.items()
+}
+"""Bits of an element, by type."""
+NOTHING = 0
+"""The value of what takes no memory: tokens, arrays without elements."""
+ELEMENTWISE = frozenset((
+    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "bitcast-convert", "cbrt", "ceil",
+    "clamp", "compare", "complex", "convert", "copy", "cosh", "cosine", "count-leading-zeros", "divide", "erf",
+    "exponential", "exponential-minus-one", "floor", "imag", "is-finite", "log", "log-plus-one", "logistic", "map",
+    "maximum", "minimum", "mulhi", "multiply", "negate", "not", "or", "popcnt", "power", "real", "reduce-precision",
+    "remainder", "round-nearest-afz", "round-nearest-even", "rsqrt", "select", "shift-left", "shift-right-arithmetic",
+    "shift-right-logical", "sign", "sine", "sinh", "sqrt", "stochastic-convert", "subtract", "tan", "tanh", "xor",
+))  # fmt: skip
+"""Ops that read each operand at the element that they write, where the shapes are the same."""
 _HANDS_ON = frozenset(("bitcast", "opt-barrier", "domain", "add-dependency"))
 _DONES = frozenset(("all-gather-done", "all-reduce-done", "async-done", "collective-permute-done", "copy-done",
                     "recv-done", "send-done", "async-update"))  # fmt: skip
+_NEEDS_OPERANDS = frozenset((
+    *_HANDS_ON, *_DONES, "get-tuple-element", "while", "conditional", "copy-start", "send", "all-gather-start",
+    "collective-permute-start",
+))  # fmt: skip
 _MAKES_VALUES = ELEMENTWISE | COLLECTIVES | frozenset((
     "after-all", "all-reduce-start", "batch-norm-grad", "batch-norm-inference", "batch-norm-training", "broadcast",
     "cholesky", "collective-reduce", "concatenate", "constant", "convolution", "custom-call", "dot",
@@ -28,6 +52,148 @@ _MAKES_VALUES = ELEMENTWISE | COLLECTIVES | frozenset((
     "triangular-solve",
 ))  # fmt: skip
 """Ops that read their operands and write arrays of their own."""
+
+
+class MalformedError(PlanError):
+    """The bytes do not say which buffers the module uses: something is missing or contradicts itself."""
+
+
+class Body(NamedTuple):
+    """A computation, ready for look-ups."""
+
+    name: str
+    root: Message
+    by_id: Mapping[int, Message]
+
+
+Leaves = Sequence[int]
+"""The values of an instruction, one for each array in its shape."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One instruction that reads or writes memory, or calls what does."""
+
+    instruction: Message
+    kind: str
+    """``op``, ``done``, ``while``, ``conditional``, or ``call`` (async starts too)."""
+    operands: tuple[Leaves, ...]
+    results: Leaves
+    """The values that it defines; those that it hands on are none of them."""
+    pairs: tuple[Pair, ...] = ()
+    blocks: tuple[Block, ...] = ()
+    """What it calls: a while its condition and body, in this order."""
+    starts: Leaves = ()
+    """The values that a while's condition and body begin with and its body writes anew; those that a conditional's
+    branches begin with."""
+    caller: Message | None = None
+    """The async start that wraps the instruction."""
+
+    @property
+    def runs(self) -> Message:
+        """What the schedule around names: the instruction, or the async start that wraps it."""
+        return self.instruction if self.caller is None else self.caller
+
+
+@dataclass(slots=True)
+class Block:
+    """One call of a scheduled computation."""
+
+    name: str
+    body: Body
+    steps: list[Step] = field(default_factory=list)
+    ends_with: Leaves = ()
+    """The values of the root."""
+
+
+class Values:
+    """Numbered values, and sets of those that must be in one buffer."""
+
+    def __init__(self) -> None:
+        self.definers: list[tuple[Message | None, int]] = [(None, 0)]
+        self.shapes: list[Message] = [None]
+        self.phis: dict[int, list[int]] = {}
+        """Values that stand for one of several, of loops and conditionals; for each what it may be."""
+        self.read_only: set[int] = set()
+        """Constants and arguments that were not donated."""
+        self._is: list[int] = [NOTHING]
+        self._parent: list[int] = [NOTHING]
+
+    def new(self, instruction: Message, leaf: int, shape: Message) -> int:
+        """A value of its own; :data:`NOTHING` where it takes no memory."""
+        if shape.element_type == _TOKEN or 0 in shape.dimensions:
+            return NOTHING
+        self.definers.append((instruction, leaf))
+        self.shapes.append(shape)
+        self._is.append(len(self._is))
+        self._parent.append(len(self._parent))
+        return len(self._is) - 1
+
+    def new_for(self, instruction: Message, shape: Message) -> list[int]:
+        """A value for every array of a shape."""
+        return [self.new(instruction, leaf, one) for leaf, one in enumerate(leaves(shape))]
+
+    def choose(self, phis: Leaves, inputs: Sequence[Leaves]) -> None:
+        """Let each of some values be one of several."""
+        for phi, *ends in zip(phis, *inputs, strict=True):
+            if phi == NOTHING:
+                continue
+            self.phis[phi] = ends
+            for end in ends:
+                self.share(phi, end)
+
+    def settle(self) -> None:
+        """Find the values that can only be one other value: all that goes round is handed on, or changes places with an
+        equal. XLA's ``HloDataflowAnalysis`` leaves out such phis; one that it kept would hold the same numbers."""
+        stands_for: dict[int, int | None] = dict.fromkeys(self.phis)
+        is_settled = False
+        while not is_settled:
+            is_settled = True
+            for phi, inputs in self.phis.items():
+                found = {stands_for.get(one, one) for one in inputs} - {None}
+                new = phi if len(found) > 1 else next(iter(found), None)
+                if stands_for[phi] not in (new, phi):
+                    stands_for[phi], is_settled = new, False
+        for phi, value in stands_for.items():
+            if value is not None:
+                self._is[phi] = value
+
+    def itself(self, value: int) -> int:
+        """The value that a value was found to be."""
+        while self._is[value] != value:
+            value = self._is[value]
+        return value
+
+    def buffer(self, value: int) -> int:
+        """The number of a value's buffer."""
+        parent = self._parent
+        while parent[value] != value:
+            parent[value] = parent[parent[value]]
+            value = parent[value]
+        return value
+
+    def share(self, one: int, other: int) -> None:
+        """Two values must be in one buffer."""
+        if NOTHING in (one, other):
+            return
+        a, b = self.buffer(one), self.buffer(other)
+        self._parent[max(a, b)] = min(a, b)
+
+    def size(self, value: int) -> int:
+        """Bits of an array, as far as they decide whether another one fits into its buffer."""
+        shape = self.shapes[value]
+        elements: int = math.prod(shape.dimensions)
+        return elements * _BITS.get(shape.element_type, 0)
+
+    def name(self, value: int) -> str:
+        """A value as a reader of the module finds it."""
+        instruction, leaf = self.definers[value]
+        assert instruction is not None
+        is_tuple = instruction.shape.element_type == TUPLE
+        return f"{instruction.name}{{{leaf}}}" if is_tuple else str(instruction.name)
+
+
+# Computations, call by call ---------------------------------------------------------------------
 
 
 class Reader:
@@ -310,12 +476,6 @@ class Reader:
         return results
 
 
-_NEEDS_OPERANDS = frozenset((
-    *_HANDS_ON, *_DONES, "get-tuple-element", "while", "conditional", "copy-start", "send", "all-gather-start",
-    "collective-permute-start",
-))  # fmt: skip
-
-
 def _bodies(module: Message) -> dict[int, Body]:
     """The computations by id.
 
@@ -350,3 +510,179 @@ def _too_early(instruction: Message, number: int, body: Body) -> str:
     if missing is None:
         return f"{instruction.name} in {body.name} reads instruction {number}, which is not there"
     return f"{instruction.name} runs before {missing.name}, which it waits for, in {body.name}"
+
+
+# In-place pairs ---------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """A result in the buffer of an operand; both are counted as array members of their (flattened) tuples."""
+
+    operand: int
+    operand_leaf: int
+    result_leaf: int
+    is_declared: bool = False
+    """Whether the instruction itself says so (``output_operand_aliasing``)."""
+
+
+def pairs(
+    instruction: Message, operands: tuple[Message, ...], bodies: Mapping[int, Body]
+) -> tuple[Pair, ...]:
+    """The in-place pairs of an instruction.
+
+    Args:
+        operands: the instructions that it reads.
+        bodies: the computations by id, for those that fusions call.
+    """
+    opcode = instruction.opcode
+    if opcode == "fusion":
+        return (*_fusion_pairs(instruction, bodies), *_declared(instruction, operands))
+    if opcode in ("custom-call", "async-start"):
+        return _declared(instruction, operands)
+    if opcode in ("dynamic-update-slice", "set-dimension-size"):
+        return (Pair(0, 0, 0),)
+    if opcode == "scatter":
+        return _one_by_one((len(operands) - 1) // 2)
+    if opcode == "all-reduce-start":
+        return () if b"nvshmem" in instruction.backend_config.lower() else _one_by_one(len(operands))
+    if opcode == "ragged-all-to-all":
+        return (Pair(1, 0, 0),)
+    if opcode in ("collective-permute", "collective-permute-start") and len(operands) == 4:
+        first = 0 if opcode == "collective-permute" else leaf_at(instruction.shape, (1,), instruction.name)
+        return tuple(Pair(1, leaf, first + leaf) for leaf in range(leaf_count(operands[1].shape)))
+    return ()
+
+
+def _one_by_one(count: int) -> tuple[Pair, ...]:
+    return tuple(Pair(place, 0, place) for place in range(count))
+
+
+def _declared(instruction: Message, operands: tuple[Message, ...]) -> tuple[Pair, ...]:
+    """The pairs that the instruction itself names (``output_operand_aliasing``), array by array."""
+    found = []
+    for one in instruction.output_operand_aliasing:
+        if not 0 <= one.operand_index < len(operands):
+            raise MalformedError(
+                f"{instruction.name} aliases operand {one.operand_index}, which it does not have"
+            )
+        read = operands[one.operand_index].shape
+        mine = leaf_at(instruction.shape, tuple(one.output_shape_index), instruction.name)
+        theirs = leaf_at(read, tuple(one.operand_shape_index), instruction.name)
+        for place in one.operand_shape_index:
+            read = read.tuple_shapes[place]
+        found += [Pair(one.operand_index, theirs + k, mine + k, True) for k in range(leaf_count(read))]
+    return tuple(found)
+
+
+def _fusion_pairs(fusion: Message, bodies: Mapping[int, Body]) -> Iterator[Pair]:
+    """A fusion writes in place where an in-place op is behind its root and a parameter behind that op."""
+    body = fused(fusion, bodies)
+    for leaf in range(leaf_count(fusion.shape)):
+        source = behind(body, body.root, leaf)
+        if source is None:
+            continue
+        for pair in _inner_pairs(source[0], body, bodies):
+            if pair.result_leaf != source[1]:
+                continue
+            read = _updated(pair, source[0], body, bodies)
+            if read is not None and read[0].opcode == "parameter":
+                yield Pair(read[0].parameter_number, read[1], leaf)
+
+
+def _inner_pairs(instruction: Message, body: Body, bodies: Mapping[int, Body]) -> tuple[Pair, ...]:
+    operands = tuple(_operand(instruction, place, body) for place in range(len(instruction.operand_ids)))
+    return pairs(instruction, operands, bodies)
+
+
+def _updated(
+    pair: Pair, writer: Message, body: Body, bodies: Mapping[int, Body]
+) -> tuple[Message, int] | None:
+    """What an in-place op in a fusion writes over; through a fusion inside that writes in place itself."""
+    read = behind(body, _operand(writer, pair.operand, body), pair.operand_leaf)
+    if read is None or read[0].opcode != "fusion":
+        return read
+    for inner in _inner_pairs(read[0], body, bodies):
+        if inner.result_leaf == read[1]:
+            return behind(body, _operand(read[0], inner.operand, body), inner.operand_leaf)
+    return read
+
+
+# Shapes and operands ----------------------------------------------------------------------------
+
+
+def leaf_count(shape: Message) -> int:
+    """How many arrays a shape has, itself or as members of its tuples."""
+    if shape.element_type != TUPLE:
+        return 1
+    return sum(map(leaf_count, shape.tuple_shapes))
+
+
+def leaves(shape: Message) -> Iterator[Message]:
+    """The shapes of the arrays in a shape, in order."""
+    if shape.element_type != TUPLE:
+        yield shape
+        return
+    for member in shape.tuple_shapes:
+        yield from leaves(member)
+
+
+def leaf_at(shape: Message, index: tuple[int, ...], name: str) -> int:
+    """The number of the first array at a shape index (XLA's ``ShapeIndex``).
+
+    Raises:
+        MalformedError: the shape has no such index.
+    """
+    before = 0
+    for step in index:
+        if shape.element_type != TUPLE or not 0 <= step < len(shape.tuple_shapes):
+            raise MalformedError(f"{name} names the index {list(index)} of a shape that does not have it")
+        before += sum(leaf_count(member) for member in shape.tuple_shapes[:step])
+        shape = shape.tuple_shapes[step]
+    return before
+
+
+def fused(fusion: Message, bodies: Mapping[int, Body]) -> Body:
+    """What a fusion computes.
+
+    Raises:
+        MalformedError: it calls no computation of the module.
+    """
+    called = fusion.called_computation_ids
+    body = bodies.get(called[0]) if called else None
+    if body is None:
+        raise MalformedError(f"{fusion.name} calls no computation of the module")
+    return body
+
+
+def behind(
+    body: Body, instruction: Message, leaf: int, through: str = "bitcast"
+) -> tuple[Message, int] | None:
+    """Where one array of an instruction comes from, through tuples and ops of one kind that hand all on."""
+    for _ in range(len(body.by_id) + 1):
+        opcode = instruction.opcode
+        if opcode == "tuple":
+            for place in range(len(instruction.operand_ids)):
+                member = _operand(instruction, place, body)
+                count = leaf_count(member.shape)
+                if leaf < count:
+                    instruction = member
+                    break
+                leaf -= count
+            else:
+                return None
+        elif opcode == "get-tuple-element":
+            whole = _operand(instruction, 0, body)
+            leaf += leaf_at(whole.shape, (instruction.tuple_index,), instruction.name)
+            instruction = whole
+        elif opcode == through:
+            instruction = _operand(instruction, 0, body)
+        else:
+            return instruction, leaf
+    raise MalformedError(f"{instruction.name} in {body.name} reads itself")
+
+
+def _operand(instruction: Message, place: int, body: Body) -> Message:
+    read = body.by_id.get(instruction.operand_ids[place]) if place < len(instruction.operand_ids) else None
+    if read is None:
+        raise MalformedError(f"{instruction.name} in {body.name} has no operand {place}")
+    return read

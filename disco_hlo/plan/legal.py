@@ -1,25 +1,29 @@
 """Whether a strategy may be executed: the last gate before XLA.
 
-Structure (ownership, cycles, order) is judged by ``units`` and ``order``; this adds what depends on
-the backend: what may share a kernel, and what may share a bucket.
+Structure (ownership, cycles) is judged by ``units``; this adds what depends on the backend, what may share a kernel and
+what may share a bucket, and the order.
+
+An order has every token of the strategy once. Where collectives are asynchronous (GPU), bucket 2
+has two: at ``b2.start`` its collective is issued to a communication channel, at ``b2.done`` whatever
+is issued later begins to wait for it. Elsewhere it is the single token ``b2``. DisCo leaves the
+order to a ready queue (section 4.4); here it is part of the plan.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from disco_hlo.core.kernels import group_refusal
+from disco_hlo.core.legality import group_refusal
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.bitcasts import kernel_nodes
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, kernel_nodes
 from disco_hlo.hlo.opcodes import COLLECTIVE
-from disco_hlo.plan.kernels import FUSION_KINDS
-from disco_hlo.plan.strategy import Bucket, Strategy
-from disco_hlo.plan.units import UnitGraph
+from disco_hlo.plan.plan import Bucket, Strategy
+from disco_hlo.plan.units import UnitGraph, some, unit_graph
+from disco_hlo.plan.writer import FUSION_KINDS
 
 FORMS = ("concat", "variadic")
-
 Kernel = tuple[frozenset[int], tuple[int, ...]]
 """The ops that one kernel computes, and which of them it returns (ascending). The results matter: the same
 ops with one result more can be a kernel that crashes XLA."""
@@ -101,3 +105,151 @@ def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:
         if node.collective != first.collective:
             return f"n{first.id} and n{number} reduce over other devices, in another way or in another type"
     return None
+
+
+# Order ------------------------------------------------------------------------------------------
+
+
+def check_order(units: UnitGraph, order: Sequence[str], asynchronous: bool) -> None:
+    """Refuse an order that is incomplete or runs a unit before what it waits for.
+
+    Raises:
+        IllegalStrategyError: naming the missing, unknown or repeated token, or the two tokens
+            that stand the wrong way round.
+    """
+    position = {token: i for i, token in enumerate(order)}
+    known: dict[str, None] = {}
+    for unit in units.units:
+        known[unit.start_token(asynchronous)] = known[unit.done_token(asynchronous)] = None
+    for what, tokens in (
+        ("names units that the strategy does not have", [token for token in position if token not in known]),
+        ("leaves out units of the strategy", [token for token in known if token not in position]),
+        ("names units twice", [token for i, token in enumerate(order) if position[token] != i]),
+    ):
+        if tokens:
+            raise IllegalStrategyError(f"The order {what}: {some(tokens)}.")
+    for i, unit in enumerate(units.units):
+        start = unit.start_token(asynchronous)
+        earlier = [units.units[j].done_token(asynchronous) for j in units.dependencies[i]]
+        if unit.is_bucket and asynchronous:
+            _check_pair(position, start, unit.done_token(asynchronous))
+        for token in earlier:
+            _check_pair(position, token, start)
+
+
+def _check_pair(position: dict[str, int], first: str, second: str) -> None:
+    if position[first] < position[second]:
+        return
+    raise IllegalStrategyError(
+        f"The order has {second} at position {position[second]}, before {first} at position "
+        f"{position[first]}, which it must wait for."
+    )
+
+
+def default_order(graph: Graph, strategy: Strategy, asynchronous: bool) -> tuple[str, ...]:
+    """The order that an empty ``strategy.order`` stands for.
+
+    Topological, by smallest node id among what is ready. A bucket is issued as soon as its last
+    input is. Where collectives are asynchronous, its ``done`` stands right before its first
+    reader, and readers come when nothing else is left to run, those of the bucket issued
+    first coming first; dones that nobody but the root waits for come last.
+
+    Args:
+        asynchronous: whether a bucket has the two tokens ``b2.start`` and ``b2.done``.
+
+    Raises:
+        IllegalStrategyError: as :func:`unit_graph`.
+    """
+    return default_unit_order(unit_graph(graph, strategy), asynchronous)
+
+
+def default_unit_order(units: UnitGraph, asynchronous: bool) -> tuple[str, ...]:
+    """:func:`default_order` of units that are already at hand."""
+    return _ListSchedule(units, asynchronous).run()
+
+
+class _ListSchedule:
+    """One run of the rule that :func:`default_order` states."""
+
+    def __init__(self, units: UnitGraph, asynchronous: bool) -> None:
+        self.units = units
+        self.asynchronous = asynchronous
+        self.key = [min(unit.nodes) for unit in units.units]
+        # A bucket that was issued but is not done no longer counts as unissued, but as in flight.
+        self.unissued = [len(needed) for needed in units.dependencies]
+        self.in_flight = [0] * len(units.units)
+        self.issued_at: dict[int, int] = {}
+        """Issue position of each bucket whose done has not been placed."""
+        self.ready: list[tuple[bool, int, int]] = []
+        self.blocked: list[tuple[int, int, int]] = []
+        self.order: list[str] = []
+
+    def run(self) -> tuple[str, ...]:
+        for i in range(len(self.units.units)):
+            self._enqueue(i)
+        while self.ready or self.blocked:
+            if not self.ready:
+                self._wait_for_inputs_of(heapq.heappop(self.blocked)[2])
+                continue
+            self._issue(heapq.heappop(self.ready)[2])
+        for bucket in list(self.issued_at):
+            self._done(bucket)
+        return tuple(self.order)
+
+    def _enqueue(self, i: int) -> None:
+        if self.unissued[i]:
+            return
+        if not self.in_flight[i]:
+            heapq.heappush(self.ready, (not self.units.units[i].is_bucket, self.key[i], i))
+            return
+        last = max(self.issued_at[j] for j in self.units.dependencies[i] if j in self.issued_at)
+        heapq.heappush(self.blocked, (last, self.key[i], i))
+
+    def _issue(self, i: int) -> None:
+        unit = self.units.units[i]
+        waits = self.asynchronous and unit.is_bucket
+        if waits:
+            self.issued_at[i] = len(self.order)
+        self.order.append(unit.start_token(self.asynchronous))
+        for dependent in self.units.dependents[i]:
+            self.unissued[dependent] -= 1
+            self.in_flight[dependent] += waits
+            self._enqueue(dependent)
+
+    def _wait_for_inputs_of(self, i: int) -> None:
+        waiting = [j for j in self.units.dependencies[i] if j in self.issued_at]
+        for bucket in sorted(waiting, key=self.issued_at.__getitem__):
+            self._done(bucket)
+
+    def _done(self, bucket: int) -> None:
+        del self.issued_at[bucket]
+        self.order.append(self.units.units[bucket].done_token(self.asynchronous))
+        for dependent in self.units.dependents[bucket]:
+            self.in_flight[dependent] -= 1
+            if not self.in_flight[dependent]:
+                self._enqueue(dependent)
+
+
+def late_waits(graph: Graph, units: UnitGraph, order: Sequence[str]) -> tuple[str, ...]:
+    """A legal order with the end of each asynchronous copy right before its first reader, which is still legal.
+
+    Such a copy runs next to the kernels until the compute stream waits for it.
+    """
+    ends = {
+        i
+        for i, unit in enumerate(units.units)
+        if graph.nodes[unit.nodes[0]].opcode in ("async-done", "copy-done")
+    }
+    waiting: dict[int, None] = {}
+    found: list[str] = []
+    for token in order:
+        unit = units.index[token.partition(".")[0]]
+        read = [end for end in waiting if end in units.dependencies[unit]]
+        if unit in ends and not read:
+            waiting[unit] = None
+            continue
+        for end in read:
+            del waiting[end]
+            found.append(units.units[end].token)
+        found.append(token)
+    return (*found, *(units.units[end].token for end in waiting))

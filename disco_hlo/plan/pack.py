@@ -22,9 +22,14 @@ from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Shape, external_reads, is_cloned
 from disco_hlo.hlo.proto import Message, shape_of, shape_to_proto
-from disco_hlo.plan.kernels import FUSION_KINDS, task_config, triton_config
-from disco_hlo.plan.partitions import KernelWork
-from disco_hlo.plan.writer import ComputationWriter, is_reshaped
+from disco_hlo.plan.writer import (
+    FUSION_KINDS,
+    ComputationWriter,
+    KernelWork,
+    is_reshaped,
+    task_config,
+    triton_config,
+)
 
 _KERNELS_PER_CALL = 7
 """With the counter's kernel as many as XLA:CPU runs in order."""

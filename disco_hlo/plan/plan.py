@@ -1,6 +1,17 @@
-"""A plan: a strategy with its provenance, as one readable, versioned JSON document.
+"""A strategy, and a plan: the strategy with its provenance, as one readable, versioned JSON document.
 
-Two kinds of things are in it. What a search derives from its inputs (the module, the measured op
+A strategy says what XLA shall execute (DisCo, section 3.2, and the order beyond it). It speaks of the nodes of one
+:class:`~disco_hlo.hlo.graph.Graph` by number, and is complete: ``apply(strategy, module)`` leaves XLA nothing to
+decide. Its execution *units* are
+
+* ``g3``  op group 3 (one fusion kernel),
+* ``b2``  all-reduce bucket 2; where collectives are asynchronous ``b2.start`` and ``b2.done``,
+* ``n17`` a single node that is in no group (wrapped as a one-op kernel where the backend needs it).
+
+A strategy names ops only. Parameters, constants, tuples, get-tuple-elements and bitcasts are not units; the bitcasts
+through which the ops of a group read are in its kernel, unnamed (:mod:`disco_hlo.hlo.graph`).
+
+Two kinds of things are in a plan. What a search derives from its inputs (the module, the measured op
 times, settings and seed) is the same on every run and every rank. What a clock said while the
 finalists ran, and the choice among them that follows from it, is not. The plan *executes* the choice
 (``strategy``, ``chosen``), because nothing measured slower may win; where that is not the search's
@@ -13,7 +24,7 @@ whether its strategy is legal on a module is judged when it is applied.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -22,17 +33,68 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.cost_model import Line
 from disco_hlo.hlo.regions import ENTRY
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 
 FORMAT = "disco-hlo plan"
 VERSION = 2
 MAX_BYTES = 64 << 20
 """Largest plan file that is read."""
-
+DEFAULT = "XLA default"
+"""Name of the candidate that is XLA's own module, untouched."""
+SEARCHED = "plan"
+"""Name of the candidate that the search itself puts first."""
 Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 60)]
 Count = Annotated[int, Meta(ge=0, le=1 << 60)]
 Text = Annotated[str, Meta(max_length=4096)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+# Strategies -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ops that run as one kernel."""
+
+    nodes: tuple[int, ...]
+    """Ops this group owns, ascending. An op has at most one owner. The group's results are
+    the owned ops that anything outside reads (or the entry root returns)."""
+    duplicates: tuple[int, ...] = ()
+    """Ops recomputed inside, ascending; what else needs their value takes it from their owner."""
+    kind: str = "loop"
+    """Emitter: ``loop`` (kLoop), ``input`` (kInput), ``output`` (kOutput, CPU), ``triton`` (GPU)."""
+    config: str = ""
+    """Emitter settings as canonical JSON (Triton tiles); empty where the emitter has none."""
+
+    @property
+    def ops(self) -> tuple[int, ...]:
+        """All that it computes, ascending."""
+        return tuple(sorted((*self.nodes, *self.duplicates)))
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """All-reduces that travel together."""
+
+    all_reduces: tuple[int, ...]
+    """All-reduce nodes in transfer order."""
+    form: str = "concat"
+    """``concat``: one all-reduce over the concatenation. ``variadic``: one instruction with several
+    operands (on GPU one NCCL group). A bucket of one is always ``concat``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Op groups, buckets and the order of their execution, in the entry of a step and in its regions."""
+
+    groups: tuple[Group, ...] = ()
+    buckets: tuple[Bucket, ...] = ()
+    """Every all-reduce of the graph is in exactly one bucket."""
+    order: tuple[str, ...] = ()
+    """Every unit once, in execution order; empty means the deterministic default order of ``apply``."""
+    regions: tuple[tuple[str, Strategy], ...] = ()
+    """Of the entry: the strategies of loop bodies, branches and called computations, ascending by name
+    (:class:`disco_hlo.hlo.regions.Region`). A region that is not named stays as XLA compiled it."""
+
+
+# Plans ------------------------------------------------------------------------------------------
 
 
 class Target(Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,12 +201,6 @@ class Structure(Struct, frozen=True, forbid_unknown_fields=True):
     """Key of the canonical graph of the scheduled module that XLA then makes: the strategy's nodes are its nodes."""
     moves: Annotated[tuple[dict[Text, Any], ...], Meta(min_length=1, max_length=1 << 16)]
     """As ``disco_hlo.structure`` writes them; judged when they are applied."""
-
-
-DEFAULT = "XLA default"
-"""Name of the candidate that is XLA's own module, untouched."""
-SEARCHED = "plan"
-"""Name of the candidate that the search itself puts first."""
 
 
 class RegionStrategy(Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,14 +7,17 @@
         default.hlo.pb.gz    the module it was made from
         profile.json         the measured times it was made with (profiler/profile.py)
         timelines.json.gz    measured steps of XLA's default and the plan (profiler/timeline.py)
-        compared.json        modules whose numbers an enacting run found to be the default's (compared.py)
-        search.lock          a search is running (see locks.py)
+        compared.json        modules whose numbers an enacting run found to be the default's
+        search.lock          a search is running (see files.py)
         compiling-<sha>.*    a plan or candidate is being tried (see bans.py)
         died-<sha>.*         a process died when it tried that
 
 Files appear whole or not at all: written beside their place, synced, renamed, ``plan.json`` last. A
-save that stopped between two renames is noticed by the digest. This file deals in bytes and paths;
-what a plan means is ``plan.py``'s.
+save that stopped between two renames is noticed by the digest. What a plan means is ``plan.py``'s.
+
+A plan that a search measured was compared with XLA's default there, by the software that the plan names. One that was
+made offline, that lies under another jax by now, or that is applied to a step with other constants, is compared when it
+is first enacted; ``compared.json`` remembers that, so that later runs need not do it again.
 """
 
 from __future__ import annotations
@@ -27,16 +30,18 @@ import json
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta, Struct
 
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.bans import Ban, Bans
-from disco_hlo.plan.files import read_bounded, remove_leftovers, replace_files
-from disco_hlo.plan.locks import Lock
-from disco_hlo.plan.plan import MAX_BYTES, Target
+from disco_hlo.plan.files import Lock, read_bounded, remove_leftovers, replace_files
+from disco_hlo.plan.plan import MAX_BYTES, Plan, Sha256, Target, Text
 
 PLAN_NAME = "plan.json"
 MODULE_NAME = "module.hlo.pb"
@@ -53,6 +58,10 @@ _SAVE_WAIT_S = 30.0
 _READ_ATTEMPTS = 5
 _MAX_BESIDE = 32
 """How many plans are looked at for their steps' names: they may be many, on a slow file system."""
+_COMPARED_FORMAT = "disco-hlo compared"
+_COMPARED_VERSION = 1
+_MOST_COMPARED = 64
+"""Entries: a directory that is used under two versions in turn keeps both."""
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -113,7 +122,8 @@ class PlanStore:
             raise PlanError(
                 f"expected at least one device and one process, got {device_count} and {process_count}"
             )
-        name = f"{backend}-{_slug(device_kind)}-x{device_count}"
+        kind = re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-")[:48] or "unknown"
+        name = f"{backend}-{kind}-x{device_count}"
         name += f"-p{process_count}" if process_count > 1 else ""
         return PlanSlot(self.directory, self.directory / key[:16] / name)
 
@@ -134,31 +144,6 @@ class PlanStore:
             PlanSlot(self.directory, one) for one in folders if re.fullmatch(r"[0-9a-f]{16}", one.parent.name)
         ]
         return [found for slot in slots if (found := _listed(slot)) is not None]
-
-
-def _may_hold_a_plan(folder: Path) -> bool:
-    """Whether there is one, or nobody may look."""
-    try:
-        os.stat(folder / PLAN_NAME)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _listed(slot: PlanSlot) -> Listed | None:
-    """What a list says of a folder; None where there is neither a plan nor a ban."""
-    try:
-        bans = tuple(slot.bans.all())
-        if not _may_hold_a_plan(slot.path):
-            return Listed(slot.path, b"", NO_PLAN, "", bans) if bans else None
-        stored = slot.load()
-    except PlanError as error:
-        return Listed(slot.path, b"", str(error)) if _may_hold_a_plan(slot.path) else None
-    if stored is None:
-        return Listed(slot.path, b"", "removed meanwhile", "", bans)
-    return Listed(slot.path, stored.plan_json, "", stored.module_sha256, bans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,23 +236,6 @@ class PlanSlot:
         self._refuse_links()
         return Bans(self.path)
 
-    def read_compared(self) -> bytes | None:
-        """What lies here of modules that were compared (``compared.py``); None where nothing does.
-
-        Raises:
-            PlanError: it cannot be read, or is too large.
-        """
-        return self._read(COMPARED_NAME, _MAX_COMPARED_BYTES)
-
-    def write_compared(self, record: bytes) -> None:
-        """Replace what :meth:`read_compared` gives.
-
-        Raises:
-            PlanError: the disk is full or the directory read-only.
-        """
-        self._refuse_links()
-        replace_files(self.path, {COMPARED_NAME: record})
-
     def _read(self, name: str, limit_bytes: int) -> bytes | None:
         self._refuse_links()
         return read_bounded(self.path / name, limit_bytes)
@@ -289,14 +257,6 @@ class PlanSlot:
             raise PlanError(f"cannot create the plan folder {self.path}: {error.strerror}") from error
 
 
-def _module_name(slot: PlanSlot) -> str:
-    """Of the step that a plan is for; empty where that cannot be read."""
-    try:
-        return msgspec.json.decode(slot._read(PLAN_NAME, MAX_BYTES) or b"", type=_Named).target.module_name
-    except (PlanError, msgspec.MsgspecError, RecursionError):
-        return ""
-
-
 def module_digest(plan_json: bytes, where: Path) -> str:
     """The ``module_sha256`` that a plan names.
 
@@ -313,6 +273,94 @@ def module_digest(plan_json: bytes, where: Path) -> str:
     return digest
 
 
-def _slug(device_kind: str) -> str:
-    text = re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-")
-    return text[:48] or "unknown"
+def _may_hold_a_plan(folder: Path) -> bool:
+    """Whether there is one, or nobody may look."""
+    try:
+        os.stat(folder / PLAN_NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _listed(slot: PlanSlot) -> Listed | None:
+    """What a list says of a folder; None where there is neither a plan nor a ban."""
+    try:
+        bans = tuple(slot.bans.all())
+        if not _may_hold_a_plan(slot.path):
+            return Listed(slot.path, b"", NO_PLAN, "", bans) if bans else None
+        stored = slot.load()
+    except PlanError as error:
+        return Listed(slot.path, b"", str(error)) if _may_hold_a_plan(slot.path) else None
+    if stored is None:
+        return Listed(slot.path, b"", "removed meanwhile", "", bans)
+    return Listed(slot.path, stored.plan_json, "", stored.module_sha256, bans)
+
+
+def _module_name(slot: PlanSlot) -> str:
+    """Of the step that a plan is for; empty where that cannot be read."""
+    try:
+        return msgspec.json.decode(slot._read(PLAN_NAME, MAX_BYTES) or b"", type=_Named).target.module_name
+    except (PlanError, msgspec.MsgspecError, RecursionError):
+        return ""
+
+
+# Modules that were compared ---------------------------------------------------------------------
+
+
+class Compared(Struct, frozen=True, forbid_unknown_fields=True):
+    """One module, and what it was compared with."""
+
+    module_sha256: Sha256
+    versions: dict[Text, Text]
+    """jax, jaxlib, disco_hlo and, on GPU, the driver's runtime."""
+
+
+class _ComparedRecord(Struct, frozen=True, forbid_unknown_fields=True):
+    """What ``compared.json`` holds, the latest last."""
+
+    format: str
+    version: int
+    entries: Annotated[tuple[Compared, ...], Meta(max_length=_MOST_COMPARED)]
+
+
+def compared_modules(data: bytes | None) -> tuple[Compared, ...]:
+    """The entries of a record; none where it is missing, damaged or of another version: then is compared again."""
+    try:
+        record = msgspec.json.decode(data or b"", type=_ComparedRecord)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return ()
+    return record.entries if (record.format, record.version) == (_COMPARED_FORMAT, _COMPARED_VERSION) else ()
+
+
+def was_measured(plan: Plan, module_sha256: str, versions: Mapping[str, str]) -> bool:
+    """Whether the search that made the plan compared this module on its devices, under this very software."""
+    if plan.measured is None or plan.module_sha256 != module_sha256 or dict(plan.versions) != dict(versions):
+        return False
+    return plan.chosen in plan.measured.results
+
+
+def was_compared(slot: PlanSlot, module_sha256: str, versions: Mapping[str, str]) -> bool:
+    """Whether a module was compared under this very software by an earlier run."""
+    try:
+        return Compared(module_sha256, dict(versions)) in compared_modules(_compared_record(slot))
+    except PlanError:
+        return False
+
+
+def note_compared(slot: PlanSlot, module_sha256: str, versions: Mapping[str, str]) -> None:
+    """Remember that a module was; the oldest are forgotten where they are too many.
+
+    Raises:
+        PlanError: it cannot be written down, as in a directory that is read-only.
+    """
+    entry = Compared(module_sha256, dict(versions))
+    entries = (*(one for one in compared_modules(_compared_record(slot)) if one != entry), entry)
+    record = _ComparedRecord(_COMPARED_FORMAT, _COMPARED_VERSION, entries[-_MOST_COMPARED:])
+    text = msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1)
+    replace_files(slot.path, {COMPARED_NAME: text + b"\n"})
+
+
+def _compared_record(slot: PlanSlot) -> bytes | None:
+    return slot._read(COMPARED_NAME, _MAX_COMPARED_BYTES)

@@ -1,10 +1,10 @@
-"""What a strategy makes XLA execute: its units, and what each of them waits for.
+"""What a strategy makes XLA execute: its units, who computes what, and what each of them waits for.
 
-This is the structural half of a strategy's legality (DisCo, section 4.5: "if H' is valid"):
-whatever the backend, a strategy must own every op at most once, carry every all-reduce exactly
-once (both in ``ownership``), and leave no unit waiting for itself through a path outside. Which
-ops may share a kernel is the backend's business (``disco_hlo/core/legality.py``). ``apply``, the
-simulator and the search all take units, dependencies and order from here, so they cannot disagree.
+This is the structural half of a strategy's legality (DisCo, section 4.5: "if H' is valid"): whatever the backend, a
+strategy must name nodes that exist, of kinds that can stand where they do, own every op at most once, carry every
+all-reduce exactly once, and leave no unit waiting for itself through a path outside. Which ops may share a kernel is
+the backend's business (``disco_hlo/core/legality.py``). ``apply``, the simulator and the search all take units and
+dependencies from here, so they cannot disagree.
 
 A unit reads a value from the unit that owns it. Nodes that are no units hand reads through:
 a parameter or constant is there from the start; a free node (tuple, get-tuple-element, bitcast)
@@ -15,22 +15,36 @@ reader recomputes is not executed at all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import CircleError, IllegalStrategyError
-from disco_hlo.hlo.bitcasts import behind_bitcasts, kernel_nodes
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter
-from disco_hlo.hlo.flat_graph import ascending, flat_graph, flat_lists, grouped, stretches
-from disco_hlo.hlo.graph import Graph, Kind, Shape, rewriting
-from disco_hlo.plan.ownership import Members, described, listed_members, name_of, owners, token_of
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.hlo.graph import (
+    Graph,
+    Kind,
+    Shape,
+    ascending,
+    behind_bitcasts,
+    flat_graph,
+    flat_lists,
+    grouped,
+    kernel_nodes,
+    rewriting,
+    stretches,
+)
+from disco_hlo.plan.plan import Group, Strategy
+
+_KEPT = 8
+_RECENT: list[tuple[ref[Graph], Strategy, UnitGraph]] = []
+"""The last few answers: a strategy is read, checked, simulated and written, and each asks for its units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +52,7 @@ class Unit:
     """One thing that XLA executes: an op group, an all-reduce bucket or a single op."""
 
     token: str
-    """``g3``, ``b2`` or ``n17``, as in :mod:`disco_hlo.plan.strategy`."""
+    """``g3``, ``b2`` or ``n17``, as in :mod:`disco_hlo.plan.plan`."""
     nodes: tuple[int, ...]
     """Nodes whose values come from this unit (a bucket's all-reduces in transfer order)."""
     duplicates: tuple[int, ...] = ()
@@ -157,22 +171,6 @@ class UnitGraph:
         )
 
 
-def _cut(begin: NDArray[np.int64], items: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
-    """The lists that lie one after the other in ``items``."""
-    listed, ends = items.tolist(), begin.tolist()
-    return tuple(tuple(listed[first:last]) for first, last in pairwise(ends))
-
-
-def _begins(numbers: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Where the entries of each of ``count`` numbers begin in ``numbers``, which ascend."""
-    return np.searchsorted(numbers, np.arange(count + 1))
-
-
-_KEPT = 8
-_RECENT: list[tuple[ref[Graph], Strategy, UnitGraph]] = []
-"""The last few answers: a strategy is read, checked, simulated and written, and each asks for its units."""
-
-
 def unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
     """Units of ``strategy`` on ``graph``; ``strategy.order`` is not looked at.
 
@@ -224,6 +222,130 @@ def _unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
     return UnitGraph(
         strategy, alone, needed_at, needed, result_at, result, shapes, is_returned[result], reader, source
     )
+
+
+def _cut(begin: NDArray[np.int64], items: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
+    """The lists that lie one after the other in ``items``."""
+    listed, ends = items.tolist(), begin.tolist()
+    return tuple(tuple(listed[first:last]) for first, last in pairwise(ends))
+
+
+def _begins(numbers: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Where the entries of each of ``count`` numbers begin in ``numbers``, which ascend."""
+    return np.searchsorted(numbers, np.arange(count + 1))
+
+
+# Who computes what ------------------------------------------------------------------------------
+
+
+class Members(NamedTuple):
+    """What units compute: pairs of a unit and a node, by unit."""
+
+    own_unit: NDArray[np.int64]
+    own_node: NDArray[np.int64]
+    copy_unit: NDArray[np.int64]
+    copy_node: NDArray[np.int64]
+
+
+def listed_members(graph: Graph, strategy: Strategy) -> Members:
+    """What groups and buckets say that they compute.
+
+    Raises:
+        IllegalStrategyError: one of them is empty, or lists a node that does not exist, of a kind that cannot
+            stand there, or out of order.
+    """
+    groups, buckets = strategy.groups, strategy.buckets
+    lists = [*(group.nodes for group in groups), *(bucket.all_reduces for bucket in buckets)]
+    listed = len(lists)
+    lists += [group.duplicates for group in groups]
+    try:
+        begin, node = flat_lists(lists)
+    except OverflowError:  # numbers that no array holds
+        for i, ids in enumerate(lists):
+            _check_ids(graph, token_of(strategy, i % listed), ids)
+        raise
+    lengths = np.diff(begin)
+    list_of = np.repeat(np.arange(len(lists)), lengths)
+    unit = np.where(list_of < listed, list_of, list_of - listed)
+    for i in np.flatnonzero(lengths[:listed] == 0).tolist():
+        nothing = "owns no node" if i < len(groups) else "holds no all-reduce"
+        raise IllegalStrategyError(f"{token_of(strategy, i)} {nothing}.")
+    for place in np.flatnonzero((node < 0) | (node >= len(graph))).tolist():
+        _check_ids(graph, token_of(strategy, unit[place]), (int(node[place]),))
+    is_grouped = unit < len(groups)
+    descends = (np.diff(node) <= 0) & (np.diff(list_of) == 0) & is_grouped[1:]
+    for place in np.flatnonzero(descends).tolist():
+        token, ids = token_of(strategy, unit[place]), lists[list_of[place]]
+        raise IllegalStrategyError(f"{token} does not list its nodes in ascending order: {some(ids)}.")
+    _check_kinds(graph, strategy, unit, node, is_grouped)
+    owned = int(begin[listed])
+    return Members(unit[:owned], node[:owned], unit[owned:], node[owned:])
+
+
+def _check_ids(graph: Graph, token: str, ids: Iterable[int]) -> None:
+    for node in ids:
+        if not 0 <= node < len(graph):
+            raise IllegalStrategyError(
+                f"{token} holds node {node}, but the graph has nodes 0 to {len(graph) - 1}."
+            )
+
+
+def _check_kinds(
+    graph: Graph,
+    strategy: Strategy,
+    unit: NDArray[np.int64],
+    node: NDArray[np.int64],
+    is_grouped: NDArray[np.bool_],
+) -> None:
+    kind = flat_graph(graph).kind[node]
+    for place in np.flatnonzero(is_grouped & (kind != Kind.FUSIBLE) & (kind != Kind.FIXED)).tolist():
+        named = graph.nodes[node[place]]
+        why = f"which cannot be part of a kernel ({named.kind.name.lower()})"
+        if named.opcode == "bitcast":
+            why = "and strategies name no bitcasts: each belongs to whatever reads it. Search again"
+        raise IllegalStrategyError(
+            f"{token_of(strategy, unit[place])} holds {name_of(graph, named.id)}, {why}."
+        )
+    for place in np.flatnonzero(~is_grouped & (kind != Kind.ALL_REDUCE)).tolist():
+        token, name = token_of(strategy, unit[place]), name_of(graph, int(node[place]))
+        raise IllegalStrategyError(f"{token} holds {name}, which is no all-reduce.")
+
+
+def owners(graph: Graph, strategy: Strategy, members: Members) -> NDArray[np.int64]:
+    """``[nodes]``: the unit that owns each, a single op where no other does; -1 for what is never executed.
+
+    Raises:
+        IllegalStrategyError: a node is owned twice, or owned and duplicated by one unit, or an all-reduce is in no
+            bucket.
+    """
+    if members.own_node.size and np.bincount(members.own_node).max() > 1:
+        met: dict[int, str] = {}
+        for i, x in zip(members.own_unit.tolist(), members.own_node.tolist(), strict=True):
+            token = token_of(strategy, i)
+            if x in met:
+                raise IllegalStrategyError(
+                    f"{name_of(graph, x)} belongs to {met[x]} and to {token}; one may own it."
+                )
+            met[x] = token
+    owner = np.full(len(graph), -1, np.int64)
+    owner[members.own_node] = members.own_unit
+    left_out = [x for x in graph.all_reduces if owner[x] < 0]
+    if left_out:
+        raise IllegalStrategyError(
+            f"All-reduces are in no bucket: {some(name_of(graph, x) for x in left_out)}."
+        )
+    for place in np.flatnonzero(owner[members.copy_node] == members.copy_unit).tolist():
+        token = token_of(strategy, members.copy_unit[place])
+        name = name_of(graph, int(members.copy_node[place]))
+        raise IllegalStrategyError(f"{token} both owns and duplicates {name}.")
+    kind = flat_graph(graph).kind
+    alone = np.flatnonzero(((kind == Kind.FUSIBLE) | (kind == Kind.FIXED)) & (owner < 0))
+    first = len(strategy.groups) + len(strategy.buckets)
+    owner[alone] = np.arange(first, first + alone.size)
+    return owner
+
+
+# Who reads what ---------------------------------------------------------------------------------
 
 
 def _shown(graph: Graph, owner: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[int, list[int]]]:
@@ -314,6 +436,29 @@ def _idle(
             if readers[y] == 0 and may_idle[y]:
                 pending.append(y)
     return sorted(idle)
+
+
+def _results(
+    strategy: Strategy,
+    alone: NDArray[np.int64],
+    members: Members,
+    is_returned: NDArray[np.bool_],
+    source: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What each unit leaves in memory: of a group what is read or returned, of other units all they own."""
+    groups, count = len(strategy.groups), is_returned.size
+    leaves = is_returned.copy()
+    leaves[source] = True
+    is_result = leaves[members.own_node] | (members.own_unit >= groups)
+    producer, result = members.own_unit[is_result], members.own_node[is_result]
+    producer, result = np.divmod(np.sort(producer * count + result), count)
+    result_at = _begins(producer, groups + len(strategy.buckets) + alone.size)
+    for i in np.flatnonzero(np.diff(result_at[: groups + 1]) == 0).tolist():
+        raise IllegalStrategyError(f"Nothing reads what {described(strategy, alone, i)} produces.")
+    return result_at, result
+
+
+# What waits for what ----------------------------------------------------------------------------
 
 
 def _before_pairs(graph: Graph, strategy: Strategy, members: Members, units: int) -> NDArray[np.int64]:
@@ -427,21 +572,34 @@ def _reject_cycle(
     )
 
 
-def _results(
-    strategy: Strategy,
-    alone: NDArray[np.int64],
-    members: Members,
-    is_returned: NDArray[np.bool_],
-    source: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What each unit leaves in memory: of a group what is read or returned, of other units all they own."""
-    groups, count = len(strategy.groups), is_returned.size
-    leaves = is_returned.copy()
-    leaves[source] = True
-    is_result = leaves[members.own_node] | (members.own_unit >= groups)
-    producer, result = members.own_unit[is_result], members.own_node[is_result]
-    producer, result = np.divmod(np.sort(producer * count + result), count)
-    result_at = _begins(producer, groups + len(strategy.buckets) + alone.size)
-    for i in np.flatnonzero(np.diff(result_at[: groups + 1]) == 0).tolist():
-        raise IllegalStrategyError(f"Nothing reads what {described(strategy, alone, i)} produces.")
-    return result_at, result
+# Texts of errors --------------------------------------------------------------------------------
+
+
+def token_of(strategy: Strategy, unit: int, alone: Sequence[int] | NDArray[np.int64] = ()) -> str:
+    """The token of unit number ``unit``; ``alone`` are the single ops, which come last."""
+    groups, listed = len(strategy.groups), len(strategy.groups) + len(strategy.buckets)
+    if unit < groups:
+        return f"g{unit}"
+    return f"b{unit - groups}" if unit < listed else f"n{alone[unit - listed]}"
+
+
+def described(strategy: Strategy, alone: NDArray[np.int64], unit: int) -> str:
+    """A unit in the text of an error: its token, and which nodes it has."""
+    token, groups = token_of(strategy, unit, alone), len(strategy.groups)
+    if token[0] == "n":
+        return token
+    nodes = strategy.groups[unit].nodes if unit < groups else strategy.buckets[unit - groups].all_reduces
+    return f"{token} (nodes {some(nodes)})"
+
+
+def name_of(graph: Graph, node: int) -> str:
+    """A node in the text of an error."""
+    named = graph.nodes[node]
+    return f"node {node} ({named.opcode} {named.name})" if named.name else f"node {node} ({named.opcode})"
+
+
+def some(items: Iterable[object]) -> str:
+    """The first few of ``items``, comma separated, for the text of an error."""
+    listed = list(items)
+    rest = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
+    return ", ".join(map(str, listed[:8])) + rest

@@ -1,14 +1,28 @@
-"""Writing HLO: a computation under construction, with ids, names and shapes in order."""
+"""Writing HLO: a computation under construction, and what XLA reads of a kernel beside its computation.
+
+On CPU a fusion runs on as many threads as its ``outer_dimension_partitions`` say, and the pass that assigns them has
+run before our hook. So kernels that we write get the partitions that the pass would have given them
+(parallel_task_assignment.cc, shape_partition.cc).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from disco_hlo.backends import Backend
 from disco_hlo.hlo.graph import Shape
 from disco_hlo.hlo.proto import Computation, Message, shape_of, shape_to_proto
 
 _STRUCTURAL_FIELDS = ("id", "operand_ids", "control_predecessor_ids")
+FUSION_KINDS = {"loop": "kLoop", "input": "kInput", "output": "kOutput", "triton": "kCustom"}
+"""How a module names the emitter that ``Group.kind`` names."""
+_BYTES_PER_TASK = 256 << 10
+"""A memory-bound task should have at least an L2 cache full of output."""
+_CYCLES_PER_TASK = 100_000
+"""A compute-bound task should have about 100 microseconds of work."""
 
 
 class ComputationWriter:
@@ -137,3 +151,71 @@ def tuple_shape(members: Iterable[Message]) -> Message:
 def vector_shape(like: Message, length: int) -> Message:
     """The ShapeProto of a vector with the element type of ``like``."""
     return shape_to_proto(Shape(shape_of(like).dtype, (length,), (0,)))
+
+
+# Settings of kernels ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWork:
+    """What the task count of a kernel depends on."""
+
+    result: Shape
+    flops: int
+    transcendentals: int
+    bytes_accessed: int
+
+
+def task_config(work: KernelWork, parallelism: int) -> bytes:
+    """Into how many tasks XLA:CPU splits a kernel on ``parallelism`` threads; empty where it stays whole."""
+    counts = outer_partitions(work.result, task_count(work, parallelism))
+    return backend_config({"outer_dimension_partitions": [str(count) for count in counts]}) if counts else b""
+
+
+def task_count(work: KernelWork, parallelism: int) -> int:
+    """Tasks XLA:CPU aims at for a kernel on ``parallelism`` threads."""
+    if work.flops <= work.bytes_accessed:
+        most = min(parallelism, math.ceil(math.sqrt(parallelism)))
+        return max(1, min(most, work.result.size_bytes // _BYTES_PER_TASK))
+    cycles = work.flops + 2 * work.transcendentals + 10 * work.bytes_accessed
+    return max(1, min(parallelism, cycles // _CYCLES_PER_TASK))
+
+
+def outer_partitions(shape: Shape, tasks: int) -> tuple[int, ...]:
+    """Partition counts of the outermost dimensions (major to minor) for about ``tasks`` tasks.
+
+    Empty where the kernel stays whole. Whole outer dimensions are taken until they hold enough
+    iterations; the last one taken is then cut so that the product comes close to ``tasks``.
+    """
+    if tasks <= 1 or not shape.dims:
+        return ()
+    outer: list[int] = []
+    available = 1
+    for dimension in reversed(shape.layout):
+        outer.append(shape.dims[dimension])
+        available *= outer[-1]
+        if available >= tasks:
+            break
+    tasks = min(tasks, available)
+    per_dimension = int(tasks ** (1.0 / len(outer)))
+    if per_dimension == 0:
+        return ()
+    counts = [min(extent, per_dimension) for extent in outer]
+    if math.prod(counts) < tasks:
+        for i, extent in enumerate(outer):
+            others = math.prod(counts) // counts[i]
+            grown = min(extent, tasks // others)
+            if grown > counts[i]:
+                counts[i] = grown
+                break
+    return tuple(counts) if math.prod(counts) > 1 else ()
+
+
+def triton_config(config: str) -> bytes:
+    """The settings of a Triton kernel, from what a ``Group`` keeps of them."""
+    return backend_config({"fusion_backend_config": json.loads(config)})
+
+
+def backend_config(config: Mapping[str, object]) -> bytes:
+    """Settings as a module holds them."""
+    return json.dumps(config, separators=(",", ":")).encode()

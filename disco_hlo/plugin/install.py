@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import threading
@@ -10,7 +11,6 @@ from pathlib import Path
 
 from disco_hlo.plugin.logs import LOGGER, configure
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.switches import compiles_no_step
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -18,6 +18,11 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 _one_at_a_time = threading.Lock()
 _compiled: dict[str, None] = {}
 """Names of the modules that rank 0 compiled."""
+_NO_JIT = (
+    "jax_disable_jit is on: JAX runs every op by itself, so there is no training step to search or to run by a plan; "
+    "switch it off (JAX_DISABLE_JIT=0)"
+)
+_told: set[str] = set()
 
 
 def install_from_environment() -> None:
@@ -35,9 +40,23 @@ def install_from_environment() -> None:
         from disco_hlo.plugin.phases.training_phase import observe
 
         observe(settings)
+    elif not settings.search and not capture:
+        from disco_hlo.plugin.calls.loading import watch
+
+        watch()
     if not capture:
         atexit.unregister(_say_if_nothing_was_found)
         atexit.register(_say_if_nothing_was_found, settings)
+
+
+def compiles_no_step(leads: bool) -> bool:
+    """Whether JAX compiles op by op here; rank 0 says so, once."""
+    if not jaxlink.jit_is_disabled():
+        return False
+    if leads and _NO_JIT not in _told:
+        _told.add(_NO_JIT)
+        LOGGER.warning(_NO_JIT)
+    return True
 
 
 def _handle(request: CompileRequest, settings: Settings, capture: str) -> LoadedExecutable | None:
@@ -52,9 +71,9 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
     from disco_hlo.plugin.session import leave
 
     if capture:
-        from disco_hlo.plugin.phases.capture_phase import capture_in
+        from disco_hlo.plugin.phases import capture_phase
 
-        handle = capture_in(Path(capture))
+        handle = functools.partial(capture_phase.handle, folder=Path(capture))
     elif settings.search and settings.when == "training":
         from disco_hlo.plugin.phases.training_phase import handle
     elif settings.search:

@@ -1,8 +1,12 @@
-"""One training step in our hands: the compile request, the ranks that share it, and who speaks for them.
+"""One training step in our hands: the compile request, the ranks that share it, who speaks for them, and Ctrl-C.
 
-In a job of several processes every rank goes through the same stages in lockstep. A stage that fails
-on one rank fails on all of them, with one message that says where, so that no rank waits for another
-that has given up.
+In a job of several processes every rank goes through the same stages in lockstep. A stage that fails on one rank fails
+on all of them, with one message that says where, so that no rank waits for another that has given up.
+
+The first Ctrl-C, on whichever rank, ends on all of them what is profiled, searched and measured
+(:class:`Interruption`). A user's Ctrl-C in a terminal reaches every rank, a ``kill -INT`` or a scheduler's signal one.
+Rank 0 searches, and tells the others at the next place where they meet whether to go on (:meth:`Session.tell`). So
+another rank that is interrupted leaves a note in the job's key-value store, for which rank 0 looks now and then.
 """
 
 from __future__ import annotations
@@ -10,25 +14,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from disco_hlo import __version__
 from disco_hlo.activation.agree import settle
-from disco_hlo.activation.channel import Channel, Gone, name_ranks, nobody_gone
+from disco_hlo.activation.channel import Channel, Gone, LocalChannel, key_part, name_ranks, nobody_gone
 from disco_hlo.activation.choose import open_channel
-from disco_hlo.activation.decision import key_part
-from disco_hlo.activation.kvstore import CoordinationStore, KvChannel
-from disco_hlo.activation.local import LocalChannel
-from disco_hlo.activation.pulse import Pulse
+from disco_hlo.activation.kvstore import CoordinationStore, KvChannel, Pulse
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, shared
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Target
 from disco_hlo.plan.store import PlanSlot, PlanStore
-from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -43,6 +46,8 @@ _channels: dict[tuple[int, tuple[int, ...]], Channel] = {}
 
 
 Alone = Callable[[str], contextlib.AbstractContextManager[object]]
+_LOOK_S = 0.5
+"""Between two looks for notes."""
 
 
 @dataclass(frozen=True)
@@ -211,28 +216,13 @@ def _refuse_difference(what: str, values: list[str]) -> None:
     raise shared(ActivationError(f"the ranks differ in {what} ({listed})"))
 
 
-@dataclass(frozen=True)
-class _Notes:
-    """That a rank was interrupted, in the job's key-value store."""
-
-    store: CoordinationStore
-    directory: str
-    rank: int
-
-    def leave(self) -> None:
-        self.store.put(f"{self.directory}/{self.rank}", b"1")
-
-    def found(self) -> bool:
-        return bool(self.store.names(self.directory))
-
-
 def interruption(session: Session, fingerprint: str) -> Interruption:
     """Ctrl-C while the ranks search for the step with this fingerprint, which they do once."""
     job = jaxlink.distributed_job()
     if job is None or session.channel.size == 1:
         return Interruption()
     directory = f"disco/{key_part(job.address)}/interrupted/{fingerprint}"
-    notes = _Notes(CoordinationStore(job.client), directory, session.channel.rank)
+    notes = Notes(CoordinationStore(job.client), directory, session.channel.rank)
     return Interruption(notes, leads=session.leads)
 
 
@@ -265,3 +255,80 @@ def warn_of_lost_donation(session: Session, step: Step) -> None:
             "jax %s loses buffer donation in a rewritten step: it needs more memory; jax 0.11 keeps it",
             session.facts.jax_version,
         )
+
+
+@dataclass(frozen=True)
+class Notes:
+    """That a rank was interrupted, in the job's key-value store."""
+
+    store: CoordinationStore
+    directory: str
+    rank: int
+
+    def leave(self) -> None:
+        """Say that this rank was interrupted.
+
+        Raises:
+            ActivationError: nobody takes the note.
+        """
+        self.store.put(f"{self.directory}/{self.rank}", b"1")
+
+    def found(self) -> bool:
+        """Whether any rank has said so; raises as :meth:`leave`."""
+        return bool(self.store.names(self.directory))
+
+
+class Interruption:
+    """The first Ctrl-C asks what runs to end early, the second ends the program.
+
+    Args:
+        leads: this is rank 0, which asks for notes; the others leave them.
+        notes: None in a job of one process.
+    """
+
+    def __init__(self, notes: Notes | None = None, *, leads: bool = True) -> None:
+        self.wanted = False
+        self._notes = notes
+        self._leads = leads
+        self._next_look_s = 0.0
+
+    def __bool__(self) -> bool:
+        if (
+            not self.wanted
+            and self._leads
+            and self._notes is not None
+            and time.monotonic() >= self._next_look_s
+        ):
+            with contextlib.suppress(ActivationError):  # in the end the ranks meet, and somebody says why not
+                self.wanted = self._notes.found()
+            self._next_look_s = time.monotonic() + _LOOK_S
+        return self.wanted
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Interruption]:
+        """Take Ctrl-C over for the time of the body. Only the main thread can, and only from Python: where a program
+        that embeds Python has a handler of its own (None), nobody here could give it back. Else nothing changes."""
+        previous = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or previous is None:
+            yield self
+            return
+
+        def note(_number: int, _frame: types.FrameType | None) -> None:
+            self.wanted = True
+            signal.signal(signal.SIGINT, previous)
+            # Not here: the main thread may be in the midst of a line, and the store in a process that is gone.
+            threading.Thread(target=self._tell, name="disco-interrupted", daemon=True).start()
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def _tell(self) -> None:
+        LOGGER.info("interrupted: the search is ended; another Ctrl-C ends the program")
+        try:
+            if self._notes is not None and not self._leads:
+                self._notes.leave()
+        except ActivationError as error:
+            LOGGER.warning("rank 0 cannot be told of the interruption: %s", one_line(error))

@@ -21,8 +21,6 @@ from disco_hlo.regular_file import read_regular
 
 _MOST_BYTES = 1 << 20
 """Of a file of settings."""
-_CHANNELS = ("auto", "mpi", "kv")
-_WHEN = ("compile", "training")
 
 
 class SettingsError(DiscoError):
@@ -94,7 +92,9 @@ class Settings:
             variable = f"DISCO_{name.upper()}"
             if env.get(variable, "").strip():
                 raw[name] = (variable, env[variable].strip())
-        values: dict[str, Any] = {_FIELDS[name]: _read(name, *origin) for name, origin in raw.items()}
+        values: dict[str, Any] = {
+            _FIELDS.get(name, name): _read(name, *origin) for name, origin in raw.items()
+        }
         values.setdefault("directory", _default_directory(env))
         return cls(search=_switch(env.get("ENABLE_SEARCH", "")), **values)
 
@@ -143,18 +143,19 @@ def _from_file(path: str) -> dict[str, tuple[str, object]]:
 
 
 def _read(name: str, origin: str, value: object) -> object:
+    reader, expected = _READERS[name]
     try:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError
-        return _READERS[name](str(value))
+        return reader(str(value))
     except ValueError:
-        raise SettingsError(f"{origin} is {value!r}; expected {_EXPECTED[name]}") from None
+        raise SettingsError(f"{origin} is {value!r}; expected {expected}") from None
 
 
-def _number(lowest: float, *, above: bool = False, highest: float = math.inf) -> Callable[[str], float]:
+def _above_zero(highest: float = math.inf) -> Callable[[str], float]:
     def read(text: str) -> float:
         value = float(text)
-        if not math.isfinite(value) or not lowest <= value <= highest or (above and value == lowest):
+        if not math.isfinite(value) or not 0 < value <= highest:
             raise ValueError
         return value
 
@@ -171,13 +172,13 @@ def _integer(lowest: int, highest: int) -> Callable[[str], int]:
     return read
 
 
-def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
+def _one_of(choices: tuple[str, ...]) -> tuple[Callable[[str], str], str]:
     def read(text: str) -> str:
         if text.lower() not in choices:
             raise ValueError
         return text.lower()
 
-    return read
+    return read, f"one of {', '.join(choices)}"
 
 
 def _name(text: str) -> str:
@@ -186,48 +187,22 @@ def _name(text: str) -> str:
     return text
 
 
-_FIELDS = {
-    "dir": "directory",
-    "log": "log_level",
-    "module": "module",
-    "budget_s": "budget_s",
-    "seed": "seed",
-    "finalists": "finalists",
-    "patience": "patience",
-    "looks": "looks",
-    "timeout_s": "timeout_s",
-    "channel": "channel",
-    "structure": "structure",
-    "when": "when",
-    "share": "share",
-}
-_READERS: dict[str, Callable[[str], object]] = {
-    "dir": _directory,
+_FIELDS = {"dir": "directory", "log": "log_level"}
+"""Fields of :class:`Settings` that are called otherwise than their key."""
+_SECONDS = "a number of seconds above 0"
+_READERS: dict[str, tuple[Callable[[str], object], str]] = {
+    "dir": (_directory, "a directory"),
     "log": _one_of(LEVELS),
-    "module": str,
-    "budget_s": _number(0.0, above=True),
-    "seed": _integer(0, 2**63 - 1),
-    "finalists": _integer(1, 100),
-    "patience": _integer(1, 1_000_000_000),
-    "looks": _integer(0, 100),
-    "timeout_s": _number(0.0, above=True),
-    "channel": _one_of(_CHANNELS),
-    "structure": _name,
-    "when": _one_of(_WHEN),
-    "share": _number(0.0, above=True, highest=1.0),
+    "module": (str, "a module name, or 8 or more digits of a key"),
+    "budget_s": (_above_zero(), _SECONDS),
+    "seed": (_integer(0, 2**63 - 1), "a whole number, 0 or more"),
+    "finalists": (_integer(1, 100), "a whole number from 1 to 100"),
+    "patience": (_integer(1, 1_000_000_000), "a whole number, 1 or more"),
+    "looks": (_integer(0, 100), "a whole number from 0 to 100"),
+    "timeout_s": (_above_zero(), _SECONDS),
+    "channel": _one_of(("auto", "mpi", "kv")),
+    "structure": (_name, "auto, off, or the name of a schedule"),
+    "when": _one_of(("compile", "training")),
+    "share": (_above_zero(1.0), "a number above 0, up to 1"),
 }
-_EXPECTED = {
-    "dir": "a directory",
-    "log": f"one of {', '.join(LEVELS)}",
-    "module": "a module name, or 8 or more digits of a key",
-    "budget_s": "a number of seconds above 0",
-    "seed": "a whole number, 0 or more",
-    "finalists": "a whole number from 1 to 100",
-    "patience": "a whole number, 1 or more",
-    "looks": "a whole number from 0 to 100",
-    "timeout_s": "a number of seconds above 0",
-    "channel": f"one of {', '.join(_CHANNELS)}",
-    "structure": "auto, off, or the name of a schedule",
-    "when": f"one of {', '.join(_WHEN)}",
-    "share": "a number above 0, up to 1",
-}
+"""By key: what reads a value, and what to say was expected."""

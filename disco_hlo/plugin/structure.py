@@ -14,11 +14,19 @@ from typing import Any
 from disco_hlo.backends import BACKENDS, backend_of
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.optimize.pipeline import Case
+from disco_hlo.optimize.regions import StepTimes
 from disco_hlo.plan import plan as plans
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.structure.moves import apply_moves, from_json, to_json
 from disco_hlo.structure.propose import schedules
+
+EXPOSED_SHARE = 0.03
+"""Share of a step that its communication must leave exposed before any structure is tried."""
+INSIDE_SHARE = 0.02
+"""Share of a step's op time that must lie between transfers; a data-parallel step has none there."""
 
 
 @dataclass(frozen=True)
@@ -134,3 +142,35 @@ def enacted(request: CompileRequest, structure: plans.Structure) -> Restructured
             f"{found.record.result[:16]}, expected {structure.result[:16]}; search again"
         )
     return found
+
+
+def why_not(case: Case, times: StepTimes) -> str:
+    """Why no other structure of a step is tried, as a sentence's end; empty where one is.
+
+    Args:
+        times: of the step as it would be executed without.
+    """
+    graph, costs = case.source.graph, case.costs
+    if not costs.machine.asynchronous:
+        return "collectives block on this device, so nothing can overlap them"
+    exposed = times.exposed_ns / max(1, times.makespan_ns)
+    if exposed < EXPOSED_SHARE:
+        return f"the plan leaves {exposed:.1%} of the step to communication alone"
+    inside = inside_share(graph, [int(ns) for ns in costs.op_ns(graph)])
+    in_loops = any(region.source.graph.all_reduces for region in case.source.regions)
+    if inside < INSIDE_SHARE and len(graph.all_reduces) > 1 and not in_loops:
+        return f"only {inside:.1%} of the ops' time lies between transfers"
+    return ""
+
+
+def inside_share(graph: Graph, nodes_ns: Sequence[int]) -> float:
+    """Share of the ops' time in ops that wait for one transfer and that another waits for."""
+    after = [False] * len(graph)
+    for node in graph.nodes:
+        after[node.id] = any(after[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in node.operands)
+    before = [False] * len(graph)
+    for node in reversed(graph.nodes):
+        users = graph.users[node.id]
+        before[node.id] = any(before[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in users)
+    inside = sum(ns for ns, a, b in zip(nodes_ns, after, before, strict=True) if a and b)
+    return inside / max(1, sum(nodes_ns))

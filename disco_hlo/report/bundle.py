@@ -23,14 +23,12 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.files import read_bounded
-from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.plan import MAX_BYTES, Plan, RegionStrategy, by_region, decode
+from disco_hlo.plan.legal import check_order, check_strategy
+from disco_hlo.plan.plan import MAX_BYTES, Plan, RegionStrategy, Strategy, by_region, decode
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, MAX_MODULE_BYTES, MODULE_NAME, PLAN_NAME, PROFILE_NAME
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import normal_form
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.profiler.timeline import FILE_NAME as TIMELINES_NAME

@@ -1,4 +1,7 @@
-"""Names from modules and plans, made safe to print: they may hold anything, terminal commands included."""
+"""Names from modules and plans, made safe to print: they may hold anything, terminal commands included.
+
+Names repeat a lot, so a report has every text once (:class:`Strings`).
+"""
 
 from __future__ import annotations
 
@@ -36,3 +39,27 @@ def time_text(time_ns: float) -> str:
         if abs(time_ns) >= ns:
             return f"{time_ns / ns:.4g} {unit}"
     return f"{time_ns:.0f} ns"
+
+
+LONGEST = 500
+"""Characters of a name that a page shows; of longer ones it tells the length."""
+
+
+class Strings:
+    """A table of texts; equal texts share an index."""
+
+    def __init__(self) -> None:
+        self._index: dict[str, int] = {}
+        self._shown: list[str] = []
+
+    def __call__(self, text: str) -> int:
+        """Index of ``text`` as a page may show it."""
+        found = self._index.get(text)
+        if found is None:
+            found = self._index[text] = len(self._shown)
+            self._shown.append(printable(text, LONGEST))
+        return found
+
+    def as_list(self) -> list[str]:
+        """The texts by index."""
+        return self._shown

@@ -1,7 +1,13 @@
-"""Simulated steps as rows of spans on one time axis, for people."""
+"""Steps as rows of spans on one time axis, for people: simulated, measured, and both as one Chrome trace.
+
+Measured steps have the form of the simulated ones, beside which they are shown. In the trace (Trace Event Format, for
+ui.perfetto.dev or chrome://tracing) each step is a process of named tracks; behind the step comes one execution of
+each of its regions.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -10,8 +16,9 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.optimize.regions import Predicted
-from disco_hlo.plan.units import Unit
-from disco_hlo.report.strings import Strings
+from disco_hlo.plan.units import Unit, UnitGraph
+from disco_hlo.profiler.timeline import MeasuredStep
+from disco_hlo.report.printable import Strings
 from disco_hlo.simulator.timeline import Timeline
 
 GROUP, SINGLE, LIBRARY, COPY, COLLECTIVE = range(5)
@@ -145,3 +152,125 @@ def opcode_text(counts: Counter[str], most: int = 6) -> str:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{count} {opcode}" for opcode, count in ranked[:most])
     return listed + (", ..." if len(ranked) > most else "")
+
+
+_TOKEN = re.compile(r"[gbn]\d{1,9}(?=[_.]|$)")
+
+
+def measured_data(
+    graph: Graph, units: UnitGraph, step: MeasuredStep, strings: Strings, *, ours: bool
+) -> dict[str, Any]:
+    """One measured step: rows of spans, its units, exposed communication and totals in ns.
+
+    Args:
+        units: of the strategy that the step executed.
+        ours: the module was written by us, so that its instructions are called after units.
+    """
+    owner = {node: number for number, unit in enumerate(units.units) for node in unit.nodes}
+    found = [
+        _unit_of(units, name, owner.get(node, len(units.units)), ours) for name, node in step.instructions
+    ]
+    spans = np.array([(start, start + length) for _, start, length, _ in step.spans], np.int64).reshape(-1, 2)
+    talks = np.array([step.lanes[lane] == "communication" for *_, lane in step.spans], np.bool_)
+    talk, work = union(spans[talks].T), union(spans[~talks].T)
+    communication, overlap = _length(talk), overlap_between(talk, work)
+    return {
+        "name": strings(step.name),
+        "step": step.step_ns,
+        "compute": _length(work),
+        "communication": communication,
+        "overlap": overlap,
+        "exposed": communication - overlap,
+        "rows": _measured_rows(graph, units, step, found, strings),
+        "units": [
+            *(unit_row(graph, unit, strings) for unit in units.units), [strings("n"), strings(""), strings(""), 1]
+        ],
+        "exposedSpans": exposed_between(talk, work).T.reshape(-1).tolist(),
+    }  # fmt: skip
+
+
+def _unit_of(units: UnitGraph, name: str, owner: int, ours: bool) -> int:
+    """Index of the unit behind an instruction; one past the last where that is not known."""
+    token = _TOKEN.match(name) if ours else None
+    return owner if token is None else units.index.get(token[0], owner)
+
+
+def _measured_rows(
+    graph: Graph, units: UnitGraph, step: MeasuredStep, found: list[int], strings: Strings
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [
+        {"label": f"{kind} {number}".removesuffix(" 1"), "kind": kind, "spans": []}
+        for kind, number in _numbered(step)
+    ]
+    for instruction, start, length, lane in step.spans:
+        unit = found[instruction]
+        kind = COLLECTIVE if step.lanes[lane] == "communication" else _measured_kind(graph, units, unit)
+        rows[lane]["spans"] += [start, length, unit, kind, strings(step.instructions[instruction][0])]
+    return sorted(rows, key=lambda row: row["kind"] == "communication")
+
+
+def _numbered(step: MeasuredStep) -> list[tuple[str, int]]:
+    return [(kind, step.lanes[: i + 1].count(kind)) for i, kind in enumerate(step.lanes)]
+
+
+def _measured_kind(graph: Graph, units: UnitGraph, number: int) -> int:
+    if number == len(units.units):
+        return SINGLE
+    unit = units.units[number]
+    if unit.is_bucket:
+        return COPY
+    if len(unit.nodes) + len(unit.duplicates) > 1:
+        return GROUP
+    return LIBRARY if graph.nodes[unit.nodes[0]].kind is Kind.FIXED else SINGLE
+
+
+def _length(intervals: NDArray[np.int64]) -> int:
+    return int((intervals[1] - intervals[0]).sum())
+
+
+_KINDS = ("fused kernel", "op alone", "library call or loop", "packing a bucket", "collective")
+
+
+def chrome_trace(data: dict[str, Any]) -> dict[str, Any]:
+    """The trace as a JSON value, of what :func:`~disco_hlo.report.data.page_data` returned."""
+    strings: list[str] = data["strings"]
+    events: list[dict[str, Any]] = []
+    steps = [
+        (f"{who}, {how}" + ("" if region is data else f", {region['region']}"), step)
+        for region in (data, *data["regions"])
+        for how, steps in (("simulated", region["timelines"]), ("measured", region["measuredTimelines"]))
+        for who, step in zip(("XLA default", "plan"), steps, strict=False)
+    ]
+    for process, (name, step) in enumerate(steps):
+        events.append(_named("process_name", process, 0, name))
+        events.append(_sorted("process_sort_index", process, 0, process))
+        for track, row in enumerate(step["rows"]):
+            events.append(_named("thread_name", process, track, row["label"]))
+            events.append(_sorted("thread_sort_index", process, track, track))
+            events += _spans(process, track, step, row["spans"], strings)
+    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"module": data["head"]["module"]}}
+
+
+def _spans(
+    process: int, track: int, step: dict[str, Any], spans: list[int], strings: list[str]
+) -> list[dict[str, Any]]:
+    made = []
+    for at in range(0, len(spans), 5):
+        start_ns, length_ns, unit, kind, name = spans[at : at + 5]
+        token, what, source, _ = step["units"][unit]
+        args = {"unit": strings[token], "what": strings[what], "source": strings[source]}
+        made.append(
+            {
+                "ph": "X", "name": strings[name], "cat": _KINDS[kind], "pid": process, "tid": track,
+                "ts": start_ns / 1000, "dur": length_ns / 1000, "args": args,
+            }
+        )  # fmt: skip
+    return made
+
+
+def _named(kind: str, process: int, track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": {"name": name}}
+
+
+def _sorted(kind: str, process: int, track: int, place: int) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": {"sort_index": place}}

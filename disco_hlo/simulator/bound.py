@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from disco_hlo.compiled import compiled
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces, as_all_reduces, never_falls
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.strategy import Group
+from disco_hlo.plan.plan import Group
+from disco_hlo.plan.variants import unfused
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import PPM, PRODUCT, MachineModel
 from disco_hlo.simulator.problem import Problem

@@ -27,8 +27,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import inner
-from disco_hlo.pointers import Row, pointer_to
+from disco_hlo.compiled import Row, inner, pointer_to
 from disco_hlo.simulator.costs import BESIDE_COMPUTE, NO_COMPUTE, PPM, PRODUCT, Pace
 
 # Progress.number.

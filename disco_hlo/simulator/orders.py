@@ -23,9 +23,8 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.compiled import compiled, inner
-from disco_hlo.hlo.flat_graph import flat_lists
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.hlo.graph import Graph, flat_lists
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 
 _LIGHT: float = 0.25
@@ -48,7 +47,7 @@ def beside_transfers(graph: Graph, strategy: Strategy) -> Strategy:
 def list_schedule(
     units: UnitGraph, durations_ns: Sequence[int], transfers_ns: Sequence[int], *, asynchronous: bool = True
 ) -> tuple[str, ...]:
-    """An order for ``units``, as :class:`~disco_hlo.plan.strategy.Strategy` holds it.
+    """An order for ``units``, as :class:`~disco_hlo.plan.plan.Strategy` holds it.
 
     Args:
         units: what has to run.
@@ -133,7 +132,7 @@ class Prefetch:
         self.tokens: list[str] = []
 
     def order(self) -> tuple[str, ...]:
-        """The order, as :class:`~disco_hlo.plan.strategy.Strategy` holds it."""
+        """The order, as :class:`~disco_hlo.plan.plan.Strategy` holds it."""
         self._issue_ready()
         for kernel in self.kernels:
             self._run(kernel)

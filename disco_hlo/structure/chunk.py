@@ -6,20 +6,33 @@ the stretch is replaced by ``parts`` copies on the parts of its operands. A valu
 joined: parts along a dimension are concatenated, partial sums (weight gradients contract the batch) are
 added. What lies outside the stretch is sliced. Since each copy depends on its own part alone, one part's
 collective can travel while another part is computed; which order makes use of that is the plan's matter.
+
+One question is behind this and every other structural move (CoCoNet, section 3, asks it of pointwise operations only):
+which dimension of its operands an instruction needs in parts, where its result is wanted in parts
+(:func:`operand_needs`). The part ``p`` of the result along dimension ``d`` is the same instruction on the parts ``p``
+of some operands, each along a dimension of its own, and on the whole of the others. An instruction for which that does
+not hold stops the move, with the reason.
+
+A dimension ``~k`` (negative) stands for *partial sums over dimension k of operand 0*: the instruction on
+the parts of its operands gives values whose sum (or maximum, or minimum) is the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
 
 from disco_hlo.errors import IllegalMoveError
+from disco_hlo.hlo.opcodes import ELEMENTWISE
 from disco_hlo.hlo.proto import Message
-from disco_hlo.structure.buffers import Buffers
-from disco_hlo.structure.dimensions import Needs, operand_needs, partial_opcode, shrink
-from disco_hlo.structure.program import Program, dims, resized
+from disco_hlo.structure.program import Buffers, Program, dims, is_zero, physical, resized
 
 MOST_PARTS = 64
 """More parts than this are refused: every instruction of the stretch is written that often."""
+Needs = tuple[int | None, ...]
+"""Per operand the dimension along which its part is needed; None where the whole operand is."""
+_PARTIAL_OPCODES = ("add", "maximum", "minimum")
 
 
 def chunk(program: Program, members: dict[int, int], parts: int) -> None:
@@ -164,3 +177,280 @@ class _Writer:
     def _place(self, made: Message) -> Message:
         self.placed.append(made)
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which part of which instruction is asked for."""
+
+    instruction: Message
+    operands: list[Message]
+    dimension: int
+    parts: int
+
+
+class _Stop(Exception):
+    """Why an instruction cannot be computed in parts."""
+
+
+def operand_needs(program: Program, instruction: Message, dimension: int, parts: int) -> Needs:
+    """What an instruction needs of its operands to give its result in ``parts`` along ``dimension``.
+
+    Raises:
+        IllegalMoveError: it cannot be computed in parts that way; names it and says why.
+    """
+    try:
+        return _needs(program, instruction, dimension, parts)
+    except _Stop as stop:
+        raise IllegalMoveError(f"{instruction.name} ({instruction.opcode}): {stop}") from None
+
+
+def partial_opcode(program: Program, instruction: Message) -> str:
+    """The opcode that joins partial results: ``add``, ``maximum`` or ``minimum``."""
+    return "add" if instruction.opcode == "dot" else reduction_opcode(program, instruction)
+
+
+def reduction_opcode(program: Program, instruction: Message) -> str:
+    """The one binary op that a reduction or collective applies; empty where it applies anything else."""
+    if len(instruction.called_computation_ids) != 1:
+        return ""
+    body = program.computation(instruction.called_computation_ids[0])
+    by_id = {i.id: i for i in body.instructions}
+    root = by_id[body.root_id]
+    reads = {by_id[i].parameter_number for i in root.operand_ids if by_id[i].opcode == "parameter"}
+    plain = len(body.instructions) == 3 and reads == {0, 1}
+    return str(root.opcode) if plain else ""
+
+
+def _needs(program: Program, instruction: Message, dimension: int, parts: int) -> Needs:
+    if instruction.shape.tuple_shapes or instruction.shape.element_type in (13, 14, 17):
+        raise _Stop("its result is no single array")
+    if instruction.control_predecessor_ids:
+        raise _Stop("it is ordered by a control dependency")
+    if dimension < 0:
+        return _partial_needs(program, instruction, ~dimension, parts)
+    size = dims(instruction)
+    if dimension >= len(size):
+        raise _Stop(f"its result {list(size)} has no dimension {dimension}")
+    if size[dimension] % parts:
+        raise _Stop(f"dimension {dimension} has {size[dimension]} elements, which {parts} does not divide")
+    operands = program.operands(instruction)
+    if instruction.opcode in ELEMENTWISE:
+        if any(dims(o) not in ((), size) for o in operands):
+            raise _Stop("its operands have another shape than its result")
+        return tuple(dimension if dims(o) else None for o in operands)
+    rule = _RULES.get(instruction.opcode)
+    if rule is None:
+        raise _Stop("no dimension is known to pass through it")
+    needs = rule(_Asked(instruction, operands, dimension, parts))
+    for operand, need in zip(operands, needs, strict=True):
+        if need is not None:
+            _check_divides(operand, need, parts)
+    return needs
+
+
+def _check_divides(value: Message, dimension: int, parts: int) -> None:
+    size = dims(value)[dimension]
+    if size % parts:
+        raise _Stop(
+            f"dimension {dimension} of {value.name} has {size} elements, which {parts} does not divide"
+        )
+
+
+def _partial_needs(program: Program, instruction: Message, contracted: int, parts: int) -> Needs:
+    operands = program.operands(instruction)
+    if instruction.opcode == "dot":
+        numbers = instruction.dot_dimension_numbers
+        lhs = list(numbers.lhs_contracting_dimensions)
+        if contracted not in lhs:
+            raise _Stop(f"it does not contract dimension {contracted} of its first operand")
+        needs: Needs = (contracted, numbers.rhs_contracting_dimensions[lhs.index(contracted)])
+    elif instruction.opcode == "reduce":
+        if len(operands) != 2 or contracted not in instruction.dimensions:
+            raise _Stop(f"it does not reduce dimension {contracted} of one operand")
+        opcode = reduction_opcode(program, instruction)
+        if opcode not in _PARTIAL_OPCODES:
+            raise _Stop("partial results of its reduction cannot be joined")
+        if opcode == "add" and not is_zero(operands[1]):
+            raise _Stop("its sum does not start from a constant zero, which every part would add again")
+        needs = (contracted, None)
+    else:
+        raise _Stop("it sums over nothing, so it has no partial results")
+    _check_divides(operands[0], contracted, parts)
+    return needs
+
+
+# --- one rule per opcode -----------------------------------------------------------------------------
+
+
+def _broadcast(asked: _Asked) -> Needs:
+    mapped = list(asked.instruction.dimensions)
+    return (mapped.index(asked.dimension) if asked.dimension in mapped else None,)
+
+
+def _transpose(asked: _Asked) -> Needs:
+    return (asked.instruction.dimensions[asked.dimension],)
+
+
+def _reshape(asked: _Asked) -> Needs:
+    """Row-major position decides: the result's parts must be whole parts of one operand dimension."""
+    source, target = asked.operands[0].shape, asked.instruction.shape
+    if source.element_type != target.element_type:
+        raise _Stop("it reads the bytes as another type")
+    is_bitcast = asked.instruction.opcode == "bitcast"
+    order_in = physical(source) if is_bitcast else list(range(len(source.dimensions)))
+    order_out = physical(target) if is_bitcast else list(range(len(target.dimensions)))
+    rank = order_out.index(asked.dimension)
+    outside = prod(target.dimensions[d] for d in order_out[:rank])
+    reached = 1
+    for d in order_in:
+        size = source.dimensions[d]
+        if reached == outside and size > 1:
+            _check_divides(asked.operands[0], d, asked.parts)
+            return (d,)
+        reached *= size
+        if reached > outside:
+            break
+    raise _Stop(
+        f"dimension {asked.dimension} is an inner factor of a merged dimension, so its parts lie scattered"
+    )
+
+
+def _reduce(asked: _Asked) -> Needs:
+    if len(asked.operands) != 2:
+        raise _Stop("it reduces several arrays at once")
+    left = [d for d in range(len(dims(asked.operands[0]))) if d not in asked.instruction.dimensions]
+    return (left[asked.dimension], None)
+
+
+def _reduce_window(asked: _Asked) -> Needs:
+    if len(asked.operands) != 2:
+        raise _Stop("it reduces several arrays at once")
+    window = asked.instruction.window.dimensions[asked.dimension]
+    tiles = (window.stride or 1) == window.size and not window.padding_low and not window.padding_high
+    if not tiles or window.window_dilation > 1 or window.base_dilation > 1 or window.window_reversal:
+        raise _Stop(f"its windows overlap or are padded along dimension {asked.dimension}")
+    if dims(asked.operands[0])[asked.dimension] != dims(asked.instruction)[asked.dimension] * window.size:
+        raise _Stop(f"its windows leave a rest along dimension {asked.dimension}")
+    return (asked.dimension, None)
+
+
+def _dot(asked: _Asked) -> Needs:
+    numbers = asked.instruction.dot_dimension_numbers
+    lhs_batch, rhs_batch = list(numbers.lhs_batch_dimensions), list(numbers.rhs_batch_dimensions)
+    if asked.dimension < len(lhs_batch):
+        return (lhs_batch[asked.dimension], rhs_batch[asked.dimension])
+    taken = {*lhs_batch, *numbers.lhs_contracting_dimensions}
+    lhs_free = [d for d in range(len(dims(asked.operands[0]))) if d not in taken]
+    position = asked.dimension - len(lhs_batch)
+    if position < len(lhs_free):
+        return (lhs_free[position], None)
+    taken = {*rhs_batch, *numbers.rhs_contracting_dimensions}
+    rhs_free = [d for d in range(len(dims(asked.operands[1]))) if d not in taken]
+    return (None, rhs_free[position - len(lhs_free)])
+
+
+def _concatenate(asked: _Asked) -> Needs:
+    if asked.dimension == asked.instruction.dimensions[0]:
+        raise _Stop(f"it joins its operands along dimension {asked.dimension} itself")
+    return (asked.dimension,) * len(asked.operands)
+
+
+def _slice(asked: _Asked) -> Needs:
+    if dims(asked.instruction)[asked.dimension] != dims(asked.operands[0])[asked.dimension]:
+        raise _Stop(f"it takes a part of dimension {asked.dimension} itself")
+    return (asked.dimension,)
+
+
+def _dynamic_slice(asked: _Asked) -> Needs:
+    return (*_slice(asked), *(None for _ in asked.operands[1:]))
+
+
+def _dynamic_update(asked: _Asked) -> Needs:
+    if dims(asked.operands[1])[asked.dimension] != dims(asked.operands[0])[asked.dimension]:
+        raise _Stop(f"it writes a part of dimension {asked.dimension} itself")
+    return (asked.dimension, asked.dimension, *(None for _ in asked.operands[2:]))
+
+
+def _pad(asked: _Asked) -> Needs:
+    padding = asked.instruction.padding_config.dimensions[asked.dimension]
+    if padding.edge_padding_low or padding.edge_padding_high or padding.interior_padding:
+        raise _Stop(f"it pads dimension {asked.dimension} itself")
+    return (asked.dimension, None)
+
+
+def _iota(asked: _Asked) -> Needs:
+    if asked.dimension == asked.instruction.dimensions[0]:
+        raise _Stop(f"it counts along dimension {asked.dimension}, so each part would start from zero")
+    return ()
+
+
+def _along_other_dimensions(asked: _Asked) -> Needs:
+    if asked.dimension in asked.instruction.dimensions:
+        raise _Stop(f"it works along dimension {asked.dimension} itself")
+    if len(asked.operands) != 1:
+        raise _Stop("it takes several arrays at once")
+    return (asked.dimension,)
+
+
+def _all_reduce(asked: _Asked) -> Needs:
+    if len(asked.operands) != 1:
+        raise _Stop("it carries several arrays")
+    return (asked.dimension,)
+
+
+def _gather(asked: _Asked) -> Needs:
+    numbers = asked.instruction.gather_dimension_numbers
+    offsets = list(numbers.offset_dims)
+    sliced_away = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    if asked.dimension in offsets:
+        window = [d for d in range(len(dims(asked.operands[0]))) if d not in sliced_away]
+        need = window[offsets.index(asked.dimension)]
+        if asked.instruction.gather_slice_sizes[need] != dims(asked.operands[0])[need]:
+            raise _Stop(f"it picks from dimension {need} of its operand")
+        return (need, None)
+    batch = [d for d in range(len(dims(asked.instruction))) if d not in offsets].index(asked.dimension)
+    at = batch if batch < numbers.index_vector_dim else batch + 1
+    paired = list(numbers.start_indices_batching_dims)
+    return (numbers.operand_batching_dims[paired.index(at)] if at in paired else None, at)
+
+
+_RULES: dict[str, Callable[[_Asked], Needs]] = {
+    "all-gather": _along_other_dimensions,
+    "all-reduce": _all_reduce,
+    "bitcast": _reshape,
+    "broadcast": _broadcast,
+    "collective-permute": _all_reduce,
+    "concatenate": _concatenate,
+    "dot": _dot,
+    "dynamic-slice": _dynamic_slice,
+    "dynamic-update-slice": _dynamic_update,
+    "gather": _gather,
+    "iota": _iota,
+    "pad": _pad,
+    "reduce": _reduce,
+    "reduce-scatter": _along_other_dimensions,
+    "reduce-window": _reduce_window,
+    "reshape": _reshape,
+    "reverse": _along_other_dimensions,
+    "slice": _slice,
+    "sort": _along_other_dimensions,
+    "transpose": _transpose,
+}
+
+
+def shrink(instruction: Message, dimension: int, parts: int, needs: Needs) -> None:
+    """Make a copy of an instruction compute one part: its result shape and what its attributes say of sizes.
+
+    ``instruction`` still has the shape of the whole; its operands are the parts already.
+    """
+    if dimension < 0:
+        return
+    instruction.shape.dimensions[dimension] //= parts
+    size = instruction.shape.dimensions[dimension]
+    if instruction.opcode == "slice":
+        instruction.slice_dimensions[dimension].limit = size
+    elif instruction.opcode == "dynamic-slice":
+        instruction.dynamic_slice_sizes[dimension] = size
+    elif instruction.opcode == "gather" and needs[0] is not None:
+        instruction.gather_slice_sizes[needs[0]] = min(instruction.gather_slice_sizes[needs[0]], size)

@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.device_groups import Groups
+from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.proto import Message
-from disco_hlo.structure.groups import groups_of
-from disco_hlo.structure.literals import computed_value, literal_value
 from disco_hlo.structure.loops import (
     Loop,
     become,
@@ -30,9 +28,9 @@ from disco_hlo.structure.loops import (
     narrow_barriers,
     through_barrier,
 )
-from disco_hlo.structure.prefetch import foreseen, gathered_value
-from disco_hlo.structure.program import dims, dtype, physical, resized
-from disco_hlo.structure.turns import written
+from disco_hlo.structure.program import computed_value, dims, dtype, literal_value, physical, resized
+from disco_hlo.structure.rotation import foreseen, gathered_value, written
+from disco_hlo.structure.sharded import groups_of
 
 _MOST_TURNS = 4096
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
 from disco_hlo.hlo.regions import trip_count
-from disco_hlo.structure.buffers import Buffers
-from disco_hlo.structure.literals import literal_value
-from disco_hlo.structure.program import Program, dtype
+from disco_hlo.structure.program import Buffers, Program, dtype, literal_value
 
 _OF_ANOTHER_STATE = ("sharding", "original_value", "statistics_viz")
 

@@ -16,13 +16,11 @@ from msgspec import Meta
 
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.structure.chunk import MOST_PARTS, chunk
-from disco_hlo.structure.finish import finish_later
 from disco_hlo.structure.gather_once import gather_once, hoist, hoist_repeated
 from disco_hlo.structure.loops import read_loop
-from disco_hlo.structure.prefetch import prefetch
 from disco_hlo.structure.program import Program
+from disco_hlo.structure.rotation import double, finish_later, prefetch
 from disco_hlo.structure.sharded import reorder, split
-from disco_hlo.structure.turns import double
 
 Position = Annotated[int, Meta(ge=0, le=1 << 31)]
 Opcode = Annotated[str, Meta(min_length=1, max_length=64)]

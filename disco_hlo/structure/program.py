@@ -1,15 +1,61 @@
-"""A computation of a module while moves rewrite it: lookups, new instructions, the final sweep."""
+"""A computation of a module while moves rewrite it: lookups, new instructions, the final sweep.
+
+Two things that a move asks of it: what a small integer value is on each device, and whether a value may be read later
+than the program did.
+
+Partitioned programs find their own shard by arithmetic on ``partition-id`` and tables of offsets. A move
+that cancels such a slice against an all-gather must know where it starts on every device, so the few
+integer ops that partitioners write are evaluated here, exactly or not at all.
+
+On XLA:CPU the moves come after copy insertion: a loop overwrites the value it begins with, and the new value of a
+donated argument takes the argument's buffer, because everything that reads the old value comes before. Another reader
+keeps that only where the overwriting depends on it (:class:`Buffers`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalMoveError
+from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
 from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, DetailedModule, Message, parse, serialize
+from disco_hlo.hlo.storage import Storage, leaf_at, readers_of, storage_of
 
 _NOT_COPIED = ("original_value", "statistics_viz", "control_predecessor_ids", "sharding")
 _KEPT = SIDE_EFFECTS | frozenset({"parameter", "custom-call", "while", "conditional", "call", "after-all"})
+_FIELDS: dict[str, tuple[str, type[Any]]] = {
+    "pred": ("preds", np.bool_),
+    "s8": ("s8s", np.int8),
+    "s16": ("s16s", np.int16),
+    "u8": ("u8s", np.uint8),
+    "u16": ("u16s", np.uint16),
+    "s32": ("s32s", np.int32),
+    "s64": ("s64s", np.int64),
+    "u32": ("u32s", np.uint32),
+    "f32": ("f32s", np.float32),
+    "f64": ("f64s", np.float64),
+    "bf16": ("bf16s", np.uint16),
+    "f16": ("f16s", np.uint16),
+}
+_LARGEST = 1 << 16
+"""Elements of the largest constant looked into."""
+_DEEPEST = 32
+"""Ops one behind the other that are followed."""
+_ARITHMETIC: dict[str, Any] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+}
 
 
 class _Numbers:
@@ -276,3 +322,160 @@ def physical(shape: Message) -> list[int]:
     """Dimension numbers from major to minor; the logical order where the shape has no layout yet."""
     order = list(shape.layout.minor_to_major)[::-1]
     return order if len(order) == len(shape.dimensions) else list(range(len(shape.dimensions)))
+
+
+def literal_value(constant: Message) -> NDArray[Any] | None:
+    """The array a constant holds; 16-bit floats as their bits. None where it is large or of another type."""
+    field = _FIELDS.get(dtype(constant))
+    if constant.opcode != "constant" or field is None or np.prod(dims(constant), dtype=np.int64) > _LARGEST:
+        return None
+    name, kind = field
+    raw = getattr(constant.literal, name)
+    values = np.frombuffer(raw, kind) if isinstance(raw, bytes) else np.array(list(raw), kind)
+    if values.size != np.prod(dims(constant), dtype=np.int64):
+        return None
+    return values.reshape(dims(constant))
+
+
+def is_zero(instruction: Message) -> bool:
+    """Whether this is a constant of (positive) zeros."""
+    value = literal_value(instruction)
+    return value is not None and not value.any()
+
+
+def evaluate(program: Program, instruction: Message, partition: int) -> NDArray[Any] | None:
+    """The value of integer index arithmetic on one device; None where it is anything else."""
+    return _evaluated(program, instruction, partition, _DEEPEST, {})
+
+
+def _evaluated(
+    program: Program,
+    instruction: Message,
+    partition: int,
+    depth: int,
+    known: dict[int, NDArray[Any] | None],
+) -> NDArray[Any] | None:
+    """``known`` holds values by id: a chain whose links read the one before twice would double with each."""
+    opcode = instruction.opcode
+    if depth == 0:
+        return None
+    if opcode == "constant":
+        return literal_value(instruction)
+    if opcode == "partition-id":
+        return np.array(partition, np.uint32)
+    operands: list[NDArray[Any]] = []
+    for operand in program.operands(instruction):
+        if operand.id not in known:
+            known[operand.id] = _evaluated(program, operand, partition, depth - 1, known)
+        value = known[operand.id]
+        if value is None:
+            return None
+        operands.append(value)
+    return computed_value(instruction, operands) if operands else None
+
+
+def computed_value(instruction: Message, operands: list[NDArray[Any]]) -> NDArray[Any] | None:
+    """What one op of index arithmetic makes of its operands; None where it is anything else."""
+    opcode, first = instruction.opcode, operands[0]
+    if opcode in ("reshape", "bitcast", "copy"):
+        return first.reshape(dims(instruction)) if first.size == np.prod(dims(instruction)) else None
+    if opcode == "convert" and dtype(instruction) in ("s32", "s64", "u32", "pred"):
+        return first.astype(_FIELDS[dtype(instruction)][1])
+    if opcode == "dynamic-slice":
+        sizes = list(instruction.dynamic_slice_sizes)
+        wanted = zip(operands[1:], first.shape, sizes, strict=True)
+        starts = [int(np.clip(int(start), 0, size - taken)) for start, size, taken in wanted]
+        return first[tuple(slice(s, s + k) for s, k in zip(starts, sizes, strict=True))]
+    if opcode == "slice":
+        return first[tuple(slice(d.start, d.limit, d.stride or 1) for d in instruction.slice_dimensions)]
+    if opcode in _ARITHMETIC and np.issubdtype(first.dtype, np.integer):
+        return np.asarray(_ARITHMETIC[opcode](*operands))
+    return None
+
+
+class Buffers:
+    """Answers for one program; asked before it is rewritten."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        return {i.id: place for place, i in enumerate(self.program.instructions)}
+
+    @cached_property
+    def _operands(self) -> list[list[int]]:
+        return [[self._place[i] for i in one.operand_ids] for one in self.program.instructions]
+
+    @cached_property
+    def _storage(self) -> Storage:
+        """Values and buffers, each donated argument in one with the result that takes its place."""
+        program, place = self.program, self._place
+        found = storage_of(program.instructions, self._operands, ModuleIndex(program.module))
+        parameters = {i.parameter_number: i for i in program.instructions if i.opcode == "parameter"}
+        root = program.by_id[program.root]
+        donated = program.module.input_output_alias.entries
+        for entry in donated if program.entry.id == program.module.entry_computation_id else ():
+            given = parameters.get(entry.parameter_number)
+            results = found.of_op[place[root.id]]
+            result = leaf_at(root.shape, entry.output_shape_index)
+            if given is not None and result < len(results):
+                found.join(found.of_op[place[given.id]][0], results[result])
+        return found
+
+    @cached_property
+    def _together(self) -> dict[int, list[int]]:
+        """The values of each buffer."""
+        found: dict[int, list[int]] = {}
+        for value in range(len(self._storage.made_by)):
+            found.setdefault(self._storage.buffer(value), []).append(value)
+        return found
+
+    @cached_property
+    def _readers(self) -> list[list[int]]:
+        return readers_of(self._storage, self.program.instructions, self._operands)
+
+    def readers(self, value: Message) -> list[Message]:
+        """The instructions that read an array, under whatever name, each once."""
+        found = {op for one in self._storage.of_op[self._place[value.id]] for op in self._readers[one]}
+        return [self.program.instructions[op] for op in sorted(found)]
+
+    def is_only_read(self, value: Message) -> bool:
+        """Whether nothing writes over an array, and the program does not return it."""
+        storage = self._storage
+        returned = storage.of_op[self._place[self.program.root]]
+        values = storage.of_op[self._place[value.id]]
+        return all(len(self._together[storage.buffer(one)]) == 1 and one not in returned for one in values)
+
+    def check_read(self, value: Message, reader: Message) -> None:
+        """Refuse a move by which ``value`` is read where ``reader`` stands.
+
+        Raises:
+            IllegalMoveError: it may have been overwritten by then; names both.
+        """
+        storage = self._storage
+        for one in storage.of_op[self._place[value.id]]:
+            for other in self._together[storage.buffer(one)]:
+                writer = storage.made_by[other]
+                by = self.program.instructions[writer]
+                if writer > storage.made_by[one] and not self._depends(by, reader):
+                    raise IllegalMoveError(
+                        f"{reader.name} ({reader.opcode}): {by.name} ({by.opcode}) may overwrite {value.name} before "
+                        "it is read there"
+                    )
+
+    def _depends(self, instruction: Message, earlier: Message) -> bool:
+        """Whether ``earlier`` must be done before ``instruction``. What stands before ``earlier`` does not wait for it:
+        of an update at the end of a step, read a few instructions before, those few are looked at."""
+        first, by_id = self._place[earlier.id], self.program.by_id
+        seen: set[int] = set()
+        waiting = [instruction]
+        while waiting:
+            one = waiting.pop()
+            for before in (*one.operand_ids, *one.control_predecessor_ids):
+                if before == earlier.id:
+                    return True
+                if before not in seen and self._place[before] > first:
+                    seen.add(before)
+                    waiting.append(by_id[before])
+        return False

@@ -1,75 +1,53 @@
-"""Which structural moves a module has, one by one and as CoCoNet's schedules by name (figure 4, section 6.1)."""
+"""Which structural moves a module has: one by one, and as named schedules, CoCoNet's (figure 4, section 6.1) and those
+of loops.
+
+A chunk takes along a stretch, which grows from a seed in both directions. Backward it takes in what computes the parts
+its members need; forward whatever reads its members in parts. An instruction that would need a member whole, or along
+another dimension, stays out: the value is then joined for it, which is legal, but ends the overlap there.
+Weight gradients contract the dimension; they close the stretch with partial sums.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.device_groups import Groups
-from disco_hlo.hlo.opcodes import COLLECTIVES, ELEMENTWISE
+from disco_hlo.hlo.collectives import Groups
+from disco_hlo.hlo.opcodes import COLLECTIVES, ELEMENTWISE, TRANSFERS
 from disco_hlo.hlo.proto import Message
-from disco_hlo.structure.chunk import check
-from disco_hlo.structure.groups import SameValues, groups_of
-from disco_hlo.structure.moves import Chunk, Move, Reorder, Split, apply_to
+from disco_hlo.structure.chunk import Needs, check, operand_needs
+from disco_hlo.structure.gather_once import gathered, repeated_gathers, what_is_gathered
+from disco_hlo.structure.loops import Loop, read_loop
+from disco_hlo.structure.moves import (
+    Chunk,
+    Double,
+    FinishLater,
+    GatherOnce,
+    Hoist,
+    HoistRepeated,
+    Move,
+    Prefetch,
+    Reorder,
+    Split,
+    apply_moves,
+    apply_to,
+)
 from disco_hlo.structure.program import Program, bits, dims
-from disco_hlo.structure.propose_loops import loop_schedules
-from disco_hlo.structure.region import PASSING, Asker, as_move, back_to_matmul, grow
-from disco_hlo.structure.sharded import reorder, split
+from disco_hlo.structure.rotation import foreseen_gathers, late_reductions
+from disco_hlo.structure.sharded import SameValues, groups_of, reorder, split
 
 UNCHANGED = "matmul, all-reduce, fused pointwise"
 """What XLA does by itself."""
+PASSING = frozenset({"bitcast", "convert", "copy", "reshape", "transpose"})
+"""Ops between a matmul and its all-reduce that do no work worth speaking of."""
+_GIVEN = frozenset({"parameter", "constant"})
 _PARTS = (2, 4)
 _POINTWISE = ELEMENTWISE | PASSING | {"broadcast", "reduce"}
 _ON_SHARDS = ELEMENTWISE | PASSING | {"reduce", "dynamic-slice"}
 """Readers that an all-gather is moved behind: pointwise work, norms, and taking the own shard back."""
 _MOST_SEEDS = 8
-
-
-def legal_moves(module: bytes) -> list[Move]:
-    """Every split and reorder that is legal; of the chunks, per matmul and all-reduce, dimension and number of
-    parts, the one around it alone and the largest stretch around it."""
-    program = Program(module)
-    found: dict[Move, None] = {}
-    for move in _candidates(program):
-        if move not in found and _is_legal(module, program, move):
-            found[move] = None
-    return list(found)
-
-
-def _is_legal(module: bytes, program: Program, move: Move) -> bool:
-    try:
-        if isinstance(move, Chunk):
-            at = (program.instructions[position].id for position in move.instructions)
-            check(program, dict(zip(at, move.dimensions, strict=True)), move.parts)
-        else:
-            apply_to(Program(module), move)
-    except IllegalMoveError:
-        return False
-    return True
-
-
-def _candidates(program: Program) -> Iterator[Move]:
-    asker = Asker(program)
-    at = {i.id: position for position, i in enumerate(program.instructions)}
-    for position, instruction in enumerate(program.instructions):
-        rank = len(dims(instruction))
-        if instruction.opcode == "all-reduce":
-            yield from (Split(position, dimension) for dimension in range(rank))
-        elif instruction.opcode == "all-gather":
-            yield from (Reorder(position, at[r.id], r.opcode) for r in _readers_behind(program, instruction))
-        if instruction.opcode not in COLLECTIVES | {"dot"}:
-            continue
-        for dimension in range(rank):
-            for parts in _PARTS:
-                yield Chunk((position,), (instruction.opcode,), (dimension,), parts)
-                yield from _grown(asker, instruction, dimension, parts)
-
-
-def _grown(asker: Asker, seed: Message, dimension: int, parts: int) -> Iterator[Chunk]:
-    try:
-        yield as_move(asker.program, grow(asker, {seed.id: dimension}, parts), parts)
-    except IllegalMoveError:
-        return
+_Place = tuple[tuple[int, ...], Program, Message]
+"""A loop: its path, its caller, the instruction."""
 
 
 def schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ...]]:
@@ -272,3 +250,358 @@ def _dimension_of_shards(program: Program, reduce: Message) -> int | None:
                 seen.add(reader.id)
                 waiting.append(reader)
     return found.pop() if len(found) == 1 else None
+
+
+def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ...]]:
+    """Named schedules of a module's loops that communicate; those that it has the pattern for.
+
+    * ``prefetch``: each turn of a loop gathers for the next turn.
+    * ``finish-later``: each turn makes the reductions of the turn before it; ``rotate``: both.
+    * ``double``: loops run two turns in one; ``prefetch-double``: both.
+    * ``hoist``: a loop over microbatches gathers nothing; all its loops gather is gathered before it.
+    * ``gather-once``: the backward loop reads what the forward loop gathered; ``gather-once-prefetch``: and the gathers
+      that are left are made a turn ahead; ``gather-once-rotate``: and the reductions a turn later.
+    """
+    builder = _Builder(module, copies)
+    once = builder.gathered_once(())
+    found = {
+        "prefetch": builder.prefetched(()),
+        "double": builder.doubled(()),
+        "gather-once": once,
+        "hoist": builder.hoisted(()),
+        "finish-later": builder.finished_later(()),
+    }
+    found["rotate"] = found["prefetch"] and builder.finished_later(found["prefetch"])
+    found["prefetch-double"] = found["prefetch"] and builder.doubled(found["prefetch"])
+    found["gather-once-prefetch"] = once and builder.prefetched(once)
+    found["gather-once-rotate"] = once and builder.finished_later(found["gather-once-prefetch"])
+    first: dict[tuple[Move, ...], str] = {}
+    for name, moves in found.items():
+        first.setdefault(moves, name)
+    return {name: moves for moves, name in first.items() if moves}
+
+
+class _Builder:
+    """Lists of moves, each legal after those before it; one refused is left out."""
+
+    def __init__(self, module: bytes, copies: bool) -> None:
+        self.module, self.copies = module, copies
+        self.every = [one.name for _, _, one in _loops(Program(module, copies=copies), every_loop=True)]
+        places = _loops(Program(module, copies=copies))
+        self.names = [one.name for _, caller, one in places if _communicates(caller, one)]
+
+    def prefetched(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
+        """``before``, then every loop's gathers a turn ahead."""
+        return self._with_each(before, lambda places, at: _prefetches(*places[at]))
+
+    def finished_later(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
+        """``before``, then every loop's reductions a turn later."""
+        return self._with_each(before, lambda places, at: _finishes(*places[at]))
+
+    def doubled(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
+        """``before``, then every loop in turns of two."""
+        return self._with_each(before, lambda places, at: [Double(places[at][0])])
+
+    def gathered_once(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
+        """``before``, then every gather that repeats one of an earlier loop's read from there."""
+        return self._with_each(before, _repeats, as_often_as_there_is=True)
+
+    def hoisted(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
+        """``before``, then what loops in loops gather gathered before the outer ones."""
+        moves = self._with_each(before, _hoists, as_often_as_there_is=True)
+        return self._with_each(moves, lambda places, at: _hoists_repeated(*places[at]), every_loop=True)
+
+    def _with_each(
+        self,
+        moves: tuple[Move, ...],
+        candidates: Callable[[list[_Place], int], Iterable[Move]],
+        *,
+        as_often_as_there_is: bool = False,
+        every_loop: bool = False,
+    ) -> tuple[Move, ...]:
+        """``moves``, then of each loop the first legal candidate, once or as long as there is one."""
+        for name in self.every if every_loop else self.names:
+            grown = True
+            while grown:
+                before = Program(self._applied(moves), copies=self.copies)
+                places = list(_loops(before, every_loop=every_loop))
+                at = next(number for number, place in enumerate(places) if place[2].name == name)
+                found = next(filter(None, (self._legal(moves, one) for one in candidates(places, at))), None)
+                grown = found is not None and as_often_as_there_is
+                moves = found or moves
+        return moves
+
+    def _legal(self, moves: tuple[Move, ...], move: Move) -> tuple[Move, ...] | None:
+        try:
+            self._applied((*moves, move))
+        except IllegalMoveError:
+            return None
+        return (*moves, move)
+
+    def _applied(self, moves: tuple[Move, ...]) -> bytes:
+        return apply_moves(self.module, moves, copies=self.copies)
+
+
+def _gathers(
+    caller: Program, instruction: Message, of: Callable[[Loop], list[Message]] = foreseen_gathers
+) -> tuple[int, ...]:
+    """Positions of the gathers that the turn before can make; none where the loop is in another form."""
+    try:
+        loop = read_loop(caller, instruction)
+        return tuple(loop.body.position(one) for one in of(loop))
+    except IllegalMoveError:
+        return ()
+
+
+def _prefetches(path: tuple[int, ...], caller: Program, instruction: Message) -> Iterator[Move]:
+    if gathers := _gathers(caller, instruction):
+        yield Prefetch(path, gathers)
+
+
+def _finishes(path: tuple[int, ...], caller: Program, instruction: Message) -> Iterator[Move]:
+    try:
+        loop = read_loop(caller, instruction)
+        found = late_reductions(loop)
+    except IllegalMoveError:
+        return
+    if found:
+        positions = tuple(loop.body.position(one) for one in found)
+        yield FinishLater(path, positions, tuple(one.opcode for one in found))
+
+
+def _hoists_repeated(path: tuple[int, ...], caller: Program, instruction: Message) -> Iterator[Move]:
+    if gathers := _gathers(caller, instruction, repeated_gathers):
+        yield HoistRepeated(path, gathers)
+
+
+def _hoists(places: list[_Place], at: int) -> Iterator[Move]:
+    """A loop's gathers and those of the loops beside it, each before the loop around them."""
+    path, body, _ = places[at]
+    together: dict[object, list[tuple[int, int]]] = {}
+    for other, its_caller, instruction in places if len(path) > 1 else ():
+        if its_caller is not body:
+            continue
+        for gather in _gathers(body, instruction):
+            try:
+                loop = read_loop(body, instruction)
+                what = what_is_gathered(loop, gathered(loop, loop.body.instructions[gather]))
+            except IllegalMoveError:
+                continue
+            together.setdefault(what, []).append((other[-1], gather))
+    yield from (Hoist(path[:-1], tuple(gathers)) for gathers in together.values())
+
+
+def _repeats(places: list[_Place], at: int) -> Iterator[Move]:
+    """A loop's gathers, with those of earlier loops in the same caller."""
+    path, caller, instruction = places[at]
+    again = _gathers(caller, instruction)
+    for other, its_caller, earlier in places:
+        if its_caller is caller and other < path:
+            yield from (GatherOnce(other, g, path[-1], a) for a in again for g in _gathers(caller, earlier))
+
+
+def _communicates(caller: Program, loop: Message) -> bool:
+    body = caller.computation(loop.called_computation_ids[0])
+    return any(one.opcode in TRANSFERS for one in body.instructions)
+
+
+def _loops(program: Program, path: tuple[int, ...] = (), *, every_loop: bool = False) -> Iterator[_Place]:
+    """The loops that hold no others, wherever they are, or every loop."""
+    for position, instruction in enumerate(program.instructions):
+        if instruction.opcode != "while":
+            continue
+        body = program.inside(instruction.called_computation_ids[0])
+        inner = list(_loops(body, (*path, position), every_loop=every_loop))
+        yield from inner
+        if every_loop or not inner:
+            yield (*path, position), program, instruction
+
+
+def legal_moves(module: bytes) -> list[Move]:
+    """Every split and reorder that is legal; of the chunks, per matmul and all-reduce, dimension and number of
+    parts, the one around it alone and the largest stretch around it."""
+    program = Program(module)
+    found: dict[Move, None] = {}
+    for move in _candidates(program):
+        if move not in found and _is_legal(module, program, move):
+            found[move] = None
+    return list(found)
+
+
+def _is_legal(module: bytes, program: Program, move: Move) -> bool:
+    try:
+        if isinstance(move, Chunk):
+            at = (program.instructions[position].id for position in move.instructions)
+            check(program, dict(zip(at, move.dimensions, strict=True)), move.parts)
+        else:
+            apply_to(Program(module), move)
+    except IllegalMoveError:
+        return False
+    return True
+
+
+def _candidates(program: Program) -> Iterator[Move]:
+    asker = Asker(program)
+    at = {i.id: position for position, i in enumerate(program.instructions)}
+    for position, instruction in enumerate(program.instructions):
+        rank = len(dims(instruction))
+        if instruction.opcode == "all-reduce":
+            yield from (Split(position, dimension) for dimension in range(rank))
+        elif instruction.opcode == "all-gather":
+            yield from (Reorder(position, at[r.id], r.opcode) for r in _readers_behind(program, instruction))
+        if instruction.opcode not in COLLECTIVES | {"dot"}:
+            continue
+        for dimension in range(rank):
+            for parts in _PARTS:
+                yield Chunk((position,), (instruction.opcode,), (dimension,), parts)
+                yield from _grown(asker, instruction, dimension, parts)
+
+
+def _grown(asker: Asker, seed: Message, dimension: int, parts: int) -> Iterator[Chunk]:
+    try:
+        yield as_move(asker.program, grow(asker, {seed.id: dimension}, parts), parts)
+    except IllegalMoveError:
+        return
+
+
+class Asker:
+    """What the instructions of a program that stays as it is need of their operands; each question is answered once.
+
+    A stretch is grown in many passes, and many are grown in one program.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._known: dict[tuple[int, int, int], Needs | None] = {}
+
+    def needs(self, instruction: Message, dimension: int, parts: int) -> Needs | None:
+        """As :func:`operand_needs`; None where that refuses."""
+        key = (instruction.id, dimension, parts)
+        if key not in self._known:
+            try:
+                self._known[key] = operand_needs(self.program, instruction, dimension, parts)
+            except IllegalMoveError:
+                self._known[key] = None
+        return self._known[key]
+
+
+def grow(
+    asker: Asker,
+    seeds: dict[int, int],
+    parts: int,
+    *,
+    only: Collection[str] | None = None,
+    partial_sums: bool = True,
+    producers: bool = True,
+) -> dict[int, int]:
+    """The largest stretch around ``seeds`` (id -> dimension of the result), as id -> dimension.
+
+    Args:
+        asker: of the program; it is not changed.
+        seeds: instructions that belong to the stretch.
+        parts: into how many parts it shall come.
+        only: opcodes that may be taken in; all where None.
+        partial_sums: whether contractions over the dimension join in, as partial sums.
+        producers: whether what computes the members' operands joins in.
+
+    Raises:
+        IllegalMoveError: a seed cannot be computed in parts that way.
+    """
+    for seed, dimension in seeds.items():
+        operand_needs(asker.program, asker.program.by_id[seed], dimension, parts)
+    members = dict(seeds)
+    while True:
+        before = len(members)
+        if producers:
+            _take_producers(asker, members, parts, only)
+        _take_readers(asker, members, parts, only, partial_sums)
+        if len(members) == before:
+            return members
+
+
+def back_to_matmul(asker: Asker, reduce: Message, dimension: int, parts: int) -> dict[int, int]:
+    """An all-reduce, the matmul whose result it sums, and what lies between; empty where there is none such."""
+    members: dict[int, int] = {}
+    value, wanted = reduce, dimension
+    while value.id == reduce.id or value.opcode in PASSING or value.opcode == "dot":
+        needs = asker.needs(value, wanted, parts)
+        if needs is None:
+            return {}
+        members[value.id] = wanted
+        if value.opcode == "dot":
+            return members
+        if needs[0] is None:
+            return {}
+        value, wanted = asker.program.operands(value)[0], needs[0]
+    return {}
+
+
+def _take_producers(asker: Asker, members: dict[int, int], parts: int, only: Collection[str] | None) -> None:
+    program = asker.program
+    for instruction in reversed(program.instructions):
+        if instruction.id not in members:
+            continue
+        needs = asker.needs(instruction, members[instruction.id], parts)
+        assert needs is not None, "every member can be computed in parts"
+        for operand, need in zip(program.operands(instruction), needs, strict=True):
+            if need is None or operand.id in members or not _may_join(operand, need, only):
+                continue
+            wanted = asker.needs(operand, need, parts)
+            if wanted is not None and _agrees(members, operand, wanted):
+                members[operand.id] = need
+
+
+def _may_join(operand: Message, need: int, only: Collection[str] | None) -> bool:
+    if operand.opcode in _GIVEN or (only is not None and operand.opcode not in only):
+        return False
+    return operand.opcode not in ("broadcast", "iota") or need in operand.dimensions
+
+
+def _take_readers(
+    asker: Asker,
+    members: dict[int, int],
+    parts: int,
+    only: Collection[str] | None,
+    partial_sums: bool,
+) -> None:
+    for instruction in asker.program.instructions:
+        if instruction.id in members or (only is not None and instruction.opcode not in only):
+            continue
+        if not any(members.get(o, -1) >= 0 for o in instruction.operand_ids):
+            continue
+        dimension = _joining_dimension(asker, members, instruction, parts, partial_sums)
+        if dimension is not None:
+            members[instruction.id] = dimension
+
+
+def _joining_dimension(
+    asker: Asker, members: dict[int, int], reader: Message, parts: int, partial_sums: bool
+) -> int | None:
+    candidates = list(range(len(dims(reader))))
+    if partial_sums and reader.opcode == "dot":
+        candidates += [~k for k in reader.dot_dimension_numbers.lhs_contracting_dimensions]
+    elif partial_sums and reader.opcode == "reduce":
+        candidates += [~k for k in reader.dimensions]
+    for dimension in candidates:
+        needs = asker.needs(reader, dimension, parts)
+        if needs is not None and _agrees(members, reader, needs):
+            return dimension
+    return None
+
+
+def _agrees(members: dict[int, int], instruction: Message, needs: Needs) -> bool:
+    return all(
+        members.get(operand, -1) in (-1, need) or members[operand] < 0
+        for operand, need in zip(instruction.operand_ids, needs, strict=True)
+    )
+
+
+def as_move(program: Program, members: dict[int, int], parts: int) -> Chunk:
+    """The chunk move of a stretch."""
+    found = [(at, i) for at, i in enumerate(program.instructions) if i.id in members]
+    return Chunk(
+        tuple(at for at, _ in found),
+        tuple(i.opcode for _, i in found),
+        tuple(members[i.id] for _, i in found),
+        parts,
+    )

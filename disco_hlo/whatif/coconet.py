@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from disco_hlo.whatif.collectives import algorithms, collective_ns, send
-from disco_hlo.whatif.machine import Machine
-from disco_hlo.whatif.matmul import Matmul, matmul_ns
+from disco_hlo.whatif.machine import Machine, Matmul, algorithms, collective_ns, matmul_ns, send
 
 HALF = 2
 """Bytes of a 16-bit element."""

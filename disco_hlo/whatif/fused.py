@@ -15,9 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.whatif.collectives import collective_ns
-from disco_hlo.whatif.machine import Machine
-from disco_hlo.whatif.matmul import Matmul, matmul_ns
+from disco_hlo.whatif.machine import Machine, Matmul, collective_ns, matmul_ns
 
 FLOAT, HALF = 4, 2
 SLICE = 32

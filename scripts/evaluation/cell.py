@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.optimize.costs import with_kernels
+from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.read import verify
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import steps_at_once
+from disco_hlo.plugin.measuring.runner import Runner, steps_at_once
 from disco_hlo.plugin.measuring.traced_modules import Traceable
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
-from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.profiler.profile import Profile
-from evaluation import forms, links, measure, step
-from evaluation.compiling import Compiled, possible, try_row
+from evaluation import commands, measure, predicting, step
+from evaluation.measure import Compiled, Rounds
 from evaluation.predicting import Ran, bounds_of, predict_in_rounds, predicted, xla_ran
-from evaluation.record import FAILED, CellName, Record
-from evaluation.rounds import Rounds
-from evaluation.rows import (
-    BASELINE,
-    PGLE,
-    Context,
-    Row,
-    chosen_names,
-    promised_ns,
-    rows_of,
-    wanted,
-)
+from evaluation.record import ABSENT, FAILED, NO_TIME, CellName, Record
+from evaluation.rows import BASELINE, PGLE, PLANNED, Context, Row, chosen_names, promised_ns, rows_of, wanted
 
 
 @dataclass(frozen=True)
@@ -296,7 +289,7 @@ class Cell:
             seed=self.asked.settings.seed,
             inputs_of=self._inputs_of,
             in_a_row=self.context.on_gpu,
-            of_form=forms.is_form(self.name.model),
+            of_form=commands.is_form(self.name.model),
             say=self.asked.say,
             promised_ns=promised_ns(self.context),
         )
@@ -323,10 +316,77 @@ def _describe(
         versions=versions,
         device=facts.device_kind,
         backend=facts.backend,
-        environment=links.described(environment),
+        environment=commands.described(environment),
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         nodes=len(graph),
         all_reduces=len(sizes),
         all_reduce_bytes=sum(sizes),
         settings=session.settings.as_dict(),
     )
+
+
+AT_A_TIME = max(1, min(16, (os.cpu_count() or 2) // 2))
+"""Compiles at once: each takes a core and some gigabytes."""
+
+
+def possible(record: Record, rows: Sequence[Row]) -> list[Row]:
+    """The rows that this step and backend have; the others are recorded as absent, and why."""
+    found = []
+    for row in rows:
+        if row.absent:
+            record.update(row.name, kind=row.kind, status=ABSENT, reason=row.absent)
+        else:
+            found.append(row)
+    return found
+
+
+def try_row(
+    context: Context, record: Record, row: Row, left_s: Callable[[], float], expected_s: float
+) -> tuple[Compiled, Ran] | None:
+    """Compile a row if the time allows; what fails is recorded as failed, with the reason.
+
+    Args:
+        expected_s: what compiling takes.
+    """
+    if left_s() < expected_s:
+        reason = f"{max(0.0, left_s()):.0f} s are left, compiling takes {expected_s:.0f} s"
+        record.update(row.name, kind=row.kind, status=NO_TIME, reason=reason)
+        return None
+    record.begin(row.name, row.kind)
+    try:
+        return compile_row(context, record, row)
+    except Exception as error:
+        record.update(row.name, status=FAILED, reason=one_line(error)[:2000])
+        return None
+
+
+def compile_row(context: Context, record: Record, row: Row) -> tuple[Compiled, Ran]:
+    """Compile one row, and record what compiling tells and what is predicted.
+
+    Raises:
+        Exception: the row is not legal, or XLA refuses it.
+    """
+    started = time.monotonic()
+    module = None
+    with predicting.python_at_once:
+        variant = row.make(context)
+        if variant.strategy is not None:
+            module = apply(variant.strategy, context.source)
+            # As the plugin does; the numbers of the others are compared when they run, of orders only a few.
+            if row.kind == PLANNED or variant.strategy.regions:
+                verify(context.source, module, variant.strategy)
+    made_s = time.monotonic() - started
+    executable = compiles.compile_module(variant.request, module, variant.options)
+    compile_s = time.monotonic() - started - made_s
+    record.update(
+        row.name,
+        make_s=round(made_s, 3),
+        compile_s=round(compile_s, 3),
+        memory=measure.memory_of(executable),
+    )
+    if variant.strategy is None:
+        ran = predicting.xla_ran(canonicalize(executables.read_executable(executable)))
+    else:
+        ran = predicting.Ran(context.source, variant.strategy)
+    record.update(row.name, predicted=predicting.noted(context.costs, ran))
+    return Compiled(row.name, row.kind, executable, row.traced), ran

@@ -1,17 +1,53 @@
-"""What the benchmark commands share: options, exit statuses, and the end of their time. Imports no jax."""
+"""What the benchmark commands share before jax is imported: options, exit statuses and the end of their time; links and
+the environment that each needs; the forms of examples/llama.py by name.
+
+A form is named ``llama-SHARD-LAYERS``, with ``-xN`` behind it where gradients are accumulated over N microbatches:
+``llama-fsdp-scan``, ``llama-dp-unroll``, ``llama-fsdp-scan-x4``.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from itertools import groupby
 from pathlib import Path
 
 from evaluation.record import CellName, Record
 
 DONE, NOT_MEASURED, BAD_ARGUMENTS, OUT_OF_TIME = 0, 1, 2, 3
+LINKS: Mapping[str, Mapping[str, str]] = {
+    "nvlink": {},
+    "staged": {"NCCL_P2P_DISABLE": "1"},
+    "sockets": {
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_SHM_DISABLE": "1",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_SOCKET_IFNAME": "lo",
+    },
+}
+GLOO = "gloo"
+"""Between processes, over the CPU's sockets."""
+_KERNELS_OFF = (
+    ((0, 10), "--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false"),
+    ((0, 11, 2), "--xla_gpu_experimental_use_collective_kernels="),
+)
+"""XLA's own all-reduce kernels (up to 4 MiB each, where nothing combines them) go over NVLink whatever NCCL is told.
+Two GPUs that only reach each other through the host, or over a network, could not run them. With the jaxlib since which
+each flag is known: an older one ends the process at the sight of it."""
+_CHOOSING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME")
+FORM = re.compile(r"llama-(?P<shard>dp|fsdp)-(?P<layers>scan|unroll)(?:-x(?P<accumulate>[2-9]|[1-9]\d+))?")
+FORM_EXPECTED = "llama-{dp,fsdp}-{scan,unroll}, with -xN behind it for N microbatches"
+FORM_CELLS = (
+    "fsdp-scan@staged", "dp-scan@staged", "fsdp-scan@nvlink", "fsdp-unroll@staged", "dp-unroll@staged",
+    "fsdp-scan-x4@staged", "dp-scan@nvlink", "fsdp-unroll@nvlink", "dp-unroll@nvlink", "fsdp-scan-x4@nvlink",
+    "fsdp-scan@sockets", "dp-scan@sockets", "fsdp-unroll@sockets", "dp-unroll@sockets", "fsdp-scan-x4@sockets",
+)  # fmt: skip
+"""What is worth most comes first."""
 
 
 def parser(description: str | None, *, size: str, seconds: float, of: str = "") -> argparse.ArgumentParser:
@@ -75,3 +111,66 @@ def stop(out: Path, cells: Iterable[CellName]) -> None:
     for cell in cells:
         if (out / f"{cell.stem}.json").exists():
             Record.open(out, cell).stop("the time was up")
+
+
+def prepare(environment: MutableMapping[str, str], link: str, devices: int) -> None:
+    """Set what chooses link and devices. Must precede the import of jax."""
+    for name in _CHOOSING:
+        environment.pop(name, None)
+    environment.update(LINKS[link])
+    if link != "nvlink" and environment.get("JAX_PLATFORMS") != "cpu":
+        _kernels_off(environment)
+    for name in ("ENABLE_SEARCH", "DISCO_CAPTURE"):  # the script calls the phases itself
+        environment.pop(name, None)
+    if environment.get("JAX_PLATFORMS") == "cpu":
+        _add_flag(environment, f"--xla_force_host_platform_device_count={devices}")
+    else:
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+        chosen = visible.split(",") if visible else [str(number) for number in range(devices)]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(chosen[:devices])
+
+
+def _kernels_off(environment: MutableMapping[str, str]) -> None:
+    for since, flag in _KERNELS_OFF:
+        if _jaxlib_version() >= since:
+            _add_flag(environment, flag)
+
+
+def _jaxlib_version() -> tuple[int, ...]:
+    """Of the installed jaxlib, without importing it; nothing where there is none."""
+    try:
+        numbers = importlib.metadata.version("jaxlib").split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    return tuple(int(number) for number in numbers[:3] if number.isdigit())
+
+
+def _add_flag(environment: MutableMapping[str, str], flag: str) -> None:
+    flags = environment.get("XLA_FLAGS", "").split()
+    environment["XLA_FLAGS"] = " ".join([*(one for one in flags if one != flag), flag])
+
+
+def described(environment: Mapping[str, str]) -> dict[str, str]:
+    """NCCL's and XLA's settings, for the record."""
+    wanted = ("NCCL_", "XLA_", "JAX_", "CUDA_VISIBLE")
+    return {name: value for name, value in sorted(environment.items()) if name.startswith(wanted)}
+
+
+def is_form(model: str) -> bool:
+    """Whether this names a form."""
+    return FORM.fullmatch(model) is not None
+
+
+def unrolled(model: str) -> str:
+    """The same form without a loop over the layers."""
+    return model.replace("-scan", "-unroll")
+
+
+def by_link(cells: list[str]) -> list[tuple[str, list[str]]]:
+    """Link and forms of neighbouring cells that share a link, and so a process: ``fsdp-scan@staged`` and
+    ``dp-scan@staged`` become ``("staged", ["llama-fsdp-scan", "llama-dp-scan"])``."""
+    pairs = [cell.split("@") for cell in cells]
+    return [
+        (link, [f"llama-{form}" for form, _ in some])
+        for link, some in groupby(pairs, key=lambda pair: pair[1])
+    ]

@@ -12,12 +12,12 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.cost_model import as_all_reduces
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.regions import step_times
-from disco_hlo.plan.baselines import one_at_a_time
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import one_at_a_time
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.step import Step
-from disco_hlo.profiler.in_step import InStep, counted
+from disco_hlo.profiler.collectives import InStep, counted
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.simulator.bound import lowest_bound
 from evaluation.record import ALONE_XLA, OK, Record

@@ -18,12 +18,10 @@ import msgspec
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.fitting import in_the_order_of
-from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import in_the_order_of, unfused
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.measuring.candidates import (
     Trial,
@@ -33,18 +31,16 @@ from disco_hlo.plugin.measuring.candidates import (
     steps_in_a_row,
 )
 from disco_hlo.plugin.measuring.profiling import Kept, profile_step
-from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.step_time import time_once
+from disco_hlo.plugin.measuring.runner import Runner, time_once
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.profiler.merge import merge
-from disco_hlo.profiler.profile import Profile
+from disco_hlo.profiler.profile import Profile, merge
 from evaluation import step
-from evaluation.links import GLOO
+from evaluation.commands import GLOO
 from evaluation.measure import times_of
 from evaluation.predicting import Ran, predicted, xla_ran
 from evaluation.record import FAILED, CellName, Record
-from evaluation.strategies import check, combined_up_to, random_strategy
+from evaluation.rows import check, combined_up_to, random_strategy
 
 THRESHOLDS_KIB = (64, 512)
 RANDOM_PLANS = 3

@@ -17,9 +17,8 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.settings import Settings
 from evaluation import commands
-from evaluation.cell import Asked, Cell
+from evaluation.cell import AT_A_TIME, Asked, Cell
 from evaluation.commands import BAD_ARGUMENTS, DONE, NOT_MEASURED
-from evaluation.compiling import AT_A_TIME
 from evaluation.record import CellName, RecordError
 from evaluation.rows import chosen_names
 

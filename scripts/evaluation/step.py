@@ -1,4 +1,4 @@
-"""A model's training step in our hands, and what is kept of it between runs: module, profile, plan.
+"""A training step in our hands, by name, and what is kept of it between runs: module, profile, plan.
 
 Profiling needs the devices, searching does not, and measuring needs them again. So each leaves a file
 beside the record, and a run begins where the files end: a search can be made on another machine.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gzip
 import importlib.metadata
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -23,9 +24,8 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
 from disco_hlo.optimize.costs import Costs, costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize
-from disco_hlo.plan.plan import Prediction
+from disco_hlo.plan.plan import Prediction, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step
 from disco_hlo.plugin.phases.finding import COMPILE_S, search_settings
@@ -37,13 +37,135 @@ from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
-from evaluation import forms
+from evaluation import commands
 from evaluation.record import CellName, write_atomically
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODULE, PROFILE, PLAN = "module.hlo.pb.gz", "profile.json", "plan.json"
 STORE = "profile.sqlite"
 _LARGEST_MODULE = 512 << 20
+STRUCTURED = re.compile(r"tp-forward|tp-train|(attention|mlp)-(8|16)|adam-(replicated-)?([89]|1\d|2\d|30)")
+STRUCTURED_EXPECTED = (
+    "tp-forward, tp-train, attention-8, attention-16, mlp-8, mlp-16, adam-8 to adam-30, "
+    "or adam-replicated-8 to adam-replicated-30"
+)
+_TINY_ADAM = 10
+
+
+def request_of(model: str, size: str) -> jaxlink.CompileRequest:
+    """The compile of the model's training step over all devices, as jax would ask for it; nothing is run.
+
+    Raises:
+        DiscoError: jax compiled no training step.
+    """
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    found = intercepted(_lowered(model, size), "jit_train_step")
+    if found is None:
+        raise DiscoError(f"jax compiled nothing called train_step for {model}")
+    return found
+
+
+def _lowered(model: str, size: str) -> Any:
+    """A model's step, lowered; `transformer_lm`, which has one size, is the demo's."""
+    import jax
+    import parallel
+
+    if commands.is_form(model):
+        return lowered_form(model, size)
+    if model == "transformer_lm":
+        import transformer_lm
+
+        step = transformer_lm.train_step
+        rows = transformer_lm.BATCH_PER_DEVICE * jax.device_count()
+        tokens = jax.ShapeDtypeStruct((rows, transformer_lm.SEQUENCE + 1), "int32")
+        arguments = (jax.eval_shape(transformer_lm.init, jax.random.key(0)), tokens)
+    else:
+        import train
+        from models.training import abstract_arguments
+
+        made = train.load(model, size)
+        step, arguments = made.step, abstract_arguments(made, made.batch_per_device * jax.device_count())
+    return parallel.compile_step(step, parallel.data_parallel()).lower(*arguments)
+
+
+def lowered_form(model: str, size: str) -> Any:
+    """The step of that form over all devices, lowered; examples/ must be on the path.
+
+    Raises:
+        ValueError: no form has this name.
+    """
+    import llama
+
+    found = commands.FORM.fullmatch(model)
+    if found is None:
+        raise ValueError(f"{model!r} is no form: expected {commands.FORM_EXPECTED}")
+    form = llama.Form(found["shard"], found["layers"], accumulate=int(found["accumulate"] or 1))
+    config, where = llama.load(size), llama.layout(form)
+    return llama.compile_step(config, where).lower(*llama.abstract_arguments(config, where))
+
+
+def structured_request_of(step: str, size: str) -> jaxlink.CompileRequest:
+    """The compile of the named step over all devices, as jax would ask for it; nothing is run.
+
+    Raises:
+        DiscoError: jax compiled nothing.
+    """
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    made = _compilable(step, size)
+    found = intercepted(made.function.lower(*made.arguments))
+    if found is None:
+        raise DiscoError(f"jax compiled nothing for {step}")
+    return found
+
+
+def _compilable(step: str, size: str) -> Any:
+    import self_attention
+    import sharded_adam
+    import tensor_parallel
+
+    tiny = size == "tiny"
+    kind, *variant, number = step.split("-")
+    if kind == "adam":
+        return sharded_adam.compilable(_TINY_ADAM if tiny else int(number), replicated=bool(variant))
+    if kind == "tp":
+        return tensor_parallel.compilable(tensor_parallel.load(size), training=number == "train")
+    return self_attention.compilable(self_attention.load("tiny" if tiny else step))
+
+
+def intercepted(lowered: Any, module_name: str = "") -> jaxlink.CompileRequest | None:
+    """The compile that jax asks for when it compiles ``lowered``, which goes no further; None where there is none.
+
+    Args:
+        module_name: of the module that is meant; empty for whichever comes first.
+    """
+    found: list[jaxlink.CompileRequest] = []
+
+    class Taken(BaseException):
+        """Ends the compile; an Exception would only be logged."""
+
+    def handler(request: jaxlink.CompileRequest) -> None:
+        if not module_name or request.module_name == module_name:
+            found.append(request)
+            raise Taken
+
+    jaxlink.install(handler)
+    try:
+        lowered.compile()
+    except Taken:
+        pass
+    finally:
+        jaxlink.uninstall()
+    return found[0] if found else None
+
+
+def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> Step:
+    """The step's module, XLA's own unless one is given, and its graph; the request's inputs are chosen by it."""
+    module = compiles.capture(request) if module is None else module
+    source = canonicalize(module)
+    fit_inputs(request, source)
+    return Step(module, source)
 
 
 class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,82 +229,11 @@ class Files:
         write_atomically(self.folder / PLAN, msgspec.json.encode(plans))
 
 
-def request_of(model: str, size: str) -> jaxlink.CompileRequest:
-    """The compile of the model's training step over all devices, as jax would ask for it; nothing is run.
-
-    Raises:
-        DiscoError: jax compiled no training step.
-    """
-    if str(EXAMPLES) not in sys.path:
-        sys.path.insert(0, str(EXAMPLES))
-    found = intercepted(_lowered(model, size), "jit_train_step")
-    if found is None:
-        raise DiscoError(f"jax compiled nothing called train_step for {model}")
-    return found
-
-
 def keep_tuner_results(request: jaxlink.CompileRequest, out: Path) -> None:
     """Let XLA:GPU's autotuner pick the same in all runs that write to ``out``: what they measure is one module."""
     if request.backend.platform != "cpu":
         request.tuner_results = out / "autotune"
         request.tuner_results.mkdir(parents=True, exist_ok=True)
-
-
-def intercepted(lowered: Any, module_name: str = "") -> jaxlink.CompileRequest | None:
-    """The compile that jax asks for when it compiles ``lowered``, which goes no further; None where there is none.
-
-    Args:
-        module_name: of the module that is meant; empty for whichever comes first.
-    """
-    found: list[jaxlink.CompileRequest] = []
-
-    class Taken(BaseException):
-        """Ends the compile; an Exception would only be logged."""
-
-    def handler(request: jaxlink.CompileRequest) -> None:
-        if not module_name or request.module_name == module_name:
-            found.append(request)
-            raise Taken
-
-    jaxlink.install(handler)
-    try:
-        lowered.compile()
-    except Taken:
-        pass
-    finally:
-        jaxlink.uninstall()
-    return found[0] if found else None
-
-
-def _lowered(model: str, size: str) -> Any:
-    """A model's step, lowered; `transformer_lm`, which has one size, is the demo's."""
-    import jax
-    import parallel
-
-    if forms.is_form(model):
-        return forms.lowered(model, size)
-    if model == "transformer_lm":
-        import transformer_lm
-
-        step = transformer_lm.train_step
-        rows = transformer_lm.BATCH_PER_DEVICE * jax.device_count()
-        tokens = jax.ShapeDtypeStruct((rows, transformer_lm.SEQUENCE + 1), "int32")
-        arguments = (jax.eval_shape(transformer_lm.init, jax.random.key(0)), tokens)
-    else:
-        import train
-        from models.training import abstract_arguments
-
-        made = train.load(model, size)
-        step, arguments = made.step, abstract_arguments(made, made.batch_per_device * jax.device_count())
-    return parallel.compile_step(step, parallel.data_parallel()).lower(*arguments)
-
-
-def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> Step:
-    """The step's module, XLA's own unless one is given, and its graph; the request's inputs are chosen by it."""
-    module = compiles.capture(request) if module is None else module
-    source = canonicalize(module)
-    fit_inputs(request, source)
-    return Step(module, source)
 
 
 def compile_for_profile(session: Session, step: Step, out: Path) -> Kept:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from disco_hlo.compiled import inner
-from disco_hlo.pointers import Row
+from disco_hlo.compiled import Row, inner
 from disco_hlo.search import layout as at
 from disco_hlo.search.kernels import fell_at_sight
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from disco_hlo.compiled import inner
-from disco_hlo.core.marks import fresh_stamp
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search import layout as at
 from disco_hlo.search.kernels import adopt_orphans, all_stand, fell_at_sight, recompute
 from disco_hlo.search.layout import GraphView, ScratchView, StateView

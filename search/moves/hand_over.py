@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from disco_hlo.compiled import inner
-from disco_hlo.pointers import Row
+from disco_hlo.compiled import Row, inner
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import draw
 from disco_hlo.search.kernels import part

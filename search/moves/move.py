@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from disco_hlo.compiled import inner
-from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.pointers import Row
+from disco_hlo.compiled import Row, inner
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import draw
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView

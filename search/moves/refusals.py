@@ -24,11 +24,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from disco_hlo.compiled import inner
+from disco_hlo.compiled import Int, Row, inner
 from disco_hlo.core.legality import results_refusal
-from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.core.reasons import LEGAL
-from disco_hlo.pointers import Int, Row
+from disco_hlo.core.reasons import LEGAL, fresh_stamp
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import mix
 from disco_hlo.search.kernels import UNJUDGED, judge, known_verdict

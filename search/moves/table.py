@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from disco_hlo.compiled import inner
-from disco_hlo.core.marks import fresh_stamp
-from disco_hlo.pointers import Ints, Row
+from disco_hlo.compiled import Ints, Row, inner
+from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search import layout as at
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Compiled, Move

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from disco_hlo.compiled import inner
-from disco_hlo.pointers import Row
+from disco_hlo.compiled import Row, inner
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import draw
 from disco_hlo.search.kernels import all_stand, drop_idle_copies, fell_at_sight, may_own, part, read_again

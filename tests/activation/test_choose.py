@@ -2,10 +2,9 @@
 
 import pytest
 
-from disco_hlo.activation.channel import name_ranks, pack, unpack
+from disco_hlo.activation.channel import LocalChannel, name_ranks, pack, unpack
 from disco_hlo.activation.choose import Offer, choose, mpi_world_size, offer, open_channel
 from disco_hlo.activation.kvstore import KvChannel
-from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError
 from tests.activation.stores import MemoryStore
 from tests.activation.test_kvstore import on_ranks
@@ -82,7 +81,6 @@ def test_a_preference_of_one_rank_binds_all() -> None:
     [
         ([CANNOT, Offer("mpi", "", "launch 1")], r"DISCO_CHANNEL=mpi, but not started under MPI \(rank 0\)"),
         ([Offer("kv", ""), Offer("mpi", "")], "DISCO_CHANNEL differs: mpi on rank 1, kv on rank 0"),
-        ([CAN, Offer("local", "")], "DISCO_CHANNEL=local on rank 1 of a job of 2 processes"),
     ],
 )
 def test_a_preference_that_cannot_be_had_is_an_error_on_all_ranks(offers: list[Offer], message: str) -> None:
@@ -103,11 +101,6 @@ def test_a_single_process_needs_nobody() -> None:
 def test_several_processes_without_a_store_cannot_agree() -> None:
     with pytest.raises(ActivationError, match=r"without jax\.distributed's key-value store"):
         open_channel(0, 2, "job", None, {})
-
-
-def test_an_unknown_preference_is_refused() -> None:
-    with pytest.raises(ActivationError, match="DISCO_CHANNEL='tcp': expected mpi, kv or local"):
-        open_channel(0, 2, "job", MemoryStore(), {}, "tcp")
 
 
 def test_without_mpi_it_is_the_key_value_store() -> None:

@@ -17,9 +17,8 @@ from typing import Any
 
 from disco_hlo.activation import mpi
 from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_plan
-from disco_hlo.activation.channel import Channel
+from disco_hlo.activation.channel import Channel, KeyValueStore
 from disco_hlo.activation.choose import open_channel
-from disco_hlo.activation.decision import KeyValueStore
 from disco_hlo.activation.kvstore import CHUNK_BYTES, CoordinationStore
 from disco_hlo.errors import ActivationError
 from tests.activation.stores import FolderStore

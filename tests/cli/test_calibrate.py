@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_hlo.cli.calibrate import _facts, _print
+from disco_hlo.cli.training import _facts, _print_profile
 from disco_hlo.profiler.profile import Contention, load
 from tests.cli.conftest import Disco
 from tests.report import plans
@@ -40,10 +40,10 @@ def test_a_machine_is_measured_once_and_its_times_are_reused(disco: Disco, tmp_p
 
 def test_the_wait_of_transfers_is_told_where_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     profile = plans.sockets_profile()
-    _print(profile)
+    _print_profile(profile)
     assert "wait of a collective" not in capsys.readouterr().out
     waiting = replace(profile, contention=Contention(1.05, 1.02, 32_500))
-    _print(waiting)
+    _print_profile(waiting)
     assert "wait of a collective during kernels" in (out := capsys.readouterr().out)
     assert "32.5 µs" in out
     assert (_facts(profile)["transfer_wait_ns"], _facts(waiting)["transfer_wait_ns"]) == (0, 32_500)
@@ -53,7 +53,7 @@ def test_what_matmuls_and_others_lose_is_told_where_it_was_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     by_kind = replace(plans.sockets_profile(), contention=Contention(1.25, 1.5, products=4.0, others=1.0625))
-    _print(by_kind)
+    _print_profile(by_kind)
     assert "matmuls 4.000, others 1.062" in capsys.readouterr().out
     assert _facts(by_kind)["contention_by_kind"] == [4.0, 1.0625]
     assert _facts(plans.sockets_profile())["contention_by_kind"] is None
@@ -61,14 +61,14 @@ def test_what_matmuls_and_others_lose_is_told_where_it_was_measured(
 
 def test_what_holds_transfers_is_told_where_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     holding = replace(plans.sockets_profile(), holds={"dot": 0.75, "other dot": 0.85, "convolution": 0.0})
-    _print(holding)
+    _print_profile(holding)
     assert "2 of 3 kinds seen, 80 % of their time" in capsys.readouterr().out
     assert _facts(holding)["holds"] == holding.holds
-    _print(replace(holding, holds={"convolution": 0.0}))
+    _print_profile(replace(holding, holds={"convolution": 0.0}))
     out = capsys.readouterr().out
     assert "0 of 1 kinds seen " in out
     assert "% of their time" not in out
-    _print(plans.sockets_profile())
+    _print_profile(plans.sockets_profile())
     assert "delay collectives" not in capsys.readouterr().out
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_hlo.cli.modules import open_named
+from disco_hlo.cli.inputs import open_named
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from disco_hlo.plan.baselines import one_bucket
+from disco_hlo.plan.variants import one_bucket
 from tests.cli.conftest import Disco
 from tests.report import plans
 from tests.steps.strategies import random_strategy

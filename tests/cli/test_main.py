@@ -86,7 +86,7 @@ def test_a_failure_that_names_no_file_is_not_hidden(disco: Disco, monkeypatch: p
     def fail() -> Path:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("disco_hlo.cli.list.plan_directory", fail)
+    monkeypatch.setattr("disco_hlo.cli.plans.plan_directory", fail)
     with pytest.raises(OSError, match="Input/output error"):
         disco("list")
 

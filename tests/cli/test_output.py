@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_hlo.cli import calibrate
+from disco_hlo.cli import training
 from tests.cli.conftest import Disco
 from tests.report import plans
 
@@ -61,7 +61,7 @@ def test_a_profile_for_minus_is_stdout_alone(
         quiet.append(how["quiet"])
         return plans.sockets_profile()
 
-    monkeypatch.setattr(calibrate, "_measured", measured)
+    monkeypatch.setattr(training, "_measured", measured)
     outcome = disco("calibrate", "-o", "-", "--", sys.executable)
     assert json.loads(outcome.out)["format"] == "disco-hlo profile"
     assert "noise of a step" in outcome.err

@@ -15,7 +15,7 @@ from disco_hlo.cli import search
 from disco_hlo.cli.output import write_files
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import decode
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.read import verify
 from disco_hlo.profiler.profile import to_json
 from disco_hlo.report.bundle import open_bundle
 from tests.cli.conftest import Disco

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disco_hlo.core.kernels import group_refusal, kernel
-from disco_hlo.core.legality import kernel_refusal
+from disco_hlo.core.legality import group_refusal, kernel, kernel_refusal
 from disco_hlo.core.rows import plain_rows
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 

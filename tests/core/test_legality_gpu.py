@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from disco_hlo.core.gpu_facts import gpu_facts
-from disco_hlo.core.kernels import emitter_kind, group_refusal, kernel
+from disco_hlo.core.legality import emitter_kind, group_refusal, kernel
 from disco_hlo.core.legality_gpu import find_heroes
 from disco_hlo.core.rows import plain_rows
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph
 from tests.captured import captured
-from tests.core.gpu_graphs import graph
+from tests.plan.small_graphs import gpu_graph as graph
 
 # What XLA itself does ---------------------------------------------------------------------------
 

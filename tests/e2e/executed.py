@@ -16,10 +16,8 @@ import numpy as np
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.plan import Plan
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.verify import describe_difference
+from disco_hlo.plan.plan import Plan, Strategy
+from disco_hlo.plan.read import describe_difference, read
 from disco_hlo.plugin.xla.hook import without_id
 from tests.e2e.jobs import Run
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from disco_hlo.plan.compared import decode
+from disco_hlo.plan.store import compared_modules
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
@@ -60,7 +60,7 @@ def test_a_plan_serves_another_learning_rate_and_a_longer_schedule(
     assert second.lines(COMPARED) == []
     assert handed_over(first) == handed_over(second)
     assert handed_over(first) in {
-        entry.module_sha256 for entry in decode((slot / "compared.json").read_bytes())
+        entry.module_sha256 for entry in compared_modules((slot / "compared.json").read_bytes())
     }
 
 

@@ -17,7 +17,7 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.bans import Bans
-from disco_hlo.plan.locks import OwnedFile
+from disco_hlo.plan.files import OwnedFile
 from disco_hlo.plan.plan import by_region
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot

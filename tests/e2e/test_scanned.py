@@ -14,10 +14,9 @@ import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import one_bucket
-from disco_hlo.plan.plan import by_region
+from disco_hlo.plan.plan import Strategy, by_region
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import one_bucket
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, plan_in, slot_of
 from tests.e2e.jobs import Job, Run

@@ -11,8 +11,8 @@ import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plugin.measuring.measured_times import STORE_NAME
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.plugin.measuring.known_times import STORE_NAME
+from disco_hlo.profiler.keys import kernel_keys
 from tests.as_searched import without_measurements
 from tests.e2e.executed import difference, plan_in, slot_of
 from tests.e2e.jobs import Job, Run

@@ -11,8 +11,7 @@ import pytest
 from msgspec import UNSET
 
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.read import read
-from disco_hlo.plan.verify import describe_difference
+from disco_hlo.plan.read import describe_difference, read
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, copies, edited, plan_in, slot_of
 from tests.e2e.jobs import Job, Run

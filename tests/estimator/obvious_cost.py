@@ -3,7 +3,7 @@
 from math import prod
 
 from disco_hlo.estimator import kernel_tables as at
-from disco_hlo.estimator.contexts import MAXIMUM_CONTEXTS
+from disco_hlo.estimator.kernel_cost import MAXIMUM_CONTEXTS
 
 
 def obvious_work(tables, most_loops, members, results):

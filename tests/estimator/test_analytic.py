@@ -1,12 +1,21 @@
-"""The analytical model as a cost model."""
+"""The analytical model as a cost model, and learning a device from measured single ops."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
+from disco_hlo.estimator.analytic import (
+    AnalyticModel,
+    DeviceModel,
+    calibrated,
+    library_flops_per_s,
+    measured_ops,
+)
 from disco_hlo.estimator.kernel_tables import EXTENTS_AT, OPERANDS_AT, structure
 from disco_hlo.hlo.cost_model import Kernels
+from disco_hlo.hlo.graph import Shape
 from tests.estimator.kernels import f32, graph_of
 
 # 1 ns a byte, 1 ns a flop
@@ -85,3 +94,109 @@ def test_a_tuple_of_what_a_bitcast_shows_needs_no_maps():
     lengths = found.node[EXTENTS_AT] - found.node[OPERANDS_AT]
     assert lengths[:4].tolist() == [0, 2, 2, 0]
     assert found.edge[found.node[OPERANDS_AT, 2]] == 0
+
+
+BASE = DeviceModel(1e10, 1e12, hoists=True)
+TRUE = DeviceModel(
+    2e10, 1e12, hoists=True,
+    shortest_kernel_ns=400.0,
+    streaming=((2.0**12, 500.0), (2.0**16, 2_000.0), (2.0**20, 30_000.0), (2.0**24, 900_000.0)),
+    strided_ns=3.0,
+    element_ns={"log": 2.0, "exponential": 0.5, "reduce": 0.3},
+)  # fmt: skip
+
+
+def ops_graph():
+    rows = []
+    for width in (16, 64, 128, 256, 512, 1024):
+        first = len(rows)
+        rows += [
+            ("parameter", f32(width, width), ()),
+            ("constant", f32(), ()),
+            ("add", f32(width, width), (first, first)),
+            ("multiply", f32(width, width), (first, first + 2)),
+            ("log", f32(width, width), (first,)),
+            ("exponential", f32(width, width), (first,)),
+            ("reduce", f32(width), (first, first + 1), (1,)),
+            ("reduce", f32(width), (first, first + 1), (0,)),
+            ("broadcast", f32(width, width), (first + 1,), ()),
+        ]
+    return graph_of(*rows)
+
+
+GRAPH = ops_graph()
+
+
+def times(device, noise=0.0, seed=0):
+    random = np.random.default_rng(seed)
+    alone = AnalyticModel(device).op_ns(GRAPH)
+    return {
+        node.key: float(alone[node.id] * (1 + noise * random.standard_normal()))
+        for node in GRAPH.nodes
+        if alone[node.id]
+    }
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_a_device_is_recovered_from_its_times(noise):
+    found = calibrated(BASE, measured_ops([GRAPH], times(TRUE, noise)))
+    tolerance = 0.02 + 4 * noise
+    assert found.element_ns["log"] == pytest.approx(2.0, rel=tolerance)
+    assert found.element_ns["exponential"] == pytest.approx(0.5, rel=tolerance)
+    assert found.strided_ns == pytest.approx(3.0, rel=tolerance + 0.02)
+    predicted, truth = AnalyticModel(found).op_ns(GRAPH), AnalyticModel(TRUE).op_ns(GRAPH)
+    timed = truth > 0
+    assert np.median(np.abs(predicted[timed] / truth[timed] - 1)) <= tolerance
+
+
+def test_indexing_ops_stay_free_however_slow_they_measured():
+    slow = {**times(TRUE), **{node.key: 1e9 for node in GRAPH.nodes if node.opcode == "broadcast"}}
+    found = calibrated(BASE, measured_ops([GRAPH], slow))
+    assert "broadcast" not in found.element_ns
+
+
+def test_a_few_disturbed_measurements_move_little():
+    disturbed = times(TRUE)
+    key = next(node.key for node in GRAPH.nodes if node.opcode == "log" and node.shape.dims == (512, 512))
+    disturbed[key] *= 50
+    assert calibrated(BASE, measured_ops([GRAPH], disturbed)).element_ns["log"] == pytest.approx(
+        2.0, rel=0.02
+    )
+
+
+def test_tiny_ops_alone_do_not_say_how_fast_large_ones_stream():
+    """One scalar op in a profile once made a copy of 400 MB take minutes."""
+    graph = graph_of(
+        ("parameter", f32(2), ()),
+        ("negate", f32(2), (0,)),
+        ("parameter", f32(1 << 20), ()),
+        ("negate", f32(1 << 20), (2,)),
+    )
+    base = DeviceModel(memory_bandwidth=4e12, flops_per_s=4e14, hoists=False)
+    device = calibrated(base, measured_ops([graph], {graph.nodes[1].key: 1000.0}))
+    assert AnalyticModel(device).op_ns(graph).tolist() == [0, 1000, 0, 2097]
+
+
+def test_a_bf16_matmul_is_estimated_at_the_rate_that_others_reached():
+    """One that was not measured itself took as long as in f32: 3.8 ms on an H100, of which it needs 0.25."""
+    rows = [("parameter", Shape("bf16", (n, n), (1, 0)), ()) for n in (64, 1024, 2048, 4096)]
+    entry = graph_of(
+        *rows[:2], ("dot", Shape("bf16", (64, 64)), (0, 0)), ("dot", Shape("bf16", (1024, 1024)), (1, 1))
+    )
+    body = graph_of(rows[2], ("dot", Shape("bf16", (2048, 2048)), (0, 0)))
+    times_ns = {entry.nodes[2].key: 5000.0, entry.nodes[3].key: 3579.0, body.nodes[1].key: 24_543.0}
+    rates = library_flops_per_s([entry, body], times_ns)
+    assert rates == {"bf16": pytest.approx(7e14, rel=1e-4)}
+    unmeasured = graph_of(
+        rows[3],
+        ("dot", Shape("bf16", (4096, 4096)), (0, 0)),
+        ("parameter", f32(4096, 4096), ()),
+        ("dot", f32(4096, 4096), (2, 2)),
+    )
+    model = AnalyticModel(DeviceModel(3e12, 5e13, hoists=False), rates)
+    assert model.op_ns(unmeasured).tolist() == [0, 196_344, 0, 2_748_779]
+
+
+def test_nothing_measured_changes_nothing():
+    assert calibrated(BASE, []) is BASE
+    assert measured_ops([GRAPH], {}) == []

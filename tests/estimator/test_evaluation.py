@@ -1,4 +1,8 @@
-"""Figures of the report, by hand."""
+"""Figures of the report, by hand: errors, the linear model, plots."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -7,14 +11,19 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
 from disco_hlo.estimator.evaluation import (
+    Ridge,
+    bars_and_curves,
     by_decade,
     by_op_type,
     by_size,
     distribution,
     errors,
     kendall_tau,
+    lines,
+    pooled,
     summary,
 )
+from tests.estimator.test_features import MANY
 
 
 def test_errors_are_relative_to_what_was_measured() -> None:
@@ -58,3 +67,36 @@ def test_kendall_s_tau_is_scipy_s(pairs: list[tuple[int, int]]) -> None:
     a, b = (np.array(values, float) for values in zip(*pairs, strict=True))
     expected = kendalltau(a, b).statistic if len(set(a)) > 1 and len(set(b)) > 1 else 0.0
     assert kendall_tau(a, b) == pytest.approx(expected, abs=1e-4)
+
+
+def test_ridge_recovers_a_linear_rule() -> None:
+    dice = np.random.default_rng(0)
+    inputs = dice.normal(size=(500, 4)) * [1, 10, 0.1, 1] + [0, 5, 0, 0]
+    inputs[:, 3] = 7  # says nothing
+    targets = 2 * inputs[:, 0] - 0.3 * inputs[:, 1] + 5 * inputs[:, 2] + 1
+    found = Ridge(inputs, targets, strength=1e-6).predict(inputs)
+    np.testing.assert_allclose(found, targets, atol=1e-6)
+
+
+def test_pooled_features_have_one_row_for_each_kernel_and_forget_the_graph() -> None:
+    inputs = pooled(MANY)
+    assert inputs.shape[0] == len(MANY.estimate_ns)
+    assert np.isfinite(inputs).all()
+    rewired = MANY._replace(neighbour=MANY.neighbour[::-1].copy())
+    np.testing.assert_array_equal(pooled(rewired), inputs)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_curves_are_drawn_and_named() -> None:
+    root = ElementTree.fromstring(lines({"main": [(1, 0.4), (2, 0.2)], "a<b": [(1, 0.3)]}, "epoch", "error"))
+    assert len(root.findall(f"{SVG}polyline")) == 2
+    texts = [text.text for text in root.findall(f"{SVG}text")]
+    assert {"main", "a<b", "epoch", "error"} <= set(texts)
+
+
+def test_bars_reach_as_high_as_their_share() -> None:
+    root = ElementTree.fromstring(bars_and_curves([0.5, 1.0], [0.25, 0.5], {"CDF": [0.3, 1.0]}))
+    heights = [float(bar.get("height")) for bar in root.findall(f"{SVG}rect") if bar.get("x")]
+    assert heights[1] == 2 * heights[0]

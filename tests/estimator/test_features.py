@@ -6,10 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_hlo.estimator import feature_spec as spec
+from disco_hlo.estimator import architecture as spec
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.encoding import Batch
-from disco_hlo.estimator.features import encode, graph_features, joined, selected
+from disco_hlo.estimator.features import Batch, encode, graph_features, joined, selected
 from disco_hlo.estimator.kernel_cost import kernels_ns
 from disco_hlo.estimator.samples import Grower, Growth
 from disco_hlo.hlo.cost_model import Kernels

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.contexts import MAXIMUM_CONTEXTS
-from disco_hlo.estimator.kernel_cost import kernel_work
+from disco_hlo.estimator.kernel_cost import MAXIMUM_CONTEXTS, kernel_work
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Kind, Shape
 from tests.estimator.kernels import f32, graph_of

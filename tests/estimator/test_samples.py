@@ -2,10 +2,9 @@
 
 import pytest
 
-from disco_hlo.core.kernels import group_refusal
+from disco_hlo.core.legality import group_refusal
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops
-from disco_hlo.hlo.bitcasts import readers
-from disco_hlo.hlo.graph import Shape, external_reads
+from disco_hlo.hlo.graph import Shape, external_reads, readers
 from tests.estimator.kernels import f32, graph_of
 from tests.estimator.steps import transformer
 

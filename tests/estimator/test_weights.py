@@ -10,8 +10,7 @@ from safetensors.numpy import save
 
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.estimator.architecture import PAPER, Architecture
-from disco_hlo.estimator.inference import predicted_ns
-from disco_hlo.estimator.network import network
+from disco_hlo.estimator.network import network, predicted_ns
 from disco_hlo.estimator.weights import from_bytes, load_file, save_file, shipped, shipped_name, to_bytes
 from tests.estimator.steps import random_weights
 from tests.estimator.test_features import MANY

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.read import verify
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tests.fuzz.build import inner_exact
-from tests.fuzz.grammar import Production, Scope, grow, productions_of
+from tests.fuzz.grammar import Production, Scope, grow, inner_exact, productions_of
 from tests.fuzz.program import Body, Op, ProgramError, Type
 from tests.fuzz.sharing import moved, viewed, viewed_back
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tests.fuzz import findings, tally
 from tests.fuzz.findings import Finding
-from tests.fuzz.processes import Worker
 from tests.fuzz.strategies import Wanted, wanted
 from tests.fuzz.tally import FINDINGS, Tally
+from tests.fuzz.worker import Worker
 
 _PROGRESS_S = 5.0
 _SHRINK_S = 120.0

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.run import search
 from tests.machines import CPU, GPU

@@ -11,13 +11,11 @@ from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.baselines import one_bucket, unfused
-from disco_hlo.plan.fitting import without_unfit
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.normal import normal_form
+from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.plan.variants import normal_form, one_bucket, unfused, without_unfit
 from tests.steps.strategies import random_strategy
 
 KINDS = ("default", "xla", "unfused", "one-kernel", "one-bucket", "random", "order", "moves", "search")

@@ -1,16 +1,24 @@
-"""The process that compiles and runs: reads tasks as JSON lines, and says of each pair what it tries before it does.
+"""The process that compiles and runs, and who asks it.
 
-An XLA that aborts takes this process with it; whoever started it reads from the last line what it was trying.
+It reads tasks as JSON lines, and says of each pair what it tries before it does; who asks tells apart how it ends.
+
+An XLA that aborts takes the process with it; the last line that it said tells what it was trying.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +28,13 @@ PAST_GATE = " past the gate"
 """Behind a strategy that is run although the last gate refused its module."""
 CLEAR_EVERY = 20
 """So many programs share jax's caches, which otherwise grow without end."""
+ROOT = Path(__file__).resolve().parents[2]
+START_LIMIT_S = 120.0
+"""Until a process has imported jax and found its devices."""
+_LAST_BYTES = 2000
+_MOST_TASKS = 200
+"""So many are given to one process, which bounds its memory."""
+# Asking -----------------------------------------------------------------------------------------
 
 
 def environment(platform: str, devices: int, jobs: int) -> dict[str, str]:
@@ -44,6 +59,152 @@ def environment(platform: str, devices: int, jobs: int) -> dict[str, str]:
         found["XLA_FLAGS"] = flags
     found["TF_CPP_MIN_LOG_LEVEL"] = "2"
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a task ended."""
+
+    how: str
+    """``done``, ``aborted``, ``hung``, ``stopped``, or with which status the process ended by itself."""
+    trying: str = ""
+    """What was being tried."""
+    said: str = ""
+    """The last that was written to standard error."""
+
+
+class Worker:
+    """One process at a time, started anew where it died or has had its share of tasks.
+
+    Args:
+        jobs: how many workers share the machine; of a GPU's memory each has a part.
+        pair_limit_s: a pair that takes longer hangs.
+        command: what to start; speaks as ``worker`` does.
+    """
+
+    def __init__(
+        self,
+        platform: str,
+        devices: int,
+        jobs: int = 1,
+        pair_limit_s: float = 60.0,
+        command: Sequence[str] = (sys.executable, "-m", "tests.fuzz.worker"),
+    ) -> None:
+        self.command = command
+        self.environment = environment(platform, devices, jobs)
+        self.pair_limit_s = pair_limit_s
+        self.process: subprocess.Popen[bytes] | None = None
+        self.tasks = 0
+        self.unread = b""
+        self.errors: IO[bytes] | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def ask(
+        self,
+        task: Mapping[str, Any],
+        hear: Callable[[dict[str, Any]], None],
+        deadline: float = float("inf"),
+        limit_s: float | None = None,
+    ) -> End:
+        """Give the process a task, and hand on what it says until it is done.
+
+        Args:
+            deadline: on ``time.monotonic``; what is under way then is given up.
+        """
+        self._ready(deadline)
+        trying, what = "", ""
+        if self.process is None:
+            return End("stopped")
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, as is read below
+            self.process.stdin.write(json.dumps(dict(task)).encode() + b"\n")
+            self.process.stdin.flush()
+        self.tasks += 1
+        while True:
+            message, ended = self._message(min(time.monotonic() + (limit_s or self.pair_limit_s), deadline))
+            if message is None:
+                what = "stopped" if time.monotonic() >= deadline else ended
+                break
+            trying = message.get("trying", trying)
+            hear(message)
+            if message.get("done"):
+                return End("done")
+        said = self._last_words()
+        self.stop()
+        return End(what, trying, said)
+
+    def kill(self) -> None:
+        """End what the process does, from another thread than the one that asks it."""
+        process = self.process
+        if process is not None:
+            process.kill()
+
+    def stop(self) -> None:
+        """End the process, if there is one."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            for pipe in (self.process.stdin, self.process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
+        if self.errors is not None:
+            self.errors.close()
+        self.process, self.errors, self.unread, self.tasks = None, None, b"", 0
+
+    def _ready(self, deadline: float) -> None:
+        if self.process is not None and self.tasks >= _MOST_TASKS:
+            self.stop()
+        if self.process is not None:
+            return
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self.process = subprocess.Popen(
+            [*self.command], cwd=ROOT, env=self.environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, start_new_session=True,
+        )  # fmt: skip
+        message, ended = self._message(min(time.monotonic() + START_LIMIT_S, deadline))
+        if message is not None:
+            return
+        said = self._last_words()
+        self.stop()
+        if time.monotonic() < deadline:
+            raise RuntimeError(f"a worker of the fuzzer did not start ({ended}): {said}")
+
+    def _message(self, until: float) -> tuple[dict[str, Any] | None, str]:
+        """The next line, or None and how the process ended."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        pipe = self.process.stdout.fileno()
+        while b"\n" not in self.unread:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], min(left, 3600.0))[0]:
+                return None, "hung"
+            read = os.read(pipe, 1 << 16)
+            if not read:
+                code = self.process.wait()
+                return None, "aborted" if code < 0 or code == 128 + signal.SIGABRT else f"ended with {code}"
+            self.unread += read
+        line, _, self.unread = self.unread.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message, ""
+
+    def _last_words(self) -> str:
+        assert self.errors is not None
+        size = self.errors.seek(0, os.SEEK_END)
+        self.errors.seek(max(0, size - 20_000))
+        lines = [one for one in self.errors.read().decode("utf-8", "replace").splitlines() if one.strip()]
+        telling = [
+            one for one in lines if one.startswith("F") or "Error" in one or "Check fail" in one
+        ] or lines[-3:]
+        return " | ".join(telling)[-_LAST_BYTES:]
+
+
+# Answering --------------------------------------------------------------------------------------
 
 
 def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
@@ -98,7 +259,7 @@ def _compile_search() -> None:
     """Let numba compile the search, once on a machine."""
     import random
 
-    from disco_hlo.plan.baselines import unfused
+    from disco_hlo.plan.variants import unfused
     from tests.fuzz.searching import after_moves, after_search
     from tests.search.steps import random_step
 

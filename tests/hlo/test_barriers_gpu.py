@@ -6,14 +6,13 @@ from dataclasses import replace
 
 from jaxlib import _hlo
 
-from disco_hlo.core.kernels import group_refusal
+from disco_hlo.core.legality import group_refusal
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.read import read
+from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.variants import unfused
 from tests.hlo.small_modules import module_of
 from tests.plan.executed import executed_difference, without_barriers
 

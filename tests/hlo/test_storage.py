@@ -1,4 +1,7 @@
-"""Who shares a buffer, what must come first since buffers are overwritten, and what gets a buffer of its own."""
+"""Who shares a buffer, what must come first since buffers are overwritten, and what gets a buffer of its own.
+
+Of slices written into arrays: what XLA writes into the array itself, and what into a buffer of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.flatten import ModuleIndex
+from disco_hlo.hlo.overwrites import RunningOrder
 from disco_hlo.hlo.proto import parse
-from disco_hlo.hlo.running_order import RunningOrder
 from disco_hlo.hlo.storage import Storage, storage_of
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.verify import verify
-from tests.hlo.small_modules import RETURNED_AND_UPDATED, small_module
+from disco_hlo.plan.read import read, verify
+from disco_hlo.plan.variants import unfused
+from tests.hlo.small_modules import RETURNED_AND_UPDATED, module_of, small_module
 
 
 def stored(entry: str) -> tuple[Storage, dict[str, int]]:
@@ -93,33 +96,33 @@ def ordered(source: CanonicalModule) -> set[tuple[str, str]]:
     return {(nodes[a].opcode, nodes[b].opcode) for a, b in source.graph.before}
 
 
+def made(entry: str, header: str = "") -> CanonicalModule:
+    return canonicalize(small_module(entry, header))
+
+
 ALIAS = ", input_output_alias={ {0}: (0, {}, may-alias) }"
 SWAPPED = ", input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }"
 
 
 def test_readers_of_a_donated_argument_come_before_what_is_updated_into_its_place() -> None:
     """The update's operand is made in the argument's buffer already, as the update must end there."""
-    source = canonicalize(
-        small_module(
-            """%first = f32[8]{0} reverse(%x), dimensions={0}
+    source = made(
+        """%first = f32[8]{0} reverse(%x), dimensions={0}
 %seed = f32[8]{0} negate(%y)
 %part = f32[2]{0} slice(%y), slice={[0:2]}
 %new = f32[8]{0} dynamic-update-slice(%seed, %part, %n)
 ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%new, %first)""",
-            ALIAS,
-        )
+        ALIAS,
     )
     assert ("reverse", "negate") in ordered(source)
 
 
 def test_an_argument_that_is_read_behind_its_new_value_is_not_overwritten() -> None:
-    source = canonicalize(
-        small_module(
-            """%new = f32[8]{0} reverse(%x), dimensions={0}
+    source = made(
+        """%new = f32[8]{0} reverse(%x), dimensions={0}
 %late = f32[8]{0} subtract(%new, %x)
 ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%new, %late)""",
-            ALIAS,
-        )
+        ALIAS,
     )
     assert source.dropped_aliases == ((0, 0),)
     written = apply(unfused(source.graph), source)
@@ -130,36 +133,28 @@ ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%new, %late)""",
 
 def test_two_arguments_that_take_each_others_place_do_not_wait_in_a_circle() -> None:
     """Each result reads both: one kernel could write both in place, and single ops cannot."""
-    source = canonicalize(
-        small_module(
-            """%sum = f32[8]{0} add(%x, %y)
+    source = made(
+        """%sum = f32[8]{0} add(%x, %y)
 %difference = f32[8]{0} subtract(%x, %y)
 ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%sum, %difference)""",
-            SWAPPED,
-        )
+        SWAPPED,
     )
     assert len(source.dropped_aliases) == 1
     verify(source, apply(unfused(source.graph), source), unfused(source.graph))
 
 
 def test_an_op_that_moves_elements_does_not_write_where_it_reads() -> None:
-    source = canonicalize(
-        small_module("ROOT %new = f32[8]{0} reverse(%x), dimensions={0}", ALIAS.replace("{0}", "{}"))
-    )
+    source = made("ROOT %new = f32[8]{0} reverse(%x), dimensions={0}", ALIAS.replace("{0}", "{}"))
     assert source.dropped_aliases == ((0, 0),)
 
 
-@pytest.mark.parametrize("made", ["negate(%x)", "parameter"])
-def test_a_value_that_is_two_results_gets_a_second_buffer(made: str) -> None:
+@pytest.mark.parametrize("op", ["negate(%x)", "parameter"])
+def test_a_value_that_is_two_results_gets_a_second_buffer(op: str) -> None:
     """XLA:CPU aborts on two results in one buffer; a kernel of XLA's that only moves the layout is a bitcast here."""
-    first = "%own = f32[8]{0} copy(%x)" if made == "parameter" else f"%own = f32[8]{{0}} {made}"
-    source = canonicalize(
-        small_module(
-            f"""{first}
+    first = "%own = f32[8]{0} copy(%x)" if op == "parameter" else f"%own = f32[8]{{0}} {op}"
+    source = made(f"""{first}
 %other = f32[2,4]{{1,0}} bitcast(%own)
-ROOT %out = (f32[8]{{0}}, f32[2,4]{{1,0}}) tuple(%own, %other)"""
-        )
-    )
+ROOT %out = (f32[8]{{0}}, f32[2,4]{{1,0}}) tuple(%own, %other)""")
     shown = source.graph.shown
     results = [shown[x] for x in source.graph.nodes[source.graph.root].operands]
     assert results[0] != results[1]
@@ -167,13 +162,13 @@ ROOT %out = (f32[8]{{0}}, f32[2,4]{{1,0}}) tuple(%own, %other)"""
 
 
 def test_an_argument_that_is_returned_under_other_dimensions_is_copied() -> None:
-    source = canonicalize(small_module("ROOT %other = f32[2,4]{1,0} bitcast(%x)"))
+    source = made("ROOT %other = f32[2,4]{1,0} bitcast(%x)")
     assert [node.opcode for node in source.graph.nodes].count("copy") == 1
 
 
 def test_what_is_returned_is_not_scattered_into() -> None:
     """XLA had the transpose twice, and merging made one buffer of it."""
-    source = canonicalize(small_module(RETURNED_AND_UPDATED))
+    source = made(RETURNED_AND_UPDATED)
     assert [node.opcode for node in source.graph.nodes].count("reverse") == 2
     assert canonicalize(apply(unfused(source.graph), source)).graph.fingerprint == source.graph.fingerprint
 
@@ -185,3 +180,124 @@ def test_a_running_order_refuses_circles_and_keeps_what_it_had() -> None:
     assert not order.add_all([(0, 3), (1, 2)])
     assert order.add(1, 2)
     assert not order.add(2, 2)
+
+
+ON_GPU = ', backend_config={"operation_queue_id":"0"}'
+UPDATE = "dynamic-update-slice(%p, %s, %i)"
+IN_PLACE = {
+    "returned": f"ROOT %u = f32[8]{{0}} {UPDATE}",
+    "returned with another": f"""%u = f32[8]{{0}} {UPDATE}
+  %n = f32[8]{{0}} negate(%p)
+  ROOT %t = (f32[8]{{0}}, f32[8]{{0}}) tuple(%u, %n)""",
+    "of a bitcast": """%b = f32[8]{0} bitcast(%p)
+  ROOT %u = f32[8]{0} dynamic-update-slice(%b, %s, %i)""",
+}
+ELSEWHERE = {
+    "read in the kernel": f"""%u = f32[8]{{0}} {UPDATE}
+  ROOT %n = f32[8]{{0}} negate(%u)""",
+    "of what the kernel computes": """%n = f32[8]{0} negate(%p)
+  %u = f32[8]{0} dynamic-update-slice(%n, %s, %i)
+  ROOT %a = f32[8]{0} add(%u, %n)""",
+}
+
+
+def step(body: str, *, gpu: bool = False) -> CanonicalModule:
+    """A parameter is copied, a kernel writes a slice, and what others read was not written into."""
+    result = "(f32[8], f32[8])" if "tuple" in body else "f32[8]"
+    config = ON_GPU if gpu else ""
+    first = "%first = f32[8]{0} get-tuple-element(%made), index=0" if "tuple" in body else ""
+    made = "%first" if first else "%made"
+    text = f"""
+HloModule jit_step, is_scheduled=true
+
+%updating (p: f32[8], s: f32[2], i: s32[]) -> {result} {{
+  %p = f32[8]{{0}} parameter(0)
+  %s = f32[2]{{0}} parameter(1)
+  %i = s32[] parameter(2)
+  {body}
+}}
+
+%backward (q: f32[8]) -> f32[8] {{
+  %q = f32[8]{{0}} parameter(0)
+  ROOT %reverse = f32[8]{{0}} reverse(%q), dimensions={{0}}
+}}
+
+ENTRY %main (x: f32[8], part: f32[2], at: s32[]) -> (f32[8], f32[8]) {{
+  %x = f32[8]{{0}} parameter(0)
+  %part = f32[2]{{0}} parameter(1)
+  %at = s32[] parameter(2)
+  %own = f32[8]{{0}} copy(%x)
+  %backwards = f32[8]{{0}} fusion(%own), kind=kLoop, calls=%backward{config}
+  %made = {result} fusion(%own, %part, %at), kind=kLoop, calls=%updating{config}
+  {first}
+  ROOT %out = (f32[8]{{0}}, f32[8]{{0}}) tuple(%backwards, {made})
+}}
+"""
+    return canonicalize(module_of(text))
+
+
+def opcodes(source: CanonicalModule, pairs: tuple[tuple[int, int], ...]) -> set[tuple[str, ...]]:
+    return {tuple(source.graph.nodes[node].opcode for node in pair) for pair in pairs}
+
+
+@pytest.mark.parametrize("body", IN_PLACE.values(), ids=IN_PLACE)
+def test_what_a_kernel_writes_into_its_operand_is_read_before(body: str) -> None:
+    source = step(body)
+    assert [node.opcode for node in source.graph.nodes].count("copy") == 1
+    assert ("reverse", "dynamic-update-slice") in opcodes(source, source.graph.before)
+
+
+@pytest.mark.parametrize("gpu", [False, True], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("body", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_what_a_kernel_computes_element_by_element_overwrites_nothing(body: str, gpu: bool) -> None:
+    """Taken for an update in place, it had to wait for all who read the array, though XLA's kernel does not. Written by
+    itself it does overwrite, so it gets a copy, which is no buffer in XLA's kernel."""
+    source = step(body, gpu=gpu)
+    assert source.graph.before == ()
+    assert opcodes(source, source.graph.inplace) == {("copy", "dynamic-update-slice")}
+    ((copied, _),) = source.graph.inplace
+    assert len(source.graph.users[copied]) == 1
+    for strategy in (read(source), unfused(source.graph)):
+        verify(source, apply(strategy, source), strategy)
+        again = canonicalize(apply(strategy, source))
+        assert again.graph.inplace == source.graph.inplace
+
+
+def test_an_update_of_what_nobody_else_has_needs_no_copy() -> None:
+    """Zeros that a kernel makes to write into: by themselves they have a buffer that may be written into."""
+    source = step("""%z = f32[] constant(0)
+  %zeros = f32[8]{0} broadcast(%z), dimensions={}
+  ROOT %u = f32[8]{0} dynamic-update-slice(%zeros, %s, %i)""")
+    assert opcodes(source, source.graph.inplace) == {("broadcast", "dynamic-update-slice")}
+
+
+def test_an_update_of_an_argument_of_the_step_reads_a_copy_of_it() -> None:
+    """Nobody else in the step reads it, but it is the caller's: a kernel of the update alone wrote into it."""
+    text = """
+HloModule jit_step, is_scheduled=true
+
+%updating (p: f32[8], s: f32[2], i: s32[]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %s = f32[2]{0} parameter(1)
+  %i = s32[] parameter(2)
+  %u = f32[8]{0} dynamic-update-slice(%p, %s, %i)
+  ROOT %n = f32[8]{0} negate(%u)
+}
+
+ENTRY %main (x: f32[8], part: f32[2], at: s32[]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %part = f32[2]{0} parameter(1)
+  %at = s32[] parameter(2)
+  ROOT %made = f32[8]{0} fusion(%x, %part, %at), kind=kLoop, calls=%updating
+}
+"""
+    source = canonicalize(module_of(text))
+    assert opcodes(source, source.graph.inplace) == {("copy", "dynamic-update-slice")}
+
+
+def test_constants_of_a_kernel_are_no_part_of_what_it_computes() -> None:
+    """Each plan's kernels read them: XLA's own kernel was not known again, and could not be written."""
+    source = step("""%c = f32[8]{0} constant({1, 2, 3, 4, 5, 6, 7, 8})
+  %u = f32[8]{0} dynamic-update-slice(%p, %s, %i)
+  ROOT %a = f32[8]{0} add(%u, %c)""")
+    apply(read(source), source)

@@ -6,10 +6,9 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.collectives import collective_bytes
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import one_bucket, unfused
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.plan import Bucket
+from disco_hlo.plan.read import read, verify
+from disco_hlo.plan.variants import one_bucket, unfused
 from tests.hlo.small_modules import module_of
 from tests.plan.executed import executed_difference
 

@@ -12,12 +12,10 @@ from disco_hlo.optimize.ablations import EARLY_COLLECTIVES, OUR_KERNELS, OUR_ORD
 from disco_hlo.optimize.costs import costs_of, shipped_profile
 from disco_hlo.optimize.pipeline import Budget, Case, optimize
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.fitting import in_the_order_of
-from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.plan import SEARCHED as PLAN
-from disco_hlo.plan.read import read
+from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.variants import in_the_order_of, normal_form
 from disco_hlo.search.api import SearchSettings
 from tests.captured import captured
 

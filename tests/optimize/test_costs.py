@@ -31,12 +31,12 @@ from disco_hlo.optimize.costs import (
     unknown_kernels,
     with_kernels,
 )
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.plan import Group
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import unfused
 from disco_hlo.profiler.costs import MeasuredCosts
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, OpTime, Profile, load
 from disco_hlo.simulator.costs import holds_ns
 from disco_hlo.whatif.machine import load as load_machine

@@ -15,10 +15,10 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize import pipeline
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, ranked, search_record, searchable
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search import restart, warm
 from disco_hlo.search.api import Dropped, Improvement, SearchResult, SearchSettings
 from disco_hlo.search.schedule import with_order

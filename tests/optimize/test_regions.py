@@ -15,9 +15,9 @@ from disco_hlo.optimize.costs import Costs, costs_of, shipped_profile
 from disco_hlo.optimize.gains import one_by_one, producers, with_producers
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.optimize.regions import Predicted, calls_by_caller, step_times
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Strategy
-from disco_hlo.profiler.allreduce import AllReduceFit
+from disco_hlo.profiler.collectives import AllReduceFit
 from disco_hlo.search.schedule import with_early_collectives
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import MachineModel

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.cli import main
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import SEARCHED, decode
 from disco_hlo.plan.read import read
-from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.phases import finding
 from disco_hlo.plugin.phases.finding import search_settings
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.profile import Profile, to_json
 from disco_hlo.search.api import SearchSettings

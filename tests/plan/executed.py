@@ -19,9 +19,8 @@ from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES, TRANSFERS
 from disco_hlo.hlo.proto import Message
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plan.verify import describe_difference
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.read import describe_difference, read
 
 _DEDICATED = ("all-gather-start", "collective-permute-start")
 """Of the starts with an opcode of their own those that may begin a collective which no plan moves."""

@@ -14,16 +14,14 @@ from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.legal import check_order
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.variants import normal_form, one_at_a_time, one_bucket, unfused
 from disco_hlo.profiler.costs import kernel_times
 from disco_hlo.profiler.instructions import InstructionTimes
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.simulator.orders import list_schedule
 from tests.captured import captured, stored
 from tests.plan.executed import executed_difference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jaxlib import _hlo
 
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.plan import Strategy
 from tests.hlo.small_modules import module_of
 from tests.plan.executed import executed_difference, settled, without_barriers, without_unmoved_starts
 

@@ -10,8 +10,7 @@ from msgspec import UNSET
 
 from disco_hlo.errors import PlanError
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.plan import Candidate, Measured, Plan, decode, encode
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.plan import Bucket, Candidate, Group, Measured, Plan, Strategy, decode, encode
 from tests.as_searched import without_measurements
 
 

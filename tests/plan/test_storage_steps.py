@@ -13,12 +13,11 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import apply, attested_groups
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.plan import Group, Strategy
+from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps.intercept import intercept
@@ -30,7 +29,7 @@ FORMS = dict(variants())
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_legal_strategy_computes_what_xla_does(name: str) -> None:
-    """XLA's own plan, the unfused step, one kernel where it is legal, and twenty random strategies."""
+    """XLA's own plan, the unfused step, one kernel where it is legal, and six random strategies."""
 
     def body(request: CompileRequest) -> None:
         source = canonicalize(compiles.capture(request))
@@ -51,7 +50,7 @@ def strategies(source: CanonicalModule) -> dict[str, Strategy]:
     whole = _one_kernel(source)
     if whole is not None:
         found["one kernel"] = whole
-    return found | {f"random {seed}": random_strategy(source, seed) for seed in range(20)}
+    return found | {f"random {seed}": random_strategy(source, seed) for seed in range(6)}
 
 
 def _one_kernel(source: CanonicalModule) -> Strategy | None:

@@ -1,4 +1,6 @@
-"""The plan directory under rivals, crashes, full disks and hostile content."""
+"""The plan directory under rivals, crashes, full disks and hostile content; what it remembers of comparisons."""
+
+from __future__ import annotations
 
 import errno
 import gzip
@@ -13,11 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from disco_hlo.errors import PlanError
-from disco_hlo.plan import files, locks, store
-from disco_hlo.plan.store import PlanSlot, PlanStore
+from disco_hlo.plan import files, store
+from disco_hlo.plan.plan import Candidate
+from disco_hlo.plan.store import PlanSlot, PlanStore, note_compared, was_compared, was_measured
+from tests.plan.test_plan import small_plan
 
 FINGERPRINT = "0123456789abcdef" * 4
 MODULE = b"\x0a\x04step" * 1000
@@ -410,7 +415,7 @@ def test_a_killed_holders_lock_is_taken_over_at_once(slot: PlanSlot) -> None:
     holder.send_signal(signal.SIGKILL)
     # Killed but not waited for by its parent: a zombie holds nothing.
     end = time.monotonic() + 60
-    while locks.OwnedFile(slot.path / "search.lock").is_alive() and time.monotonic() < end:
+    while files.OwnedFile(slot.path / "search.lock").is_alive() and time.monotonic() < end:
         time.sleep(0.01)
     with slot.search_lock().held():
         assert names(slot) == ["search.lock"]
@@ -447,7 +452,7 @@ def rewrite_owner(path: Path, age_s: float = 0.0, **changes: object) -> None:
 def test_another_machines_lock_lives_as_long_as_it_is_renewed(
     slot: PlanSlot, age_s: float, alive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "WATCH_S", 0.2)
+    monkeypatch.setattr(files, "WATCH_S", 0.2)
     slot.search_lock().acquire()
     rewrite_owner(slot.path / "search.lock", age_s, machine="elsewhere", host="elsewhere", pid=1)
     if alive:
@@ -463,12 +468,12 @@ def test_a_servers_clock_that_is_set_takes_no_lock_away_from_who_lives(
     slot: PlanSlot, age_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leap of more than two minutes made every lock of other machines free until its owner renewed it."""
-    monkeypatch.setattr(locks, "RENEW_S", 0.01)
-    monkeypatch.setattr(locks, "WATCH_S", 60.0)
+    monkeypatch.setattr(files, "RENEW_S", 0.01)
+    monkeypatch.setattr(files, "WATCH_S", 60.0)
     lock = slot.search_lock().acquire()
     really = json.loads(lock.path.read_bytes())
-    offset_ns, now_ns = int(age_s * 1e9), locks.server_now_ns
-    monkeypatch.setattr(locks, "server_now_ns", lambda folder: now_ns(folder) + offset_ns)
+    offset_ns, now_ns = int(age_s * 1e9), files.server_now_ns
+    monkeypatch.setattr(files, "server_now_ns", lambda folder: now_ns(folder) + offset_ns)
     elsewhere = lock.path.with_name("elsewhere")
     elsewhere.write_text(json.dumps(really | {"machine": "elsewhere", "host": "elsewhere", "pid": 1}))
     # At once: a renewer that finds half of it takes the lock for lost.
@@ -486,7 +491,7 @@ def test_a_process_number_used_again_does_not_keep_a_dead_owners_lock(slot: Plan
 
 
 def test_a_lock_is_renewed_while_it_is_held(slot: PlanSlot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "RENEW_S", 0.01)
+    monkeypatch.setattr(files, "RENEW_S", 0.01)
     lock = slot.search_lock().acquire()
     os.utime(lock.path, ns=(0, 0))
     end = time.monotonic() + 60
@@ -499,7 +504,7 @@ def test_a_lock_is_renewed_while_it_is_held(slot: PlanSlot, monkeypatch: pytest.
 def test_who_lost_the_lock_does_not_remove_the_next_holders(
     slot: PlanSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "WATCH_S", 0.2)
+    monkeypatch.setattr(files, "WATCH_S", 0.2)
     lost = slot.search_lock().acquire()
     assert lost.is_ours()
     rewrite_owner(lost.path, 200.0, machine="elsewhere")
@@ -514,7 +519,7 @@ def test_without_hard_links_locks_work_too(slot: PlanSlot, monkeypatch: pytest.M
     def no_links(source: Path, target: Path) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(locks.os, "link", no_links)
+    monkeypatch.setattr(files.os, "link", no_links)
     lock = slot.search_lock().acquire()
     with pytest.raises(PlanError, match="another search"):
         slot.search_lock().acquire()
@@ -529,3 +534,79 @@ def test_leftovers_of_killed_savers_are_cleaned_up_when_they_are_old(saved: Plan
         os.utime(saved.path / name, ns=(moment_ns, moment_ns))
     saved.search_lock()
     assert names(saved) == sorted([".new-2-abc", *FOUR_FILES])
+
+
+NOW = {"jax": "0.12.0", "jaxlib": "0.12.0", "disco_hlo": "1"}
+ONE, OTHER = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def made_slot(tmp_path: Path) -> PlanSlot:
+    made = PlanStore(tmp_path).slot("0" * 16, "cpu", "cpu", 2)
+    made.path.mkdir(parents=True)
+    return made
+
+
+def test_what_was_compared_is_known_under_the_same_software_alone(made_slot: PlanSlot) -> None:
+    assert not was_compared(made_slot, ONE, NOW)
+    note_compared(made_slot, ONE, NOW)
+    note_compared(made_slot, ONE, NOW)
+    assert was_compared(made_slot, ONE, NOW)
+    assert not was_compared(made_slot, OTHER, NOW)
+    assert not was_compared(made_slot, ONE, NOW | {"jaxlib": "0.12.1"})
+    note_compared(made_slot, OTHER, NOW)
+    assert was_compared(made_slot, ONE, NOW)
+    assert was_compared(made_slot, OTHER, NOW)
+    assert len(store.compared_modules((made_slot.path / "compared.json").read_bytes())) == 2
+
+
+def test_the_oldest_of_many_are_forgotten(made_slot: PlanSlot) -> None:
+    for number in range(70):
+        note_compared(made_slot, f"{number:064x}", NOW)
+    assert not was_compared(made_slot, f"{5:064x}", NOW)
+    assert was_compared(made_slot, f"{6:064x}", NOW)
+    assert was_compared(made_slot, f"{69:064x}", NOW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"", b"[]", b"{", b"\xff", b"[" * 100_000,
+        b'{"format": "disco-hlo compared", "version": 2, "entries": []}',
+        b'{"format": "disco-hlo compared", "version": 1, "entries": [{"module_sha256": "x", "versions": {}}]}',
+        b'{"format": "disco-hlo compared", "version": 1, "entries": [], "more": 1}',
+    ],
+)  # fmt: skip
+def test_a_damaged_record_says_nothing_and_is_replaced(text: bytes, made_slot: PlanSlot) -> None:
+    (made_slot.path / "compared.json").write_bytes(text)
+    assert not was_compared(made_slot, ONE, NOW)
+    note_compared(made_slot, ONE, NOW)
+    assert was_compared(made_slot, ONE, NOW)
+
+
+def test_a_record_that_is_a_link_or_too_large_is_not_read(made_slot: PlanSlot, tmp_path: Path) -> None:
+    record = made_slot.path / "compared.json"
+    note_compared(made_slot, ONE, NOW)
+    record.rename(tmp_path / "elsewhere.json")
+    record.symlink_to(tmp_path / "elsewhere.json")
+    assert not was_compared(made_slot, ONE, NOW)
+    record.unlink()
+    record.write_bytes(b" " * ((1 << 20) + 1))
+    assert not was_compared(made_slot, ONE, NOW)
+    with pytest.raises(PlanError):
+        note_compared(made_slot, ONE, NOW)
+
+
+def test_a_plan_was_measured_where_its_own_module_ran_under_this_software() -> None:
+    plan = msgspec.structs.replace(small_plan(), versions=NOW)
+    assert plan.measured is not None
+    assert was_measured(plan, plan.module_sha256, NOW)
+    assert not was_measured(plan, "c" * 64, NOW)
+    assert not was_measured(plan, plan.module_sha256, NOW | {"jax": "0.12.1"})
+    assert not was_measured(msgspec.structs.replace(plan, measured=None), plan.module_sha256, NOW)
+    assert not was_measured(msgspec.structs.replace(plan, chosen="another"), plan.module_sha256, NOW)
+    timed = tuple(msgspec.structs.replace(one, only_timed=True) for one in plan.measured.candidates)
+    only_timed = msgspec.structs.replace(plan.measured, candidates=timed)
+    assert not was_measured(msgspec.structs.replace(plan, measured=only_timed), plan.module_sha256, NOW)
+    unmeasured = msgspec.structs.replace(plan.measured, candidates=(Candidate("plan", 1, 0, 0, 0),))
+    assert not was_measured(msgspec.structs.replace(plan, measured=unmeasured), plan.module_sha256, NOW)

@@ -1,16 +1,30 @@
-"""A jitted function whose one compile a test has in its hands."""
+"""A jitted function whose one compile a test has in its hands: answered, looked at, or in a session of its own."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plan.variants import unfused
+from disco_hlo.plugin.session import Session, join, target
+from disco_hlo.plugin.session import versions as versions_of
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import captured
+from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
+from tests.steps import models
+from tests.steps.intercept import intercept
 
 
 def handled(handler: Handler, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -50,3 +64,65 @@ def seen(
     handled(lambda request: found.append(look(request)), function, *arguments, **options)
     [one] = found
     return one
+
+
+def named_parameters(step: models.Step) -> tuple[CanonicalModule, dict[int, str]]:
+    """A step as XLA compiles it, and the names of its arguments by the numbers of its parameters."""
+    source = canonicalize(intercept(*step, compiles.capture))
+    pairs = zip(source.graph.nodes, source.protos, strict=True)
+    names = {proto.parameter_number: node.op_name for node, proto in pairs if node.opcode == "parameter"}
+    return source, names
+
+
+def in_session(
+    folder: Path,
+    look: Callable[[Session, CanonicalModule], Any],
+    make: Callable[[], models.Step] = models.mlp,
+) -> Any:
+    """What ``look`` returns of a step that is searched, its plans in ``folder``."""
+
+    def body(request: CompileRequest) -> Any:
+        session = join(request, Settings(search=True, directory=folder))
+        return look(session, canonicalize(compiles.capture(request)))
+
+    return intercept(*make(), body)
+
+
+def save_plan(
+    request: CompileRequest, settings: Settings, *, spread_ns: int = 0, **versions: str
+) -> tuple[PlanSlot, str]:
+    """Save a plan of the request's step, without fusion, that was measured to take 90 ns where XLA's default took 100;
+    where it lies and the digest of its module.
+
+    Args:
+        versions: what it was measured under, where that is not what runs now.
+    """
+    session, step = join(request, settings), captured(request)
+    assert step is not None
+    strategy = unfused(step.source.graph)
+    module = apply(strategy, step.source)
+    times = ((DEFAULT, 100), ("no fusion", 90))
+    plan = plans.Plan(
+        format=plans.FORMAT,
+        version=plans.VERSION,
+        target=target(step.source.graph, session.facts),
+        versions={**versions_of(session.facts), **versions},
+        strategies=plans.by_region(strategy),
+        chosen="no fusion",
+        prediction=plans.Prediction(1, 2, 3, 1, 1),
+        search=plans.SearchRecord("none", {}, 0, ()),
+        module_sha256=hashlib.sha256(module).hexdigest(),
+        measured=plans.Measured(
+            "now",
+            tuple(plans.Candidate(name, ns, ns, spread_ns, 25) for name, ns in times),
+            (),
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+        ),
+    )
+    slot = session.slot(step.source.graph.key)
+    if session.leads:
+        slot.save(plans.encode(plan), module, "", step.module)
+    return slot, plan.module_sha256

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.logs import configure
 from disco_hlo.plugin.measuring import candidates
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 
 from disco_hlo.plan.plan import SEARCHED
-from disco_hlo.plugin.calls import rounds
+from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls import trial as trials
-from disco_hlo.plugin.calls.rounds import FEWEST_ROUNDS, Verdict
+from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.phases import training_phase
 from disco_hlo.plugin.settings import Settings
 
@@ -33,7 +33,7 @@ def searching() -> list[int]:
     """Children of this process that search."""
     lists = [one.read_text().split() for one in Path("/proc/self/task").glob("*/children")]
     children = [int(child) for one in lists for child in one]
-    return [one for one in children if b"search_process" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return [one for one in children if b"phases.finding" in Path(f"/proc/{one}/cmdline").read_bytes()]
 
 
 def end(how: str) -> None:
@@ -51,7 +51,7 @@ def end(how: str) -> None:
             raise RuntimeError("the script's own")
 
 
-def verdict(had: list[rounds.Round], candidates: list[str], _: object) -> Verdict:
+def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verdict:
     """In the place of the clock: the plan wins once it ran often enough."""
     lacking = FEWEST_ROUNDS - len(had)
     return Verdict((SEARCHED,), None, lacking) if lacking > 0 else Verdict((SEARCHED,), SEARCHED)
@@ -64,7 +64,7 @@ def rank(address: str, folder: Path) -> None:
     own = int(os.environ["OMPI_COMM_WORLD_RANK"])
     jax.distributed.initialize(address, num_processes=2, process_id=own)
     trials._LONGEST_PAUSE = 8
-    rounds.verdict = verdict  # type: ignore[assignment]
+    schedule.verdict = verdict  # type: ignore[assignment]
     training = Training("searched")
     observation = training_phase.observe(Settings.from_environment())  # as JAX found us
     training.step()

@@ -1,31 +1,93 @@
-"""Finalists are compiled while there is time: which first, which not at all, who says so, and which is chosen."""
+"""What is said before a search, which candidates are compiled and win, and what an interrupted search leaves."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.interruption import Interruption
+from disco_hlo.plan.store import PlanStore
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import candidates
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
-from disco_hlo.plugin.measuring.reference import Program
-from disco_hlo.plugin.phases import finalists
+from disco_hlo.plugin.measuring.comparing import Program
+from disco_hlo.plugin.phases import finalists, finding
 from disco_hlo.plugin.probe import exchange_opcode
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
-from tests.plugin.sessions import in_session
+from tests.plan.small_graphs import graph
+from tests.plugin.handled import in_session
+
+STEP = graph("param\nwhile 0\nexp 1\nall-reduce 2\ntuple 3")
+
+
+class Costs:
+    def op_ns(self, step: Any) -> Any:
+        return np.array([{"while": 6_000_000}.get(node.opcode, 1_000_000) for node in step.nodes])
+
+
+def said(
+    monkeypatch: pytest.MonkeyPatch, *, default_ns: int, bound_ns: int, backend: str, cached: bool
+) -> str:
+    monkeypatch.setattr(finding, "is_cached", lambda _: cached)
+    monkeypatch.setattr(finding, "lower_bound", lambda *_: SimpleNamespace(makespan_ns=bound_ns))
+    settings = Settings(search=True, directory=Path(), budget_s=90)
+    case = SimpleNamespace(
+        source=SimpleNamespace(graph=replace(STEP, backend=backend), regions=()),
+        xla=None,
+        costs=Costs(),
+        default=SimpleNamespace(makespan_ns=default_ns),
+    )
+    return finding.outlook(settings, case)  # type: ignore[arg-type]
+
+
+def test_a_step_in_a_loop_is_told_how_little_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = said(monkeypatch, default_ns=8_000_000, bound_ns=6_400_000, backend="cpu", cached=True)
+    assert line == (
+        "a step is predicted to take 8.00 ms; a plan can change 25% of it, the rest lies in loops and branches that "
+        "stay as XLA compiled them; another order and other buckets can make it 1.25x faster at best, other kernels "
+        "perhaps more; next: search for up to 90 s (DISCO_BUDGET_S), then compile and measure the best plans "
+        "for up to 130 s"
+    )
+
+
+def test_a_first_search_on_a_gpu_is_made_twice_and_compiles_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = said(monkeypatch, default_ns=8_000_000, bound_ns=7_990_000, backend="gpu", cached=False)
+    assert "can make it no faster, other kernels" in line
+    assert "next: compile the search's code (some minutes, once on this machine), " in line
+    assert "search for up to 2 times 90 s" in line
+
+
+@pytest.mark.parametrize(
+    ("cached", "said"),
+    [
+        (set(), True),
+        ({"disco_hlo.simulator.timeline"}, True),
+        ({"disco_hlo.simulator.timeline", "disco_hlo.estimator.analytic"}, False),
+    ],
+)
+def test_nobody_waits_without_a_word_for_the_code_that_predicts(
+    monkeypatch: pytest.MonkeyPatch, cached: set[str], said: bool
+) -> None:
+    """On a machine's first search 50 s went by between the profiling and the next line."""
+    monkeypatch.setattr(finding, "is_cached", lambda module: module in cached)
+    lines: list[str] = []
+    session = SimpleNamespace(say=lines.append)
+    assert finding.say_what_predicting_takes(session) is said  # type: ignore[arg-type]
+    assert [line.split(",")[0] for line in lines] == ["compiling the code that predicts step times"] * said
+
 
 NAMES = (DEFAULT, NO_FUSION, ONE_BUCKET, PLAN_BUCKETS, PLAN, "plan 2", "plan 3")
 Compiled = list[list[str]]
@@ -130,69 +192,85 @@ def test_what_failed_is_not_chosen_and_what_is_forced_is() -> None:
 # --- only what would win is compared ----------------------------------------------------------------
 
 TIMES = {DEFAULT: 100, "plan 2": 60, "plan 3": 70, NO_FUSION: 130}
+CASES = {
+    "only the winner is compared": ([NO_FUSION], 100, "plan 2", ["plan 2"]),
+    "where the fastest is wrong the next becomes the plan": (["plan 2"], 100, "plan 3", ["plan 2", "plan 3"]),
+    "where all that are faster are wrong the default stays": (
+        ["plan 2", "plan 3"], 100, DEFAULT, ["plan 2", "plan 3"],
+    ),
+    "ctrl-c between two comparisons leaves no winner": (["plan 2"], 1, None, ["plan 2"]),
+    "what was compared before ctrl-c is the winner": ([], 1, "plan 2", ["plan 2"]),
+}  # fmt: skip
+"""Which modules compute something else, after how many comparisons somebody interrupts; the winner, and what was
+compared."""
 
 
-def confirmed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: Sequence[str], stop_after: int = 100
-) -> tuple[str | None, list[str], dict[str, str]]:
-    """The winner of a step's modules, of which some compute something else, by times that are given: its name, what was
-    compared one after the other, and what is said against each."""
-    stop, asked = Interruption(), list[str]()
+@pytest.fixture(scope="module")
+def confirmed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str | None, list[str], list[str]]]:
+    """Of each case the winner, what was compared one after the other, and what the user was told. The step's modules
+    are compiled once; their times are given."""
 
-    def look(session: Session, source: CanonicalModule) -> tuple[str | None, list[str], dict[str, str]]:
+    def look(session: Session, source: CanonicalModule) -> dict[str, tuple[str | None, list[str], list[str]]]:
         plain = unfused(source.graph)
-        trials = [Trial(name, None if name == DEFAULT else plain, 0) for name in TIMES]
-        compile_trials(session, source, trials[:2], tag="candidate")
-        cosine = exchange_opcode(trials[1].module, "tanh", "cosine")
-        right, spoiled = trials[1].executable, compiles.compile_module(session.request, cosine)
-        for trial in trials[1:]:
-            trial.executable = spoiled if trial.name in wrong else right
-        for trial in trials:
-            trial.times_ns = [TIMES[trial.name]] * 5
-        really = candidates.compare
+        made = [Trial(name, None if name == DEFAULT else plain, 0) for name in TIMES]
+        compile_trials(session, source, made[:2], tag="candidate")
+        cosine = exchange_opcode(made[1].module, "tanh", "cosine")
+        right, spoiled = made[1].executable, compiles.compile_module(session.request, cosine)
+        found = {}
+        for case, (wrong, stop_after, _, _) in CASES.items():
+            trials = [Trial(one.name, one.strategy, 0, times_ns=[TIMES[one.name]] * 5) for one in made]
+            for trial in trials:
+                trial.executable = spoiled if trial.name in wrong else right
+            trials[0].executable = made[0].executable
+            found[case] = won(session, trials, stop_after)
+        return found
 
-        def compare(session: Session, programs: Sequence[Program], _inputs: None) -> None:
-            asked.extend(program.name for program in programs[1:])
-            stop.wanted = len(asked) >= stop_after
-            really(session, programs)
+    return in_session(tmp_path_factory.mktemp("plans"), look)  # type: ignore[no-any-return]
 
-        monkeypatch.setattr(candidates, "compare", compare)
+
+def won(session: Session, trials: list[Trial], stop_after: int) -> tuple[str | None, list[str], list[str]]:
+    stop, asked, said = Interruption(), list[str](), list[str]()
+    really = candidates.compare
+
+    def compare(session: Session, programs: Sequence[Program], _inputs: None) -> None:
+        asked.extend(program.name for program in programs[1:])
+        stop.wanted = len(asked) >= stop_after
+        really(session, programs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "compare", compare)
+        patch.setattr(Session, "say", lambda _, message, *values: said.append(message % values))
         winner = finalists.winner_of(session, trials, stop)
-        assert winner is None or winner.strategy is None or winner.compared
-        return winner and winner.name, asked, {trial.name: trial.error for trial in trials if trial.error}
-
-    found: tuple[str | None, list[str], dict[str, str]] = in_session(folder, look)
-    return found
+    assert winner is None or winner.strategy is None or winner.compared
+    return winner and winner.name, asked, said
 
 
-def test_only_the_winner_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert confirmed(tmp_path, monkeypatch, [NO_FUSION]) == ("plan 2", ["plan 2"], {})
-
-
-def test_where_the_fastest_is_wrong_it_is_out_and_the_next_becomes_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("case", CASES)
+def test_what_would_win_is_compared_first(
+    case: str, confirmed: dict[str, tuple[str | None, list[str], list[str]]]
 ) -> None:
+    _, _, winner, compared = CASES[case]
+    assert confirmed[case][:2] == (winner, compared)
+    left_out = [line for line in confirmed[case][2] if "timed, and then left out: " in line]
+    assert all("differs from XLA's default at" in line for line in left_out)
+    assert len(left_out) == sum(name in CASES[case][0] for name in compared)
+
+
+@pytest.mark.parametrize("error", ["", "output 0 differs from XLA's default at [0]"])
+def test_a_plan_that_was_found_wrong_before_ctrl_c_is_not_saved(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(finalists, "_write", lambda _outcome, trial: written.append(trial.name))
+    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+    slot = PlanStore(tmp_path).slot("0" * 64, "cpu", "cpu", 2, 1)
+    found: Any = SimpleNamespace(prediction=SimpleNamespace(plan_ns=1, default_ns=2))
+    trials = [Trial(DEFAULT, None, 2), Trial(PLAN, Strategy(), 1, times_ns=[1, 1], error=error)]
+    step: Any = None
+    profile: Any = None
     with caplog.at_level(logging.INFO, "disco_hlo"):
-        winner, asked, errors = confirmed(tmp_path, monkeypatch, ["plan 2"])
-    assert (winner, asked, list(errors)) == ("plan 3", ["plan 2", "plan 3"], ["plan 2"])
-    assert "differs from XLA's default at" in errors["plan 2"]
-    assert f"plan 2: timed, and then left out: {errors['plan 2']}" in caplog.text
-
-
-def test_where_all_that_are_faster_are_wrong_xlas_default_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    winner, asked, _ = confirmed(tmp_path, monkeypatch, ["plan 2", "plan 3"])
-    assert (winner, asked) == (DEFAULT, ["plan 2", "plan 3"])
-
-
-def test_ctrl_c_between_two_comparisons_leaves_no_winner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert confirmed(tmp_path, monkeypatch, ["plan 2"], stop_after=1)[:2] == (None, ["plan 2"])
-
-
-def test_what_was_compared_before_ctrl_c_is_the_winner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert confirmed(tmp_path, monkeypatch, [], stop_after=1)[0] == "plan 2"
+        finalists.save_interrupted(finalists.Outcome(session, step, slot, found, profile, trials, 0.0, 0.0))
+    assert written == ([] if error else [PLAN])
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"interrupted: the best plan so far is {'of no use' if error else 'in '}")
+    assert "wins" not in line, "it was only timed"

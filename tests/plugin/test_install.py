@@ -31,6 +31,8 @@ ours = sorted(name for name in sys.modules if name.split(".")[0] == "disco_hlo")
 print(json.dumps([result, ours, hasattr(compiler.compile_or_get_cached, "_disco_hlo_original")]))
 """
 
+ALONE = "nothing was compiled for more than one device (DISCO_MODULE=name takes a step on one)"
+
 LOADING = """
 import multiprocessing
 import jax
@@ -62,42 +64,26 @@ def test_unset_nothing_is_installed_and_nothing_imported() -> None:
     assert stderr == ""
 
 
-def test_empty_is_as_good_as_unset() -> None:
-    assert train(ENABLE_SEARCH="")[0] == [42.0, ["disco_hlo", "disco_hlo.plugin"], False]
-
-
-def test_another_value_is_one_line_and_training_goes_on() -> None:
-    found, stderr = train(ENABLE_SEARCH="true")
-    assert found == [42.0, ["disco_hlo", "disco_hlo.plugin"], False]
-    assert stderr == "disco: off: ENABLE_SEARCH is 'true'; expected 1 (search), 0 (enact) or unset\n"
-
-
-def test_a_bad_setting_is_one_line_and_training_goes_on() -> None:
-    found, stderr = train(ENABLE_SEARCH="1", DISCO_PATIENCE="0.5")
-    assert found[0] == 42.0
-    assert found[2] is False
-    assert stderr == "disco: off: DISCO_PATIENCE is '0.5'; expected a whole number, 1 or more\n"
-
-
-@pytest.mark.parametrize("switch", ["0", "1"])
-def test_switched_on_compiles_are_intercepted_and_no_phase_is_imported_for_one_device(switch: str) -> None:
-    found, stderr = train(ENABLE_SEARCH=switch)
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "1", "ENABLE_SEARCH": "0"}, ALONE),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "ENABLE_SEARCH": "1"},
+            "2 processes were started together, but their script does not call jax.distributed.initialize(): each "
+            "trains for itself",
+        ),
+    ],
+    ids=["enact", "search, started together"],
+)
+def test_switched_on_compiles_are_intercepted_and_no_phase_is_imported_for_one_device(
+    environment: dict[str, str], reason: str
+) -> None:
+    found, stderr = train(**environment)
     assert found[0] == 42.0
     assert found[2] is True
-    assert "disco_hlo.plugin.phases.search_phase" not in found[1]
-    assert "disco_hlo.plugin.phases.enact_phase" not in found[1]
-    assert stderr == (
-        "disco: warning: no training step was found: nothing was compiled for more than one device "
-        "(DISCO_MODULE=name takes a step on one)\n"
-    )
-
-
-def test_processes_that_were_started_together_but_train_apart_are_told_so() -> None:
-    _, stderr = train(ENABLE_SEARCH="1", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
-    assert stderr == (
-        "disco: warning: no training step was found: 2 processes were started together, but their script does "
-        "not call jax.distributed.initialize(): each trains for itself\n"
-    )
+    assert not [name for name in found[1] if name.startswith("disco_hlo.plugin.phases")]
+    assert stderr == f"disco: warning: no training step was found: {reason}\n"
 
 
 def test_workers_that_load_data_say_nothing(tmp_path: Path) -> None:
@@ -166,6 +152,37 @@ def test_a_named_module_is_seen_on_one_device_too(
     plugin.initialize()
     jax.jit(lonely)(np.zeros(4, np.float32))
     assert [module for _, module, _ in phases] == ["jit_lonely"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"ENABLE_SEARCH": ""}, ""),
+        (
+            {"ENABLE_SEARCH": "true"},
+            "disco: off: ENABLE_SEARCH is 'true'; expected 1 (search), 0 (enact) or unset\n",
+        ),
+        (
+            {"ENABLE_SEARCH": "1", "DISCO_PATIENCE": "0.5"},
+            "disco: off: DISCO_PATIENCE is '0.5'; expected a whole number, 1 or more\n",
+        ),
+    ],
+    ids=["empty", "another value", "bad setting"],
+)
+def test_what_switches_nothing_on_is_one_line_at_most(
+    environment: dict[str, str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from jax._src import compiler
+
+    own = compiler.compile_or_get_cached
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    plugin.initialize()
+    assert compiler.compile_or_get_cached is own
+    assert capsys.readouterr().err == said
 
 
 def test_an_unsupported_jax_is_one_line_and_nothing_is_installed(

@@ -1,5 +1,8 @@
+"""Facts about devices, the job, and how much memory devices, host and control groups leave."""
+
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +11,10 @@ import numpy as np
 import pytest
 
 from disco_hlo.plugin.xla import jaxlink, job
-from disco_hlo.plugin.xla.host_memory import free_host_bytes
+from disco_hlo.plugin.xla.job import free_host_bytes
 from tests.plugin.handled import seen
+
+GIB = 1 << 30
 
 
 def test_facts_name_backend_devices_and_versions() -> None:
@@ -52,3 +57,35 @@ def test_who_initializes_again_is_in_another_job(monkeypatch: pytest.MonkeyPatch
     assert [number_with(one) - before for one in (first, second, second)] == [0, 1, 1]
     assert number_with(None) == 0
     assert number_with(second) == before + 1
+
+
+def system(root: Path, groups: str, **files: str) -> int | None:
+    """What is free on a system with 8 GiB available, and such files of control groups."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: {9 << 20} kB\nMemAvailable: {8 << 20} kB\n")
+    (root / "proc/self/cgroup").write_text(groups)
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return free_host_bytes(root)
+
+
+def test_a_host_without_limits_has_what_is_available(tmp_path: Path) -> None:
+    assert system(tmp_path, "0::/\n", memory_dot_max="max\n", memory_dot_current="5\n") == 8 * GIB
+    assert free_host_bytes(tmp_path / "nothing here") is None
+
+
+def test_a_control_group_leaves_less_than_the_host(tmp_path: Path) -> None:
+    """Its files' cache counts as used, and is given back when memory is asked for."""
+    free = system(
+        tmp_path, "0::/job/step\n", job__memory_dot_max=f"{4 * GIB}\n", job__memory_dot_current=f"{3 * GIB}\n",
+        job__memory_dot_stat=f"anon 5\ninactive_file {GIB}\n", job__step__memory_dot_max="max\n",
+        job__step__memory_dot_current="7\n",
+    )  # fmt: skip
+    assert free == 2 * GIB
+
+
+def test_a_container_with_control_groups_of_version_1_sees_its_own_at_the_mount(tmp_path: Path) -> None:
+    files = {"memory__memory.limit_in_bytes": f"{3 * GIB}", "memory__memory.usage_in_bytes": f"{2 * GIB}"}
+    assert system(tmp_path, "5:cpu:/\n4:memory:/docker/3f\n0::/\n", **files) == GIB

@@ -1,20 +1,25 @@
-"""What is known of a device, a link and a step, with and without a store."""
+"""What is known of a device, a link and a step, with and without a store: nothing is measured twice."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind
+from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring.known_times import KnownTimes
-from disco_hlo.profiler.allreduce import SweepPoint
+from disco_hlo.plugin.measuring.microbenchmarks import AFTER_COMPUTE
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.profile import Contention, Link, LoopTime, Platform
+from disco_hlo.profiler.collectives import InStep, SweepPoint
+from disco_hlo.profiler.profile import Contention, Link, LoopTime, OpTime, Platform
 from disco_hlo.profiler.store import ProfileStore
+from tests.steps.intercept import captured_step
 
-GPU = Platform("some gpu", "gpu", "", "0.12.0", "0.12.0")
+CPU = Platform("some cpu", "cpu", "", "0.12", "0.12")
+GPU = Platform("some gpu", "gpu", "", "0.12", "0.12")
 NVLINK, SOCKETS = Link(2, 1, "nvlink"), Link(2, 1, "sockets")
 CONSTANTS = DeviceConstants(launch_ns=412, memory_bandwidth=21.5e9 / 7, flops_per_s=96.5e9, noise=0.02)
 
@@ -22,21 +27,35 @@ GATHER = "all-gather {0,1},{2,3}"
 GATHERED = tuple(SweepPoint(1 << k, 100 + k, 1, 7) for k in (10, 11, 12))
 
 
-def test_a_second_search_computes_with_the_very_numbers_of_the_first(tmp_path: Path) -> None:
+@pytest.fixture
+def step() -> CanonicalModule:
+    return captured_step("mlp")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ProfileStore]:
+    with ProfileStore(tmp_path / "profile.sqlite") as opened:
+        yield opened
+
+
+def points(*sizes: int) -> tuple[SweepPoint, ...]:
+    return tuple(SweepPoint(size, 1000 + size // 10, 5, 7) for size in sizes)
+
+
+def test_a_second_search_computes_with_the_very_numbers_of_the_first(store: ProfileStore) -> None:
     kind = CollectiveKind("all-gather", ((0, 1), (2, 3)))
-    with ProfileStore(tmp_path / "times.sqlite") as store:
-        first = KnownTimes(GPU, NVLINK, store)
-        first.add_constants(CONSTANTS)
-        first.add_gap("f00d", 123)
-        first.add_contention(Contention(1.1, 4 / 3, 300, products=1.7, others=1.0, hold=1 / 3), "f00d")
-        first.add_holds({"dot": 1 / 3})
-        first.add_holds({"convolution": 0.5})
-        apart = {GATHER: InStep(((64, 2),), 500, 3, 5)}
-        first.add_collectives("f00d", apart, {"all-reduce": InStep(((16, 1),), 1000, 100, 3)})
-        first.add_loops("f00d", {"body": LoopTime(16, 300, -20)})
-        first.add_sweep(GATHERED, kind)
-        told = first.profile("f00d", [kind])
-        assert KnownTimes(GPU, NVLINK, store).profile("f00d", [kind]) == told
+    first = KnownTimes(GPU, NVLINK, store)
+    first.add_constants(CONSTANTS)
+    first.add_gap("f00d", 123)
+    first.add_facts("f00d", contention=Contention(1.1, 4 / 3, 300, products=1.7, others=1.0, hold=1 / 3))
+    first.add_holds({"dot": 1 / 3})
+    first.add_holds({"convolution": 0.5})
+    apart = {GATHER: InStep(((64, 2),), 500, 3, 5)}
+    first.add_facts("f00d", apart=apart, together={"all-reduce": InStep(((16, 1),), 1000, 100, 3)})
+    first.add_facts("f00d", loops={"body": LoopTime(16, 300, -20)})
+    first.add_sweep(GATHERED, kind)
+    told = first.profile("f00d", [kind])
+    assert KnownTimes(GPU, NVLINK, store).profile("f00d", [kind]) == told
     assert told.holds == {"dot": 1 / 3, "convolution": 0.5}
     assert (told.launch_ns, told.memory_bandwidth, told.noise) == (123, 21.5e9 / 7, 0.02)
     assert told.in_step is None, "the trace did not tell"
@@ -50,42 +69,144 @@ def test_a_second_search_computes_with_the_very_numbers_of_the_first(tmp_path: P
     assert told.loops == {"body": LoopTime(16, 300, -20)}
 
 
-def test_the_launch_cost_is_that_of_the_step_before_it_is_any_others(tmp_path: Path) -> None:
-    with ProfileStore(tmp_path / "times.sqlite") as store:
-        KnownTimes(GPU, NVLINK, store).add_constants(CONSTANTS)
-        assert KnownTimes(GPU, NVLINK, store).launch_ns("f00d") == 412, "a chain's"
-        for link, step, gap_ns in ((NVLINK, "f00d", 100), (SOCKETS, "f00d", 300), (NVLINK, "cafe", 700)):
-            KnownTimes(GPU, link, store).add_gap(step, gap_ns)
-        steps = (NVLINK, "f00d"), (SOCKETS, "f00d"), (NVLINK, "cafe"), (NVLINK, "beef"), (SOCKETS, "cafe")
-        found = [KnownTimes(GPU, link, store).launch_ns(step) for link, step in steps]
+def test_the_launch_cost_is_that_of_the_step_before_it_is_any_others(store: ProfileStore) -> None:
+    KnownTimes(GPU, NVLINK, store).add_constants(CONSTANTS)
+    assert KnownTimes(GPU, NVLINK, store).launch_ns("f00d") == 412, "a chain's"
+    for link, step, gap_ns in ((NVLINK, "f00d", 100), (SOCKETS, "f00d", 300), (NVLINK, "cafe", 700)):
+        KnownTimes(GPU, link, store).add_gap(step, gap_ns)
+    steps = (NVLINK, "f00d"), (SOCKETS, "f00d"), (NVLINK, "cafe"), (NVLINK, "beef"), (SOCKETS, "cafe")
+    found = [KnownTimes(GPU, link, store).launch_ns(step) for link, step in steps]
     assert found == [100, 300, 700, 700, 700]
 
 
 @pytest.mark.parametrize("link", [SOCKETS, Link(4, 1, "nvlink")])
-def test_slow_downs_and_holds_are_of_one_link(tmp_path: Path, link: Link) -> None:
-    with ProfileStore(tmp_path / "times.sqlite") as store:
-        first = KnownTimes(GPU, NVLINK, store)
-        first.add_constants(CONSTANTS)
-        first.add_contention(Contention(1.5, 1.25), "f00d")
-        first.add_holds({"dot": 0.9})
-        other = KnownTimes(GPU, link, store).profile("f00d")
-        assert (other.contention, other.holds) == (None, {})
-        assert first.profile("cafe").contention is None
-        assert first.profile("f00d").contention == Contention(1.5, 1.25)
+def test_slow_downs_and_holds_are_of_one_link(store: ProfileStore, link: Link) -> None:
+    first = KnownTimes(GPU, NVLINK, store)
+    first.add_constants(CONSTANTS)
+    first.add_facts("f00d", contention=Contention(1.5, 1.25))
+    first.add_holds({"dot": 0.9})
+    other = KnownTimes(GPU, link, store).profile("f00d")
+    assert (other.contention, other.holds) == (None, {})
+    assert first.profile("cafe").contention is None
+    assert first.profile("f00d").contention == Contention(1.5, 1.25)
 
 
-def test_what_is_not_as_training_runs_it_is_not_kept(tmp_path: Path) -> None:
-    with ProfileStore(tmp_path / "times.sqlite") as store:
-        mine = KnownTimes(GPU, NVLINK, store)
-        mine.add_constants(CONSTANTS)
-        mine.keep_no_more()
-        mine.add_holds({"dot": 0.9})
-        mine.add_gap("f00d", 5)
-        assert (mine.launch_ns("f00d"), mine.profile("f00d").holds) == (5, {"dot": 0.9})
-        assert KnownTimes(GPU, NVLINK, store).launch_ns("f00d") == 412
+def test_what_is_not_as_training_runs_it_is_not_kept(store: ProfileStore) -> None:
+    mine = KnownTimes(GPU, NVLINK, store)
+    mine.add_constants(CONSTANTS)
+    mine.keep_no_more()
+    mine.add_holds({"dot": 0.9})
+    mine.add_gap("f00d", 5)
+    mine.add_ops("f00d", {"dot": OpTime(5, 0, 1)}, [700])
+    told = mine.profile("f00d")
+    assert (told.launch_ns, told.holds, told.ops) == (5, {"dot": 0.9}, {"dot": OpTime(5, 0, 1)})
+    assert KnownTimes(GPU, NVLINK, store).launch_ns("f00d") == 412
+    assert (store.ops(GPU), store.steps(GPU, "f00d")) == ({}, ())
 
 
 def test_without_constants_there_is_no_launch_cost() -> None:
     mine = KnownTimes(GPU, NVLINK, None)
     mine.add_gap("f00d", 5)
     assert mine.launch_ns("f00d") == 0
+
+
+def test_nothing_is_measured_twice(step: CanonicalModule, store: ProfileStore) -> None:
+    first = KnownTimes(CPU, Link(2, 1), store)
+    lacking = first.lacks(step, read(step))
+    assert lacking["device"] is True
+    assert lacking["ops"] is True
+    assert lacking["collectives"]["all-reduce"][0] == 1024
+    first.add_constants(CONSTANTS)
+    # A trace that shows one op of many: another trace of the same step would show no more.
+    first.add_ops(step.graph.fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
+    first.add_sweep(points(*lacking["collectives"]["all-reduce"]))
+    second = KnownTimes(CPU, Link(2, 1), store)
+    assert not any(second.lacks(step, read(step)).values())
+    assert second.profile("f00d") == first.profile("f00d")
+    assert set(second.profile("f00d").ops) == {"dot"}
+
+
+def test_what_a_steps_all_reduces_took_in_it_is_asked_once_of_processes_on_cpu(
+    step: CanonicalModule, store: ProfileStore
+) -> None:
+    fingerprint, link = step.graph.fingerprint, Link(2, 2, AFTER_COMPUTE)
+    first = KnownTimes(CPU, link, store)
+    first.add_constants(CONSTANTS)
+    first.add_ops(fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
+    assert first.lacks(step, read(step))["ops"] is True
+    apart, together = InStep(((8, 1), (64, 2)), 4000, 1000, 3), InStep(((136, 1),), 700, 100, 3)
+    first.add_facts(fingerprint, apart={"all-reduce": apart}, together={"all-reduce": together})
+    second = KnownTimes(CPU, link, store)
+    assert second.lacks(step, read(step))["ops"] is False
+    found = second.profile(fingerprint)
+    assert (found.in_step, found.together) == (apart, together)
+    assert set(found.ops) == {"dot"}
+    assert second.profile("f00d").in_step is None
+    assert second.profile("f00d").together is None
+
+
+def test_traces_that_tell_nothing_of_all_reduces_are_not_taken_again(
+    step: CanonicalModule, store: ProfileStore
+) -> None:
+    known = KnownTimes(CPU, Link(2, 2, AFTER_COMPUTE), store)
+    known.add_constants(CONSTANTS)
+    known.add_ops(step.graph.fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
+    known.add_facts(step.graph.fingerprint, apart={}, together={})
+    assert known.lacks(step, read(step))["ops"] is False
+    assert known.profile(step.graph.fingerprint).in_step is None
+
+
+def test_the_noise_is_that_of_the_whole_step(step: CanonicalModule, store: ProfileStore) -> None:
+    fingerprint = step.graph.fingerprint
+    first = KnownTimes(CPU, Link(2, 1), store)
+    first.add_constants(CONSTANTS)
+    assert first.profile(fingerprint).noise == CONSTANTS.noise
+    first.add_ops(fingerprint, {"dot": OpTime(100, 1, 12)}, [4000, 5000, 5200, 5100, 4900])
+    assert first.profile(fingerprint).noise == 100 / 5000
+    assert KnownTimes(CPU, Link(2, 1), store).profile(fingerprint).noise == 100 / 5000
+
+
+def test_another_step_is_traced(step: CanonicalModule, store: ProfileStore) -> None:
+    known = KnownTimes(CPU, Link(2, 1), store)
+    known.add_ops("0" * 64, {"dot": OpTime(100, 1, 12)}, [5000])
+    assert known.lacks(step, read(step))["ops"] is True
+
+
+def test_a_larger_step_extends_the_sweep(step: CanonicalModule, store: ProfileStore) -> None:
+    known = KnownTimes(CPU, Link(2, 1), store)
+    known.add_sweep(points(1024, 2048, 4096))
+    lacking = known.lacks(step, read(step))["collectives"]["all-reduce"]
+    assert lacking
+    assert min(lacking) > 4096
+    assert max(lacking) == 1 << 16
+
+
+def test_on_one_device_no_all_reduce_is_measured(step: CanonicalModule, store: ProfileStore) -> None:
+    assert KnownTimes(CPU, Link(1, 1), store).lacks(step, read(step))["collectives"] == {}
+
+
+def test_without_a_store_a_search_still_has_its_numbers() -> None:
+    known = KnownTimes(CPU, Link(2, 1), None)
+    known.add_constants(CONSTANTS)
+    known.add_sweep(points(1024, 2048, 4096))
+    profile = known.profile("f00d")
+    assert profile.launch_ns == 412
+    assert profile.all_reduce is not None
+    assert profile.ops == {}
+
+
+def test_what_xlas_buckets_took_on_gpus_is_asked_once_for_a_step(
+    step: CanonicalModule, store: ProfileStore
+) -> None:
+    platform, link, fingerprint = GPU, Link(2, 1), step.graph.fingerprint
+    first = KnownTimes(platform, link, store)
+    first.add_constants(CONSTANTS)
+    first.add_facts(fingerprint, contention=Contention(1.1, 1.2))
+    assert first.lacks(step, read(step))["contention"] is True
+    first.add_facts(fingerprint, apart={}, together={"all-reduce": InStep(((64, 3),), 700, 100, 3)})
+    second = KnownTimes(platform, link, store)
+    assert second.lacks(step, read(step))["contention"] is False
+    found = second.profile(fingerprint)
+    assert found.together is not None
+    assert found.together.total_ns == 700
+    assert found.in_step is None

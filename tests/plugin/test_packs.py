@@ -20,6 +20,7 @@ from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
 from disco_hlo.plugin.measuring import packs
 from disco_hlo.plugin.measuring.packs import CompiledPack, Inputs, PackCompiler
 from disco_hlo.plugin.xla import compiles, jaxlink
+from tests.steps.intercept import intercept
 
 
 def softened(x: jax.Array, y: jax.Array, table: jax.Array, which: jax.Array) -> tuple[jax.Array, ...]:
@@ -28,30 +29,11 @@ def softened(x: jax.Array, y: jax.Array, table: jax.Array, which: jax.Array) -> 
     return scaled * y, (x.T + 1.0) * 2.0, table[which] + 1.0, jnp.concatenate([x, y]) * 3.0
 
 
-class Captured(BaseException):
-    pass
-
-
 @cache
 def source() -> CanonicalModule:
-    found = []
-
-    def handler(request: jaxlink.CompileRequest) -> None:
-        found.append(compiles.capture(request))
-        raise Captured
-
-    shapes = [
-        jax.ShapeDtypeStruct(shape, dtype)
-        for shape, dtype in (((4, 8), "float32"), ((4, 8), "float32"), ((9, 8), "float32"), ((5,), "int32"))
-    ]
-    jaxlink.install(handler)
-    try:
-        jax.jit(softened).lower(*shapes).compile()
-    except Captured:
-        pass
-    finally:
-        jaxlink.uninstall()
-    return canonicalize(found[0])
+    shapes = [((4, 8), "float32"), ((4, 8), "float32"), ((9, 8), "float32"), ((5,), "int32")]
+    arguments = tuple(jax.ShapeDtypeStruct(*one) for one in shapes)
+    return canonicalize(intercept(jax.jit(softened), arguments, compiles.capture, devices=1))
 
 
 def kernels() -> list[PackedKernel]:

@@ -17,9 +17,9 @@ from disco_hlo.errors import PlanError
 from disco_hlo.hlo import proto
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.check_module import faults
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.read import verify
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.measuring import candidates
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
@@ -28,7 +28,7 @@ from disco_hlo.plugin.session import join, target
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import captured
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from tests.plan.orders import run_before
+from tests.plan.hlo_text import run_before
 from tests.steps import models
 from tests.steps.intercept import intercept
 

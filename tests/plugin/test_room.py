@@ -1,61 +1,37 @@
-"""How much memory is left on CPU: of the host, of its control groups, shared by devices and processes."""
+"""How much memory and how many cores are left on a host, shared by devices, processes and control groups."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from disco_hlo.activation.channel import LocalChannel
+from disco_hlo.cores import own_cores
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring import room
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
-from disco_hlo.plugin.measuring.room import RankMemory, least_bytes, room_bytes
-from disco_hlo.plugin.session import join
+from disco_hlo.plugin.measuring.room import (
+    RankMemory,
+    compiles_at_once,
+    fewest_cores,
+    least_bytes,
+    room_bytes,
+)
+from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import Memory
-from disco_hlo.plugin.xla.host_memory import free_host_bytes
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.steps import models
 from tests.steps.intercept import intercept
 
 GIB = 1 << 30
-
-
-def system(root: Path, groups: str, **files: str) -> int | None:
-    """What is free on a system with 8 GiB available, and such files of control groups."""
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text(f"MemTotal: {9 << 20} kB\nMemAvailable: {8 << 20} kB\n")
-    (root / "proc/self/cgroup").write_text(groups)
-    for name, text in files.items():
-        path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("_dot_", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return free_host_bytes(root)
-
-
-def test_a_host_without_limits_has_what_is_available(tmp_path: Path) -> None:
-    assert system(tmp_path, "0::/\n", memory_dot_max="max\n", memory_dot_current="5\n") == 8 * GIB
-    assert free_host_bytes(tmp_path / "nothing here") is None
-
-
-def test_a_control_group_leaves_less_than_the_host(tmp_path: Path) -> None:
-    """Its files' cache counts as used, and is given back when memory is asked for."""
-    free = system(
-        tmp_path, "0::/job/step\n", job__memory_dot_max=f"{4 * GIB}\n", job__memory_dot_current=f"{3 * GIB}\n",
-        job__memory_dot_stat=f"anon 5\ninactive_file {GIB}\n", job__step__memory_dot_max="max\n",
-        job__step__memory_dot_current="7\n",
-    )  # fmt: skip
-    assert free == 2 * GIB
-
-
-def test_a_container_with_control_groups_of_version_1_sees_its_own_at_the_mount(tmp_path: Path) -> None:
-    files = {"memory__memory.limit_in_bytes": f"{3 * GIB}", "memory__memory.usage_in_bytes": f"{2 * GIB}"}
-    assert system(tmp_path, "5:cpu:/\n4:memory:/docker/3f\n0::/\n", **files) == GIB
 
 
 @pytest.mark.parametrize(
@@ -77,7 +53,8 @@ def test_devices_and_processes_of_a_host_share_its_memory(
 def test_a_candidate_without_room_is_not_run_and_the_others_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was run, whatever it needed: on CPU the process is killed then."""
+    """It was run, whatever it needed: on CPU the process is killed then. And a step for whose made-up inputs there is
+    no room is refused."""
 
     def body(request: CompileRequest) -> list[Trial]:
         source = canonicalize(compiles.capture(request))
@@ -93,6 +70,11 @@ def test_a_candidate_without_room_is_not_run_and_the_others_are(
 
         monkeypatch.setattr(room, "memory", memory)
         assert measure(session, trials, budget_s=0.01)
+        monkeypatch.setattr(room, "room_bytes", lambda _session: 0)
+        with pytest.raises(
+            UnsupportedError, match=r"^XLA default has no room on made-up inputs: rank 0: it needs "
+        ):
+            measure(session, trials[:1], budget_s=0.01)
         return trials
 
     default, plan, large = intercept(*models.mlp(), body)
@@ -102,19 +84,53 @@ def test_a_candidate_without_room_is_not_run_and_the_others_are(
     assert large.error.startswith("rank 0: it needs 1073741824 MiB a device, ")
 
 
-def test_a_step_without_room_for_made_up_inputs_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def host(*numbers: int) -> list[int]:
+    return list(range(*numbers))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([("a", host(16))], 16),
+        ([("a", host(16)), ("a", host(16))], 8),
+        ([("a", host(16)), ("b", host(16))], 16),
+        ([("a", host(8)), ("a", host(8, 16))], 8),  # bound to halves
+        ([("a", [0]), ("a", [1])], 1),  # Open MPI binds each of two ranks to a core
+        ([("a", host(2)), ("a", host(2)), ("a", host(2))], 1),  # fewer cores than ranks
+        ([("a", host(16)), ("b", host(6)), ("b", host(6))], 3),  # the scarcest host
+        ([("a", host(2)), ("a", host(16))], 2),
+    ],
+)
+def test_cores_to_oneself(ranks: list[tuple[str, list[int]]], expected: int) -> None:
+    assert fewest_cores(ranks) == expected
+
+
+class TwoHosts(LocalChannel):
+    """A channel on which another rank, of another host, answers as well."""
+
+    def __init__(self, other: Any) -> None:
+        super().__init__()
+        self.other = other
+
+    def all_gather(self, item: bytes, *, tag: str, timeout_s: float) -> list[bytes]:
+        return [item, json.dumps(self.other).encode()]
+
+
+def at_once(channel: LocalChannel, tmp_path: Any) -> int:
+    return compiles_at_once(Session(None, Settings(search=True, directory=tmp_path), None, channel))  # type: ignore[arg-type]
+
+
+def test_a_large_host_compiles_eight_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr(room, "own_cores", lambda: host(96))
+    assert at_once(LocalChannel(), tmp_path) == 8
+
+
+def test_a_rank_with_many_cores_goes_at_the_pace_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(room, "room_bytes", lambda _session: 0)
+    monkeypatch.setattr(room, "own_cores", lambda: host(96))
+    assert at_once(TwoHosts(["elsewhere", [4, 5]]), tmp_path) == 2
 
-    def body(request: CompileRequest) -> None:
-        source = canonicalize(compiles.capture(request))
-        session = join(request, Settings(search=True, directory=tmp_path))
-        trials = [Trial(DEFAULT, None, 1)]
-        compile_trials(session, source, trials, tag="test")
-        measure(session, trials, budget_s=0.01)
 
-    with pytest.raises(
-        UnsupportedError, match=r"^XLA default has no room on made-up inputs: rank 0: it needs "
-    ):
-        intercept(*models.mlp(), body)
+def test_a_process_has_a_core() -> None:
+    assert len(own_cores()) >= 1

@@ -22,13 +22,13 @@ import pytest
 from disco_hlo.errors import DiscoError
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.store import PROFILE_NAME, PlanStore
-from disco_hlo.plugin.calls import rounds
+from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls import trial as trials
-from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.observing import CALLS_BEFORE_SEARCH, Observation
-from disco_hlo.plugin.calls.rounds import FEWEST_ROUNDS, Verdict
-from disco_hlo.plugin.measuring.measured_times import STORE_NAME
-from disco_hlo.plugin.phases import enact_phase, search_in_training, search_process, training_phase
+from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
+from disco_hlo.plugin.calls.trial import Hold
+from disco_hlo.plugin.measuring.known_times import STORE_NAME
+from disco_hlo.plugin.phases import enact_phase, finding, search_in_training, training_phase
 from disco_hlo.plugin.phases.finding import FoundPlans
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
@@ -122,7 +122,7 @@ def training(
         return _found[-1]
 
     monkeypatch.setattr(search_in_training, "search_apart", noted)
-    monkeypatch.setattr(search_process.subprocess, "Popen", Noted)
+    monkeypatch.setattr(finding.subprocess, "Popen", Noted)
     monkeypatch.setattr(trials, "_LONGEST_PAUSE", 8)
     jaxlink.install(lambda request: training_phase.handle(request, settings))
     observation = training_phase.observe(settings)
@@ -141,12 +141,12 @@ def training(
 def let_win(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The clock is taken out: this one wins once it ran often enough."""
 
-    def verdict(had: list[rounds.Round], candidates: list[str], _: object) -> Verdict:
+    def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verdict:
         assert name in candidates
         lacking = FEWEST_ROUNDS - len(had)
         return Verdict((name,), None, lacking) if lacking > 0 else Verdict((name,), name)
 
-    monkeypatch.setattr(rounds, "verdict", verdict)
+    monkeypatch.setattr(schedule, "verdict", verdict)
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_nothing_is_searched_for_a_step_that_is_called_20_times(training: Traini
 def test_a_training_goes_on_when_its_search_is_killed(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = search_process._run
+    run = finding._run
 
     def killed(*arguments: Any) -> None:
         def kill() -> None:
@@ -254,7 +254,7 @@ def test_a_training_goes_on_when_its_search_is_killed(
         threading.Thread(target=kill).start()
         run(*arguments)
 
-    monkeypatch.setattr(search_process, "_run", killed)
+    monkeypatch.setattr(finding, "_run", killed)
     losses, _ = training.until_over(jitted("killed_step"))
     assert losses == training.stock(len(losses))[0]
     [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
@@ -289,7 +289,7 @@ def test_a_candidate_that_computes_something_else_never_runs_a_call(
 def test_a_training_that_ends_before_a_candidate_has_won_saves_it_unmeasured(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rounds, "verdict", lambda *_: Verdict((SEARCHED,), None, FEWEST_ROUNDS))
+    monkeypatch.setattr(schedule, "verdict", lambda *_: Verdict((SEARCHED,), None, FEWEST_ROUNDS))
     if _found:
         monkeypatch.setattr(search_in_training, "search_apart", lambda *_: _found[-1])
     call, (weights, key), number = jitted("unfinished_step"), fresh_state(), 0

@@ -13,7 +13,7 @@ import pytest
 
 from disco_hlo.plan.plan import SEARCHED
 from disco_hlo.plan.store import PlanStore
-from disco_hlo.plugin.measuring.measured_times import STORE_NAME
+from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.profiler.store import ProfileStore
 from tests.compiled_search import compile_search
 from tests.known_times import PLATFORM, know_all

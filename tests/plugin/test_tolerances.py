@@ -1,4 +1,4 @@
-"""An element may lie as far from the default's as roundings move it and its neighbours."""
+"""An element may lie as far from the default's as roundings, by the step's module, move it and its neighbours."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disco_hlo.backends import BACKENDS
+from disco_hlo.hlo.proto import parse
 from disco_hlo.plugin.measuring import tolerances
-from disco_hlo.plugin.measuring.tolerances import Allowed, parts_of
+from disco_hlo.plugin.measuring.tolerances import Allowed, longest_sum, parts_of, rounding_of
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.steps import models
+from tests.steps.intercept import intercept
 
 Array = Any
 DIGIT = 2.0**-23
 """What the last digit of a number from 1 to 2 in f32 is worth."""
+SHAPES = [(11, 1000), (3, 50, 64), (9000,), (5, 3)]
+"""In parts of 4096 elements: several and a rest; none left; longer than a part; less than a part."""
 
 
 def learnt(values: Array, by: Array, before: Array | None = None, shift: Array | None = None) -> Allowed:
@@ -141,13 +149,18 @@ def test_types_are_compared_to_their_own_last_digits(dtype: Any) -> None:
 
 # --- large outputs are compared on the devices ------------------------------------------------------
 
-SHAPES = [(11, 1000), (3, 50, 64), (9000,), (5, 3)]
-"""In parts of 4096 elements: several and a rest; none left; longer than a part; less than a part."""
 
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("updates", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "updates"),
+    [
+        *((shape, np.float32, True) for shape in SHAPES),
+        (SHAPES[0], np.float16, True),
+        (SHAPES[1], ml_dtypes.bfloat16, True),
+        (SHAPES[2], ml_dtypes.bfloat16, False),
+        (SHAPES[3], np.float32, False),
+    ],
+    ids=str,
+)
 def test_devices_and_host_come_to_one_verdict(
     shape: tuple[int, ...], dtype: Any, updates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +191,7 @@ def test_devices_and_host_come_to_one_verdict(
         if run:
             host.learn(moved, *told)
             there.learn(placed(moved), *(one and placed(one) for one in told))
-        for by in (0, 1e-6, 1e-5, 1e-4, 1e-3, 4e-3, 1e-2, 0.1, np.inf, np.nan):
+        for by in (0, 1e-6, 1e-4, 4e-3, 1e-2, 0.1, np.inf, np.nan):
             for place in (size - 1, size // 2, 3, slice(None)):
                 got = [one.copy() for one in values]
                 changed = got[1].reshape(-1)
@@ -211,3 +224,46 @@ def test_spans_are_all_of_an_array_in_whole_rows(shape: tuple[int, ...]) -> None
     for one in parts:
         assert 0 < one.rows * one.columns <= 1 << 20
         assert one.columns == shape[-1] if shape and shape[-1] <= 1 << 20 else one.rows == 1
+
+
+# --- what a step's roundings amount to ---------------------------------------------------------------
+
+
+def of_step(step: models.Step) -> tuple[list[float], float]:
+    """The rounding on CPU and GPU, and the longest sum."""
+
+    def body(request: CompileRequest) -> tuple[list[float], float]:
+        module = compiles.capture(request)
+        return [rounding_of(module, BACKENDS[name]) for name in ("cpu", "gpu")], longest_sum(parse(module))
+
+    found: tuple[list[float], float] = intercept(*step, body)
+    return found
+
+
+def test_a_step_rounds_in_its_coarsest_type_on_gpu_at_least_as_tensor_cores_do() -> None:
+    assert of_step(models.mlp(jnp.bfloat16))[0] == [2.0**-8, 2.0**-8]
+    assert of_step(models.mlp(np.float16))[0] == [2.0**-10, 2.0**-10]
+    (cpu, gpu), _ = of_step(models.mlp())
+    assert 2.0**-23 <= cpu < 2.0**-20
+    assert gpu == 2.0**-11
+
+
+@pytest.mark.parametrize(
+    ("function", "terms"),
+    [
+        (lambda x: x @ x.T, 1024),
+        (lambda x: jnp.einsum("ij,kj->ik", x[:64], x), 1024),
+        (lambda x: jnp.tanh(x).sum(0), 256),
+        (jnp.tanh, 1),
+    ],
+    ids=["matmul", "fewer rows", "sum", "none"],
+)
+def test_the_longest_sum_counts(function: Any, terms: int) -> None:
+    def step(x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(function(x), models.replicated())
+
+    (cpu, _), longest = of_step(
+        (jax.jit(step), (jax.device_put(np.ones((256, 1024), np.float32), models.replicated()),))
+    )
+    assert longest == pytest.approx(terms, rel=0.5)
+    assert cpu == max(2.0**-23, 2.0**-23 * 0.5 * longest**0.5)

@@ -1,19 +1,28 @@
-"""What kernels and transfers cost each other, on traces drawn by hand."""
+"""What kernels and transfers cost each other, and which devices are uneven: traces drawn by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.collectives import Issued, in_step_by_kind
-from disco_hlo.profiler.contention import contention, gap_in_step_ns, launch_gap_ns
-from disco_hlo.profiler.in_step import InStep
+from disco_hlo.profiler.collectives import InStep, Issued, in_step_by_kind
+from disco_hlo.profiler.contention import (
+    SlowDowns,
+    computed_ns,
+    contention,
+    gap_in_step_ns,
+    holds,
+    launch_gap_ns,
+    slow_downs,
+    uneven,
+)
 from disco_hlo.profiler.profile import Contention
-from disco_hlo.profiler.trace import Execution, Trace
-from disco_hlo.profiler.transfers import least, moved_ns
+from disco_hlo.profiler.trace import Execution, Trace, least, moved_ns
+from tests.profiler.test_command_buffers import trace as buffered_trace
 
 
 def trace(*kernels: tuple[str, int, int], device: int = 0, run: int = 0) -> Trace:
@@ -266,3 +275,153 @@ def test_processes_with_a_device_each_tell_one_another_how_long_transfers_wait()
     fast, slow = (contention(*pair, "jit_step", moved=moved) for pair in zip(alone, beside, strict=True))  # type: ignore[arg-type]
     assert fast == slow == contention(alone[1], beside[1], "jit_step")
     assert fast != contention(alone[0], beside[0], "jit_step")
+
+
+BOTH_ALONE = both(
+    *(trace(("p0", 0, 100), ("b0", 100, 160), ("g1", 160, 260), device=device) for device in (0, 1))
+)
+
+
+def lost(beside: Trace) -> SlowDowns:
+    return slow_downs(BOTH_ALONE, beside, "jit_step", "jit_step", {"p0"}, moved_ns(beside, "jit_step"))
+
+
+def test_a_product_counts_if_a_transfer_was_there_when_it_began() -> None:
+    found = lost(both(*(trace(("b0", 0, 80), ("p0", 1, 131), device=device) for device in (0, 1))))
+    assert found.products == pytest.approx(79 / (79 - 30))
+    later = lost(both(*(trace(("p0", 0, 110), ("b0", 40, 120), device=device) for device in (0, 1))))
+    assert later.products is None
+    assert later.all_kernels == pytest.approx(70 / (70 - 10))
+
+
+def test_a_transfer_is_there_when_a_product_begins_if_it_needs_but_its_launch() -> None:
+    """vgg19 over NVLink: 3 us behind a product whose time it took by 1.3 ms."""
+    found = lost(both(*(trace(("p0", 0, 130), ("b0", 3, 83), device=device) for device in (0, 1))))
+    assert found.products == pytest.approx(80 / (80 - 30))
+
+
+def test_what_a_kernel_loses_to_a_transfer_that_waits_counts_by_the_time_in_which_data_moves() -> None:
+    """The transfer is 60 us early on the first device, and costs its product 20 us there, nothing on the other."""
+    early = trace(("b0", 0, 120), ("p0", 1, 121))
+    late = trace(("b0", 60, 120), ("g1", 61, 161), device=1)
+    found = lost(both(early, late))
+    assert found.products == pytest.approx(60 / (60 - 20))
+    assert found.others == pytest.approx(1.0)
+
+
+def test_a_product_takes_twice_its_time_at_most() -> None:
+    """One more round of thread blocks, whatever it shared with the transfer."""
+    found = lost(both(*(trace(("b0", 0, 80), ("p0", 1, 171), device=device) for device in (0, 1))))
+    assert found.products == 2.0
+    assert found.all_kernels == pytest.approx(79 / (79 - 70))
+
+
+def test_one_disturbed_run_does_not_matter() -> None:
+    runs = [
+        trace(("b0", 0, 80), ("p0", 1, 101 + lost), device=device, run=run)
+        for run, lost in enumerate((30, 32, 900))
+        for device in (0, 1)
+    ]
+    assert lost(both(*runs)).products == pytest.approx(79 / (79 - 32))
+
+
+MODULE = "jit_step"
+ORDER = ("n1", "b0.start", "n2", "b0.done", "n3")
+Row = tuple[str, int, int]
+
+
+def one_run(*devices: Sequence[Row]) -> Trace:
+    """One run; (op, start, end) in us by device. Ops whose names begin with b are transfers."""
+    executions = [
+        Execution(
+            f"{op}_kernel", MODULE, 0, device, 1000 * start, 1000 * end, "stream", 1000 * end,
+            "ncclDevKernel" if op[0] == "b" else op,
+        )
+        for device, rows in enumerate(devices)
+        for op, start, end in rows
+    ]  # fmt: skip
+    return Trace(tuple(executions), ())
+
+
+def one(transfer_at: int, before: int = 0) -> list[Row]:
+    """A product of 100 us that begins at 50; the transfer could begin ``before`` us earlier."""
+    return [("n1", 0, 50 - before), ("n2", 50, 150), ("b0", transfer_at, transfer_at + 40), ("n3", 200, 210)]
+
+
+def test_a_transfer_behind_the_last_wave_of_a_product_shows_what_that_holds() -> None:
+    assert holds(one_run(one(137, before=1)), MODULE, ORDER) == {"n2": pytest.approx(0.87)}
+
+
+def test_a_transfer_that_begins_with_a_kernel_is_not_held() -> None:
+    assert holds(one_run(one(50)), MODULE, ORDER) == {"n2": 0.0}
+    assert holds(one_run(one(51)), MODULE, ORDER) == {"n2": 0.0}, "a launch is no hold"
+
+
+def test_the_device_that_lets_a_transfer_in_last_decides() -> None:
+    assert holds(one_run(one(51), one(140)), MODULE, ORDER) == {"n2": pytest.approx(0.9)}
+
+
+def test_a_transfer_whose_turn_comes_beside_a_kernel() -> None:
+    order = ("n1", "b0.start", "b1.start", "n2", "b0.done", "b1.done", "n3")
+    held = [("n1", 0, 50), ("b0", 50, 70), ("n2", 50, 150), ("b1", 140, 160), ("n3", 200, 210)]
+    assert holds(one_run(held), MODULE, order)["n2"] == pytest.approx(0.45), (
+        "the first at once, the other late"
+    )
+    # What begins at once late in a kernel may do so behind its hold.
+    late = [("n1", 0, 50), ("b0", 45, 120), ("n2", 50, 150), ("b1", 122, 140), ("n3", 200, 210)]
+    assert holds(one_run(late), MODULE, ("b0.start", *order[2:])) == {}
+
+
+def test_short_kernels_and_kernels_of_other_modules_tell_nothing() -> None:
+    short = [("n1", 0, 50), ("n2", 50, 60), ("b0", 58, 90), ("n3", 100, 110)]
+    assert holds(one_run(short), MODULE, ORDER) == {}
+    assert holds(one_run(one(137)), "jit_other", ORDER) == {}
+
+
+H100S = {
+    "device 0": [47_950_000, 51_240_000, 49_740_000, 46_960_000, 79_950_000],
+    "device 1": [45_430_000, 45_390_000, 45_400_000, 45_350_000, 45_460_000],
+}
+"""bert's kernels on two H100s, 2026-11-25."""
+
+
+def test_two_gpus_of_which_one_lowers_its_clock_are_uneven() -> None:
+    found = uneven(H100S)
+    assert found is not None
+    assert str(found) == (
+        "the step's kernels take 46.96 to 79.95 ms on device 0, 45.35 to 45.46 ms on device 1"
+    )
+
+
+def test_two_gpus_that_are_well_are_even() -> None:
+    """transformer's kernels on the same pair, minutes later."""
+    steady = {
+        "device 0": [15_800_000, 15_840_000, 15_770_000],
+        "device 1": [15_900_000, 15_890_000, 15_910_000],
+    }
+    assert uneven(steady) is None
+    assert uneven({"device 0": [10_000_000], "device 1": [10_500_000]}) is None
+    assert uneven({"device 0": [10_000_000], "device 1": [10_600_000]}) is not None
+    assert uneven({"device 0": [50_000], "device 1": [60_000]}) is None  # of a step of 50 us that is little
+    assert uneven({}) is None
+
+
+def test_a_device_that_is_slow_now_and_then_is_uneven_though_its_median_is_not() -> None:
+    found = uneven({"device 0": [900_000, 900_000, 900_000], "device 1": [900_000, 900_000, 1_200_000]})
+    assert found is not None
+    assert (found.slow, found.fast) == ("device 1", "device 0")
+    alone = uneven({"device 0": [1_000_000, 1_000_000, 1_300_000]})
+    assert str(alone) == "the step's kernels take 1.00 to 1.30 ms on device 0"
+
+
+def test_waiting_in_a_transfer_is_no_computing() -> None:
+    """The faster device waits there for the slower one."""
+    step = [
+        ("n1_dot", "gemm", 0, 10),
+        ("b0.all-reduce.1", "ncclDevKernel_AllReduce", 10, 40),
+        ("g0_fusion", "g0_fusion", 40, 45),
+    ]
+    first, second = (buffered_trace("jit_a", step, step, device=device) for device in (0, 1))
+    together = replace(first, executions=first.executions + second.executions)
+    assert computed_ns(together, "jit_a") == {"device 0": [15_000, 15_000], "device 1": [15_000, 15_000]}
+    assert computed_ns(together, "jit_b") == {}

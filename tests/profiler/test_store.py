@@ -11,11 +11,18 @@ from msgspec.structs import replace as replace_in
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import CollectiveKind
-from disco_hlo.profiler.allreduce import SweepPoint
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.facts import DeviceFacts, LinkFacts, StepFacts, place_of
-from disco_hlo.profiler.in_step import InStep
-from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform
+from disco_hlo.profiler.collectives import InStep, SweepPoint
+from disco_hlo.profiler.profile import (
+    Contention,
+    DeviceFacts,
+    Link,
+    LinkFacts,
+    OpTime,
+    Platform,
+    StepFacts,
+    place_of,
+)
 from disco_hlo.profiler.store import KEPT_MEASUREMENTS, ProfileStore, StepTime
 
 CPU = Platform("some cpu, 2 cores", "cpu", "", "0.12.0", "0.12.0")

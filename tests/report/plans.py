@@ -15,7 +15,6 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.cost_model import Line
 from disco_hlo.optimize.costs import costs_for
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.plan import (
     FORMAT,
     VERSION,
@@ -24,6 +23,7 @@ from disco_hlo.plan.plan import (
     Plan,
     Prediction,
     SearchRecord,
+    Strategy,
     Structure,
     Target,
     by_region,
@@ -31,9 +31,9 @@ from disco_hlo.plan.plan import (
     encode,
 )
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import normal_form
 from disco_hlo.plugin.xla import compiles
-from disco_hlo.profiler.allreduce import SweepPoint, fit
+from disco_hlo.profiler.collectives import SweepPoint, fit
 from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, to_json
 from disco_hlo.report.bundle import open_bundle
 from disco_hlo.report.data import page_data

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.read import read
+from disco_hlo.plan.variants import unfused
 from disco_hlo.report.page import render
 from tests.captured import captured, stored
 from tests.report import plans

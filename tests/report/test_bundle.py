@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from disco_hlo.errors import ModuleError, PlanError
-from disco_hlo.plan.normal import normal_form
 from disco_hlo.plan.read import read
+from disco_hlo.plan.variants import normal_form
 from disco_hlo.report.bundle import locate, open_bundle, open_module, read_module
 from tests.captured import captured
 from tests.report import plans

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disco_hlo.errors import PlanError
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
-from disco_hlo.report.compare import compare, require_comparable
+from disco_hlo.plan.plan import Bucket, Group, Strategy
+from disco_hlo.report.facts import compare, require_comparable
 from tests.report import plans
 
 A = Strategy(

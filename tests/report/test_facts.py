@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.report.bundle import open_bundle
 from disco_hlo.report.facts import bucket_facts, bytes_saved, group_facts, order_facts, step_times
 from tests.plan.small_graphs import graph

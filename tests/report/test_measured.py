@@ -11,7 +11,7 @@ import pytest
 
 from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep, encode
 from disco_hlo.report.bundle import open_bundle
-from disco_hlo.report.traces import chrome_trace
+from disco_hlo.report.timelines import chrome_trace
 from tests.report import plans
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from disco_hlo.optimize.costs import costs_for
 from disco_hlo.optimize.regions import Predicted, lower_bound, predict
 from disco_hlo.report.bundle import Bundle, open_bundle
-from disco_hlo.report.rows import bucket_rows, group_rows, ready_ns
-from disco_hlo.report.strings import LONGEST, Strings
+from disco_hlo.report.data import bucket_rows, group_rows, ready_ns
+from disco_hlo.report.printable import LONGEST, Strings
 from disco_hlo.report.timelines import exposed_intervals, overlap_ns, timeline_data
 from disco_hlo.simulator.timeline import simulate
 from tests.simulator.problems import problem, random_problem

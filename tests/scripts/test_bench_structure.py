@@ -10,7 +10,7 @@ from pathlib import Path
 from evaluation.measure import at_once
 from evaluation.record import CellName, Record, read
 
-from disco_hlo.plugin.measuring.step_time import time_once
+from disco_hlo.plugin.measuring.runner import time_once
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_structure.py"
 

@@ -14,25 +14,22 @@ from typing import Any
 
 import pytest
 from evaluation import cell, measure, running, step
-from evaluation.links import prepare
+from evaluation.commands import prepare
 from evaluation.predicting import Ran, predict_in_rounds, predicted
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
-from evaluation.rows import chosen_names
-from evaluation.strategies import combined_up_to, random_strategy
+from evaluation.rows import chosen_names, combined_up_to, random_strategy
 
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.baselines import one_at_a_time, one_bucket, unfused
-from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.plan import DEFAULT, Prediction
+from disco_hlo.plan.legal import check_order, check_strategy
+from disco_hlo.plan.plan import DEFAULT, Prediction, Strategy
 from disco_hlo.plan.read import read as read_strategy
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import one_at_a_time, one_bucket, unfused
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.profiler.allreduce import fit, point_of
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.collectives import fit, point_of
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Platform, Profile
 from tests.steps import models
 from tests.steps.intercept import intercept

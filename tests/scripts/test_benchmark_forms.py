@@ -12,15 +12,14 @@ from typing import Any
 import benchmark_forms
 import jax
 import pytest
-from evaluation import form_tables, measure, step
-from evaluation.forms import CELLS, by_link, is_form, lowered, unrolled
-from evaluation.strategies import in_random_order
+from evaluation import fidelity, measure, step
+from evaluation.commands import FORM_CELLS, by_link, is_form, unrolled
+from evaluation.rows import in_random_order
 
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.read import read
+from disco_hlo.plan.legal import check_order
+from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.verify import verify
 from disco_hlo.plugin.xla.executables import Memory
 from tests.captured import captured
 
@@ -41,14 +40,14 @@ def test_neighbouring_cells_of_one_link_share_a_process() -> None:
         ("staged", ["llama-dp-scan", "llama-dp-unroll"]), ("nvlink", ["llama-dp-scan"]),
         ("staged", ["llama-dp-scan-x4"]),
     ]  # fmt: skip
-    assert len(set(CELLS)) == len(CELLS) == 15
+    assert len(set(FORM_CELLS)) == len(FORM_CELLS) == 15
 
 
 def test_the_step_of_a_form_is_the_example_s() -> None:
     assert step.request_of("llama-dp-scan", "tiny").module_name == "jit_train_step"
-    text = lowered("llama-fsdp-scan-x2", "tiny").as_text()
+    text = step.lowered_form("llama-fsdp-scan-x2", "tiny").as_text()
     assert re.search(r"tensor<2x\d+x33xi32>", text), "two microbatches of rows of 33 tokens"
-    assert text.count("stablehlo.while") > lowered("llama-fsdp-unroll", "tiny").as_text().count(
+    assert text.count("stablehlo.while") > step.lowered_form("llama-fsdp-unroll", "tiny").as_text().count(
         "stablehlo.while"
     )
 
@@ -165,7 +164,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def test_the_unrolled_form_is_one_of_the_plans_that_are_put_in_order() -> None:
-    header, rows = form_tables.fidelity(records())
+    header, rows = fidelity.form_fidelity(records())
     assert header[:7] == (
         "form, link, devices", "plans", "mean error", "largest", "of", "Kendall's tau", "over",
     )  # fmt: skip
@@ -178,6 +177,6 @@ def test_the_unrolled_form_is_one_of_the_plans_that_are_put_in_order() -> None:
 
 
 def test_peak_memory_is_held_against_the_device_s() -> None:
-    _, rows = form_tables.memory(records())
+    _, rows = fidelity.memory(records())
     assert rows[0] == ("llama-dp-scan, staged, 2", "XLA default", "95", "101", "100", "-5.0 %")
     assert rows[1][4:] == ("-", "-")

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import demo
 import demo_job
-import demo_table
 import pytest
 
 from disco_hlo.hlo.cost_model import Line
 from disco_hlo.optimize import ablations
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.plan import DEFAULT, SEARCHED
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
 from disco_hlo.plan.store import PlanStore
-from disco_hlo.plan.strategy import Strategy
 
 MODULE = b"module"
 BEST = "plan 2"
@@ -55,11 +53,11 @@ def plan_of(chosen: str = BEST, left_out: str = "", failed: str = "") -> plans.P
     )
 
 
-def runs_of(enacted_losses: tuple[float, ...] = (5.5, 5.0, 4.0)) -> dict[str, demo_table.Run]:
+def runs_of(enacted_losses: tuple[float, ...] = (5.5, 5.0, 4.0)) -> dict[str, demo.Run]:
     return {
-        "default": demo_table.Run(0.1, 12.0, [5.5, 5.0, 4.0]),
-        "search": demo_table.Run(0.05, 80.0, [5.5, 5.0, 4.0]),
-        "enacted": demo_table.Run(0.04, 10.0, list(enacted_losses)),
+        "default": demo.Run(0.1, 12.0, [5.5, 5.0, 4.0]),
+        "search": demo.Run(0.05, 80.0, [5.5, 5.0, 4.0]),
+        "enacted": demo.Run(0.04, 10.0, list(enacted_losses)),
     }
 
 
@@ -67,8 +65,8 @@ def runs_of(enacted_losses: tuple[float, ...] = (5.5, 5.0, 4.0)) -> dict[str, de
 
 
 def test_markdown_holds_the_table_and_the_facts() -> None:
-    result = demo_table.result_of(plan_of(), "out/demo/plans/ab", runs_of(), 0.25)
-    assert demo_table.markdown(result).splitlines()[:-1] == [
+    result = demo.result_of(plan_of(), "out/demo/plans/ab", runs_of(), 0.25)
+    assert demo.markdown(result).splitlines()[:-1] == [
         "|  | step time | spread | vs default | predicted |",
         "| --- | ---: | ---: | ---: | ---: |",
         "| XLA default | 100.0 ms | ± 3.0 ms | 1.00x | 98.0 ms |",
@@ -89,44 +87,42 @@ def test_markdown_holds_the_table_and_the_facts() -> None:
 
 
 def test_the_table_fits_a_terminal_of_80_columns() -> None:
-    result = demo_table.result_of(plan_of(), "p", runs_of(), 0.0)
-    assert max(map(len, demo_table.markdown(result).split("\n\n")[0].splitlines())) <= 80
+    result = demo.result_of(plan_of(), "p", runs_of(), 0.0)
+    assert max(map(len, demo.markdown(result).split("\n\n")[0].splitlines())) <= 80
 
 
 def test_the_next_commands_can_be_typed() -> None:
-    said = demo_table.what_next(demo_table.result_of(plan_of(), "my plans/ab", runs_of(), 0.0))
+    said = demo.what_next(demo.result_of(plan_of(), "my plans/ab", runs_of(), 0.0))
     assert "inspect 'my plans/ab'\n" in said
     assert said.endswith("report 'my plans/ab' -o 'my plans/ab/report.html'")
 
 
 @pytest.mark.parametrize("chosen", ["XLA default", "one bucket, XLA's op fusion"])
 def test_where_a_baseline_won_the_last_row_is_the_best_that_was_searched(chosen: str) -> None:
-    result = demo_table.result_of(plan_of(chosen), "p", runs_of(), 0.0)
+    result = demo.result_of(plan_of(chosen), "p", runs_of(), 0.0)
     assert result.rows[-1].candidate == "plan"
-    assert f'nothing searched was faster than "{chosen}", which is what the plan holds' in demo_table.facts(
-        result
-    )
+    assert f'nothing searched was faster than "{chosen}", which is what the plan holds' in demo.facts(result)
 
 
 def test_a_candidate_that_did_not_run_has_no_time() -> None:
-    rows = demo_table.rows_of(plan_of(failed="no fusion"))
-    assert demo_table.cells(rows[1]) == ("no fusion", "failed", "-", "-", "120.0 ms")
+    rows = demo.rows_of(plan_of(failed="no fusion"))
+    assert demo.cells(rows[1]) == ("no fusion", "failed", "-", "-", "120.0 ms")
 
 
 @pytest.mark.parametrize("name", ["XLA default", "plan 2"])
 def test_a_plan_without_a_row_is_refused(name: str) -> None:
-    with pytest.raises(demo_table.DemoError, match=f"no measurement of '{name}'"):
-        demo_table.rows_of(plan_of(left_out=name))
+    with pytest.raises(demo.DemoError, match=f"no measurement of '{name}'"):
+        demo.rows_of(plan_of(left_out=name))
 
 
 def test_a_baseline_that_is_no_legal_strategy_has_an_empty_row() -> None:
-    rows = demo_table.rows_of(plan_of(left_out="plan's buckets, XLA's op fusion"))
-    assert demo_table.cells(rows[3]) == ("plan's buckets, XLA's op fusion", "left out", "-", "-", "-")
+    rows = demo.rows_of(plan_of(left_out="plan's buckets, XLA's op fusion"))
+    assert demo.cells(rows[3]) == ("plan's buckets, XLA's op fusion", "left out", "-", "-", "-")
 
 
 def test_the_rows_are_what_the_search_phase_measures() -> None:
     names = (DEFAULT, ablations.NO_FUSION, ablations.ONE_BUCKET, ablations.PLAN_BUCKETS)
-    assert names == demo_table.BASELINES
+    assert names == demo.BASELINES
     assert SEARCHED == "plan"
 
 
@@ -141,7 +137,7 @@ def test_the_rows_are_what_the_search_phase_measures() -> None:
     ],
 )
 def test_loss_difference(expected: list[float], got: list[float], difference: float) -> None:
-    assert demo_table.loss_difference(expected, got) == difference
+    assert demo.loss_difference(expected, got) == difference
 
 
 # --- jobs -----------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import ship_profile
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.allreduce import fit, point_of
-from disco_hlo.profiler.kernel_keys import kernel_keys
+from disco_hlo.profiler.collectives import fit, point_of
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, load, save
 
 MODULE = Path(__file__).parents[1] / "data" / "demo_plan" / "default.hlo.pb.gz"

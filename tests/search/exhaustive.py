@@ -14,7 +14,7 @@ from disco_hlo.errors import CircleError, DiscoError
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel

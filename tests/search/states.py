@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
-from disco_hlo.core.kernels import group_refusal
-from disco_hlo.hlo.bitcasts import kernel_nodes
+from disco_hlo.core.legality import group_refusal
 from disco_hlo.hlo.cost_model import CostModel
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.legal import bucket_refusal
-from disco_hlo.plan.order import check_order, unit_graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.hlo.graph import Graph, kernel_nodes
+from disco_hlo.plan.legal import bucket_refusal, check_order
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search import layout as at
 from disco_hlo.search.costs import UnitCosts
 from disco_hlo.search.kernels import unit_refusal

@@ -19,8 +19,9 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import all_reduce_depths, unfused
-from disco_hlo.plan.order import check_order, unit_graph
+from disco_hlo.plan.legal import check_order
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import all_reduce_depths, unfused
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.backtracking import Backtracking
 from disco_hlo.search.explore import CANDIDATES, QUEUED, evaluate, go_to, new_tree

@@ -11,8 +11,8 @@ import pytest
 
 from disco_hlo.compiled import compiled
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.plan import Group, Strategy
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.arrange import MOST_GRADIENTS, contiguous_buckets
 from disco_hlo.search.backtracking import Backtracking

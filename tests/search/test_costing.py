@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search import layout as at
 from disco_hlo.search.climb import MOST_DRAWS, Climber
 from disco_hlo.search.restart import KERNEL_MOVES

@@ -18,8 +18,8 @@ from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.costs import Costs, costs_for
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.profiler.profile import load
 from disco_hlo.search import layout as at
 from disco_hlo.search.api import SearchSettings

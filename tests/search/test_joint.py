@@ -22,11 +22,10 @@ from hypothesis import strategies as st
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.legal import check_order, check_strategy
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search import child, joint, restart
 from disco_hlo.search.api import Finalist, OnBest, SearchResult, SearchSettings, Stop
 from disco_hlo.search.climb import Climber

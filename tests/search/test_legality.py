@@ -8,11 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.core.kernels import group_refusal
+from disco_hlo.core.legality import group_refusal
 from disco_hlo.core.reasons import LEGAL, TOO_MANY_EVALUATIONS, sentence
-from disco_hlo.hlo.bitcasts import kernel_nodes
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, kernel_nodes
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search import layout as at
 from disco_hlo.search.kernels import STAYS_ALONE, count_results
 from disco_hlo.search.state import empty_state, new_scratch

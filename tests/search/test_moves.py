@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import disco_hlo
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.search import layout as at
 from disco_hlo.search.moves.table import MOVES, NAMES
 from disco_hlo.search.restart import BUCKET_MOVES, FIRST_MOVES, KERNEL_MOVES, ORDER_MOVES
@@ -204,7 +204,7 @@ from random import Random
 from pathlib import Path
 import disco_hlo
 assert Path(disco_hlo.__file__).is_relative_to(sys.argv[1]), disco_hlo.__file__
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search import restart
 from disco_hlo.search.backtracking import Backtracking

@@ -9,10 +9,8 @@ import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.read import read
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.read import read, verify
+from disco_hlo.plan.variants import normal_form, unfused
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import seeded
 from disco_hlo.search.kernels import (

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Shape
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.legal import check_order
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import unfused
 from disco_hlo.search import layout as at
 from disco_hlo.search.arrange import contiguous_buckets, list_order, regroup
 from disco_hlo.search.climb import Climber

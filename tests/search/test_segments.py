@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.plan.order import check_order, unit_graph
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.legal import check_order
+from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.search import layout as at
 from disco_hlo.search.moves.table import MOVES
 from disco_hlo.search.segments import ORDER_DIGEST, Segments, new_segments, run_order

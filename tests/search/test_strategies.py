@@ -17,14 +17,11 @@ from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.optimize.costs import costs_for
 from disco_hlo.optimize.pipeline import searchable
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
-from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.normal import normal_form
-from disco_hlo.plan.order import check_order
-from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
+from disco_hlo.plan.legal import check_order, check_strategy
+from disco_hlo.plan.plan import Bucket, Group, Strategy
+from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.verify import verify
+from disco_hlo.plan.variants import normal_form, unfused
 from disco_hlo.profiler.profile import load
 from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.costs import UnitCosts

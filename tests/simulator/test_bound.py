@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.plan.strategy import Bucket, Strategy
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.simulator.bound import Bound, bound, least_communication_ns, tight_bound_ns
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate

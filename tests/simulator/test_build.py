@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Shape
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import Repeat
-from disco_hlo.plan.strategy import Bucket, Group, Strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.problem import Problem

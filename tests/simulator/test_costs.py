@@ -14,7 +14,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.baselines import unfused
+from disco_hlo.plan.variants import unfused
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import (
     ANY_COMPUTE,

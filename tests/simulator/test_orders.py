@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
-from disco_hlo.plan.order import check_order
+from disco_hlo.plan.legal import check_order
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.strategy import Bucket, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.simulator.orders import Prefetch, list_schedule
 from tests.captured import captured

@@ -6,14 +6,13 @@ import random
 from dataclasses import replace
 
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.bitcasts import behind_bitcasts
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Graph, Kind, behind_bitcasts
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.baselines import one_bucket, unfused
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.strategy import Group, Strategy
+from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import one_bucket, unfused
 
 
 def random_strategy(source: CanonicalModule, seed: int, attempts: int = 150) -> Strategy:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from disco_hlo.whatif import coconet
-from disco_hlo.whatif.machine import load
-from disco_hlo.whatif.matmul import Matmul, matmul_ns
+from disco_hlo.whatif.machine import Matmul, load, matmul_ns
 
 CLUSTER = load("coconet")
 RING = replace(

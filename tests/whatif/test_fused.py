@@ -17,8 +17,7 @@ from disco_hlo.whatif.fused import (
     pooling_ns,
     skew,
 )
-from disco_hlo.whatif.machine import load
-from disco_hlo.whatif.matmul import Matmul, matmul_ns
+from disco_hlo.whatif.machine import Matmul, load, matmul_ns
 
 PAIR = load("mi210-pair")
 QUICK = replace(PAIR, network=replace(PAIR.network, link_latency_us=0))

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from disco_hlo.whatif.machine import Machine, load
-from disco_hlo.whatif.matmul import Matmul, Stages, memory_reads, stages
+from disco_hlo.whatif.machine import Machine, Matmul, Stages, load, memory_reads, stages
 from disco_hlo.whatif.t3 import (
+    LARGER,
+    SMALLER,
     Arbitration,
+    Model,
     all_gather_ns,
     fused_ns,
     reduce_scatter_ns,
+    sliced,
     sub_layer,
 )
-from disco_hlo.whatif.transformers import LARGER, SMALLER, Model, sliced
 
 
 def machine(link: float, memory: float, latency_us: float = 0.0) -> Machine:

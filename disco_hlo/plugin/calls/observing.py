@@ -1,25 +1,27 @@
-"""All calls of a process, observed: which modules are watched, which of them is the step.
+"""All calls of a process, observed: which modules are watched, and which of them is the training step by its calls.
 
 Off unless :meth:`Observation.start` is called, after :func:`disco_hlo.plugin.xla.jaxlink.install`. Which modules are
 watched depends on the modules alone, so it is the same on all ranks: several devices, more than a few ops, and a state
-that is returned (:func:`~disco_hlo.plugin.calls.steps.keeps_state`).
+that is returned (:func:`keeps_state`): a step returns the state that it takes, changed (or gradients of the same
+shapes), an evaluation numbers or predictions. Among those, the step is the module on which the devices spend most of
+their time. A script may have several: they come by their share (:func:`steps`).
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from disco_hlo.activation.channel import Channel
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plugin.calls.device_time import DeviceTimes
-from disco_hlo.plugin.calls.steps import ArrayType, keeps_state, steps
 from disco_hlo.plugin.calls.trial import Trial
-from disco_hlo.plugin.calls.watch import Watch
+from disco_hlo.plugin.calls.watch import LEAST_SHARE, DeviceTimes, Seen, Watch
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
@@ -31,6 +33,10 @@ CALLS_BEFORE_SEARCH = 24
 
 Wanted = Callable[[CompileRequest], bool]
 ChannelOf = Callable[[CompileRequest], Channel]
+FEWEST_CALLS = 5
+"""Before them a module is not taken for a step: a function is compiled once for the arrays that a script makes and
+again for those that its step returns, and the first of the two is called once."""
+_LEAST_RETURNED = 0.5
 
 
 class Observation:
@@ -99,7 +105,7 @@ class Observation:
         return found
 
     def steps(self) -> list[Trial]:
-        """Of the steps so far, the one on which the devices spend most of their time first (:mod:`.steps`)."""
+        """Of the steps so far, the one on which the devices spend most of their time first (:func:`steps`)."""
         trials = self.trials
         return [trials[index] for index in steps([trial.watch.seen for trial in trials])]
 
@@ -168,3 +174,39 @@ def _leaves(op: Any) -> Iterator[Any]:
 
 def _types(arrays: Sequence[tuple[tuple[int, ...], str, int]]) -> list[ArrayType]:
     return [ArrayType(*one) for one in arrays]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """An argument or result, over all devices."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a single one, as a loss is, or a count of steps."""
+        return math.prod(self.shape) == 1
+
+
+def keeps_state(takes: Sequence[ArrayType], returns: Sequence[ArrayType]) -> bool:
+    """Whether half of what a module returns, by bytes, has the types of what it takes; single numbers aside."""
+    free = Counter(one for one in takes if not one.is_number)
+    total = returned = 0
+    for one in returns:
+        if one.is_number:
+            continue
+        total += one.bytes
+        if free[one]:
+            free[one] -= 1
+            returned += one.bytes
+    return returned > 0 and returned >= _LEAST_RETURNED * total
+
+
+def steps(seen: Sequence[Seen]) -> list[int]:
+    """Indices of those that are steps, the one that takes most of the devices' time first."""
+    found = [
+        index for index, one in enumerate(seen) if one.calls >= FEWEST_CALLS and one.share >= LEAST_SHARE
+    ]
+    return sorted(found, key=lambda index: (-seen[index].share, index))

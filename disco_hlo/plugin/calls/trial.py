@@ -1,28 +1,29 @@
 """A trial of candidates on the calls of one step, the same on all ranks; rank 0's clock decides.
 
 Until there are candidates, XLA's default runs all calls and ranks meet about once a second of training. Then default
-and candidates take turns, in stretches that end when there may be something to decide (:mod:`.rounds`). The calls are
+and candidates take turns, in stretches that end when there may be something to decide (:mod:`.schedule`). The calls are
 given back to JAX once nothing more is to come, or the module turns out to be no step.
 
-Where rank 0 finds the step worth a search, it begins at a meeting, and the work that this search does on the devices is
-done before the first call of a stretch.
+Where rank 0 finds the step worth a search, it begins at a meeting. Work of this search that needs the devices is done
+before the first call of a stretch: another thread asks for it (:class:`Hold`), and once the threads of all ranks have,
+each rank holds the same call until its own is done.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from disco_hlo.activation.channel import Channel
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plugin.calls import rounds
-from disco_hlo.plugin.calls.hold import Hold
-from disco_hlo.plugin.calls.rounds import Round
-from disco_hlo.plugin.calls.schedule import Answer, Stretch, meet, settled
-from disco_hlo.plugin.calls.steps import LEAST_SHARE
-from disco_hlo.plugin.calls.watch import Sample, Watch
+from disco_hlo.plugin.calls import schedule
+from disco_hlo.plugin.calls.schedule import Answer, Round, Stretch, meet, settled
+from disco_hlo.plugin.calls.watch import LEAST_SHARE, Sample, Watch
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 
@@ -35,6 +36,10 @@ _SEARCH = "the search"
 _PAUSE_NS = 1_000_000_000
 _LONGEST_PAUSE = 256
 """Calls."""
+_LOOK_S = 0.5
+"""Between two looks whether a call may still come, or a signal came."""
+_AFTER_S = 0.05
+"""After a call that outlasted a signal, until that is sent again: the script has its results by then."""
 
 
 class Trial:
@@ -69,6 +74,8 @@ class Trial:
         self.share = 1.0
         """Part of the training's time that calls may be held."""
         self._next_hold_ns = 0
+        self.least_share = LEAST_SHARE
+        """Of the devices' time: of a module that takes less no candidate is tried."""
         self.on_outcome: Callable[[str, list[Round]], None] = lambda *_: None
         """Told of the outcome and what was measured until then."""
         watch.on_sample = self._note
@@ -176,9 +183,9 @@ class Trial:
                 return
 
     def _plan(self, index: int, candidates: frozenset[str], failed: Mapping[str, str]) -> Stretch:
-        """What comes next; see :data:`~disco_hlo.plugin.calls.schedule.Plan`."""
+        """What comes next; see :data:`.schedule.Plan`."""
         share = self.watch.seen.share
-        if share < LEAST_SHARE:
+        if share < self.least_share:
             return settled(index, DEFAULT, f"it takes {share:.0%} of the devices' time")
         if _SEARCH in failed:
             return settled(index, DEFAULT, f"its search failed: {failed[_SEARCH]}")
@@ -187,7 +194,7 @@ class Trial:
             if self._complete:
                 return settled(index, DEFAULT, why or "no candidate is left")
             return Stretch(index, index + self._pause(), (DEFAULT,), why)
-        found = rounds.verdict(self.rounds, sorted(candidates), self._predicted_ns)
+        found = schedule.verdict(self.rounds, sorted(candidates), self._predicted_ns)
         if found.winner is None:
             turns = (DEFAULT, *found.running)
             warm_up = int(not set(turns) <= {name for one in self._compared for name in one.turns})
@@ -207,3 +214,58 @@ class Trial:
         if self.hold is not None:
             wait_ns = max(min(wait_ns, FIRST_MEETING * each_ns), self._next_hold_ns - time.perf_counter_ns())
         return min(max(1, wait_ns // each_ns), _LONGEST_PAUSE)
+
+
+class Hold:
+    """One piece of work, and the call that waits for it."""
+
+    def __init__(
+        self, what: str, while_held: Callable[[], contextlib.AbstractContextManager[object]]
+    ) -> None:
+        """Nothing is held yet.
+
+        Args:
+            what: the work, in words; equal on all ranks.
+            while_held: around the waiting of the call, in its thread.
+        """
+        self.what = what
+        self._while_held = while_held
+        self._begun = threading.Event()
+        self._ended = threading.Event()
+        self.outlasts = False
+        """Whether the call must not be left by a signal: what it takes is elsewhere."""
+
+    def wait(self) -> None:
+        """In the call: let the work begin, and return when it has ended."""
+        late = False
+        with self._while_held():
+            self._begun.set()
+            # Time and again: a signal that comes as a thread begins to wait is heard when that ends.
+            while not self._ended.is_set():
+                try:
+                    self._ended.wait(_LOOK_S)
+                except KeyboardInterrupt:
+                    if not self.outlasts:
+                        raise
+                    late = True
+        if late:
+            again = threading.get_ident(), signal.SIGINT
+            threading.Timer(_AFTER_S, signal.pthread_kill, again).start()
+
+    @contextlib.contextmanager
+    def held(self, over: Callable[[], bool]) -> Iterator[None]:
+        """In the other thread: do the body while the call waits.
+
+        Args:
+            over: whether no call will come any more.
+
+        Raises:
+            ActivationError: none came.
+        """
+        try:
+            while not self._begun.wait(_LOOK_S):
+                if over():
+                    raise ActivationError(f"{self.what}: the step is not called any more")
+            yield
+        finally:
+            self._ended.set()

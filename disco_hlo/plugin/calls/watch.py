@@ -3,31 +3,38 @@
 What a call returns is the training's, whichever executable computed it. So all of them compute the same step, take the
 same arguments and hand the same storage on; :meth:`Watch.offer` refuses others. Whether they compute the same numbers
 is for whoever made them to show.
+
+How long the devices took for a call is found without making the training wait. Every execution has a token that is
+ready when it has ended on all local devices; a thread waits for them in the order of dispatch (:class:`DeviceTimes`).
+The devices run one execution after the other: one that was dispatched while another ran has the time since that ended.
 """
 
 from __future__ import annotations
 
+import atexit
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plugin.calls.device_time import DeviceTimes
-from disco_hlo.plugin.calls.signature import check_same_signature
-from disco_hlo.plugin.calls.steps import Seen
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import executables
-from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.executables import LoadedExecutable, call_signature
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, LoadedModule
 
 Choose = Callable[[int], str]
 """From the number of a call, counted from 0, to the name of what runs it."""
 
-_LAST_SAMPLES = 512
+LEAST_SHARE = 0.05
+"""Of the devices' time: what takes less is not worth a search."""
+Report = Callable[[int | None], None]
+"""Told of an execution's time on the devices in ns; None where it failed there."""
+_END_S = 5.0
+"""How long the end of the process waits for executions under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,22 @@ class Sample:
     name: str
     """Of what ran it."""
     device_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of one module's calls."""
+
+    calls: int
+    device_ns: int
+    """Of all calls that were timed."""
+    of_ns: int
+    """Of the calls of all modules since this one was loaded: a step may come late, after another."""
+
+    @property
+    def share(self) -> float:
+        """Of the devices' time, what its calls took."""
+        return self.device_ns / self.of_ns if self.of_ns else 0.0
 
 
 class Watch:
@@ -61,8 +84,6 @@ class Watch:
         """Of all calls that were timed."""
         self.timed = 0
         """How many were."""
-        self.samples: deque[Sample] = deque(maxlen=_LAST_SAMPLES)
-        """The last calls that were timed, in the order in which they ended."""
         self.on_sample: Callable[[Sample], None] | None = None
         """Told of each, in the thread that times."""
         self.on_settled: Callable[[str, LoadedExecutable], None] | None = None
@@ -194,10 +215,104 @@ class Watch:
             if name not in (DEFAULT, self._settled):
                 self._failures[name] = f"call {index} failed on the devices"
             return
-        sample = Sample(index, name, device_ns)
         with self._reporting:
             self.device_ns += device_ns
             self.timed += 1
-            self.samples.append(sample)
         if self.on_sample is not None:
-            self.on_sample(sample)
+            self.on_sample(Sample(index, name, device_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Execution:
+    token: Any
+    dispatched_ns: int
+    devices: Sequence[int]
+    report: Report
+
+
+def device_ns(done_ns: int, dispatched_ns: int, ended_ns: Mapping[int, int], devices: Sequence[int]) -> int:
+    """Time that an execution had on its devices.
+
+    Args:
+        done_ns: when it ended.
+        dispatched_ns: when it was handed to the devices.
+        ended_ns: when the last execution before it ended, by device.
+        devices: that it ran on.
+    """
+    return done_ns - max(dispatched_ns, *(ended_ns.get(device, 0) for device in devices))
+
+
+class DeviceTimes:
+    """Times executions in a thread of its own, which the first one starts."""
+
+    def __init__(self) -> None:
+        self._executions: queue.Queue[_Execution | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self.total_ns = 0
+        """Of all executions that were timed."""
+
+    def note(self, token: Any, dispatched_ns: int, devices: Sequence[int], report: Report) -> None:
+        """Have ``report`` told, in the other thread, how long the execution with this token took.
+
+        Args:
+            token: of the execution; nobody else waits for it.
+            dispatched_ns: ``time.perf_counter_ns()`` before it was dispatched.
+            devices: identities of the local devices it runs on.
+        """
+        if self._thread is None:
+            self._start()
+        self._executions.put(_Execution(token, dispatched_ns, devices, report))
+
+    def drain(self) -> None:
+        """Return when every execution noted so far has ended and was reported."""
+        self._executions.join()
+
+    def close(self) -> None:
+        """End the thread once the executions noted so far have ended, or go on without it after 5 s."""
+        with self._starting:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            atexit.unregister(self.close)
+            self._executions.put(None)
+            thread.join(_END_S)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                thread = threading.Thread(target=self._time, name="disco-device-times", daemon=True)
+                thread.start()
+                # Before JAX takes its clients down: a thread must not wait inside of one then.
+                atexit.register(self.close)
+                self._thread = thread
+
+    def _time(self) -> None:
+        ended_ns: dict[int, int] = {}
+        while (one := self._executions.get()) is not None:
+            try:
+                one.token.block_until_ready()
+                done_ns = time.perf_counter_ns()
+                taken_ns = device_ns(done_ns, one.dispatched_ns, ended_ns, one.devices)
+                ended_ns.update(dict.fromkeys(one.devices, done_ns))
+                self.total_ns += taken_ns
+            except Exception:  # the training meets the same error where it reads the results
+                taken_ns = None
+            one.report(taken_ns)
+            del one
+            self._executions.task_done()
+        self._executions.task_done()
+
+
+def check_same_signature(default: LoadedExecutable, candidate: LoadedExecutable) -> None:
+    """Refuse a candidate that takes or returns anything else than ``default``, or otherwise.
+
+    Raises:
+        UnsupportedError: shapes, shardings, layouts, memories, devices or donated storage differ; says which and how.
+    """
+    expected, found = call_signature(default), call_signature(candidate)
+    for what in expected:
+        if expected[what] != found[what]:
+            raise UnsupportedError(
+                f"the candidate cannot be called as the default is: expected {what} {expected[what]}, "
+                f"got {found[what]}"
+            )

@@ -3,11 +3,11 @@
 All elements of all results of all local devices are compared, on the arguments of a call of the training where there is
 one, else on two sets of made-up inputs. On the first of these, indices are permutations, so that every row is read; the
 second is what steps are timed on. Whole numbers and truth values must be equal. How far a float may be off is said in
-``tolerances``: the default runs a few times on inputs that are changed by a rounding, and where another program is too
-far off it runs some more times before that counts.
+``tolerances``: the default runs a few times on inputs that are changed by a rounding (:class:`Reference`), and where
+another program is too far off it runs some more times before that counts.
 
 A step returns updated parameters and moments, of which the gradient is a thousandth: what is looked at is by how much
-an output differs from the input that it updates.
+an output differs from the input that it updates. The default's first run shows which that is (:class:`Survey`).
 
 Large outputs are compared on the devices. These hold what the default computed and a byte beside each number. Where
 that takes more than what is free beside a run, the outputs are compared in several passes, for each of which all
@@ -17,26 +17,81 @@ is brought to the devices, which hold no second state.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from disco_hlo.backends import backend_of
+from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.inputs.real import RealInputs, compile_changes
-from disco_hlo.plugin.measuring.lockstep import all_have, run_on_all
-from disco_hlo.plugin.measuring.reference import Program, Reference
+from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, compile_changes
+from disco_hlo.plugin.measuring.lockstep import Guard, all_have, anywhere, run_on_all
 from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.measuring.survey import Survey, compile_look, passes, survey_of
-from disco_hlo.plugin.measuring.tolerances import are_compared_on_devices, compile_rules
+from disco_hlo.plugin.measuring.tolerances import (
+    HIGH,
+    TIMES,
+    Allowed,
+    are_compared_on_devices,
+    compile_rules,
+    rounding_of,
+    widened,
+)
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.executables import LoadedExecutable, memory, parameters, results, storage_taken
+from disco_hlo.plugin.xla import executables
+from disco_hlo.plugin.xla.executables import (
+    LoadedExecutable,
+    is_whole,
+    memory,
+    parameters,
+    results,
+    storage_taken,
+)
+from disco_hlo.plugin.xla.own_programs import Fact, compile_for_each_device, on_each_device
 
 _LONG_S = 5.0
 """Somebody who waits for longer is told how far it is."""
 _ARRAYS = 3
 """Of the size of an output, that exist while it is compared."""
+_RUNS, _FEWER_RUNS, _MORE_RUNS = 3, 1, 8
+"""How often the default runs on changed inputs: at first, at first where it has many elements, and where a program is
+too far off."""
+_MANY_ELEMENTS = 1 << 24
+"""So many neighbours tell what one element does not."""
+_UPDATED = 0.3
+"""An output that lies so near to an input of its shape, relative to its norm, updates it."""
+_A_FEW = 1 << 10
+_MOST_PASSES = 64
+_EXPONENT_BYTES = {8: 2, 16: 2}
+_Samples = Mapping[tuple[str, tuple[int, ...]], Sequence[tuple[int, NDArray[Any]]]]
+"""By type and shape, numbers of parameters and a few of their values."""
+
+
+@dataclass
+class Program:
+    """What is run."""
+
+    name: str
+    executable: LoadedExecutable
+    guard: Guard = contextlib.nullcontext
+    """Around whatever runs it."""
+    runner: Runner | None = None
+    """On the inputs that it was compared on last."""
+    error: str = ""
+    """Why it is not what the default is."""
+
+    @property
+    def running(self) -> Runner:
+        """Its runner, once it has one."""
+        assert self.runner is not None
+        return self.runner
 
 
 def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | None = None) -> None:
@@ -52,7 +107,7 @@ def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | 
     """
     seed, hardly = session.settings.seed, Counter[str]()
     if inputs is not None:
-        _say_hardly(session, _Inputs(session, programs, seed, False, inputs).compare())
+        _say_hardly(session, _Inputs(session, programs, seed, real=inputs).compare())
         return
     for number, permuted in enumerate((True, False)):
         started = time.monotonic()
@@ -82,14 +137,9 @@ def compile_comparison(devices: tuple[Any, ...], default: LoadedExecutable) -> N
 
 def settle_inputs(session: Session, default: Program) -> Runner:
     """A runner of XLA's default, which has run once, on the inputs that steps are timed on; whether these are positive
-    is settled.
-
-    Raises:
-        As :func:`compare`.
-    """
-    _Inputs(session, [default], session.settings.seed, False).settled()
-    assert default.runner is not None
-    return default.runner
+    is settled. Raises as :func:`compare`."""
+    _Inputs(session, [default], session.settings.seed).settled()
+    return default.running
 
 
 def make_runner(
@@ -100,8 +150,7 @@ def make_runner(
     permuted: bool = False,
     inputs: RealInputs | None = None,
 ) -> Runner:
-    """A program's runner on made-up inputs, those of another runner or real ones where these are given; on all
-    ranks."""
+    """A program's runner on made-up inputs, another runner's or real ones; on all ranks."""
     # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
     with session.stage(f"inputs of {program.name}"):
         return Runner(
@@ -125,55 +174,45 @@ def _say_hardly(session: Session, hardly: Counter[str]) -> None:
         )  # fmt: skip
 
 
+@dataclass
 class _Inputs:
-    """Programs on one set of inputs."""
+    """Programs, XLA's default first, on one set of inputs."""
 
-    def __init__(
-        self,
-        session: Session,
-        programs: Sequence[Program],
-        seed: int,
-        permuted: bool,
-        real: RealInputs | None = None,
-    ) -> None:
-        self._session = session
-        self._real = real
-        self._default, self._others = programs[0], programs[1:]
-        self._seed, self._permuted = seed, permuted
-        self._first: list[list[Any]] | None = None
-        """What the default's first run returned."""
+    session: Session
+    programs: Sequence[Program]
+    seed: int
+    permuted: bool = False
+    real: RealInputs | None = None
+    first: list[list[Any]] | None = None
+    """What the default's first run returned."""
 
     def compare(self) -> Counter[str]:
         """Compare the programs; returns which outputs are hardly compared, with the number of their elements."""
         survey = self.settled()
-        assert self._default.runner is not None
         hardly = Counter[str]()
         every = self._passes(survey)
-        first, self._first = self._first if len(every) == 1 else None, None
+        first, self.first = self.first if len(every) == 1 else None, None
         for outputs in every:
-            on_host = self._real is not None
-            reference = Reference(self._session, self._default, survey, outputs, first, on_host)
-            for program in self._others:
-                if not program.error:
-                    self._check(reference, program)
+            on_host = self.real is not None
+            reference = Reference(self.session, self.programs[0], survey, outputs, first, on_host)
+            for program in self.programs[1:]:
+                if program.error:
+                    continue
+                try:
+                    if program.runner is None:
+                        self._make_runner(program)
+                    reference.check(program)
+                except Exception as error:
+                    program.error = one_line(error)
             hardly |= reference.hardly_compared()
         return hardly
-
-    def _check(self, reference: Reference, program: Program) -> None:
-        """Note what is wrong with a program on any rank."""
-        try:
-            if program.runner is None:
-                self._make_runner(program)
-            reference.check(program)
-        except Exception as error:
-            program.error = one_line(error)
 
     def settled(self) -> Survey:
         """The default's first run. Where signs among its inputs give infinities and NaNs that positive ones do not,
         its inputs and those of all that follow are positive."""
-        session, request = self._session, self._session.request
+        session, request = self.session, self.session.request
         asked, survey = request.positive, self._first_run()
-        if self._real is not None or asked is None or not (signed := self._not_finite(survey)):
+        if self.real is not None or asked is None or not (signed := self._not_finite(survey)):
             return survey
         request.positive = None
         survey = self._first_run()
@@ -188,39 +227,32 @@ class _Inputs:
         return self._first_run()
 
     def _first_run(self) -> Survey:
-        default = self._default
-        default.runner = self._first = None
+        default = self.programs[0]
+        default.runner = self.first = None
         runner = self._make_runner(default)
         with default.guard():
-            survey, self._first = run_on_all(
-                self._session, f"first run of {default.name}", lambda: survey_of(runner)
-            )
+            what = f"first run of {default.name}"
+            survey, self.first = run_on_all(self.session, what, lambda: survey_of(runner))
         return survey
 
     def _not_finite(self, survey: Survey) -> int:
         """How many numbers are not finite on all ranks together."""
-        session, mine = self._session, str(survey.not_finite).encode()
+        session, mine = self.session, str(survey.not_finite).encode()
         answers = session.channel.all_gather(mine, tag="not finite", timeout_s=session.timeout_s)
         return sum(map(int, answers))
 
     def _make_runner(self, program: Program) -> Runner:
-        runner = make_runner(
-            self._session, program, self._default.runner, self._seed, self._permuted, self._real
-        )
-        program.runner = runner
-        return runner
+        inputs_of = self.programs[0].runner
+        program.runner = make_runner(self.session, program, inputs_of, self.seed, self.permuted, self.real)
+        return program.runner
 
     def _passes(self, survey: Survey) -> list[frozenset[int]]:
-        """The outputs that are compared in one pass each; the same on every rank.
-
-        Raises:
-            UnsupportedError: memory does not do for it.
-        """
-        if self._real is not None:
+        """The outputs that are compared in one pass each; the same on every rank."""
+        if self.real is not None:
             return [frozenset(range(len(survey.shapes)))]
-        session, room = self._session, room_bytes(self._session)
+        session, room = self.session, room_bytes(self.session)
         with session.stage("room for comparing"):
-            needs = [memory(program.executable) for program in (self._default, *self._others)]
+            needs = [memory(program.executable) for program in self.programs]
         # A run takes what it returns and writes in between; a look at an output, a few arrays like that. What the first
         # run returned is there already.
         run = max(one.outputs_bytes + one.temporaries_bytes for one in needs)
@@ -228,3 +260,257 @@ class _Inputs:
         mine = b"" if room is None else b"%d" % max(0, room + survey.output_bytes - run - look)
         answers = session.channel.all_gather(mine, tag="memory", timeout_s=session.timeout_s)
         return passes(survey, min(map(int, filter(None, answers)), default=None))
+
+
+# --- the default, and who computes otherwise ------------------------------------------------------
+
+
+@dataclass
+class Reference:
+    """What XLA's default computes in one pass, and how far its roundings move that."""
+
+    session: Session
+    default: Program
+    survey: Survey
+    outputs: frozenset[int]
+    """Those of the pass."""
+    first: list[list[Any]] | None = None
+    """What a run of the default returned, all of it, where that is there."""
+    kept_on_host: bool = False
+    """Whether what the default computed lies in the host's memory."""
+    _allowed: dict[int, Allowed] = field(default_factory=dict)
+    """By output."""
+    _runs: int = 0
+
+    def __post_init__(self) -> None:
+        """Run the default, and run it on changed inputs."""
+        first, self.first = self.first, None
+        self._run("a run of XLA's default", self._keep, first)
+        module = executables.read_executable(self.default.executable)
+        self._rounding = rounding_of(module, backend_of(self.session.request.backend.platform))
+        self._learn(_RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS)
+
+    def check(self, program: Program) -> None:
+        """Compare another program; on all ranks at once. Raises IllegalStrategyError: it does not compute the same
+        on this rank, ActivationError: nor on another."""
+        unlike = self._unlike(program)
+        looks_again = self._runs < _MORE_RUNS
+        if anywhere(self.session, bool(unlike), "comparison") and looks_again:
+            self._learn(_MORE_RUNS)
+            unlike = self._unlike(program)
+        with self.session.stage("compared", logged=False):
+            if unlike:
+                raise IllegalStrategyError(unlike)
+
+    def hardly_compared(self) -> Counter[str]:
+        """Outputs of which an element could be missing, with the number of their elements."""
+        found = Counter[str]()
+        for number, allowed in self._allowed.items():
+            if allowed.is_float:
+                moved, changed = allowed.moved_square**0.5, allowed.changed_square**0.5
+                if moved and TIMES * HIGH * moved >= changed:
+                    found[f"{number} {self.survey.name(number)}"] = self.survey.sizes[number]
+        return found
+
+    # --- the default ------------------------------------------------------------------------------
+
+    def _run(
+        self, what: str, take: Callable[[int, list[Any]], None], ran: list[list[Any]] | None = None
+    ) -> None:
+        def run() -> None:
+            for number, arrays in self._chosen(ran or self.default.running.output_arrays()):
+                take(number, arrays)
+
+        with self.default.guard():
+            run_on_all(self.session, what, run)
+
+    def _chosen(self, arrays: list[list[Any]]) -> Iterator[tuple[int, list[Any]]]:
+        """The outputs of the pass, one after the other. Those that are done with give their room back."""
+        arrays.reverse()
+        for number in range(len(arrays)):
+            own = arrays.pop()
+            if number in self.outputs:
+                yield number, own
+
+    def _keep(self, number: int, arrays: list[Any]) -> None:
+        self._allowed[number] = Allowed(arrays, self._before(number), kept_on_host=self.kept_on_host)
+
+    def _learn(self, runs: int) -> None:
+        """Run on inputs that are changed by a rounding until that has been done so often."""
+        inputs = self.default.running.runs_on
+        try:
+            while self._runs < runs:
+                self._runs += 1
+                with self.session.stage("inputs changed by a rounding"):
+                    inputs.nudge(self._rounding, self._runs)
+                self._run("a run on changed inputs", self._take_in)
+        finally:
+            with self.session.stage("inputs as they were"):
+                inputs.nudge(0.0)
+
+    def _take_in(self, number: int, arrays: list[Any]) -> None:
+        index = self.survey.updated[number]
+        if self._allowed[number].is_float:
+            before = None if index is None else self.default.running.runs_on.made(index)
+            self._allowed[number].learn(arrays, before, self._before(number))
+
+    def _before(self, number: int) -> list[Any] | None:
+        """What an output is the new value of, as the inputs are now."""
+        index = self.survey.updated[number]
+        return None if index is None else self.default.running.runs_on.arrays(index)
+
+    # --- another program --------------------------------------------------------------------------
+
+    def _unlike(self, program: Program) -> str:
+        with program.guard():
+            what = f"a run of {program.name}"
+            return run_on_all(self.session, what, lambda: self._first_unlike(program.running))
+
+    def _first_unlike(self, runner: Runner) -> str:
+        for number, arrays in self._chosen(runner.output_arrays()):
+            if (why := self.survey.other_shape(number, arrays[0])) != "":
+                return why
+            place, how = self._allowed[number].unlike(arrays)
+            if how:
+                at = list(map(int, np.unravel_index(place, arrays[0].shape)))
+                name = self.survey.name(number)
+                return f"output {number} differs from XLA's default at {at} of {name}: {how}"
+        return ""
+
+
+# --- what a step returns --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Of each output, in order."""
+
+    shapes: list[tuple[int, ...]]
+    dtypes: list[np.dtype[Any]]
+    updated: list[int | None]
+    """The parameter that it is the new value of, by the values: what is donated or not does not say."""
+    not_finite: int
+    """How many numbers of all are infinite or none, on all local devices."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each output on one device."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def elements(self) -> int:
+        """Of all outputs on one device."""
+        return sum(self.sizes)
+
+    def kept_bytes(self, number: int) -> int:
+        """Memory of each device that an output takes while it is compared."""
+        size = self.dtypes[number].itemsize
+        own = 0 if is_whole(self.dtypes[number]) else _EXPONENT_BYTES.get(size, 1)
+        return self.sizes[number] * (size + own)
+
+    @property
+    def output_bytes(self) -> int:
+        """Memory of each device that all outputs take."""
+        return sum(size * dtype.itemsize for size, dtype in zip(self.sizes, self.dtypes, strict=True))
+
+    def name(self, number: int) -> str:
+        """Type and shape of an output."""
+        return f"{self.dtypes[number]}{list(self.shapes[number])}"
+
+    def other_shape(self, number: int, values: Any) -> str:
+        """What to say of a program whose output is of another type or shape; nothing where it is of this one."""
+        if (values.dtype, values.shape) == (self.dtypes[number], self.shapes[number]):
+            return ""
+        return f"output {number} is {values.dtype}{list(values.shape)}, expected {self.name(number)}"
+
+
+def survey_of(runner: Runner) -> tuple[Survey, list[list[Any]]]:
+    """Run once, and see; returns the outputs, too, ``[output][local device]``."""
+    inputs, arrays = _samples(runner), runner.output_arrays()
+    shapes, dtypes, updated, strange = [], [], [], 0
+    for own in arrays:
+        first = own[0]
+        few, count = _looked_at(own)
+        shapes.append(tuple(first.shape))
+        dtypes.append(np.dtype(first.dtype))
+        updated.append(_nearest(few, inputs.get((str(first.dtype), tuple(first.shape)), ())))
+        strange += count
+    return Survey(shapes, dtypes, updated, strange), arrays
+
+
+def passes(survey: Survey, limit_bytes: int | None) -> list[frozenset[int]]:
+    """The outputs that are compared in one pass each: as many as fit into so much, or one. Raises UnsupportedError:
+    there would be too many passes."""
+    found: list[set[int]] = [set()]
+    used, kept = 0, [survey.kept_bytes(number) for number in range(len(survey.shapes))]
+    for number, takes in enumerate(kept):
+        if limit_bytes is not None and used and used + takes > max(limit_bytes, *kept):
+            found.append(set())
+            used = 0
+        found[-1].add(number)
+        used += takes
+    if len(found) > _MOST_PASSES:
+        raise UnsupportedError(
+            f"the devices' free memory does not do for comparing {survey.elements} elements with XLA's default: "
+            f"{limit_bytes} bytes of each may be taken, which makes {len(found)} passes; free memory, or use more "
+            "devices"
+        )
+    if len(found) > 1:
+        LOGGER.debug("the outputs are compared in %d passes of at most %s bytes", len(found), limit_bytes)
+    return [frozenset(numbers) for numbers in found]
+
+
+def compile_look(devices: tuple[Any, ...], output: Fact) -> None:
+    """Compile what :func:`survey_of` runs on the devices for a large output."""
+    places = _places(math.prod(output[0]))
+    compile_for_each_device(devices, _look, (), output, (places.shape, places.dtype))
+
+
+def _looked_at(arrays: Sequence[Any]) -> tuple[NDArray[Any], int]:
+    """A few numbers of an output, on the first device, and how many are not finite, on all."""
+    places = _places(math.prod(arrays[0].shape))
+    if not are_compared_on_devices(arrays[0]):
+        every = [np.asarray(one) for one in arrays]
+        return every[0].reshape(-1)[places], sum(map(not_finite, every))
+    devices = tuple(next(iter(one.devices())) for one in arrays)
+    few, strange = on_each_device(devices, _look, (), arrays, [places] * len(devices))
+    return np.asarray(few[0]), sum(int(np.asarray(one)[0]) for one in strange)
+
+
+def _look(values: Any, places: Any) -> tuple[Any, Any]:
+    import jax.numpy as jnp
+
+    strange = jnp.zeros(1, np.int64)
+    if not is_whole(values.dtype):
+        strange = (~jnp.isfinite(values)).sum(dtype=np.int64).reshape(1)
+    return values.reshape(-1)[places], strange
+
+
+def not_finite(values: NDArray[Any]) -> int:
+    """How many numbers are infinite or none."""
+    if is_whole(values.dtype):
+        return 0
+    return values.size - int(np.count_nonzero(np.isfinite(widened(values))))
+
+
+def _samples(runner: Runner) -> _Samples:
+    found: dict[tuple[str, tuple[int, ...]], list[tuple[int, NDArray[Any]]]] = {}
+    for index, parameter in enumerate(runner.runs_on.parameters):
+        places = _places(math.prod(parameter.shape))
+        if places.size and not is_whole(parameter.dtype):
+            few = widened(runner.runs_on.floats(index, 0, places))
+            found.setdefault((str(parameter.dtype), parameter.shape), []).append((index, few))
+    return found
+
+
+def _nearest(few: NDArray[Any], candidates: Sequence[tuple[int, NDArray[Any]]]) -> int | None:
+    if not candidates:
+        return None
+    few = widened(few)
+    norm = max(float(np.linalg.norm(few)), 1e-30)
+    apart, index = min((float(np.linalg.norm(few - old)) / norm, index) for index, old in candidates)
+    return index if apart < _UPDATED else None
+
+
+def _places(size: int) -> NDArray[np.int64]:
+    return np.unique(np.linspace(0, max(0, size - 1), min(size, _A_FEW)).astype(np.int64))

@@ -1,29 +1,44 @@
-"""The few numbers of a device that no training step shows cleanly: bandwidth, flop rate, launch cost.
+"""What no training step shows cleanly of its devices: bandwidth, flop rate, launch cost, and how long collectives take
+over what connects them (DisCo, section 4.2).
 
 A kernel's own time is measured apart from its launch (on GPU command buffers launch it): so the launch cost is
 what lies between two kernels of a chain, not what one more link takes.
+
+Rewritten all-reduces are always the communication library's: XLA:GPU's own kernels for small ones
+(one-shot, two-shot, up to 4 MiB) are made by passes that run before the hook. So they are switched
+off while sweeping, or the line would tell of transfers that no plan contains.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from disco_hlo.backends import BACKENDS, Backend
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.links import Repeat, in_a_row
+from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.lockstep import repeated
+from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.clean_thread import in_clean_thread
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.own_programs import Chain, compile_chain, in_clean_thread
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants, device_constants
 from disco_hlo.profiler.contention import launch_gap_ns
+from disco_hlo.profiler.trace import Execution, Trace, is_transfer
 
-_REPEATS, _SLICED_REPEATS = 7, 3
+REPEATS, _SLICED_REPEATS = 7, 3
 """Runs of which the median counts: in a row, and between the steps of a training."""
 _ATTEMPTS = 4
 _CHAIN_MODULE = "jit_links"
@@ -49,6 +64,20 @@ _CALLS = 8
 _LINK_ELEMENTS, _LONG_LINK_ELEMENTS = 4, 1 << 24
 """Elements of the chain whose launches are traced. On a GPU a link must take longer (here some 30 us) than the host
 needs to launch the next one: after a shorter link the device waits for the host, in a real step it does not."""
+Repeat = Callable[[Callable[[], Any], int], list[Any]]
+"""Runs something so many times, and returns what that returned."""
+AFTER_COMPUTE = "after compute"
+"""Label of the CPU's link: all-reduces were measured as a step has them, each after compute."""
+_NOT_A_LINK = ("NCCL_DEBUG", "NCCL_VERSION")
+_LONG_CHAIN_BYTES = 1 << 20
+_ROUNDS, _STEP_CHAIN = 9, 6
+_TOGETHER_BYTES = 1 << 24
+"""Larger messages are not kept in memory beside others, but measured one size after another."""
+TRACED_CHAIN = 5
+_CHAIN, _LONG_CHAIN = 3, 16
+"""All-reduces in one run, each waiting for the one before: more of them where one is over in microseconds."""
+Chains = dict[tuple[CollectiveKind, int], tuple[Runner, Runner]]
+"""By kind and size: compute alone, and with a collective after each piece of it."""
 
 
 def measure_constants(session: Session) -> DeviceConstants | None:
@@ -84,7 +113,7 @@ def _measure(device: Any, backend: Backend, repeat: Repeat, beside: bool) -> Dev
     import jax.numpy as jnp
 
     calls = _CALLS if backend.queues else 1
-    repeats = _SLICED_REPEATS if beside else _REPEATS
+    repeats = _SLICED_REPEATS if beside else REPEATS
     sizes = _SMALL if not backend.queues else _LARGE_BESIDE if beside else _LARGE
 
     def calling(function: Callable[..., Any], *arguments: Any) -> Callable[[], int]:
@@ -139,3 +168,161 @@ def _gap_ns(run: Callable[[], int], repeats: int) -> int | None:
     except ProfileError as error:
         LOGGER.debug("the launch cost is that of a link of the chain: %s", error)
         return None
+
+
+# --- collectives ----------------------------------------------------------------------------------
+
+
+def in_a_row(run: Callable[[], Any], count: int) -> list[Any]:
+    """Without a pause."""
+    return [run() for _ in range(count)]
+
+
+def link_label() -> str:
+    """What the environment says of the link between GPUs: NCCL's settings, which choose between NVLink,
+    shared memory and sockets. Times measured under others are of another link."""
+    settings = sorted(
+        f"{name}={value}"
+        for name, value in os.environ.items()
+        if name.startswith("NCCL_") and not name.startswith(_NOT_A_LINK)
+    )
+    return ",".join(settings)
+
+
+def collective_runner(
+    request: CompileRequest,
+    size_bytes: int,
+    *,
+    kind: CollectiveKind = ALL_REDUCE,
+    repeats: int = 1,
+    seed: int = 0,
+    inputs_of: Runner | None = None,
+    chain: Chain = Chain.TIGHT,
+    together: Together = contextlib.nullcontext,
+) -> Runner:
+    """A runner of ``repeats`` collectives, each waiting for the one before, over the request's devices (DisCo, section
+    4.2: T = Cx + D). In a multi-process job every process calls this with the same arguments.
+
+    On GPU they go through the communication library, as those of a plan do.
+
+    Args:
+        size_bytes: what each device reads or gets, whichever is more, rounded up to whole elements of f32.
+        together: how it is made where a rank that cannot must not leave the others in an all-reduce.
+
+    Raises:
+        UnsupportedError: as :func:`~disco_hlo.plugin.xla.own_programs.compile_chain`.
+    """
+    element = np.dtype(np.float32)
+    count = max(1, -(-size_bytes // element.itemsize))
+    with together():
+        executable = in_clean_thread(lambda: compile_chain(request, kind, count, element, repeats, chain))
+        return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of, of_step=False)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Collectives of one kind over the devices of a request, to be timed. In a multi-process job every process does the
+    same with the same arguments; errors are those of :func:`collective_runner`."""
+
+    request: CompileRequest
+    kind: CollectiveKind
+    seed: int = 0
+    together: Together = contextlib.nullcontext
+    """As for :func:`collective_runner`."""
+    repeat: Repeat = in_a_row
+
+    def chain(self, size_bytes: int, repeats: int, **more: Any) -> Runner:
+        """As :func:`collective_runner`."""
+        how: dict[str, Any] = {"kind": self.kind, "seed": self.seed, "together": self.together}
+        return collective_runner(self.request, size_bytes, repeats=repeats, **how, **more)
+
+    def times(self, size_bytes: int, *, without_call: bool) -> Sequence[int]:
+        """Repeated times in ns of a collective for ``size_bytes`` a device.
+
+        Args:
+            without_call: leave out what calling an executable costs, by subtracting runs with one collective from
+                runs with several. A GPU's link is done with a small one sooner than its host with the call.
+        """
+        length = _LONG_CHAIN if without_call and size_bytes <= _LONG_CHAIN_BYTES else _CHAIN
+        chain = self.chain(size_bytes, length + without_call)
+        if not without_call:
+            return [max(1, ns // length) for ns in self.repeat(chain.run, 1 + REPEATS)[1:]]
+        single = self.chain(size_bytes, 1, inputs_of=chain)
+        pairs = self.repeat(lambda: (single.run(), chain.run()), 1 + REPEATS)[1:]
+        call_ns = median(alone for alone, _ in pairs)
+        return [max(1, round((whole - call_ns) / length)) for _, whole in pairs]
+
+    def times_in_steps(
+        self, sizes_bytes: Sequence[int], kept: Chains | None = None
+    ) -> dict[int, Sequence[int]]:
+        """Repeated times in ns of collectives where they block the rank that issues them (CPU), by size. Chains of
+        an earlier call that were ``kept`` are run again; those made now are added.
+
+        What one adds to a step is measured: a chain in which compute on all cores stands before each, less the same
+        compute without them; up to a half more than back to back. Whether a waiting rank is woken at once (0.3 ms)
+        or at the scheduler's next tick (3 ms) stays alike for seconds: so the sizes take turns.
+        """
+        small = [size for size in sizes_bytes if size <= _TOGETHER_BYTES]
+        batches = [small, *([size] for size in sizes_bytes if size > _TOGETHER_BYTES)]
+        found: dict[int, Sequence[int]] = {}
+        for batch in batches:
+            found |= self._in_turn(batch, {} if kept is None else kept)
+        return found
+
+    def _in_turn(self, sizes_bytes: Sequence[int], pairs: Chains) -> dict[int, Sequence[int]]:
+        for size in sizes_bytes:
+            if (self.kind, size) in pairs:
+                continue
+            chain = self.chain(size, _STEP_CHAIN, chain=Chain.AFTER_WORK)
+            work = self.chain(size, _STEP_CHAIN, chain=Chain.WORK_ALONE, inputs_of=chain)
+            pairs[self.kind, size] = work, chain
+            for runner in pairs[self.kind, size]:
+                self.repeat(runner.run, 1)
+        times: dict[int, list[tuple[int, int]]] = {size: [] for size in sizes_bytes}
+        turns = itertools.cycle(sizes_bytes)
+
+        def run() -> None:
+            size = next(turns)
+            work, chain = pairs[self.kind, size]
+            times[size].append((work.run(), chain.run()))
+
+        self.repeat(run, _ROUNDS * len(sizes_bytes))
+        return {size: _added_ns(taken) for size, taken in times.items()}
+
+
+def _added_ns(taken: Sequence[tuple[int, int]]) -> Sequence[int]:
+    """What each collective of a chain added to the compute's own time."""
+    work_ns = median(alone for alone, _ in taken)
+    return [max(1, round((whole - work_ns) / _STEP_CHAIN)) for _, whole in taken]
+
+
+class TransferChains:
+    """A chain of collectives for each size, run one size after the other."""
+
+    def __init__(self, sweep: Sweep, sizes_bytes: Sequence[int]) -> None:
+        self.sizes_bytes = tuple(sizes_bytes)
+        self._runners = [sweep.chain(size, TRACED_CHAIN) for size in sizes_bytes]
+
+    def run(self) -> int:
+        """Wall time in ns."""
+        return sum(runner.run() for runner in self._runners)
+
+
+def traced_transfers(trace: Trace, sizes_bytes: Sequence[int], runs: int) -> dict[int, Sequence[int]]:
+    """Times in ns of the transfers that a trace of :class:`TransferChains` shows, by size. Raises ProfileError: it
+    holds another number of transfers than ``runs`` runs make.
+
+    No host's clock is in them. Of a chain's first, which waits for the later device, nothing is said; of the others
+    the time on the device that arrived last counts.
+    """
+    by_device: dict[int, list[Execution]] = {}
+    for item in sorted(trace.executions, key=lambda item: item.start_ns):
+        if is_transfer(item):
+            by_device.setdefault(item.device, []).append(item)
+    expected = runs * len(sizes_bytes) * TRACED_CHAIN
+    counts = {device: len(items) for device, items in by_device.items()}
+    if not counts or set(counts.values()) != {expected}:
+        raise ProfileError(f"expected {expected} transfers on each device in the trace, found {counts}")
+    lengths = np.array([[item.end_ns - item.start_ns for item in items] for items in by_device.values()])
+    shaped = lengths.min(axis=0).reshape(runs, len(sizes_bytes), TRACED_CHAIN)[:, :, 1:]
+    return {size: [max(1, int(ns)) for ns in shaped[:, i].flat] for i, size in enumerate(sizes_bytes)}

@@ -25,25 +25,24 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
-from disco_hlo.plan.baselines import in_every_region, one_at_a_time, one_bucket, unfused, varied
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.strategy import Strategy
+from disco_hlo.plan.variants import in_every_region, one_at_a_time, one_bucket, unfused, varied
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.known_times import KnownTimes
-from disco_hlo.plugin.measuring.links import (
+from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, repeated, run_on_all
+from disco_hlo.plugin.measuring.microbenchmarks import (
     AFTER_COMPUTE,
     REPEATS,
     Chains,
     Repeat,
+    Sweep,
     TransferChains,
-    collective_times,
-    collective_times_in_steps,
     link_label,
+    measure_constants,
     traced_transfers,
 )
-from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, repeated, run_on_all
-from disco_hlo.plugin.measuring.microbenchmarks import measure_constants
 from disco_hlo.plugin.measuring.room import lack_of_memory
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED, op_times, step_profile, take_in
@@ -63,9 +62,9 @@ from disco_hlo.plugin.measuring.traced_modules import (
 )
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
-from disco_hlo.profiler.allreduce import SweepPoint, point_of
-from disco_hlo.profiler.bodies import travelling
 from disco_hlo.profiler.calibrate import DeviceConstants
+from disco_hlo.profiler.collectives import SweepPoint, point_of
+from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.trace import Trace
@@ -197,7 +196,7 @@ def _as_alone_was(
 ) -> int:
     """A step's time as it would have been when the step with transfers alone was timed, by timing that one once more.
 
-    Between the two a GPU grows warm, and slower by more than is looked for (``slow_downs``). 0 where nobody knows.
+    Between the two a GPU grows warm, and slower by more than is looked for (``step_traces``). 0 where nobody knows.
     """
     if not taken.untraced_ns:
         return 0
@@ -208,11 +207,8 @@ def _as_alone_was(
 def kernels_of(
     session: Session, source: CanonicalModule, plan: Strategy, marks: PlanSlot | None = None
 ) -> Traceable:
-    """A plan's kernels compiled for :func:`kernel_times`; what went wrong is noted in it.
-
-    Args:
-        marks: as for :func:`profile_step`.
-    """
+    """A plan's kernels compiled for :func:`kernel_times`; what went wrong is noted in it. ``marks`` are as for
+    :func:`profile_step`."""
     apart = BACKENDS[session.facts.backend].asynchronous
     strategy = in_every_region(source, plan, one_at_a_time) if apart else plan
     module = traceable(session, Trial(_PLANS_KERNELS, strategy, 0, marks=marks))
@@ -228,10 +224,7 @@ def kernel_times(
     inputs_of: Runner | None = None,
 ) -> dict[str, OpTime]:
     """Times of the kernels of :func:`kernels_of`, under the keys they are asked for by; empty on ranks other than 0.
-
-    Args:
-        launch_ns: launch cost, as far as it is known.
-        inputs_of: a runner of the step whose inputs are used, where there is one.
+    ``launch_ns`` is the launch cost as far as it is known, ``inputs_of`` a runner of the step whose inputs are used.
 
     Raises:
         ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.
@@ -352,19 +345,19 @@ def _sweep_all(
 def _sweep(
     session: Session, kind: CollectiveKind, sizes_bytes: Sequence[int], kept: Kept | None
 ) -> tuple[SweepPoint, ...]:
-    request, seed = session.request, session.settings.seed
     together = functools.partial(all_have, session, f"{kind} to time")
     repeat: Repeat = functools.partial(repeated, session, f"timing {kind}")
+    sweep = Sweep(session.request, kind, session.settings.seed, together, repeat)
     if ranks_block(session):
         chains = None if kept is None else kept.chains
         with session.stage(f"{kind} of {sizes_bytes[0]} to {sizes_bytes[-1]} bytes"):
-            found = collective_times_in_steps(request, kind, sizes_bytes, seed, chains, together, repeat)
+            found = sweep.times_in_steps(sizes_bytes, chains)
             return tuple(point_of(size, times) for size, times in found.items())
     queues = BACKENDS[session.facts.backend].queues
     try:
         if queues:
             with session.stage(f"{kind}, traced"):
-                transfers = TransferChains(request, kind, sizes_bytes, seed, together)
+                transfers = TransferChains(sweep, sizes_bytes)
                 trace, runs = _traced(session, f"traced {kind}", transfers)
                 times = traced_transfers(trace, transfers.sizes_bytes, runs)
                 return tuple(point_of(size, taken) for size, taken in times.items())
@@ -375,10 +368,7 @@ def _sweep(
     points = []
     for size in sizes_bytes:
         with session.stage(f"{kind} of {size} bytes"):
-            times_ns = collective_times(
-                request, kind, size, seed, without_call=queues, together=together, repeat=repeat
-            )
-            points.append(point_of(size, times_ns))
+            points.append(point_of(size, sweep.times(size, without_call=queues)))
     return tuple(points)
 
 

@@ -1,10 +1,10 @@
 """How far an element of a result may lie from XLA's default: four times as far as roundings move it there.
 
-The default runs again on inputs that are changed by a rounding (``roundings``). How far
-that moves an element of an output, beyond what moves the input that the output updates, is one sample of what its
-roundings add up to. Another plan rounds in other places, so an element that happened not to move may lie as far off as
-its neighbours moved: those of its row, of its column, or all where a row and a column are only a few elements. And the
-last digits of an output are always rounded.
+The default runs again on inputs that are changed by a rounding, as large as the step's module says
+(:func:`rounding_of`). How far that moves an element of an output, beyond what moves the input that the output updates,
+is one sample of what its roundings add up to. Another plan rounds in other places, so an element that happened not to
+move may lie as far off as its neighbours moved: those of its row, of its column, or all where a row and a column are
+only a few elements. And the last digits of an output are always rounded.
 
 So one wrong element or tile stands out, where a norm over the result would hide it. What moves all elements a little is
 seen in the norm.
@@ -25,8 +25,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.plugin.xla.dtypes import is_whole
-from disco_hlo.plugin.xla.each_device import Fact, compile_for_each_device, on_each_device
+from disco_hlo.backends import Backend
+from disco_hlo.hlo.proto import DTYPES, Message, parse
+from disco_hlo.plugin.xla.executables import JAX_NAMES, is_whole
+from disco_hlo.plugin.xla.own_programs import Fact, compile_for_each_device, on_each_device
 
 TIMES = 4.0
 """An element may lie so many times as far off as roundings move it."""
@@ -44,6 +46,16 @@ _ELEMENTS = 1 << 20
 _ON_DEVICES = 1 << 18
 """Outputs of so many elements are compared where they lie; for fewer no program is compiled."""
 _USUAL = frozenset({"bfloat16", "float16", "float32", "float64"})
+_COARSEST = 2.0**-8
+"""Of bf16. What is kept in 8 bits is computed from something finer."""
+_TENSOR_FLOAT = 2.0**-11
+"""Half a last digit of TF32, in which a GPU may multiply f32."""
+_SUMMED = 2.0**-23
+"""Sums of anything coarser are in f32."""
+_OF_TERMS = 0.5
+"""A sum in another order differs by so much of the root of the number of its terms: less where they cancel on the way,
+more where they do not."""
+_PRODUCTS = frozenset({"convolution", "custom-call", "dot"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +244,7 @@ def are_compared_on_devices(values: Any) -> bool:
 
 
 def compile_rules(devices: tuple[Any, ...], output: Fact, updates: bool) -> None:
-    """Compile what :class:`Allowed` runs on the devices for a large output.
-
-    Args:
-        updates: whether it is the new value of an input.
-    """
+    """Compile what :class:`Allowed` runs on the devices for a large output, which ``updates`` an input or does not."""
     import jax
 
     parts, is_float = parts_of(output[0]), not is_whole(output[1])
@@ -296,12 +304,8 @@ class Allowed:
     def learn(
         self, moved: Sequence[Any], before: Sequence[Any] | None, moved_before: Sequence[Any] | None
     ) -> None:
-        """Take in what the default computes on changed inputs.
-
-        Args:
-            before: as of the class.
-            moved_before: what became of that by the change of inputs.
-        """
+        """Take in what the default computes on changed inputs, with ``before`` as of the class and what became of
+        that by the change."""
         self._runs += 1
         if not self._seen:
             return
@@ -422,3 +426,50 @@ def _are_wrong(in_jax: bool, every: tuple[Parts, ...], is_float: bool, *told: An
         else:
             found.append((parts.of(values) != parts.of(got)).any((1, 2)))
     return (xp.concatenate(found),)
+
+
+# --- the size of a rounding -----------------------------------------------------------------------
+
+
+def rounding_of(module: bytes, backend: Backend) -> float:
+    """By what part of it a number changes where a step, a serialized HloModuleProto, rounds it in the coarsest type
+    that it computes in, or where its longest sum is added up in another order."""
+    import jax.numpy as jnp
+
+    message = parse(module)
+    kinds = {
+        DTYPES.get(instruction.shape.element_type, "")
+        for computation in message.computations
+        for instruction in computation.instructions
+    }
+    parts = [float(jnp.finfo(JAX_NAMES[kind]).eps) for kind in kinds & JAX_NAMES.keys() if _is_float(kind)]
+    if backend.tensor_float and "f32" in kinds:
+        parts.append(_TENSOR_FLOAT)
+    coarsest = min(max(parts, default=0.0), _COARSEST)
+    return max(coarsest, min(coarsest, _SUMMED) * _OF_TERMS * math.sqrt(longest_sum(message)))
+
+
+def longest_sum(message: Message) -> float:
+    """About how many terms the longest sum of a module has; 1 where it has none. Loops count once."""
+    found = 1.0
+    for computation in message.computations:
+        shapes = {instruction.id: instruction.shape for instruction in computation.instructions}
+        for instruction in computation.instructions:
+            operands = [_elements(shapes[operand]) for operand in instruction.operand_ids]
+            if instruction.opcode == "reduce":
+                found = max(found, operands[0] / max(1, _elements(instruction.shape)))
+            elif instruction.opcode in _PRODUCTS and len(operands) >= 2:
+                # Of [m, k] and [k, n] that is k; of convolutions it is so about.
+                found = max(found, (operands[0] * operands[1] / max(1, _elements(instruction.shape))) ** 0.5)
+    return found
+
+
+def _elements(shape: Message) -> int:
+    """Of an array, or of a tuple's first."""
+    while shape.tuple_shapes:
+        shape = shape.tuple_shapes[0]
+    return math.prod(shape.dimensions)
+
+
+def _is_float(kind: str) -> bool:
+    return kind.startswith(("f", "bf"))

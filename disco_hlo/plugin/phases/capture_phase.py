@@ -7,17 +7,16 @@ the step without any fusion, and, where the step can be profiled here, its measu
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.baselines import unfused
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, PROFILE_NAME
+from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.measured_times import measured_times
+from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.phases.capture_record import (
     FORMAT,
@@ -27,19 +26,12 @@ from disco_hlo.plugin.phases.capture_record import (
     CaptureRecord,
     encode,
 )
-from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
+from disco_hlo.plugin.refusals import may_be_run, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Session, join, target, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
-from disco_hlo.plugin.switches import refuse_switched_on
-from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.profile import Profile, to_json
-
-
-def capture_in(folder: Path) -> Callable[[CompileRequest, Settings], LoadedExecutable | None]:
-    """A handler of compiles that saves the training step in ``folder``."""
-    return lambda request, settings: handle(request, settings, folder)
 
 
 def handle(request: CompileRequest, settings: Settings, folder: Path) -> None:

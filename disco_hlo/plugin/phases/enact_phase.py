@@ -3,6 +3,11 @@
 Rank 0 reads plan and optimized module, every rank receives them, checks that they are its own step,
 and says what it would enact. All enact the same module, or all use XLA's default. Where the plan was found
 under other constants its module is another step's: every rank applies the strategy to its own.
+
+A module that never ran on these devices is compared with XLA's default first, once, while the step compiles.
+``disco search`` finds plans without a device, an interrupted search saves one unmeasured, and a plan may be of an older
+jax, or found under other constants. Whether what comes of it computes what XLA's default computes is seen on made-up
+inputs before the training runs it. Where that cannot be seen it is not enacted.
 """
 
 from __future__ import annotations
@@ -11,35 +16,40 @@ import contextlib
 import functools
 import hashlib
 import logging
+import time
 from dataclasses import dataclass
 
 from msgspec import UNSET
 
 from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_plan
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import ActivationError, DiscoError, PlanError, is_shared
+from disco_hlo.errors import ActivationError, DiscoError, PlanError, UnsupportedError, is_shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.bans import Stage
 from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.verify import verify
-from disco_hlo.plugin.callbacks import calls_python
+from disco_hlo.plan.read import verify
+from disco_hlo.plan.store import PlanSlot, note_compared, was_compared, was_measured
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
-from disco_hlo.plugin.phases.first_enactment import advice_after, compare_first, never_compared, remember
-from disco_hlo.plugin.phases.one_step import may_be_run
-from disco_hlo.plugin.session import Session, join, warn_of_lost_donation
+from disco_hlo.plugin.measuring.comparing import Program, compare
+from disco_hlo.plugin.measuring.inputs.indices import index_bounds
+from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
+from disco_hlo.plugin.measuring.lockstep import Guard
+from disco_hlo.plugin.phases.second_trial import doubt, other_versions, takes_turns
+from disco_hlo.plugin.refusals import calls_python, may_be_run, refuse_others, switched_on
+from disco_hlo.plugin.session import Session, join, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.structure import enacted
-from disco_hlo.plugin.switches import switched_on
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.compiles import Halted
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 _NO_PLAN = "there is no plan for it in"
+_compared: set[str] = set()
+"""Digests of modules that this process compared, where the plan directory cannot say so."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +213,14 @@ def _enact(
         say("the plan of %s is XLA's default: nothing beat it", plan.target.module_name)
         return None
     digest = hashlib.sha256(proposed.module).hexdigest()
+    again = doubt(session, slot, plan, digest)
+    if again.lost:
+        say(
+            "the plan of %s is not run: under these versions it was not faster when it took turns with XLA's default; "
+            "ENABLE_SEARCH=1 searches another",
+            plan.target.module_name,
+        )
+        return None
     try:
         with session.stage("enact"), _guarded(session, slot, digest, "compile"):
             if waiting is None or proposed.structure is not None:  # the early stage is over
@@ -215,17 +233,21 @@ def _enact(
         level = logging.WARNING if session.leads or not is_shared(error) else logging.DEBUG
         LOGGER.log(level, "%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
         return None
-    why = never_compared(session, slot, plan, digest)
-    if why and not _compared(session, step, slot, proposed, executable, why):
+    why = _why_compare(session, slot, plan, digest)
+    if why and not _compares_well(session, step, slot, proposed, executable, why):
         return None
+    turns = ""
+    if again.why and takes_turns(session, slot, plan, digest, executable, again.why):
+        turns = f"; it {again.why}: at first it takes turns with XLA's default, and goes on if it pays"
+    else:
+        LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
     warn_of_lost_donation(session, step)
     found = ", found under other constants and applied to this step" if proposed.other else ""
-    say("enacts the plan of %s%s: %s", plan.target.module_name, found, describe(plan))
-    LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
-    return executable
+    say("enacts the plan of %s%s: %s%s", plan.target.module_name, found, _describe(plan), turns)
+    return None if turns else executable
 
 
-def _compared(
+def _compares_well(
     session: Session, step: Step, slot: PlanSlot, proposed: Proposed, executable: LoadedExecutable, why: str
 ) -> bool:
     """Compare a plan that never was; whether it may be enacted. The same on all ranks."""
@@ -234,15 +256,20 @@ def _compared(
     session.say("the plan of %s %s: it is compared with XLA's default first, once", name, why)
     try:
         guard = functools.partial(_guarded, session, slot, digest, "run")
-        compare_first(session, step, proposed.plan, executable, guard)
+        _compare(session, step, proposed.plan, executable, guard)
     except Exception as error:
         LOGGER.log(
             logging.WARNING if session.leads else logging.DEBUG,
             "%s runs as XLA compiles it: its plan %s, and is not enacted before it is compared with XLA's default: %s; "
-            "%s", name, why, one_line(error), advice_after(error),
+            "%s", name, why, one_line(error), _advice_after(error),
         )  # fmt: skip
         return False
-    remember(session, slot, digest)
+    _compared.add(digest)
+    try:
+        if session.leads:
+            note_compared(slot, digest, versions(session.facts))
+    except PlanError as error:
+        LOGGER.info("every run will compare the plan again: %s", error)
     return True
 
 
@@ -255,7 +282,7 @@ def _guarded(
     return slot.bans.trying(digest, stage, jaxlink.process_count())
 
 
-def describe(plan: Plan) -> str:
+def _describe(plan: Plan) -> str:
     """What is predicted of a plan, in half a line."""
     strategy = plan.strategy
     groups, buckets = len(strategy.groups), len(strategy.buckets)
@@ -267,3 +294,49 @@ def describe(plan: Plan) -> str:
     if not default or not chosen:
         return f"{shape}, {plan.prediction.default_ns / max(plan.prediction.plan_ns, 1):.2f}x predicted"
     return f"{shape}, {compared(default, chosen)} when measured"
+
+
+def _why_compare(session: Session, slot: PlanSlot, plan: Plan, digest: str) -> str:
+    """Why a plan must be compared first, as a part of a sentence; nothing where it was. The same on all ranks."""
+    why, now = "", versions(session.facts)
+    known = not session.leads or digest in _compared
+    if not known and not was_measured(plan, digest, now) and not was_compared(slot, digest, now):
+        if plan.measured is None:
+            why = "was found offline"
+        elif others := other_versions(plan, now):
+            why = f"was measured under {others}"
+        else:
+            why = (
+                "was saved unmeasured" if digest == plan.module_sha256 else "was found under other constants"
+            )
+    return str(session.tell(why, "compared before"))
+
+
+def _compare(session: Session, step: Step, plan: Plan, executable: LoadedExecutable, guard: Guard) -> None:
+    """Compare a plan with XLA's default on all ranks; raises where it computes something else, or nobody can see."""
+    request, started = session.request, time.monotonic()
+    with session.stage("may be run"):
+        if not may_be_run(request):
+            raise UnsupportedError("the ranks were about to run different steps before")
+    refuse_others(session, step.source.graph.fingerprint)
+    with session.stage("XLA's default"):
+        default = request.call_default()
+        request.positive, request.index_bounds = positive_parameters(step.source), index_bounds(step.source)
+    programs = [Program(DEFAULT, default), Program(plan.chosen, executable, guard)]
+    compare(session, programs)
+    if programs[1].error:
+        raise PlanError(programs[1].error)
+    session.say(
+        "the plan computes what XLA's default computes, as far as made-up inputs tell (%.1f s)",
+        time.monotonic() - started,
+    )
+
+
+def _advice_after(error: Exception) -> str:
+    """What a user can do about a plan that could not be compared, as a part of a sentence."""
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        return (
+            "there is no memory for made-up inputs beside the training's arrays: compile the step once before they are "
+            "made (jit(step).lower(shapes).compile()), and the plan directory remembers it"
+        )
+    return "ENABLE_SEARCH=1 searches one here"

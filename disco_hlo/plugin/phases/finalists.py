@@ -1,4 +1,4 @@
-"""The candidates on all ranks: handed out, compiled, measured, and one of them chosen and compared.
+"""The candidates on all ranks: handed out, compiled, measured, one of them chosen and compared, and the plan saved.
 
 A step of thousands of instructions takes a minute to compile. So the likeliest winners are compiled first, as many at a
 time as there are cores for it, and for as long as the search may take, or a minute: where the next ones would not be
@@ -7,31 +7,45 @@ done by then, what is left is not compiled. Rank 0's clock decides for all ranks
 What the clock puts first is compared with XLA's default, element by element. Where it computes something else, it is
 out, and the next is chosen. So nothing is enacted or saved as measured that was not compared, and the others cost no
 more than their timing.
+
+Rank 0 saves the plan when something was measured, or the search was interrupted (:class:`Outcome`). The other ranks
+wait for what comes next, so saving does not raise: what cannot be saved is a line in the log.
 """
 
 from __future__ import annotations
 
+import datetime
+import hashlib
+import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
+from disco_hlo.errors import PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
-from disco_hlo.optimize.select import winning
-from disco_hlo.plan.plan import DEFAULT, SEARCHED
-from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.strategy import Strategy
-from disco_hlo.plugin.interruption import Interruption
-from disco_hlo.plugin.measuring.candidates import (
-    Trial,
-    compare_with_default,
-    compile_trials,
-    measure,
-)
-from disco_hlo.plugin.measuring.cores import compiles_at_once
+from disco_hlo.optimize.select import beats, ratio_noise, winning
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.files import replace_files
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
+from disco_hlo.plan.read import read
+from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
+from disco_hlo.plugin.logs import LOGGER, compared, one_line
+from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials, measure
+from disco_hlo.plugin.measuring.room import compiles_at_once
 from disco_hlo.plugin.phases.finding import MEASURE_BUDGET_S, SHORTEST_COMPILING_S, FoundPlans
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.session import Interruption, Session, target, versions
+from disco_hlo.plugin.step import Step
+from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.profiler.profile import Profile
+from disco_hlo.profiler.profile import save as save_profile
+from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep
+from disco_hlo.profiler.timeline import encode as encode_timelines
 
 _AT_LEAST = 3
 """Modules that are compiled however long that takes: XLA's default, the plan, and the next best."""
@@ -165,3 +179,171 @@ def _rank(trial: Trial) -> int:
     if trial.name in _LAST:
         return len(_FIRST) + 1 + _LAST.index(trial.name)
     return _FIRST.index(trial.name) if trial.name in _FIRST else len(_FIRST)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search came to, as far as rank 0 knows it."""
+
+    session: Session
+    step: Step
+    slot: PlanSlot
+    found: FoundPlans
+    profile: Profile
+    trials: Sequence[Trial]
+    """XLA's default first."""
+    profile_s: float
+    measure_s: float
+
+
+def save_interrupted(outcome: Outcome) -> None:
+    """Save the search's best so far, unless no gain is predicted for it or it would replace a measured plan."""
+    session, slot, found = outcome.session, outcome.slot, outcome.found
+    goes_on = "this run goes on with XLA's default"
+    if _is_measured(slot):
+        session.say("interrupted: the measured plan in %s is kept; %s", _shown(slot.path), goes_on)
+    elif found.prediction.plan_ns >= found.prediction.default_ns:
+        session.say("interrupted before anything better than XLA's default was found; %s", goes_on)
+    elif error := _searched(outcome.trials).error:
+        session.say("interrupted: the best plan so far is of no use (%s); %s", error, goes_on)
+    elif save(outcome, _searched(outcome.trials)):
+        session.say("interrupted: the best plan so far is in %s, unmeasured; %s", _shown(slot.path), goes_on)
+
+
+def _is_measured(slot: PlanSlot) -> bool:
+    try:
+        stored = slot.load()
+        plan = None if stored is None else plans.decode(stored.plan_json, str(slot.path))
+    except PlanError:
+        return False
+    return plan is not None and plan.measured is not None and plan.chosen in plan.measured.results
+
+
+def _searched(trials: Sequence[Trial]) -> Trial:
+    """The plan that the search itself puts first."""
+    return next(trial for trial in trials if trial.name == plans.SEARCHED)
+
+
+def save(outcome: Outcome, winner: Trial) -> bool:
+    """Save on rank 0; whether that worked. The other ranks count on this one: it does not raise."""
+    session, slot = outcome.session, outcome.slot
+    try:
+        _write(outcome, winner)
+    except Exception as error:
+        LOGGER.warning("the plan cannot be saved: %s", one_line(error))
+        return False
+    if winner.strategy is None:
+        session.say(
+            "nothing beats XLA's default beyond noise, so this training goes on with that; %s says so",
+            _shown(slot.path),
+        )
+    elif winner.compared and winner.times_ns:
+        session.say(
+            "%s; why: disco report %s -o plan.html",
+            _victory(winner, outcome.trials[0]),
+            shlex.quote(str(slot.path)),
+        )
+    return True
+
+
+def _victory(winner: Trial, default: Trial) -> str:
+    """What the clock says of the winner. One that was taken whatever the clock says may be no faster."""
+    gain = compared(default.median_ns, winner.median_ns)
+    if beats(winner.times_ns, default.times_ns):
+        return f"{winner.name} wins: {gain} than XLA's default"
+    noise = ratio_noise(winner.times_ns, default.times_ns)
+    return f"{winner.name} is taken: {gain} than XLA's default, where {noise:.1%} is noise"
+
+
+def _write(outcome: Outcome, winner: Trial) -> None:
+    step, found, trials = outcome.step, outcome.found, outcome.trials
+    source, facts = step.source, outcome.session.facts
+    strategy = winner.strategy if winner.strategy is not None else read(source)
+    module = winner.module or apply(strategy, winner.source(source))
+    plan = plans.Plan(
+        format=plans.FORMAT,
+        version=plans.VERSION,
+        target=target(source.graph, facts),
+        versions=versions(facts),
+        strategies=plans.by_region(strategy),
+        chosen=winner.name,
+        prediction=found.prediction,
+        search=found.record,
+        module_sha256=hashlib.sha256(module).hexdigest(),
+        notes=_notes(step, winner, trials),
+        measured=_measured(outcome),
+        searched=_searched_instead(trials, winner),
+        structure=UNSET if winner.restructured is None else winner.restructured.record,
+    )
+    outcome.slot.save(plans.encode(plan), module, executables.module_text(module), step.module)
+    save_profile(outcome.profile, outcome.slot.path / PROFILE_NAME)
+
+
+def save_timelines(slot: PlanSlot, winner: Trial, timelines: Sequence[MeasuredStep]) -> None:
+    """Put the measured steps beside the plan. They name its module, so those of another are known as such."""
+    try:
+        digest = hashlib.sha256(winner.module).hexdigest()
+        replace_files(slot.path, {FILE_NAME: encode_timelines(digest, timelines)})
+    except Exception as error:  # as in :func:`save`
+        LOGGER.info("the measured timelines are not kept: %s", one_line(error))
+
+
+def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched | None:
+    """What the search put first, where the measurement chose something else."""
+    own = _searched(trials)
+    if own is winner or own.strategy is None or not own.module:
+        return None
+    return plans.Searched(plans.by_region(own.strategy), hashlib.sha256(own.module).hexdigest())
+
+
+def _measured(outcome: Outcome) -> plans.Measured:
+    seconds = tuple(round(one, 3) for one in outcome.found.searches_s)
+    fitted = outcome.profile.transfers
+    return plans.Measured(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        candidates=tuple(
+            plans.Candidate(
+                name=trial.name,
+                predicted_ns=trial.predicted_ns,
+                median_ns=trial.median_ns,
+                spread_ns=trial.spread_ns,
+                samples=len(trial.times_ns),
+                error=trial.error[:4000],
+                only_timed=True if _only_timed(trial) else UNSET,
+            )
+            for trial in outcome.trials
+        ),
+        all_reduce=() if fitted is None else fitted.lines,
+        profile_s=round(outcome.profile_s, 3),
+        search_s=round(sum(seconds), 3),
+        measure_s=round(outcome.measure_s, 3),
+        evaluations_per_s=round(outcome.found.record.evaluations / max(sum(seconds), 1e-9), 1),
+        searches_s=seconds if len(seconds) > 1 else UNSET,
+    )
+
+
+def _only_timed(trial: Trial) -> bool:
+    return bool(trial.times_ns) and trial.strategy is not None and not trial.compared
+
+
+def _notes(step: Step, winner: Trial, trials: Sequence[Trial]) -> tuple[str, ...]:
+    notes = []
+    if winner.strategy is None:
+        notes.append(
+            "Nothing found beats XLA's default beyond the measurement's noise; this plan is XLA's default."
+        )
+    if winner.restructured is not None:
+        notes.append(f"The plan changes the step's structure: {winner.restructured.record.name}.")
+    if not jaxlink.keeps_donation():
+        notes.append("This version of jax loses buffer donation in a rewritten step.")
+    loops = sum(node.opcode == "while" for node in step.source.graph.nodes)
+    if loops:
+        notes.append(f"{loops} loops stay as XLA compiled them; what runs inside is not part of the plan.")
+    notes += [f"{trial.name} could not be measured: {trial.error}"[:4000] for trial in trials if trial.error]
+    return tuple(notes)
+
+
+def _shown(path: Path) -> str:
+    home = str(Path.home())
+    text = str(path)
+    return "~" + text[len(home) :] if text.startswith(home + "/") else text

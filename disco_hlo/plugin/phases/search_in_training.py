@@ -22,29 +22,24 @@ from disco_hlo.errors import ActivationError, UnsupportedError, is_shared
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plugin.callbacks import refuse_callbacks
 from disco_hlo.plugin.calls import trial as calls
-from disco_hlo.plugin.calls.hold import Hold
-from disco_hlo.plugin.calls.rounds import Round
-from disco_hlo.plugin.interruption import Interruption
+from disco_hlo.plugin.calls.schedule import Round
+from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.inputs.real import RealInputs, off_devices
+from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, fit_inputs, off_devices
+from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.lockstep import all_have, anywhere
-from disco_hlo.plugin.measuring.measured_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import lack_of_memory, needed_on_host_bytes, room_bytes
-from disco_hlo.plugin.phases.finalists import likeliest, trials_of
-from disco_hlo.plugin.phases.one_step import refuse_other_threads
-from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted
+from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, trials_of
+from disco_hlo.plugin.phases.finding import longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
-from disco_hlo.plugin.phases.search_process import longest_s, search_apart
-from disco_hlo.plugin.session import Session, join_beside
+from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, refuse_switched_on
+from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, called_step
-from disco_hlo.plugin.switches import refuse_switched_on
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken

@@ -15,24 +15,28 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.optimize.rehearsal import rehearsed
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plugin.callbacks import refuse_callbacks
-from disco_hlo.plugin.interruption import Interruption
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.measured_times import measured_times
+from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import room_bytes
-from disco_hlo.plugin.measuring.timelines import take_timelines
+from disco_hlo.plugin.measuring.traced_modules import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
-from disco_hlo.plugin.phases.finalists import compile_and_measure, trials_of, winner_of
+from disco_hlo.plugin.phases.finalists import (
+    Outcome,
+    compile_and_measure,
+    save,
+    save_interrupted,
+    save_timelines,
+    trials_of,
+    winner_of,
+)
 from disco_hlo.plugin.phases.finding import Found, find, look_again, looks
-from disco_hlo.plugin.phases.one_step import may_be_run, refuse_others
-from disco_hlo.plugin.phases.saving import Outcome, save, save_interrupted, save_timelines
 from disco_hlo.plugin.phases.structure_search import restructured_trials
-from disco_hlo.plugin.session import Session, interruption, join, warn_of_lost_donation
+from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
+from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
-from disco_hlo.plugin.switches import refuse_switched_on
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -87,8 +91,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         trials = trials_of(session, plans, slot)
         if not session.tell(bool(stop), "interrupted"):
             with measured_times(session) as store:
-                best = None if found is None else found.last
-                trials += restructured_trials(session, slot, store, best)
+                trials += restructured_trials(session, slot, store, found)
         started = time.monotonic()
         compared = (
             winner_of(session, trials, stop) if compile_and_measure(session, source, trials, stop) else None

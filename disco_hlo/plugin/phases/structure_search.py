@@ -7,7 +7,7 @@ profiled and searched, and those that are predicted to beat the plan are measure
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -15,44 +15,48 @@ from typing import Any
 import msgspec
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, unsearched
+from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
 from disco_hlo.optimize.regions import step_times
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
-from disco_hlo.plan.strategy import Strategy
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.cores import compiles_at_once
 from disco_hlo.plugin.measuring.profiling import profile_step
-from disco_hlo.plugin.measuring.room import room_bytes
-from disco_hlo.plugin.phases.finding import search_settings
+from disco_hlo.plugin.measuring.room import compiles_at_once, room_bytes
+from disco_hlo.plugin.phases.finding import Found, all_searches_s, search_settings
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.structure import Early, Restructured, early_module, named_schedules, restructured
+from disco_hlo.plugin.structure import (
+    Early,
+    Restructured,
+    early_module,
+    named_schedules,
+    restructured,
+    why_not,
+)
 from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.search.schedule import Scheduled
 
-EXPOSED_SHARE = 0.03
-"""Share of a step that its communication must leave exposed before any structure is tried."""
-INSIDE_SHARE = 0.02
-"""Share of a step's op time that must lie between transfers; a data-parallel step has none there."""
 MOST_PROFILED = 3
 """Schedules that are profiled and searched."""
-SEARCH_SHARE = 0.1
-"""Share of the search's time that each of them gets."""
+_SEARCH_GAINS = 0.15
+"""A schedule that is slower than the plan by more, as predicted with the best order of its kernels, is not searched."""
+_LEAST_SHARE = 0.1
+"""Of the budget, what the search of a schedule gets where those of the unchanged step took all."""
 _TAKES_S = 300.0
 
 
 def restructured_trials(
-    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Optimized | None
+    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None
 ) -> list[Trial]:
     """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
     all go on without.
 
     Args:
-        found: what the search over order and buckets found, on rank 0.
+        found: what the searches over kernels, buckets and order found, on rank 0.
     """
     try:
         return _trials(session, slot, store, found)
@@ -64,45 +68,15 @@ def restructured_trials(
         return []
 
 
-def why_not(case: Case, plan: Strategy) -> str:
-    """Why no other structure than the best plan's is tried, as a sentence's end; empty where one is."""
-    graph, costs = case.source.graph, case.costs
-    if not costs.machine.asynchronous:
-        return "collectives block on this device, so nothing can overlap them"
-    times = step_times(case.source, plan, costs)
-    exposed = times.exposed_ns / max(1, times.makespan_ns)
-    if exposed < EXPOSED_SHARE:
-        return f"the plan leaves {exposed:.1%} of the step to communication alone"
-    inside = inside_share(graph, [int(ns) for ns in costs.op_ns(graph)])
-    in_loops = any(region.source.graph.all_reduces for region in case.source.regions)
-    if inside < INSIDE_SHARE and len(graph.all_reduces) > 1 and not in_loops:
-        return f"only {inside:.1%} of the ops' time lies between transfers"
-    return ""
-
-
-def inside_share(graph: Graph, nodes_ns: Sequence[int]) -> float:
-    """Share of the ops' time in ops that wait for one transfer and that another waits for."""
-    after = [False] * len(graph)
-    for node in graph.nodes:
-        after[node.id] = any(after[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in node.operands)
-    before = [False] * len(graph)
-    for node in reversed(graph.nodes):
-        users = graph.users[node.id]
-        before[node.id] = any(before[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in users)
-    inside = sum(ns for ns, a, b in zip(nodes_ns, after, before, strict=True) if a and b)
-    return inside / max(1, sum(nodes_ns))
-
-
-def _trials(
-    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Optimized | None
-) -> list[Trial]:
+def _trials(session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None) -> list[Trial]:
     settings = session.settings
     if settings.structure == "off":
         return []
     with session.stage("structure"):
         mine = ""
         if found is not None and settings.forced_structure is None:
-            mine = why_not(found.case, found.best.strategy)
+            case = found.last.case
+            mine = why_not(case, step_times(case.source, found.last.best.strategy, case.costs))
     reason = session.tell(mine if session.leads else None, "structure")
     if reason:
         LOGGER.debug("no structure of the step is tried: %s", reason)
@@ -110,11 +84,13 @@ def _trials(
     made = _restructured(session)
     promising = session.tell(_most_promising(session, made, found), "promising structures")
     room = room_bytes(session)
+    profiled = {name: _profiled(session, made[name], slot, store) for name in promising}
+    profiles = {name: profile for name, profile in profiled.items() if profile is not None}
     best: dict[str, Scheduled] = {}
-    for name in promising:
-        one = _searched(session, made[name], slot, store, room, found)
-        if one is not None:
-            best[name] = one
+    takes_s = all_searches_s(settings, session.facts.backend) + _TAKES_S
+    with session.stage("search of structures", takes_s=takes_s):
+        if found is not None:
+            best = _searched(session, profiles, made, room, found)
     return _told(session, best, made, slot, found)
 
 
@@ -174,7 +150,7 @@ def _made(
 
 
 def _most_promising(
-    session: Session, made: Mapping[str, Restructured], found: Optimized | None
+    session: Session, made: Mapping[str, Restructured], found: Found | None
 ) -> list[str] | None:
     """Names of the schedules worth profiling, on rank 0: by what is known of their ops so far."""
     if not session.leads or found is None:
@@ -183,7 +159,7 @@ def _most_promising(
     for name, one in made.items():
         try:
             xla = read(one.source)
-            case = Case(one.source, xla, costs_of(found.case.costs.profile, one.source, [xla]))
+            case = Case(one.source, xla, costs_of(found.last.case.costs.profile, one.source, [xla]))
             predicted[name] = unsearched(case).predicted_ns
         except Exception as error:
             _say_left_out(session, name, error)
@@ -191,34 +167,60 @@ def _most_promising(
     return sorted(predicted, key=lambda name: (predicted[name], name))[:MOST_PROFILED]
 
 
+def _profiled(
+    session: Session, one: Restructured, slot: PlanSlot, store: ProfileStore | None
+) -> Profile | None:
+    """The profile of a schedule, on rank 0; None elsewhere, and where there is none."""
+    try:
+        profiled = profile_step(session, one.source, read(one.source), store, slot, restructured=one)
+    except Exception as error:
+        _say_left_out(session, one.record.name, error)
+        return None
+    return None if profiled is None else profiled.profile
+
+
 def _searched(
     session: Session,
-    one: Restructured,
-    slot: PlanSlot,
-    store: ProfileStore | None,
+    profiles: Mapping[str, Profile],
+    made: Mapping[str, Restructured],
     room: int | None,
-    found: Optimized | None,
-) -> Scheduled | None:
-    """The best plan for a schedule, on rank 0; None elsewhere, and where there is none.
+    found: Found,
+) -> dict[str, Scheduled]:
+    """The best plan for each schedule that is worth a search, on rank 0.
 
-    Its plans may need a little more memory than what XLA makes of the schedule. Whether the device has that is asked
-    before any is run.
+    They share evenly what the searches of the unchanged step left of the time that all searches may take. A plan may
+    need a little more memory than what XLA makes of the schedule; whether the device has that is asked before any is
+    run.
     """
-    name, source, settings = one.record.name, one.source, session.settings
-    try:
-        xla = read(source)
-        profiled = profile_step(session, source, xla, store, slot, restructured=one)
-        with session.stage(f"search of {name}", takes_s=settings.budget_s + _TAKES_S):
-            if profiled is None or found is None:
-                return None
-            budget = Budget.of(settings.budget_s * SEARCH_SHARE)
-            case = Case(source, xla, costs_of(profiled.profile, source, [xla]), room)
-            more_bytes = case.default.peak_bytes - found.case.default.peak_bytes
-            session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
-            return optimize(case, replace(search_settings(settings), finalists=1), budget).best
-    except Exception as error:
-        _say_left_out(session, name, error)
-        return None
+    settings = session.settings
+    starts: dict[str, tuple[Case, Scheduled]] = {}
+    for name, profile in profiles.items():
+        source = made[name].source
+        try:
+            xla = read(source)
+            case = Case(source, xla, costs_of(profile, source, [xla]), room)
+            starts[name] = case, unsearched(case)
+        except Exception as error:
+            _say_left_out(session, name, error)
+    most_ns = (1 + _SEARCH_GAINS) * found.last.best.predicted_ns
+    forced = settings.forced_structure is not None
+    worth = [name for name, (_, start) in starts.items() if forced or start.predicted_ns <= most_ns]
+    left_s = all_searches_s(settings, session.facts.backend) - sum(one.search_s for one in found.searches)
+    best: dict[str, Scheduled] = {}
+    for number, name in enumerate(worth):
+        case, start = starts[name]
+        seconds = max(left_s / (len(worth) - number), _LEAST_SHARE * settings.budget_s)
+        more_bytes = case.default.peak_bytes - found.last.case.default.peak_bytes
+        session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
+        try:
+            asked = replace(search_settings(settings), finalists=1)
+            one = optimize(case, asked, Budget.of(seconds), also=[start.strategy])
+        except Exception as error:
+            _say_left_out(session, name, error)
+            continue
+        left_s -= one.search_s
+        best[name] = one.best
+    return best
 
 
 def _told(
@@ -226,14 +228,14 @@ def _told(
     best: Mapping[str, Scheduled],
     made: Mapping[str, Restructured],
     slot: PlanSlot,
-    found: Optimized | None,
+    found: Found | None,
 ) -> list[Trial]:
     """The candidates on every rank: those predicted to beat the plan, or the one that is forced."""
     kept = [
         [name, msgspec.to_builtins(one.strategy), one.predicted_ns]
         for name, one in best.items()
         if session.settings.forced_structure
-        or (found is not None and one.predicted_ns < found.best.predicted_ns)
+        or (found is not None and one.predicted_ns < found.last.best.predicted_ns)
     ]
     trials = []
     for name, strategy, predicted_ns in session.tell(kept, "restructured finalists"):

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from disco_hlo.activation.channel import Channel
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.trial import Trial
-from disco_hlo.plugin.phases.one_step import may_be_run
+from disco_hlo.plugin.refusals import may_be_run
 from disco_hlo.plugin.session import join, leave
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla.jaxlink import CompileRequest

@@ -1,13 +1,24 @@
-"""Where a module runs: facts about its devices, and the memory they have left."""
+"""Where a module runs: facts about its devices, and how much memory these and their host have left for it.
+
+On the host the kernel says what is free, and control groups what is allowed: a container, or a job of a scheduler, may
+have far less than its host. What goes beyond is killed, the training with it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
 
 from disco_hlo.backends import backend_of
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Limit, usage, and what of that is a cache which the kernel gives back: control groups of version 2, and of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,8 @@ def device_facts(request: CompileRequest) -> DeviceFacts:
 
 def free_device_bytes(request: CompileRequest) -> int | None:
     """Memory a further allocation may take on each local device; None where they have none of their own."""
-    known = [amount for amount in map(_free_device_bytes, request.local_devices) if amount is not None]
+    every = [device.memory_stats() or {} for device in request.local_devices]
+    known = [int(one["bytes_limit"]) - int(one["bytes_in_use"]) for one in every if "bytes_limit" in one]
     return min(known, default=None)
 
 
@@ -62,8 +74,56 @@ def may_rise_bytes(request: CompileRequest, share: float) -> int | None:
     return min(known, default=None)
 
 
-def _free_device_bytes(device: Any) -> int | None:
-    stats = device.memory_stats()
-    if not stats or "bytes_limit" not in stats:
-        return None
-    return int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
+def free_host_bytes(root: Path = Path("/")) -> int | None:
+    """What this process may still allocate, by ``proc`` and ``sys`` in ``root``; None where the system does not say."""
+    available = _available_bytes(root)
+    return min([*([] if available is None else [available]), *_left_in_groups(root)], default=None)
+
+
+def _available_bytes(root: Path) -> int | None:
+    return _in_table(root / "proc/meminfo", "MemAvailable:", 1024)
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """What is left in each control group that has a limit, from this process's own upwards."""
+    for folder in _group_folders(root):
+        for limit_name, used_name, cache_name in _FILES:
+            limit, used = _number(folder / limit_name), _number(folder / used_name)
+            if limit is not None and used is not None:
+                cache = _in_table(folder / "memory.stat", cache_name, 1) or 0
+                yield max(0, limit - max(0, used - cache))
+
+
+def _group_folders(root: Path) -> Iterator[Path]:
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if number == "0" and not controllers:
+            mounts = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+        elif "memory" in controllers.split(","):
+            mounts = [root / "sys/fs/cgroup/memory"]
+        else:
+            continue
+        # Inside a container the path may be the host's, and the container's own group is the mount itself.
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for mount in mounts:
+            yield from (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+
+
+def _number(path: Path) -> int | None:
+    text = "".join(_lines(path)[:1]).strip()
+    return int(text) if text.isdigit() else None  # "max": no limit
+
+
+def _in_table(path: Path, name: str, unit: int) -> int | None:
+    for line in _lines(path):
+        words = line.split()
+        if len(words) > 1 and words[0] == name and words[1].isdigit():
+            return int(words[1]) * unit
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []

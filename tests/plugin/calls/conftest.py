@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.xla import jaxlink
 

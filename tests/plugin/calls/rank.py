@@ -15,11 +15,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.activation.choose import open_channel
 from disco_hlo.activation.kvstore import CoordinationStore
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.store import note_compared
+from disco_hlo.plugin import session as sessions
+from disco_hlo.plugin.calls import loading, schedule
 from disco_hlo.plugin.calls import trial as trials
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.trial import Trial
+from disco_hlo.plugin.phases import enact_phase, second_trial
+from disco_hlo.plugin.session import join, versions
+from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.plugin.handled import save_plan
 
 STEPS = 120
 _QUICKLY_S = 2.0
@@ -66,6 +74,45 @@ class Training:
 def candidate(trial: Trial) -> Any:
     with jaxlink.ours():
         return compiles.compile_module(trial.watch.request, None)
+
+
+def tried_again(folder: Path, stock: list[float]) -> dict[str, object]:
+    """Trainings that enact a plan of another jax: in the first ranks try it, and in the second they know."""
+    settings = Settings(search=False, directory=folder / "plans")
+    saved: list[str] = []
+    outcomes: list[str] = []
+    note = second_trial._Again.note
+
+    def handle(request: CompileRequest) -> Any:
+        if request.module_name != "jit_again":
+            return None
+        if not saved:
+            slot, digest = save_plan(request, settings, jax="0.0.1")
+            saved.append(digest)
+            session = join(request, settings)
+            if session.leads:
+                note_compared(slot, digest, versions(session.facts))
+        return enact_phase.handle(request, settings)
+
+    def noted(again: Any, name: str, rounds: list[schedule.Round]) -> None:
+        outcomes.append(name)
+        note(again, name, rounds)
+
+    second_trial._Again.note = noted  # type: ignore[method-assign]
+    schedule.verdict = lambda had, names, _: schedule.Verdict(names, DEFAULT if len(had) >= 5 else None, 5)  # type: ignore[assignment]
+    loading.watch()
+    jaxlink.install(handle)
+    apart = []
+    for _ in range(2):
+        training = Training("again")
+        for _ in range(40):
+            training.step()
+        apart.append(float(np.abs(np.subtract(training.losses, stock[:40])).max()))
+    return {
+        "outcomes": outcomes,
+        "apart": apart,
+        "lost": second_trial._outcomes == dict.fromkeys(saved, False),
+    }
 
 
 def main(address: str, rank: int, folder: Path) -> None:
@@ -119,6 +166,9 @@ def main(address: str, rank: int, folder: Path) -> None:
     report["alone"] = alone.losses == stock.losses[:12]
     report["still watched"] = [one.watch.module_name for one in observation.trials]
     observation.stop()
+    if jaxlink.keeps_donation():
+        sessions._channels[job.number, (0, 1)] = channel
+        report["again"] = tried_again(folder, stock.losses)
     (folder / f"{rank}.json").write_text(json.dumps(report))
     jax.distributed.shutdown()
 

@@ -15,20 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from disco_hlo.activation.local import LocalChannel
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import ActivationError
 from disco_hlo.plan.plan import DEFAULT
-from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.observing import Observation
+from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.real import RealInputs
+from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.phases import search_in_training
 from disco_hlo.plugin.phases.search_in_training import SearchInTraining
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.xla import compiles, each_device, executables, jaxlink
+from disco_hlo.plugin.xla import compiles, executables, jaxlink, own_programs
 from disco_hlo.plugin.xla.job import device_facts
 from tests.plugin.calls.training import (
     WHOLE,
@@ -38,6 +38,7 @@ from tests.plugin.calls.training import (
     jitted,
     named,
     numbers,
+    stock,
     trial_of,
 )
 
@@ -45,14 +46,6 @@ pytestmark = pytest.mark.product_only
 _LARGE = 512
 """Weights of so many rows and columns are changed and compared on the devices."""
 _CALLS = 4
-
-
-def losses_of(call: Callable[..., Any], width: int, until: int = _CALLS) -> tuple[list[float], Any]:
-    state, losses = fresh_state(width), []
-    for number in range(until):
-        *state, loss = call(*state, batch(number, width=width))
-        losses.append(float(loss))
-    return losses, tuple(state)
 
 
 def compared(
@@ -128,9 +121,7 @@ def test_the_same_program_is_found_the_same_and_the_training_goes_on(
     assert (trial.error, trial.compared) == ("", True)
     assert "made-up" not in caplog.text
     observation.stop()
-    expected, expected_state = losses_of(jitted("stock"), width)
-    assert losses == expected
-    assert numbers(state) == numbers(expected_state)
+    assert (losses, numbers(state)) == stock(_CALLS, width)
 
 
 def changed(watch: Any) -> Any:
@@ -147,23 +138,21 @@ def test_a_program_that_computes_something_else_is_refused(
     trial, losses, state = compared(observation, tmp_path, changed, width)
     assert "differs from XLA's default at" in trial.error
     observation.stop()
-    expected, expected_state = losses_of(jitted("stock"), width)
-    assert losses == expected
-    assert numbers(state) == numbers(expected_state)
+    assert (losses, numbers(state)) == stock(_CALLS, width)
 
 
 def test_nothing_is_compiled_while_a_call_is_held_to_compare(
     observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    each_device._compiled.cache_clear()
+    own_programs._compiled.cache_clear()
     compiled: list[int] = []
-    in_clean_thread = each_device.in_clean_thread
+    in_clean_thread = own_programs.in_clean_thread
 
     def counted(work: Callable[[], Any]) -> Any:
         compiled.append(1)
         return in_clean_thread(work)
 
-    monkeypatch.setattr(each_device, "in_clean_thread", counted)
+    monkeypatch.setattr(own_programs, "in_clean_thread", counted)
     before: list[int] = []
 
     def make(watch: Any) -> Any:
@@ -197,9 +186,7 @@ def test_a_candidate_that_raises_leaves_the_state_as_it_was(
     trial, losses, state = compared(observation, tmp_path, lambda watch: Raising(compiled_again(watch)))
     assert "RESOURCE_EXHAUSTED" in trial.error
     observation.stop()
-    expected, expected_state = losses_of(jitted("stock"), 16)
-    assert losses == expected
-    assert numbers(state) == numbers(expected_state)
+    assert (losses, numbers(state)) == stock(_CALLS, 16)
 
 
 def test_what_is_wrong_for_the_trainings_numbers_alone_is_refused(
@@ -279,7 +266,8 @@ def test_inputs_are_raised_and_lowered_alike_by_host_and_devices_and_given_back_
     before = np.asarray(weights["in"])
     assert set(np.round(large / before, 5).reshape(-1)) == {np.float32(1.001), np.float32(0.999)}
     places = np.arange(_LARGE * _LARGE)
-    assert large.reshape(-1).tolist() == inputs.floats(0, 1, places, 1e-3, 2).tolist()
+    given = inputs.floats(0, 1, places)
+    assert large.reshape(-1).tolist() == inputs._changed(given, places, 0, 1e-3, 2).tolist()
     assert not np.array_equal(small, np.asarray(x.addressable_data(1)))
     assert np.asarray(inputs.arrays(2)[0]).tolist() == np.asarray(arguments[2]).tolist()
     inputs.nudge(0.0)

@@ -12,18 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
-from disco_hlo.activation.local import LocalChannel
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls import trial as trials
-from disco_hlo.plugin.calls.hold import Hold
 from disco_hlo.plugin.calls.observing import Observation
-from disco_hlo.plugin.calls.steps import Seen
-from disco_hlo.plugin.calls.trial import FIRST_MEETING, Trial
-from disco_hlo.plugin.calls.watch import Sample
+from disco_hlo.plugin.calls.trial import FIRST_MEETING, Hold, Trial
+from disco_hlo.plugin.calls.watch import Sample, Seen
 from tests.activation.stores import MemoryStore
-from tests.plugin.calls.training import batch, compiled_again, jitted, train, trial_of
+from tests.plugin.calls.training import batch, compiled_again, jitted, stock, train, trial_of
 
 
 class Calls:
@@ -267,7 +265,6 @@ def test_alone_among_two_ranks_all_calls_are_the_defaults() -> None:
 
 
 def test_a_real_step_is_tried_and_given_back(observation: Observation) -> None:
-    stock, _ = train(jitted("untried"), 200)
     call = jitted("tried")
     losses, state = train(call, 1)
     trial = trial_of(observation.trials, "jit_tried")
@@ -276,6 +273,6 @@ def test_a_real_step_is_tried_and_given_back(observation: Observation) -> None:
     while trial.outcome is None and len(losses) < 150:
         *state, loss = call(*state, batch(len(losses)))
         losses.append(float(loss))
-    assert losses == stock[: len(losses)]
+    assert losses == stock(len(losses))[0]
     assert trial.outcome in (DEFAULT, "again")
     assert len(trial.rounds) >= 5

@@ -13,7 +13,8 @@ import pytest
 from disco_hlo.plan.plan import DEFAULT
 from tests.ports import free_port
 
-RANK = Path(__file__).with_name("rank.py")
+SCRIPT = (sys.executable, "-m", "tests.plugin.calls.rank")
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
@@ -21,10 +22,11 @@ RANK = Path(__file__).with_name("rank.py")
 def test_two_processes_change_over_at_the_same_calls(carrier: str, tmp_path: Path) -> None:
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     address = f"127.0.0.1:{free_port()}"
-    own = [sys.executable, str(RANK), address, str(tmp_path)]
+    own = [*SCRIPT, address, str(tmp_path)]
     commands = [["mpiexec", "-n", "2", *own]] if carrier == "MPI" else [[*own, "0"], [*own, "1"]]
     started = [
-        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands
+        subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+        for command in commands
     ]
     try:
         errors = [process.communicate(timeout=300)[1] for process in started]
@@ -49,3 +51,10 @@ def test_two_processes_change_over_at_the_same_calls(carrier: str, tmp_path: Pat
     assert ran[first - 1 : first + 9] == [DEFAULT, "again"] * 5
     assert set(ran) == {DEFAULT, "again"}
     assert reports[0]["rounds"] >= 5
+
+    # A plan of another jax: both ranks found out at the same call that it does not pay, and rank 0 knew it later.
+    for rank, report in enumerate(reports):
+        if "again" in report:
+            assert report["again"]["outcomes"] == [DEFAULT]
+            assert max(report["again"]["apart"]) < 1e-5
+            assert report["again"]["lost"] is (rank == 0)

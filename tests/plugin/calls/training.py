@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -79,6 +80,20 @@ def numbers(state: Any) -> list[list[float]]:
 def jitted(name: str, **options: Any) -> Any:
     """:func:`step`, jitted under this name, with its state donated."""
     return jax.jit(named(name), donate_argnums=(0, 1), out_shardings=(WHOLE, WHOLE, None), **options)
+
+
+_stock = functools.cache(functools.partial(jitted, "stock"))
+
+
+@functools.cache
+def stock(count: int, width: int = 16) -> tuple[list[float], list[list[float]]]:
+    """Losses of the first ``count`` steps as JAX trains without us, and the numbers of the state after them."""
+    state, losses = fresh_state(width), []
+    with jaxlink.ours():
+        for number in range(count):
+            *state, loss = _stock()(*state, batch(number, width=width))
+            losses.append(float(loss))
+    return losses, numbers(state)
 
 
 def compiled_again(watch: Watch) -> LoadedExecutable:

@@ -1,80 +1,82 @@
-"""What a step is called with: made-up arrays on its devices, made again where an execution takes them over."""
+"""What a step is called with: made-up arrays on its devices, or the arguments of one real call.
+
+Made-up ones are made again where an execution takes them over. Real ones are kept in the host's memory, and candidates
+are compared with XLA's default on them before they run a call: each run gets copies of its own, and no run ever takes
+an array of the training's. Where the devices have no room for a second state beside the training's, that leaves them
+for the time of the comparison (:func:`off_devices`). It is what the call takes over anyway, and comes back bit by bit,
+whatever became of the candidate, before the call goes on.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.backends import backend_of
+from disco_hlo.errors import ActivationError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.plugin.measuring.inputs.decisions import equal_parameters
-from disco_hlo.plugin.measuring.inputs.device_values import Devices
+from disco_hlo.plugin.measuring.inputs.decisions import Devices, equal_parameters
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.made_up import (
+    Floats,
+    Scrambled,
     are_made_on_devices,
+    coins_of,
     floats_at,
     floats_on_devices,
     is_integer,
+    raised_and_lowered,
     synthetic_values,
+    table,
+    turns,
 )
-from disco_hlo.plugin.measuring.inputs.scrambled import table
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.own_programs import compile_for_each_device, on_each_device
 
 Together = Callable[[], contextlib.AbstractContextManager[None]]
 """In its body something is made on every rank; where any rank cannot, it raises on all."""
 
 
 def fit_inputs(request: CompileRequest, source: CanonicalModule) -> None:
-    """Say on the request what the step asks of its made-up inputs; before any of them is made.
-
-    Args:
-        source: the request's step, the same on every rank.
-
-    Raises:
-        UnsupportedError: no inputs could be sure not to leave devices waiting for each other.
-    """
+    """Say on the request what its step, ``source``, the same on every rank, asks of its made-up inputs; before any
+    of them is made. Raises UnsupportedError: no inputs could be sure not to leave devices waiting for each other."""
     replicas = int(request.options.num_replicas)
     request.equal = equal_parameters(source, Devices(replicas, len(request.devices) // replicas))
     request.positive = positive_parameters(source)
     request.index_bounds = index_bounds(source)
 
 
+@dataclass(eq=False)
 class Inputs:
     """Made-up values for the parameters of a step, on its devices. Runners of equal parameters share them:
     a large model's take gigabytes and seconds to make."""
 
-    def __init__(
-        self,
-        request: CompileRequest,
-        parameters: Sequence[Parameter],
-        seed: int,
-        together: Together,
-        positive: Collection[int] | None,
-        index_bounds: Mapping[int, int],
-        equal: Collection[int] = frozenset(),
-        permuted: bool = False,
-    ) -> None:
-        self.request = request
-        self._together = together
-        self.parameters = parameters
-        self.seed = seed
-        self.positive = positive
-        self.index_bounds = index_bounds
-        self.equal = equal
-        self.permuted = permuted
+    request: CompileRequest
+    parameters: Sequence[Parameter]
+    seed: int
+    together: Together
+    positive: Collection[int] | None
+    index_bounds: Mapping[int, int]
+    equal: Collection[int] = frozenset()
+    permuted: bool = False
+    diverges: bool | None = None
+    """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
+
+    def __post_init__(self) -> None:
+        """Make the values."""
         self._tables: list[Any] = []
         """What the devices make their numbers of."""
-        self._values = self._all()
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
-        self.diverges: bool | None = None
-        """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
+        self._values = self._all()
 
     def _all(self) -> list[Any]:
         """What lies on the devices between runs."""
@@ -85,14 +87,11 @@ class Inputs:
         return self.several(1)[0]
 
     def several(self, count: int, handed_on: Collection[int] = ()) -> list[list[Any]]:
-        """Arguments for so many executions, once every rank has its own.
-
-        Args:
-            handed_on: parameters that each execution but the first has from the one before; None stands there.
-        """
+        """Arguments for so many executions, once every rank has its own. Parameters that are ``handed_on`` each
+        execution but the first has from the one before; None stands there."""
         import jax
 
-        with self._together():
+        with self.together():
             with jax.transfer_guard("allow"):
                 prepared = [self._arguments(handed_on if number else ()) for number in range(count)]
             jax.block_until_ready(prepared)
@@ -120,43 +119,27 @@ class Inputs:
         return [shard.data for shard in self.like(index).addressable_shards]
 
     def nudge(self, by: float, change: int = 0) -> None:
-        """Make the floats again, each changed by this part of itself; 0 makes what they were. One takes the place of
-        the other: a second set may not have room.
-
-        Args:
-            change: which of them are raised, which lowered: the number of a draw.
-        """
+        """Make the floats again, each changed by this part of itself, up or down by the draw number ``change``; 0
+        makes what they were. One takes the place of the other: a second set may not have room."""
         for index, parameter in enumerate(self.parameters):
             if not is_integer(parameter):
                 self._values[index] = None
                 self._values[index] = self._make(index, by, change)
 
-    def floats(
-        self, index: int, device: int, places: NDArray[np.int64], nudge: float = 0.0, change: int = 0
-    ) -> NDArray[Any]:
-        """What parameter ``index`` holds on a local device at some places of the flat array, changed as by
-        :meth:`nudge`."""
-        return floats_at(
-            places,
-            self.parameters[index],
-            self.seed,
-            index,
-            self._as_at(index, self._local_places()[device]),
-            signed=self._signed(index),
-            nudge=nudge,
-            change=change,
-        )
+    def floats(self, index: int, device: int, places: NDArray[np.int64]) -> NDArray[Any]:
+        """What parameter ``index`` holds on a local device at some places of the flat array, when nothing is
+        changed."""
+        place = self._places(index)[device]
+        return floats_at(places, self.parameters[index], self.seed, index, place, self._floats(index))
 
-    def _local_places(self) -> list[int]:
+    def _places(self, index: int) -> list[int]:
+        """By local device the place of the one whose values a parameter has there: its own, or everywhere the first."""
         here = self.request.backend.process_index()
-        return [place for place, one in enumerate(self.request.devices) if one.process_index == here]
+        local = [place for place, one in enumerate(self.request.devices) if one.process_index == here]
+        return [0] * len(local) if index in self.equal else local
 
-    def _as_at(self, index: int, place: int) -> int:
-        """The device whose values a parameter has at a place: its own, or everywhere those of the first."""
-        return 0 if index in self.equal else place
-
-    def _signed(self, index: int) -> bool:
-        return self.positive is not None and index not in self.positive
+    def _floats(self, index: int, nudge: float = 0.0, change: int = 0) -> Floats:
+        return Floats(self.positive is not None and index not in self.positive, nudge, change)
 
     def donated_bytes(self, handed_on: Collection[int] = ()) -> int:
         """What the copies for one more execution take on each device, as far as runs have shown."""
@@ -199,26 +182,174 @@ class Inputs:
         if not self._tables:
             with jax.transfer_guard("allow"):
                 self._tables = [jax.device_put(table(), device) for device in local]
-        places = [self._as_at(index, place) for place in self._local_places()]
-        return floats_on_devices(
-            local, self._tables, self.parameters[index], self.seed, index, places,
-            signed=self._signed(index), nudge=nudge, change=change,
-        )  # fmt: skip
+        how, places = self._floats(index, nudge, change), self._places(index)
+        return floats_on_devices(local, self._tables, self.parameters[index], self.seed, index, places, how)
 
     def _made_on_host(self, index: int, nudge: float, change: int) -> list[Any]:
         import jax
 
-        parameter, devices = self.parameters[index], self.request.devices
+        parameter, how = self.parameters[index], self._floats(index, nudge, change)
+        differ = parameter.sharded and index not in self.equal and not is_integer(parameter)
         with jax.transfer_guard("allow"):
             made: NDArray[Any] | None = None
             buffers = []
-            for place in self._local_places():
-                if made is None or (
-                    parameter.sharded and index not in self.equal and not is_integer(parameter)
-                ):
+            for device, place in zip(self.request.local_devices, self._places(index), strict=True):
+                if made is None or differ:
+                    bound = self.index_bounds.get(index, 2)
                     made = synthetic_values(
-                        parameter, self.seed, index, self._as_at(index, place), signed=self._signed(index), nudge=nudge,
-                        change=change, bound=self.index_bounds.get(index, 2), permuted=self.permuted,
-                    )  # fmt: skip
-                buffers.append(jax.device_put(made, devices[place], may_alias=False))
+                        parameter, self.seed, index, place, how, bound=bound, permuted=self.permuted
+                    )
+                buffers.append(jax.device_put(made, device, may_alias=False))
         return buffers
+
+
+class RealInputs(Inputs):
+    """Arguments of a call, copied to the host. Nothing of them lies on the devices between runs.
+
+    Args:
+        arguments: as the executable takes them; not kept.
+        together: as for :class:`~disco_hlo.plugin.measuring.runner.Runner`.
+        stop: asked before each run; once it answers True none begins any more.
+    """
+
+    def __init__(
+        self,
+        request: CompileRequest,
+        parameters: Sequence[Parameter],
+        arguments: Sequence[Any],
+        seed: int,
+        together: Together,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._given = [_on_host(one, request.local_devices) for one in arguments]
+        self._stop = stop
+        self._change = (0.0, 0)
+        super().__init__(request, parameters, seed, together, None, {})
+
+    def given(self, index: int) -> Any:
+        """Argument ``index`` as the training gave it, made anew."""
+        import jax
+
+        one = self._given[index]
+        return jax.make_array_from_single_device_arrays(one.shape, one.sharding, self.made(index))
+
+    def nudge(self, by: float, change: int = 0) -> None:
+        """As of :class:`Inputs`, from the next run on."""
+        self._change = by, change
+
+    def like(self, index: int) -> Any:
+        """An array as parameter ``index`` is."""
+        return self._make(index, *self._change)
+
+    def arrays(self, index: int) -> list[Any]:
+        """What parameter ``index`` holds on each local device, as it is now."""
+        return self.made(index, *self._change)
+
+    def floats(self, index: int, device: int, places: NDArray[np.int64]) -> NDArray[Any]:
+        """As of :class:`Inputs`."""
+        found: NDArray[Any] = self._given[index].values[device].reshape(-1)[places]
+        return found
+
+    def learn_donation(self, arguments: Sequence[Any]) -> None:
+        """Nothing: what a run takes over is its own."""
+
+    def made(self, index: int, nudge: float = 0.0, change: int = 0) -> list[Any]:
+        """What parameter ``index`` holds on each local device, made anew, changed as by :meth:`nudge`."""
+        import jax
+
+        parameter, values = self.parameters[index], self._given[index].values
+        changed = bool(nudge) and not is_integer(parameter)
+        if changed and not are_made_on_devices(parameter):
+            places = np.arange(math.prod(parameter.shape))
+            values = [
+                self._changed(one.reshape(-1), places, index, nudge, change).reshape(one.shape)
+                for one in values
+            ]
+        local = self.request.local_devices
+        with jax.enable_x64(True), jax.transfer_guard("allow"):
+            pairs = zip(values, local, strict=True)
+            arrays = [jax.device_put(one, device, may_alias=False) for one, device in pairs]
+            if changed and are_made_on_devices(parameter):
+                return self._changed_on_devices(arrays, index, nudge, change)
+        return arrays
+
+    def _all(self) -> list[Any]:
+        return []
+
+    def _arguments(self, handed_on: Collection[int]) -> list[Any]:
+        if self._stop():
+            raise ActivationError("it was interrupted")
+        return [None if index in handed_on else self.like(index) for index in range(len(self.parameters))]
+
+    def _changed(
+        self, values: NDArray[Any], places: NDArray[np.int64], index: int, nudge: float, change: int
+    ) -> NDArray[Any]:
+        up, down = raised_and_lowered(self.parameters[index], nudge)
+        raised = Scrambled.at(places, [self.seed, index]).coin(coins_of(change))
+        changed: NDArray[Any] = (values * np.where(raised, up, down)).astype(values.dtype)
+        return changed
+
+    def _changed_on_devices(self, arrays: list[Any], index: int, nudge: float, change: int) -> list[Any]:
+        local = self.request.local_devices
+        told = _told(self.parameters[index], self.seed, index, nudge, change)
+        return on_each_device(local, _changed, (), arrays, *([one] * len(local) for one in told))[0]
+
+
+@contextlib.contextmanager
+def off_devices(inputs: RealInputs, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
+    """For the body the devices are without the ``arguments`` that a call takes over, which runs after the body; then
+    these are replaced by equal ones."""
+    try:
+        for index in taken:
+            arguments[index].delete()
+        yield
+    finally:
+        for index in taken:
+            arguments[index] = inputs.given(index)
+
+
+def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
+    """Compile what :meth:`RealInputs.nudge` runs on the devices; nothing where the host does it."""
+    if not is_integer(parameter) and are_made_on_devices(parameter):
+        told = [(one.shape, one.dtype) for one in _told(parameter, 0, 0, 1.0, 0)]
+        compile_for_each_device(devices, _changed, (), (parameter.shape, parameter.dtype), *told)
+
+
+@dataclass(frozen=True)
+class _Argument:
+    shape: tuple[int, ...]
+    sharding: Any
+    values: list[NDArray[Any]]
+    """By local device; those that are equal on several are there once."""
+
+
+def _told(parameter: Parameter, seed: int, index: int, nudge: float, change: int) -> list[NDArray[Any]]:
+    factors = map(np.atleast_1d, (*raised_and_lowered(parameter, nudge), coins_of(change)))
+    return [table(), turns([seed, index], math.prod(parameter.shape)), *factors]
+
+
+def _changed(values: Any, table: Any, turns: Any, up: Any, down: Any, coin: Any) -> tuple[Any]:
+    import jax.numpy as jnp
+
+    raised = Scrambled.of_all(table, turns, math.prod(values.shape)).coin(coin)
+    by = jnp.where(raised, up, down).reshape(values.shape)
+    return ((values * by).astype(values.dtype),)
+
+
+def _on_host(array: Any, devices: Sequence[Any]) -> _Argument:
+    shards = {shard.device: shard for shard in array.addressable_shards}
+    for shard in shards.values():
+        shard.data.copy_to_host_async()
+    kept: list[tuple[Any, NDArray[Any]]] = []
+    for device in devices:
+        shard = shards[device]
+        values = np.asarray(shard.data)
+        if not backend_of(device.platform).queues:
+            values = values.copy()  # it was the array itself, which the call takes over
+        same = (one for index, one in kept if index == shard.index and _are_same(one, values))
+        kept.append((shard.index, next(same, values)))
+    return _Argument(tuple(array.shape), array.sharding, [values for _, values in kept])
+
+
+def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    return np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))

@@ -9,35 +9,35 @@ collectives, which make a value equal again. The parameters that reach one are m
 those from which a step computes what it hands on as such a parameter. A decision that the device's own number reaches
 (``axis_index``), or another value that nothing makes equal, is refused.
 
+What is known of a value on the way (:class:`DeviceValue`): between which devices it may differ, and why. Entry
+parameters may, since their shards hold other numbers on each device, and ops that give each device something of its
+own, as ``partition-id`` does. A collective over all devices makes a value equal again (``all-reduce``, ``all-gather``),
+or hands each device another part of it (``reduce-scatter``, ``all-to-all``). One over groups of devices leaves what it
+knows of each group. Small whole numbers that follow from a device's number alone are computed for each device, as
+partitioners find their shards by tables of them.
+
 The answer is a function of the step's canonical graph: equal on all ranks, and for all candidates of a search.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError, UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.flatten import ModuleIndex, flatten
+from disco_hlo.hlo.collectives import Groups, written_groups
+from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
-from disco_hlo.plugin.measuring.inputs.device_values import (
-    EQUAL,
-    Devices,
-    DeviceValue,
-    collected,
-    differing,
-    either,
-    elementwise,
-    numbered,
-    of_parameter,
-)
+from disco_hlo.plugin.measuring.inputs.bodies import CALLS, Following, detailed, holds_whole_numbers
+from disco_hlo.structure.program import computed_value, literal_value
 
-_CALLS = frozenset({"async-start", "call", "fusion"})
 _SAME = frozenset({
     "add-dependency", "async-done", "async-update", "copy", "copy-done", "copy-start", "domain", "opt-barrier",
 })  # fmt: skip
@@ -48,14 +48,22 @@ _OWN = frozenset({"infeed", "recv", "recv-done", "rng", "rng-get-and-update-stat
 _STARTED = frozenset(f"{opcode}-start" for opcode in COLLECTIVES)
 _DONE = frozenset(f"{opcode}-done" for opcode in COLLECTIVES)
 _WAY_OUT = "decide by a value that is all-reduced (lax.pmax), or train without ENABLE_SEARCH"
+_NONE: frozenset[int] = frozenset()
+_LARGEST = 1 << 12
+"""Elements of the largest array that is computed."""
+_CROSS_PARTITION = frozenset(
+    {"all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all"}
+)
+"""Collectives whose groups name partitions wherever they have a channel."""
+_COMPARED: dict[str, Any] = {
+    "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater,
+    "GE": np.greater_equal,
+}  # fmt: skip
 
 
 def equal_parameters(source: CanonicalModule, devices: Devices) -> frozenset[int]:
-    """Numbers of the entry parameters of ``source`` whose values must be equal on all devices.
-
-    Raises:
-        UnsupportedError: whether a collective runs, or how often, depends on what no input can make equal.
-    """
+    """Numbers of the entry parameters of ``source`` whose values must be equal on all devices. Raises
+    UnsupportedError: whether a collective runs, or how often, depends on what no input can make equal."""
     holds = _Holding(source.index)
     if devices.count < 2 or not any(map(holds.decides, _instructions(source.module))):
         return frozenset()
@@ -131,57 +139,30 @@ class _Holding:
         return known
 
 
-@dataclass(frozen=True)
-class _Body:
-    """A computation: its instructions, operands before users."""
-
-    protos: Sequence[Message]
-    operands: Sequence[Sequence[int]]
-    root: int
-
-
-class _Following:
+class _Following(Following["DeviceValue"]):
     """Follows entry parameters and device numbers through a module, to what they decide."""
 
     def __init__(self, source: CanonicalModule, devices: Devices, holds: _Holding) -> None:
-        self._index, self._devices, self._holds = source.index, devices, holds
-        nodes = source.graph.nodes
-        self._entry = _Body(source.protos, [node.operands for node in nodes], source.graph.root)
-        self._body = functools.cache(self._read)
+        super().__init__(source)
+        self._devices, self._holds = devices, holds
         self._constants: dict[int, DeviceValue] = {}
         self.decisions: dict[str, DeviceValue] = {}
         """By what is decided, in words, what decides."""
 
     def run(self) -> DeviceValue:
         """What the step returns."""
-        count = sum(proto.opcode == "parameter" for proto in self._entry.protos)
-        return self._result(self._entry, [of_parameter(number) for number in range(count)])
+        count = sum(proto.opcode == "parameter" for proto in self.entry.protos)
+        return self.result(self.entry, [of_parameter(number) for number in range(count)])
 
-    def _read(self, computation: int) -> _Body:
-        flat = flatten(self._index, self._index.computation(computation))
-        return _Body([op.proto for op in flat.ops], [op.operands for op in flat.ops], flat.root)
-
-    def _result(self, body: _Body, given: Sequence[DeviceValue]) -> DeviceValue:
-        """What a computation returns that is given these."""
-        known: list[DeviceValue] = []
-        for proto, reads in zip(body.protos, body.operands, strict=True):
-            if proto.opcode == "parameter":
-                known.append(given[proto.parameter_number])
-            else:
-                known.append(self._value(proto, [known[read] for read in reads]))
-        return known[body.root]
-
-    def _call(self, computation: int, given: Sequence[DeviceValue]) -> DeviceValue:
-        return self._result(self._body(computation), given)
-
-    def _value(self, proto: Message, operands: Sequence[DeviceValue]) -> DeviceValue:
+    def value(self, proto: Message, operands: Sequence[DeviceValue], _: Sequence[Message], /) -> DeviceValue:
+        """Of an op's result."""
         opcode = proto.opcode
         if opcode == "while":
             return self._while(proto, operands[0])
         if opcode == "conditional":
             return self._conditional(proto, operands)
-        if opcode in _CALLS:
-            return self._call(proto.called_computation_ids[0], operands)
+        if opcode in CALLS:
+            return self.call(proto.called_computation_ids[0], operands)
         if opcode == "tuple":
             return DeviceValue(members=tuple(operands))
         if opcode == "get-tuple-element":
@@ -218,8 +199,8 @@ class _Following:
         body, condition = proto.called_computation_ids
         carry = either(carry, carry)  # a turn may change the numbers
         while True:
-            decision = self._call(condition, [carry]).whole
-            after = either(carry, self._call(body, [carry]).decided_by(decision))
+            decision = self.call(condition, [carry]).whole
+            after = either(carry, self.call(body, [carry]).decided_by(decision))
             if after == carry:
                 self._decided(proto, decision)
                 return carry
@@ -228,8 +209,189 @@ class _Following:
     def _conditional(self, proto: Message, operands: Sequence[DeviceValue]) -> DeviceValue:
         decision = operands[0].whole
         self._decided(proto, decision)
-        results = [
-            self._call(called, [given])
-            for called, given in zip(proto.called_computation_ids, operands[1:], strict=True)
-        ]
-        return functools.reduce(either, results).decided_by(decision)
+        return functools.reduce(either, self.branches(proto, operands)).decided_by(decision)
+
+
+# --- what is known of a value ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices of a module: replicas of one program, or partitions of it."""
+
+    replicas: int
+    partitions: int
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.replicas * self.partitions
+
+    def groups_of(self, collective: Message) -> Groups | None:
+        """The groups of a collective, in detail and without ``-start``, each in its order; None where the module has
+        both replicas and partitions."""
+        everyone = (tuple(range(self.count)),)
+        written = written_groups(collective) or everyone
+        if self.partitions == 1:
+            return written
+        if self.replicas > 1:
+            return None
+        if collective.channel_id <= 0:  # among the replicas, of which there is one
+            return tuple((device,) for device in range(self.count))
+        return (
+            written if collective.use_global_device_ids or collective.opcode in _CROSS_PARTITION else everyone
+        )
+
+
+@dataclass(frozen=True)
+class DeviceValue:
+    """A value of which every device has its own, or the members of a tuple."""
+
+    parameters: frozenset[int] = _NONE
+    """Entry parameters on which it depends: where one differs between devices, it may."""
+    kinds: tuple[int, ...] = ()
+    """By device. Devices of one kind hold the same, as long as :attr:`parameters` are equal on all. Empty: one kind."""
+    why: str = field(default="", compare=False)
+    """What made it differ in kind."""
+    numbers: tuple[NDArray[Any], ...] = field(default=(), compare=False)
+    """What it is on each device, where that follows from the device's number alone."""
+    members: tuple[DeviceValue, ...] = ()
+    """Of a tuple."""
+
+    def member(self, number: int) -> DeviceValue:
+        """A member of a tuple; where none are told apart, any."""
+        return self.members[number] if self.members else self
+
+    @property
+    def whole(self) -> DeviceValue:
+        """The same, members not told apart."""
+        return joined(self.members) if self.members else self
+
+    def decided_by(self, decision: DeviceValue) -> DeviceValue:
+        """The same value, where another decides whether this one it is."""
+        if not decision.parameters and not decision.kinds:
+            return self
+        if self.members:
+            return replace(self, members=tuple(one.decided_by(decision) for one in self.members))
+        return joined((self, decision))
+
+
+EQUAL = DeviceValue()
+"""The same on all devices."""
+
+
+def of_parameter(number: int) -> DeviceValue:
+    """What an entry parameter holds."""
+    return DeviceValue(frozenset({number}))
+
+
+def differing(devices: Devices, why: str, parameters: frozenset[int] = _NONE) -> DeviceValue:
+    """Something of its own on each device."""
+    return DeviceValue(parameters, tuple(range(devices.count)), why)
+
+
+def numbered(values: Sequence[NDArray[Any]], why: str) -> DeviceValue:
+    """Known numbers, by device."""
+    kinds = _kinds((one.dtype.str, one.shape, one.tobytes()) for one in values)
+    return DeviceValue(_NONE, kinds, why if kinds else "", tuple(values))
+
+
+def joined(values: Sequence[DeviceValue]) -> DeviceValue:
+    """What is computed from all of these, or is one of them."""
+    parts = [value.whole for value in values]
+    parameters = _NONE.union(*(part.parameters for part in parts))
+    several = list(dict.fromkeys(part.kinds for part in parts if part.kinds))
+    kinds = several[0] if len(several) == 1 else _kinds(zip(*several, strict=True))
+    return DeviceValue(parameters, kinds, next((part.why for part in parts if part.why), ""))
+
+
+def either(one: DeviceValue, other: DeviceValue) -> DeviceValue:
+    """One of two values, of which tuples are told apart by their members; what is known of the numbers is lost."""
+    if one.members and len(one.members) == len(other.members):
+        pairs = zip(one.members, other.members, strict=True)
+        return DeviceValue(members=tuple(either(*pair) for pair in pairs))
+    return joined((one, other))
+
+
+def _kinds(of_devices: Iterable[Hashable]) -> tuple[int, ...]:
+    """By device, a number that devices with equal entries share; empty where all do."""
+    seen: dict[Hashable, int] = {}
+    kinds = tuple(seen.setdefault(one, len(seen)) for one in of_devices)
+    return kinds if len(seen) > 1 else ()
+
+
+def collected(devices: Devices, proto: Message, operands: Sequence[DeviceValue]) -> DeviceValue:
+    """What a collective, with or without ``-start``, leaves on each device."""
+    collective = detailed(proto)
+    collective.opcode = proto.opcode.removesuffix("-start")
+    before = joined(operands)
+    groups = devices.groups_of(collective)
+    known = groups is not None and {d for group in groups for d in group} == set(range(devices.count))
+    if groups is None or not known or collective.opcode in ("collective-permute", "ragged-all-to-all"):
+        return differing(devices, _named(collective.opcode), before.parameters)
+    parted = collective.opcode in ("all-to-all", "reduce-scatter")
+    kinds = before.kinds or (0,) * devices.count
+    found: list[Hashable] = [None] * devices.count
+    for group in groups:
+        held = tuple(kinds[device] for device in group)
+        for place, device in enumerate(group):
+            found[device] = (held, place if parted else 0)
+    left = _NONE if len(groups) == 1 and not parted else before.parameters
+    after = _kinds(found)
+    return DeviceValue(left, after, (before.why or _named(collective.opcode)) if after else "")
+
+
+def _named(opcode: str) -> str:
+    return f"{'an' if opcode[0] == 'a' else 'a'} {opcode}"
+
+
+def elementwise(proto: Message, operands: Sequence[DeviceValue], devices: Devices) -> DeviceValue:
+    """What an op that knows of no devices gives."""
+    if proto.opcode == "constant":
+        return _constant(proto, devices)
+    if operands and all(one.numbers for one in operands):
+        values = _computed(proto, [one.numbers for one in operands])
+        if values is not None:
+            return numbered(values, joined(operands).why)
+    return joined(operands)
+
+
+def _constant(proto: Message, devices: Devices) -> DeviceValue:
+    if np.prod(proto.shape.dimensions, dtype=np.int64) > _LARGEST or not holds_whole_numbers(proto):
+        return EQUAL
+    value = literal_value(detailed(proto))
+    return EQUAL if value is None else numbered((value,) * devices.count, "")
+
+
+def _computed(proto: Message, operands: Sequence[tuple[NDArray[Any], ...]]) -> list[NDArray[Any]] | None:
+    if not holds_whole_numbers(proto) or np.prod(proto.shape.dimensions, dtype=np.int64) > _LARGEST:
+        return None
+    op, values = detailed(proto), []
+    for own in zip(*operands, strict=True):
+        try:
+            value = _on_one_device(op, own)
+        except (ValueError, TypeError, IndexError, DiscoError):
+            return None
+        if value is None:
+            return None
+        values.append(np.asarray(value))
+    return values
+
+
+def _on_one_device(proto: Message, operands: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+    opcode, first = proto.opcode, operands[0]
+    if opcode == "compare":
+        return np.asarray(_COMPARED[proto.comparison_direction](*operands))
+    if opcode == "select":
+        return np.where(*operands)
+    if opcode in ("divide", "remainder"):
+        if first.min(initial=0) < 0 or operands[1].min(initial=1) <= 0:
+            return None
+        return np.asarray((np.floor_divide if opcode == "divide" else np.remainder)(*operands))
+    if opcode == "not" and first.dtype == np.bool_:
+        return ~first
+    if opcode in ("and", "or") and first.dtype == np.bool_:
+        return np.asarray((np.logical_and if opcode == "and" else np.logical_or)(*operands))
+    if opcode == "broadcast" and first.size == 1:
+        return np.full(tuple(proto.shape.dimensions), first.reshape(-1)[0], first.dtype)
+    return computed_value(proto, list(operands))

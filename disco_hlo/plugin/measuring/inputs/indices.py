@@ -17,45 +17,49 @@ The answer is a function of the step's canonical graph: equal on all ranks, and 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.flatten import ModuleIndex, flatten
-from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
+from disco_hlo.hlo.proto import Message
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring.inputs.index_uses import index_uses
-from disco_hlo.plugin.measuring.inputs.moved_numbers import (
-    chosen,
-    concatenated,
-    counted,
-    moved,
-    padded,
-    rearranged,
-    sorted_together,
-    written_into,
+from disco_hlo.plugin.measuring.inputs.bodies import (
+    CALLS,
+    TRUTH_VALUE,
+    TUPLE,
+    Following,
+    detailed,
+    dtype_of,
+    holds_whole_numbers,
 )
 from disco_hlo.plugin.measuring.inputs.whole_numbers import (
     ANY,
     NOTHING,
     TRUTH,
     Numbers,
-    Parameters,
+    chosen,
     clamped,
     compared,
     computed,
+    concatenated,
     conjunction,
+    counted,
     elementwise,
     joined,
+    moved,
+    padded,
+    rearranged,
     selected,
     shifted,
+    sorted_together,
     widened,
+    written_into,
 )
-from disco_hlo.structure.literals import literal_value
+from disco_hlo.structure.program import literal_value
 
 _MOVED = frozenset({
     "add-dependency", "all-gather", "all-gather-done", "all-gather-start", "all-to-all", "async-done",
@@ -63,16 +67,18 @@ _MOVED = frozenset({
     "collective-permute-start", "copy-done", "copy-start", "domain", "opt-barrier", "reverse",
 })  # fmt: skip
 """Ops whose result has the numbers of their operands, perhaps elsewhere."""
-_CALLS = frozenset({"async-start", "call", "fusion"})
 _EITHER: dict[str, Callable[..., Numbers]] = {
     "clamp": clamped,
     "maximum": joined,
     "minimum": joined,
     "select": selected,
 }
-_TUPLE, _TRUTH = "tuple", "pred"
 _LARGEST_INDEX = (1 << 31) - 1
 """A type that holds it holds every index."""
+_Rule = Callable[[Message, Sequence[Numbers], Sequence[Message]], Numbers]
+"""Of an op and its operands, by what is known of these and by what they are, what is known of the result."""
+Use = tuple[Numbers, int]
+"""Numbers, and of how many rows they choose one: places at which a slice of that size still fits."""
 
 
 def index_bounds(source: CanonicalModule) -> Mapping[int, int]:
@@ -87,25 +93,9 @@ def index_bounds(source: CanonicalModule) -> Mapping[int, int]:
         return {}
 
 
-_Rule = Callable[[Message, Sequence[Numbers], Sequence[Message]], Numbers]
-"""Of an op and its operands, by what is known of these and by what they are, what is known of the result."""
-
-
-@dataclass(frozen=True)
-class _Body:
-    """A computation: its instructions, operands before users."""
-
-    protos: Sequence[Message]
-    operands: Sequence[Sequence[int]]
-    root: int
-
-
-class _Following:
+class _Following(Following[Numbers]):
     def __init__(self, source: CanonicalModule) -> None:
-        self._index: ModuleIndex = source.index
-        nodes = source.graph.nodes
-        self._entry = _Body(source.protos, [node.operands for node in nodes], source.graph.root)
-        self._called: dict[int, _Body] = {}
+        super().__init__(source)
         self._literals: dict[int, Numbers] = {}
         self._bounds: dict[int, int] = {}
         """Of every parameter whose values have a limit."""
@@ -134,26 +124,23 @@ class _Following:
     def run(self) -> Mapping[int, int]:
         """Bounds of the parameters that are indices."""
         given: dict[int, Numbers] = {}
-        for proto in self._entry.protos:
+        for proto in self.entry.protos:
             if proto.opcode == "parameter":
                 given[proto.parameter_number] = self._of_entry(proto)
-        result = self._result(self._entry, [given[number] for number in sorted(given)])
-        self._leave(result.arithmetic)
+        result = self.result(self.entry, [given[number] for number in sorted(given)])
+        self._left |= result.arithmetic
         return {number: self._bounds[number] for number in sorted(self._indices - self._left)}
 
     def _of_entry(self, proto: Message) -> Numbers:
-        if not _is_whole(proto):
+        if not holds_whole_numbers(proto):
             return NOTHING
-        if _dtype(proto) == _TRUTH:
+        if dtype_of(proto) == TRUTH_VALUE:
             return TRUTH
         number = int(proto.parameter_number)
-        self._bounds[number] = _largest(_dtype(proto)) + 1
+        self._bounds[number] = _largest(dtype_of(proto)) + 1
         return Numbers(carried=frozenset({number}))
 
     # --- what is learnt of parameters ------------------------------------------------------------
-
-    def _leave(self, parameters: Parameters) -> None:
-        self._left |= parameters
 
     def _limit(self, numbers: Numbers, bound: int) -> None:
         for number in numbers.carried:
@@ -162,66 +149,31 @@ class _Following:
             if bound > added:
                 self._bounds[number] = min(self._bounds[number], bound - added)
             else:
-                self._leave(frozenset({number}))
+                self._left |= frozenset({number})
 
     def _indexes(self, numbers: Numbers, bound: int) -> None:
         """An array is read as indices of so many rows."""
         self._limit(numbers, bound)
         self._indices |= numbers.carried.union(number for number, _ in numbers.shifted)
-        self._leave(numbers.mixed)
+        self._left |= numbers.mixed
 
-    # --- through computations --------------------------------------------------------------------
-
-    def _result(self, body: _Body, given: Sequence[Numbers]) -> Numbers:
-        """What a computation returns that is given these."""
-        known: list[Numbers] = []
-        for proto, reads in zip(body.protos, body.operands, strict=True):
-            if proto.opcode == "parameter":
-                known.append(given[proto.parameter_number])
-                continue
-            operands = [known[read] for read in reads]
-            behind = [body.protos[read] for read in reads]
-            known.append(self._value(proto, operands, behind))
-        return known[body.root]
-
-    def _call(self, computation: int, given: Sequence[Numbers]) -> Numbers:
-        return self._result(self._body(computation), given)
-
-    def _body(self, computation: int) -> _Body:
-        body = self._called.get(computation)
-        if body is None:
-            flat = flatten(self._index, self._index.computation(computation))
-            body = _Body([op.proto for op in flat.ops], [op.operands for op in flat.ops], flat.root)
-            self._called[computation] = body
-        return body
+    # --- through ops -----------------------------------------------------------------------------
 
     def _while(self, proto: Message, operands: Sequence[Numbers]) -> Numbers:
         body, condition = proto.called_computation_ids
         carry = widened(operands[0], operands[0])
         while True:
-            self._leave(self._call(condition, [carry]).touched)
-            after = widened(carry, self._call(body, [carry]))
+            self._left |= self.call(condition, [carry]).touched
+            after = widened(carry, self.call(body, [carry]))
             if after == carry:
                 return carry
             carry = after
 
-    def _conditional(self, proto: Message, operands: Sequence[Numbers]) -> Numbers:
-        self._leave(operands[0].touched)
-        results = [
-            self._call(called, [given])
-            for called, given in zip(proto.called_computation_ids, operands[1:], strict=True)
-        ]
-        found = results[0]
-        for other in results[1:]:
-            found = joined(found, other)
-        return found
-
-    # --- through ops -----------------------------------------------------------------------------
-
-    def _value(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
+    def value(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message], /) -> Numbers:
+        """Of an op's result."""
         opcode = proto.opcode
-        if opcode in _CALLS:
-            return self._call(proto.called_computation_ids[0], operands)
+        if opcode in CALLS:
+            return self.call(proto.called_computation_ids[0], operands)
         if opcode in _MOVED:
             return moved(operands)
         if opcode == "tuple":
@@ -233,33 +185,32 @@ class _Following:
         if opcode == "while":
             return self._while(proto, operands)
         if opcode == "conditional":
-            return self._conditional(proto, operands)
+            self._left |= operands[0].touched
+            return functools.reduce(joined, self.branches(proto, operands))
         for numbers, rows in index_uses(proto, operands, behind):
             self._indexes(numbers, rows)
-        return self._number(proto, operands, behind) if _is_whole(proto) else self._no_number(proto, operands)
+        if not holds_whole_numbers(proto):
+            return self._no_number(proto, operands)
+        if opcode in self._rules:
+            return self._rules[opcode](proto, operands, behind)
+        if opcode in _EITHER:
+            return elementwise(_EITHER[opcode], operands)
+        return TRUTH.decided_by(*operands) if dtype_of(proto) == TRUTH_VALUE else computed(*operands)
 
     def _no_number(self, proto: Message, operands: Sequence[Numbers]) -> Numbers:
         """What becomes of whole numbers that an op makes floats of, or hands to something unknown."""
         if proto.opcode in ("gather", "dynamic-slice", "select"):
             return NOTHING
         reads = operands[:1] if proto.opcode in ("dynamic-update-slice", "scatter") else operands
-        self._leave(computed(*reads).mixed)
-        return ANY.decided_by(*operands) if _dtype(proto) == _TUPLE else NOTHING
-
-    def _number(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
-        opcode, truth = proto.opcode, _dtype(proto) == _TRUTH
-        if opcode in self._rules:
-            return self._rules[opcode](proto, operands, behind)
-        if opcode in _EITHER:
-            return elementwise(_EITHER[opcode], operands)
-        return TRUTH.decided_by(*operands) if truth else computed(*operands)
+        self._left |= computed(*reads).mixed
+        return ANY.decided_by(*operands) if dtype_of(proto) == TUPLE else NOTHING
 
     def _constant(self, proto: Message, _: Sequence[Numbers], __: Sequence[Message]) -> Numbers:
         known = self._literals.get(proto.id)
         if known is None:
-            values = literal_value(DetailedInstruction.FromString(proto.SerializeToString()))
+            values = literal_value(detailed(proto))
             if values is None or not values.size:
-                known = TRUTH if _dtype(proto) == _TRUTH else ANY
+                known = TRUTH if dtype_of(proto) == TRUTH_VALUE else ANY
             else:
                 counts = values.size > 1 and np.array_equal(values, np.arange(values.size))
                 known = Numbers(low=int(values.min()), high=int(values.max()), counts=counts)
@@ -267,13 +218,13 @@ class _Following:
         return known
 
     def _converted(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
-        if not _is_whole(behind[0]):
+        if not holds_whole_numbers(behind[0]):
             return ANY
-        numbers, name, most = operands[0], _dtype(proto), _largest(_dtype(proto))
-        self._limit(replace(numbers, carried=frozenset()), _largest(_dtype(behind[0])) + 1)
-        if name == _TRUTH:
+        numbers, name, most = operands[0], dtype_of(proto), _largest(dtype_of(proto))
+        self._limit(replace(numbers, carried=frozenset()), _largest(dtype_of(behind[0])) + 1)
+        if name == TRUTH_VALUE:
             return self._compare_with("NE", numbers, Numbers(low=0, high=0))
-        if most < min(_largest(_dtype(behind[0])), _LARGEST_INDEX):
+        if most < min(_largest(dtype_of(behind[0])), _LARGEST_INDEX):
             return computed(numbers)
         least = 0 if name.startswith("u") else -most
         if numbers.low <= numbers.high and not least <= numbers.low <= numbers.high <= most:
@@ -283,32 +234,31 @@ class _Following:
     def _scattered(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
         """One array of whole numbers that others are written into, or combined with what it has."""
         whole, indices, updates = (one.whole for one in operands)
-        combiner = self._body(proto.called_computation_ids[0])
+        combiner = self.body(proto.called_computation_ids[0])
         overwritten = combiner.protos[combiner.root].opcode == "parameter"
         return (joined if overwritten else computed)(whole, updates).decided_by(indices)
 
     def _compare(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
-        direction = DetailedInstruction.FromString(proto.SerializeToString()).comparison_direction
-        return self._compare_with(direction, *operands)
+        return self._compare_with(detailed(proto).comparison_direction, *operands)
 
     def _compare_with(self, direction: str, one: Numbers, other: Numbers) -> Numbers:
         for numbers, against in ((one, other), (other, one)):
             if direction in ("EQ", "NE") and against.counts and against.low == 0 and against.high > 0:
                 self._indexes(numbers, int(against.high) + 1)
-            self._leave(numbers.mixed)
+            self._left |= numbers.mixed
         return compared(direction, one, other)
 
     def _added(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
         """A sum or a difference: a parameter is followed where the other is one number that is known."""
-        return elementwise(partial(_sum, proto.opcode == "subtract"), operands)
+        return elementwise(functools.partial(_sum, proto.opcode == "subtract"), operands)
 
     def _and(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
         """Of truth values; of whole numbers a remainder where the low bits are kept."""
-        if _dtype(proto) == _TRUTH:
+        if dtype_of(proto) == TRUTH_VALUE:
             return conjunction(*operands)
         for one, mask in (operands, operands[::-1]):
-            if _is_one(mask) and _is_power_of_two(int(mask.low) + 1):
-                return self._below(one, int(mask.low) + 1)
+            if _is_one(mask) and mask.low >= 0 and (bound := int(mask.low) + 1) & (bound - 1) == 0:
+                return self._below(one, bound)
         return computed(*operands)
 
     def _remainder(self, _: Message, operands: Sequence[Numbers], __: Sequence[Message]) -> Numbers:
@@ -338,21 +288,49 @@ def _is_one(numbers: Numbers) -> bool:
     return not numbers.touched and numbers.low == numbers.high
 
 
-def _is_power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
-
-
-def _dtype(proto: Message) -> str:
-    return DTYPES.get(proto.shape.element_type, "")
-
-
-def _is_whole(proto: Message) -> bool:
-    """Whether it is an array of whole numbers or truth values."""
-    name = _dtype(proto)
-    return name == _TRUTH or (name[:1] in ("s", "u") and name[1:].isdigit())
-
-
 def _largest(dtype: str) -> int:
     """The largest whole number of a type."""
-    bits = int(dtype[1:]) if dtype != _TRUTH else 1
+    bits = int(dtype[1:]) if dtype != TRUTH_VALUE else 1
     return int(2 ** (bits - (dtype[0] == "s"))) - 1
+
+
+# --- what ops read as an index --------------------------------------------------------------------
+
+
+def index_uses(proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Iterator[Use]:
+    """What an op reads as an index; ``behind`` are the instructions whose results are its operands."""
+    if proto.opcode == "gather":
+        yield from _gathered(proto, operands[1], behind[0].shape.dimensions)
+    elif proto.opcode == "scatter":
+        # Several arrays may be scattered to at once, with the same indices.
+        indices = operands[len(operands) // 2]
+        yield from _scattered(proto, indices, behind[0].shape.dimensions, behind[-1].shape.dimensions)
+    elif proto.opcode == "dynamic-slice":
+        yield from _started(operands[1:], behind[0].shape.dimensions, proto.shape.dimensions)
+    elif proto.opcode == "dynamic-update-slice":
+        yield from _started(operands[2:], behind[0].shape.dimensions, behind[1].shape.dimensions)
+
+
+def _started(starts: Sequence[Numbers], whole: Sequence[int], part: Sequence[int]) -> Iterator[Use]:
+    for numbers, size, taken in zip(starts, whole, part, strict=True):
+        yield numbers, size - taken + 1
+
+
+def _gathered(proto: Message, indices: Numbers, whole: Sequence[int]) -> Iterator[Use]:
+    op = detailed(proto)
+    numbers, taken = op.gather_dimension_numbers, op.gather_slice_sizes
+    for column, dimension in enumerate(numbers.start_index_map):
+        found = indices.column(column, int(numbers.index_vector_dim))
+        yield found, whole[dimension] - taken[dimension] + 1
+
+
+def _scattered(
+    proto: Message, indices: Numbers, whole: Sequence[int], updates: Sequence[int]
+) -> Iterator[Use]:
+    numbers = detailed(proto).scatter_dimension_numbers
+    single = {*numbers.inserted_window_dims, *numbers.input_batching_dims}
+    kept = [dimension for dimension in range(len(whole)) if dimension not in single]
+    taken = dict(zip(kept, (updates[i] for i in numbers.update_window_dims), strict=True))
+    for column, dimension in enumerate(numbers.scatter_dims_to_operand_dims):
+        found = indices.column(column, int(numbers.index_vector_dim))
+        yield found, whole[dimension] - taken.get(dimension, 1) + 1

@@ -13,13 +13,13 @@ The answer is a function of the step's canonical graph: equal on all ranks, and 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.flatten import ModuleIndex, flatten
+from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
-from disco_hlo.structure.literals import literal_value
+from disco_hlo.hlo.proto import Message
+from disco_hlo.plugin.measuring.inputs.bodies import TUPLE, Body, body_of, detailed, dtype_of, entry_of
+from disco_hlo.structure.program import literal_value
 
 _NEEDS_POSITIVE: dict[str, int] = {
     "acos": 0, "acosh": 0, "asin": 0, "atanh": 0, "divide": 1, "log": 0, "log-plus-one": 0, "remainder": 1,
@@ -41,18 +41,7 @@ _BY_THEIR_BODY = frozenset({"reduce", "reduce-window", "scatter", "select-and-sc
 _SAME = frozenset({"convert", "copy"})
 """Ops that leave every number where it is."""
 _SPREAD = _SAME | {"bitcast", "broadcast", "reshape"}
-_TUPLE, _FLOATS = "tuple", ("f", "bf", "c")
-
-
-@dataclass(frozen=True)
-class _Body:
-    """A computation: its instructions, operands before users, and what is known of them."""
-
-    protos: Sequence[Message]
-    operands: Sequence[Sequence[int]]
-    root: int
-    sure: list[bool] = field(default_factory=list)
-    """Never negative, whatever the computation is given."""
+_FLOATS = ("f", "bf", "c")
 
 
 _Value = tuple[int, int, int | None]
@@ -68,10 +57,11 @@ class _Asking:
     def __init__(self, source: CanonicalModule) -> None:
         self._index: ModuleIndex = source.index
         self._entry = int(source.module.entry_computation_id)
-        self._bodies: dict[int, _Body] = {}
+        self._bodies: dict[int, Body] = {}
+        self._sure: dict[int, list[bool]] = {}
+        """By computation, which of its values are never negative, whatever it is given."""
         self._callers: dict[int, list[tuple[int, int]]] = {}
-        nodes = source.graph.nodes
-        self._take_in(self._entry, _Body(source.protos, [node.operands for node in nodes], source.graph.root))
+        self._take_in(self._entry, entry_of(source))
 
     def run(self) -> frozenset[int]:
         """The parameters that are asked for."""
@@ -82,7 +72,7 @@ class _Asking:
             where, position, member = pending.pop()
             body = self._bodies[where]
             proto = body.protos[position]
-            if body.sure[position] or self._is_square(where, position):
+            if self._sure[where][position] or self._is_square(where, position):
                 continue
             if proto.opcode == "parameter" and where == self._entry:
                 found.add(int(proto.parameter_number))
@@ -92,26 +82,27 @@ class _Asking:
             pending += fresh
         return frozenset(found)
 
-    def _take_in(self, computation: int, body: _Body) -> None:
+    def _take_in(self, computation: int, body: Body) -> None:
         """Learn of a computation and of those it calls, the callees first."""
         self._bodies[computation] = body
+        sure = self._sure[computation] = []
         for position, (proto, operands) in enumerate(zip(body.protos, body.operands, strict=True)):
             for called in proto.called_computation_ids:
                 self._callers.setdefault(called, []).append((computation, position))
                 if called not in self._bodies:
-                    flat = flatten(self._index, self._index.computation(called))
-                    protos, reads = [op.proto for op in flat.ops], [op.operands for op in flat.ops]
-                    self._take_in(called, _Body(protos, reads, flat.root))
-            body.sure.append(self._never_negative(body, proto, operands))
+                    self._take_in(called, body_of(self._index, called))
+            sure.append(self._never_negative(body, sure, proto, operands))
 
     # --- what is never negative -------------------------------------------------------------------
 
-    def _never_negative(self, body: _Body, proto: Message, operands: Sequence[int]) -> bool:
+    def _never_negative(
+        self, body: Body, sure: Sequence[bool], proto: Message, operands: Sequence[int]
+    ) -> bool:
         opcode = proto.opcode
         if not _is_float(proto):
             # Made-up integers do not depend on signs. Of a tuple nobody asks as a whole.
-            return bool(DTYPES.get(proto.shape.element_type) != _TUPLE)
-        known = [body.sure[operand] for operand in operands if _is_float(body.protos[operand])]
+            return dtype_of(proto) != TUPLE
+        known = [sure[operand] for operand in operands if _is_float(body.protos[operand])]
         if opcode in _NEVER_NEGATIVE or (opcode in _AS_ITS_OPERANDS and all(known)):
             return True
         if opcode == "constant":
@@ -127,8 +118,8 @@ class _Asking:
         if opcode == "get-tuple-element":
             return self._is_member_sure(body.protos[operands[0]], int(proto.tuple_index))
         if opcode in ("fusion", "call"):
-            called = self._bodies[proto.called_computation_ids[0]]
-            return called.sure[called.root]
+            called = proto.called_computation_ids[0]
+            return self._sure[called][self._bodies[called].root]
         return False
 
     def _combines_above_zero(self, proto: Message, known: Sequence[bool]) -> bool:
@@ -140,10 +131,11 @@ class _Asking:
     def _is_member_sure(self, proto: Message, member: int) -> bool:
         if proto.opcode not in ("fusion", "call"):
             return False
-        called = self._bodies[proto.called_computation_ids[0]]
-        if called.protos[called.root].opcode != _TUPLE:
+        number = proto.called_computation_ids[0]
+        called = self._bodies[number]
+        if called.protos[called.root].opcode != TUPLE:
             return False
-        return called.sure[called.operands[called.root][member]]
+        return self._sure[number][called.operands[called.root][member]]
 
     def _is_square(self, where: int, position: int) -> bool:
         """Whether a product is of one value with itself, which may reach it by two ways."""
@@ -188,7 +180,7 @@ class _Asking:
         elif opcode == "get-tuple-element":
             # A member of a member: all of it is asked.
             yield where, operands[0], int(proto.tuple_index) if member is None else None
-        elif opcode == _TUPLE and member is not None:
+        elif opcode == TUPLE and member is not None:
             yield where, operands[member], None
         elif opcode in ("fusion", "call", "conditional", "while"):
             for called in proto.called_computation_ids:
@@ -229,11 +221,11 @@ class _Asking:
 
 
 def _is_float(proto: Message) -> bool:
-    return DTYPES.get(proto.shape.element_type, "").startswith(_FLOATS)
+    return dtype_of(proto).startswith(_FLOATS)
 
 
 def _is_constant_above_zero(proto: Message) -> bool:
-    values = literal_value(DetailedInstruction.FromString(proto.SerializeToString()))
+    values = literal_value(detailed(proto))
     if values is None:
         return False
     if values.dtype.kind == "u":  # 16-bit floats come as their bits
@@ -241,12 +233,12 @@ def _is_constant_above_zero(proto: Message) -> bool:
     return bool((values >= 0).all())
 
 
-def _whole_exponent(body: _Body, operands: Sequence[int]) -> int:
+def _whole_exponent(body: Body, operands: Sequence[int]) -> int:
     """The whole number at or above 0 that a power is raised to; -1 where it is another, or none is known."""
     exponent = operands[1]
     while body.protos[exponent].opcode in ("broadcast", "convert"):
         exponent = body.operands[exponent][0]
-    values = literal_value(DetailedInstruction.FromString(body.protos[exponent].SerializeToString()))
+    values = literal_value(detailed(body.protos[exponent]))
     if values is None or values.dtype.kind == "u" or values.size != 1:
         return -1
     value = float(values.reshape(-1)[0])

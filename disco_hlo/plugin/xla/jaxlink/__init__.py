@@ -18,25 +18,23 @@ Four things of stock JAX are used, without a fork:
 """
 
 from disco_hlo.plugin.xla.jaxlink.calls import Execute, LoadedModule, unwatch_calls, watch_calls
-from disco_hlo.plugin.xla.jaxlink.process import (
-    DistributedJob,
-    distributed_job,
-    jit_is_disabled,
-    job_number,
-    process_count,
-    profiler_runs,
-)  # fmt: skip
 from disco_hlo.plugin.xla.jaxlink.requests import (
     CompileRequest,
+    DistributedJob,
     Handler,
     array_handler,
     compiler_module,
+    distributed_job,
     install,
+    jit_is_disabled,
+    job_number,
     keeps_donation,
     only_compiles,
     ours,
+    process_count,
+    profiler_runs,
     uninstall,
-)  # fmt: skip
+)
 
 __all__ = [
     "CompileRequest", "DistributedJob", "Execute", "Handler", "LoadedModule", "array_handler", "compiler_module",

@@ -1,4 +1,4 @@
-"""Compiles that JAX asks for: taken over, shown by the hook, and carried out anew."""
+"""Compiles that JAX asks for: taken over, shown by the hook, and carried out anew; and the process and job that ask."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable
 
 Handler = Callable[["CompileRequest"], LoadedExecutable | None]
 CompileOptionValue = str | bool | int | float
-
 _HOOK_NAME = "disco-hlo"
 WRAPPED = "_disco_hlo_original"
 """The attribute of a wrapper that is JAX's own function."""
@@ -38,6 +37,11 @@ EARLY, LATE = "PRE_SCHEDULER", "POST_SCHEDULER"
 """Stages of the hook: before XLA lays out, fuses and orders; when all is decided."""
 _registering = threading.Lock()
 _registered: set[tuple[str, str]] = set()
+_are_watched = threading.Event()
+"""Whether somebody asks for the last compile."""
+_joining = threading.Lock()
+_job: DistributedJob | None = None
+"""The last one, kept to tell a client from that of the next job."""
 
 
 @dataclass(eq=False)
@@ -117,8 +121,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_are_watched = threading.Event()
-"""Whether somebody asks for the last compile."""
 
 
 @contextlib.contextmanager
@@ -135,9 +137,8 @@ def ours() -> Iterator[None]:
 
 
 def install(handler: Handler) -> None:
-    """Hand every compile of this process to ``handler``: it returns an executable, or None for XLA's default.
-
-    An exception of the handler is logged and the default compiled. Installing again replaces the handler.
+    """Hand every compile of this process to ``handler``: it returns an executable, or None for XLA's default. An
+    exception of the handler is logged and the default compiled. Installing again replaces the handler.
 
     Raises:
         UnsupportedError: this jax lacks the hook or compiles by other functions than those known here.
@@ -202,9 +203,8 @@ def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
     except Exception as error:  # no failure of ours may stop the training
         told = is_shared(error) and request.backend.process_index() != request.process_indices[0]
         level = logging.DEBUG if told else logging.WARNING
-        LOGGER.log(
-            level, "%s runs as XLA compiles it: %s", request.module_name, one_line(error), exc_info=True
-        )
+        text = "%s runs as XLA compiles it: %s"
+        LOGGER.log(level, text, request.module_name, one_line(error), exc_info=True)
         return None
 
 
@@ -339,3 +339,61 @@ def _jax_version() -> tuple[int, ...]:
     import jax
 
     return tuple(jax.__version_info__)
+
+
+def jit_is_disabled() -> bool:
+    """Whether ``jax_disable_jit`` is on for the whole process. (JAX switches it off for the thread that compiles an op,
+    so nobody sees here what the script has set for a thread.)"""
+    from jax._src import config
+
+    switch = getattr(config, "disable_jit", None)
+    return bool(getattr(switch, "get_global", bool)())
+
+
+def profiler_runs() -> bool:
+    """Whether the script's own ``jax.profiler`` trace is under way; False where this jax does not say."""
+    from jax._src import profiler
+
+    state = getattr(profiler, "_profile_state", None)
+    # The first is jax 0.12's name.
+    return any(getattr(state, name, None) is not None for name in ("session", "profile_session"))
+
+
+@dataclass(frozen=True)
+class DistributedJob:
+    """This process's part in one ``jax.distributed`` job."""
+
+    client: Any
+    """Of its coordination service."""
+    address: str
+    """Of its coordinator; the next job of these processes may have the same."""
+    number: int
+    """1, 2, ... in the order in which this process joined them: who initializes again is in another job."""
+
+
+def distributed_job() -> DistributedJob | None:
+    """The ``jax.distributed`` job that this process is in now, or None where there is none."""
+    from jax._src import distributed
+
+    global _job
+    state = distributed.global_state
+    with _joining:
+        if state.client is None:
+            return None
+        if _job is None or _job.client is not state.client:
+            number = 1 if _job is None else _job.number + 1
+            _job = DistributedJob(state.client, str(state.coordinator_address), number)
+        return _job
+
+
+def job_number() -> int:
+    """Of the job that this process is in now; 0 where it is in none. What ranks have agreed on ends with their job."""
+    job = distributed_job()
+    return 0 if job is None else job.number
+
+
+def process_count() -> int:
+    """Processes of the job, whose devices JAX knows by now."""
+    import jax
+
+    return int(jax.process_count())

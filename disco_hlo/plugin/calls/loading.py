@@ -1,0 +1,47 @@
+"""Modules that somebody waits for JAX to load, to watch their calls. Every process that enacts plans imports this."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
+
+_watching = threading.Event()
+_awaited: dict[CompileRequest, Callable[[LoadedModule], Execute]] = {}
+
+
+def watch() -> None:
+    """Have JAX show what it loads, from before its first call on: later a call could be seen too late."""
+    try:
+        jaxlink.watch_calls(_observe)
+        _watching.set()
+    except UnsupportedError as error:
+        LOGGER.debug("calls cannot be watched: %s", one_line(error))
+
+
+def refuse_unwatched() -> None:
+    """Refuse what needs :func:`await_loading`.
+
+    Raises:
+        UnsupportedError: JAX does not show what it loads, or would compile it anew by a profile of its own.
+    """
+    import jax
+
+    if not _watching.is_set():
+        raise UnsupportedError("calls are not watched")
+    if jax.config.jax_enable_pgle:
+        raise UnsupportedError("JAX compiles the step anew by a profile of its own (jax_enable_pgle)")
+
+
+def await_loading(request: CompileRequest, begin: Callable[[LoadedModule], Execute]) -> None:
+    """Once JAX loads what it compiled for ``request``, let ``begin`` say what runs its calls."""
+    _awaited[request] = begin
+
+
+def _observe(module: LoadedModule) -> Execute | None:
+    begin = _awaited.pop(module.request, None)
+    return None if begin is None else begin(module)

@@ -1,0 +1,264 @@
+"""Programs of our own, which are neither the user's nor a rewritten step.
+
+They are compiled in a thread without what the user's code has set on its own. Small ones run on each of this process's
+devices at once, so that what lies there need not come to the host. Chains of collectives of one kind and size are there
+to be timed (DisCo, section 4.2: T = Cx + D).
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from disco_hlo.backends import backend_of
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.hlo.collectives import CollectiveKind, Groups
+from disco_hlo.hlo.proto import parse
+from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable, read_executable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+
+Result = TypeVar("Result")
+PerDevice = Sequence[Any]
+"""An array for each of the devices, of one shape with at least one dimension."""
+_KEPT = 256
+"""Programs that are kept, each of a few kernels."""
+Fact = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and type of an array on one device."""
+_KEPT_APART = (
+    "all-reduce-simplifier", "all-reduce-folder", "all-reduce-reassociate", "all-reduce-splitter",
+    "all-gather-simplifier", "all-gather-dynamic-slice-simplifier", "all-gather-broadcast-reorder",
+    "reduce-scatter-combiner", "reduce-scatter-reassociate", "collective-permute-combiner",
+)  # fmt: skip
+"""Passes that would make fewer of several in a row."""
+_SHARED_OUT = ("all-gather", "all-to-all", "reduce-scatter")
+"""Collectives in which each device of a group has a share of the bytes."""
+_AXIS = "device"
+_WORK_WIDTH = 384
+"""Rows and columns of the matrix whose square is the work between two all-reduces."""
+
+
+def in_clean_thread(work: Callable[[], Result]) -> Result:
+    """Run ``work`` without the mesh, guards and precision that the user's code may have set on its thread, and without
+    the guard that it may have set on all."""
+    import jax
+
+    def marked() -> Result:
+        with jaxlink.ours(), jax.transfer_guard("allow"):
+            return work()
+
+    with ThreadPoolExecutor(1, "disco-compile") as clean:
+        return clean.submit(marked).result()
+
+
+def on_each_device(
+    devices: tuple[Any, ...], function: Callable[..., Any], static: tuple[Any, ...], *arguments: PerDevice
+) -> list[list[Any]]:
+    """Run ``function(*static, *arrays)``, which returns a tuple of arrays with at least one dimension each, on each
+    of these devices of this process with its own arrays, those of the host taken as well, and do not wait for it;
+    returns ``[output][device]``. Types of 64 bits are allowed."""
+    import jax
+
+    with jax.enable_x64(True), jax.transfer_guard("allow"):
+        placed = [
+            [
+                jax.device_put(one, device) if isinstance(one, np.ndarray) else one
+                for one, device in zip(argument, devices, strict=True)
+            ]
+            for argument in arguments
+        ]
+        facts = tuple((one[0].shape, np.dtype(one[0].dtype)) for one in placed)
+        executable = _compiled(devices, function, static, facts)
+        joined = [_joined(devices, one) for one in placed]
+        return executables.result_arrays(executables.execute(executable, joined))
+
+
+def compile_for_each_device(
+    devices: tuple[Any, ...], function: Callable[..., Any], static: tuple[Any, ...], *arguments: Fact
+) -> None:
+    """Have :func:`on_each_device` find this program compiled."""
+    _compiled(devices, function, static, tuple((shape, np.dtype(dtype)) for shape, dtype in arguments))
+
+
+def _joined(devices: tuple[Any, ...], arrays: PerDevice) -> Any:
+    import jax
+
+    first, *rest = arrays[0].shape
+    shape = (first * len(devices), *rest)
+    return jax.make_array_from_single_device_arrays(shape, _sharding(devices), list(arrays))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _sharding(devices: tuple[Any, ...]) -> Any:
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    return NamedSharding(Mesh(np.array(devices, dtype=object), ("device",)), PartitionSpec("device"))
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _compiled(
+    devices: tuple[Any, ...],
+    function: Callable[..., Any],
+    static: tuple[Any, ...],
+    facts: tuple[Fact, ...],
+) -> LoadedExecutable:
+    import jax
+
+    sharding = _sharding(devices)
+
+    def disco_on_each_device(*arrays: Any) -> Any:
+        return function(*static, *arrays)
+
+    def compile_it() -> LoadedExecutable:
+        with jax.enable_x64(True):
+            mapped = jax.shard_map(
+                disco_on_each_device,
+                mesh=sharding.mesh,
+                in_specs=sharding.spec,
+                out_specs=sharding.spec,
+                check_vma=False,
+            )
+            taken = [
+                jax.ShapeDtypeStruct((shape[0] * len(devices), *shape[1:]), dtype, sharding=sharding)
+                for shape, dtype in facts
+            ]
+            return jax.jit(mapped, keep_unused=True).lower(*taken).compile().runtime_executable()
+
+    return in_clean_thread(compile_it)
+
+
+# --- chains of collectives ------------------------------------------------------------------------
+
+
+class Chain(enum.Enum):
+    """What stands between the collectives of a chain."""
+
+    TIGHT = "nothing"
+    AFTER_WORK = "compute before each"
+    """As in a training step: the ranks meet with busy cores, one of them later than the other."""
+    WORK_ALONE = "the same compute, without the collectives"
+
+
+def compile_chain(
+    request: CompileRequest,
+    kind: CollectiveKind,
+    count: int,
+    element: np.dtype[Any],
+    repeats: int,
+    chain: Chain,
+) -> LoadedExecutable:
+    """So many collectives over the request's devices, each waiting for the one before. ``count`` elements are what each
+    is for (:func:`~disco_hlo.hlo.collectives.collective_bytes`), rounded up where each device has a share.
+
+    On GPU they go through the communication library, as those of a plan do.
+
+    Raises:
+        UnsupportedError: XLA did not keep them apart, or this kind's groups are no rows of equal length that hold every
+            device.
+    """
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    rows = _rows(request, kind)
+    members = len(rows[0])
+    # Devices stay in the request's order, in which a runner hands over what each of them reads.
+    mesh = Mesh(np.array(request.devices, dtype=object), (_AXIS,))
+    if kind.opcode in _SHARED_OUT:
+        count = -(-count // members) * members
+    everywhere = PartitionSpec(_AXIS)
+
+    def disco_collective(value: Any) -> Any:
+        for _ in range(repeats):
+            if chain is not Chain.TIGHT:
+                value = value + _some_work(value)
+            value = _one(kind, value, rows, alone=chain is Chain.WORK_ALONE)
+        return value
+
+    mapped = jax.shard_map(
+        disco_collective, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+    )
+    argument = jax.ShapeDtypeStruct(
+        (count * len(request.devices),), element, sharding=NamedSharding(mesh, everywhere)
+    )
+    options: dict[str, str | bool] = {"xla_disable_hlo_passes": ",".join(_KEPT_APART)}
+    compiled = _compile_without_kernels(jax.jit(mapped).lower(argument), options, request)
+    executable: LoadedExecutable = compiled.runtime_executable()
+    found = sum(
+        one.opcode.removesuffix("-start") == kind.opcode
+        for computation in parse(read_executable(executable)).computations
+        for one in computation.instructions
+    )
+    expected = 0 if chain is Chain.WORK_ALONE else repeats
+    if found != expected:
+        raise UnsupportedError(f"expected XLA to keep {expected} of {kind} apart, it made {found}")
+    return executable
+
+
+def _rows(request: CompileRequest, kind: CollectiveKind) -> Groups:
+    """The places, among the request's devices, of those that take part together."""
+    everyone = tuple(range(len(request.devices)))
+    if not kind.groups or kind.opcode == "collective-permute":
+        return (everyone,)
+    listed = tuple(sorted(device for row in kind.groups for device in row))
+    alone = kind.opcode != "collective-broadcast" or len(kind.groups) == 1
+    if len({len(row) for row in kind.groups}) != 1 or listed != everyone or not alone:
+        raise UnsupportedError(
+            f"{kind}: expected groups of one size that hold each of {len(everyone)} devices once"
+        )
+    return kind.groups
+
+
+def _one(kind: CollectiveKind, value: Any, rows: Groups, *, alone: bool) -> Any:
+    """The value, or as many elements, behind one collective; ``alone``: behind what is computed around one."""
+    import jax
+
+    members = len(rows[0])
+    share = value.size // members
+    groups = [list(row) for row in rows] if len(rows) > 1 else None
+    if kind.opcode == "all-gather":
+        own = value[-share:]
+        if alone:
+            return jax.numpy.tile(own, members)
+        return jax.lax.all_gather(own, _AXIS, axis_index_groups=groups, tiled=True)
+    if kind.opcode == "reduce-scatter":
+        if alone:
+            return jax.numpy.tile(value[:share], members)
+        own = jax.lax.psum_scatter(value, _AXIS, axis_index_groups=groups, tiled=True)
+        return jax.numpy.tile(own, members)
+    if alone:
+        return value
+    if kind.opcode == "all-to-all":
+        return jax.lax.all_to_all(value, _AXIS, 0, 0, axis_index_groups=groups, tiled=True)
+    if kind.opcode == "collective-permute":
+        pairs = kind.groups or [(i, (i + 1) % members) for i in range(members)]
+        return jax.lax.ppermute(value, _AXIS, pairs)
+    if kind.opcode == "collective-broadcast":
+        return jax.lax.pbroadcast(value, _AXIS, 0)
+    return jax.lax.psum(value, _AXIS, axis_index_groups=groups)
+
+
+def _some_work(value: Any) -> Any:
+    """A scalar of ``value``'s type that takes a millisecond of all cores, and that no compiler sees through."""
+    import jax
+
+    first = value[0].astype(jax.numpy.float32)
+    places = jax.lax.iota(jax.numpy.float32, _WORK_WIDTH**2).reshape(_WORK_WIDTH, _WORK_WIDTH)
+    matrix = jax.numpy.cos(places + first)
+    return (matrix @ matrix).max().astype(value.dtype)
+
+
+def _compile_without_kernels(lowered: Any, options: dict[str, str | bool], request: CompileRequest) -> Any:
+    """Compile with XLA:GPU's own all-reduce kernels off, by the option that this version has for it: no plan has any
+    (``measuring/microbenchmarks``)."""
+    for name, value in backend_of(request.backend.platform).all_reduce_kernels:
+        try:
+            return lowered.compile(compiler_options={**options, name: value})
+        except Exception as error:
+            if "No such compile option" not in str(error):
+                raise
+    return lowered.compile(compiler_options=options)

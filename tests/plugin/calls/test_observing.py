@@ -1,0 +1,143 @@
+"""Which module is the step, of scripts as people write them: the right one each time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from disco_hlo.plugin.calls.observing import ArrayType, Observation, keeps_state, steps
+from disco_hlo.plugin.calls.watch import Seen
+from tests.plugin.calls.training import SPLIT, WHOLE, batch, fresh_state, jitted, loss_of, named, train
+
+
+def names(observation: Observation) -> list[str]:
+    """Modules of the steps that were found, by share."""
+    observation.drain()
+    return [trial.watch.module_name for trial in observation.steps()]
+
+
+def state_of(mebibytes: int) -> ArrayType:
+    return ArrayType((mebibytes << 18,), "float32", mebibytes << 20)
+
+
+NUMBER = ArrayType((), "float32", 4)
+
+
+@pytest.mark.parametrize(
+    ("takes", "returns", "keeps"),
+    [
+        ([state_of(1), state_of(2)], [state_of(1), NUMBER], True),  # a step with its loss
+        ([state_of(1), state_of(2)], [NUMBER, NUMBER], False),  # loss and accuracy
+        ([NUMBER, state_of(1)], [NUMBER], False),  # a count
+        ([state_of(1), state_of(2)], [state_of(8)], False),  # predictions
+        ([state_of(1), state_of(2)], [state_of(1), state_of(8)], False),  # predictions, and what it was given
+        ([NUMBER], [state_of(4)], False),  # an initialization
+        ([state_of(1)], [state_of(1), state_of(1), state_of(1)], False),  # copies of one
+    ],
+)
+def test_a_step_returns_what_it_takes(takes: list[ArrayType], returns: list[ArrayType], keeps: bool) -> None:
+    assert keeps_state(takes, returns) is keeps
+
+
+def test_steps_come_by_their_share_of_the_devices_time() -> None:
+    shares = [(9, 300), (4, 900), (50, 20), (5, 600), (5, 300), (8, 0)]
+    # The second was called too rarely, the third takes a hundredth of the time.
+    assert steps([Seen(calls, device_ns, 2120) for calls, device_ns in shares]) == [3, 0, 4]
+    assert steps([Seen(9, 0, 0)]) == []
+
+
+def test_a_step_that_comes_late_counts_from_then_on() -> None:
+    assert steps([Seen(1000, 10_000, 10_100), Seen(9, 100, 100)]) == [1, 0]
+
+
+def test_evaluation_first(observation: Observation) -> None:
+    evaluate = jax.jit(named("evaluate", lambda weights, x: loss_of(weights, x, jax.random.key(0))))
+    predict = jax.jit(
+        named("predict", lambda weights, x: jnp.tanh(x @ weights["in"]) @ weights["out"][:, :3])
+    )
+    weights = fresh_state()[0]
+    for number in range(20):
+        evaluate(weights, batch(number, rows=64)).block_until_ready()
+        predict(weights, batch(number, rows=64)).block_until_ready()
+    assert names(observation) == []
+    train(jitted("after_evaluation"), 6)
+    assert names(observation) == ["jit_after_evaluation"]
+
+
+def test_partial_batches_and_alternating_sizes(observation: Observation) -> None:
+    """JAX compiles the step for each size; the one of the last batch of an epoch is called too rarely."""
+    call = jitted("sizes")
+    state = fresh_state()
+    for _ in range(3):
+        _, state = train(call, 4, state, rows=256)
+        _, state = train(call, 1, state, rows=6)
+    assert names(observation) == ["jit_sizes"]
+    [found] = observation.steps()
+    assert found.watch.calls == 12
+    for _ in range(6):
+        _, state = train(call, 1, state, rows=512)
+        _, state = train(call, 1, state, rows=256)
+    observation.drain()
+    assert len(observation.steps()) == 2
+
+
+def test_arrays_that_lie_on_no_device_yet(observation: Observation) -> None:
+    """JAX compiles the step for what the script makes, and again for what the step returns."""
+    call = jax.jit(named("placed"), in_shardings=(None, None, SPLIT), out_shardings=(WHOLE, WHOLE, None))
+    weights, _ = fresh_state()
+    train(call, 7, (jax.tree.map(np.asarray, weights), jax.random.key(7)))
+    assert names(observation) == ["jit_placed"]
+    loaded = [t.watch.calls for t in observation.trials if t.watch.module_name == "jit_placed"]
+    assert loaded == [1, 6]
+
+
+def test_both_steps_of_a_gan(observation: Observation) -> None:
+    generator, discriminator = jitted("generator"), jitted("discriminator")
+    states = [fresh_state(64), fresh_state(64)]
+    rows = 1024
+    for number in range(8):
+        x = jnp.asarray(batch(number, rows, 64))
+        for which, call in enumerate((generator, discriminator)):
+            *states[which], loss = call(*states[which], x)
+            loss.block_until_ready()
+    assert sorted(names(observation)) == ["jit_discriminator", "jit_generator"]
+
+
+def test_a_step_called_twenty_times(observation: Observation) -> None:
+    train(jitted("twenty"), 20)
+    assert names(observation) == ["jit_twenty"]
+
+
+def test_a_step_that_recompiles(observation: Observation) -> None:
+    """Each length of its own: the one that comes again and again is the step."""
+    call = jitted("lengths")
+    state = fresh_state()
+    for length in (2, 4, 6, 8, 10, 12):
+        _, state = train(call, 1, state, rows=length)
+        _, state = train(call, 2, state, rows=16)
+    assert names(observation) == ["jit_lengths"]
+    [found] = observation.steps()
+    assert found.watch.request.mlir_module is not None
+    assert "tensor<16x16xf32>" in str(found.watch.request.mlir_module)
+
+
+def test_ops_outside_of_any_jit_are_left_alone(observation: Observation) -> None:
+    x = jax.device_put(np.ones((8, 8), np.float32), WHOLE)
+    for _ in range(10):
+        x = jnp.tanh(x + 1) @ x
+    assert observation.trials == []
+
+
+def test_an_inner_function_is_part_of_the_outer_one(observation: Observation) -> None:
+    inner = jitted("inner")
+
+    def outer(weights: Any, key: Any, x: Any) -> Any:
+        return inner(weights, key, x * 2)
+
+    train(jax.jit(named("outer", outer)), 6)
+    assert names(observation) == ["jit_outer"]
+    assert [trial.watch.module_name for trial in observation.trials if trial.watch.calls] == ["jit_outer"]

@@ -1,0 +1,238 @@
+"""What a search refuses before it has cost anything; what runs on made-up inputs runs alone, on all ranks the same."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from disco_hlo.activation.agree import Agreement, unframe
+from disco_hlo.errors import ActivationError, UnsupportedError, is_shared
+from disco_hlo.plugin import install, refusals
+from disco_hlo.plugin import step as steps
+from disco_hlo.plugin.install import compiles_no_step
+from disco_hlo.plugin.logs import one_line
+from disco_hlo.plugin.phases import capture_phase, enact_phase, search_phase
+from disco_hlo.plugin.phases.finding import looks
+from disco_hlo.plugin.refusals import may_be_run, refuse_other_threads, refuse_switched_on
+from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.step import captured
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+RANKS: Any = SimpleNamespace(process_indices=(0, 1))
+ALONE: Any = SimpleNamespace(process_indices=(0,))
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Nothing was compiled or said so far, and what is compiled here, other tests do not know of."""
+    steps._histories.clear()
+    install._told.clear()
+    refusals._out_of_step.clear()
+    refusals._threads.clear()
+    yield
+    refusals._out_of_step.clear()
+    refusals._threads.clear()
+
+
+@pytest.fixture
+def compiling_thread() -> Callable[[], None]:
+    """Starts a thread that compiles for all processes and goes on; called again, it ends."""
+    compiled, ended = threading.Event(), threading.Event()
+
+    def train() -> None:
+        may_be_run(RANKS)
+        compiled.set()
+        ended.wait(60)
+
+    thread = threading.Thread(target=train, name="trains", daemon=True)
+
+    def start_or_end() -> None:
+        if not compiled.is_set():
+            thread.start()
+            assert compiled.wait(60)
+        else:
+            ended.set()
+            thread.join()
+
+    return start_or_end
+
+
+def test_ranks_that_were_about_to_search_different_steps_wait_for_each_other_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(search=True, directory=tmp_path)
+    joined: list[str] = []
+
+    def counted(request: CompileRequest, settings: Settings) -> Session:
+        joined.append(request.module_name)
+        return join(request, settings)
+
+    def handled(request: CompileRequest) -> object:
+        return search_phase.handle(request, settings)
+
+    monkeypatch.setattr(search_phase, "join", counted)
+    monkeypatch.setattr(refusals, "agree", lambda *_, **__: Agreement("", "rank 0: A; rank 1: B"))
+    with pytest.raises(ActivationError, match="rank 0: A; rank 1: B; no other step is run on made-up inputs"):
+        intercept(*models.mlp(), handled)
+    steps._histories.clear()
+    assert intercept(*models.mlp(), handled) is None
+    assert len(joined) == 1
+
+
+def test_a_step_compiled_beside_a_thread_that_may_run_another_is_not_searched_in_several_processes(
+    compiling_thread: Callable[[], None],
+) -> None:
+    assert may_be_run(RANKS)
+    refuse_other_threads(RANKS, threading.current_thread())
+    compiling_thread()
+    refuse_other_threads(ALONE, threading.current_thread())
+    with pytest.raises(UnsupportedError, match=r"another thread \(trains\) may run another step"):
+        refuse_other_threads(RANKS, threading.current_thread())
+    compiling_thread()
+    refuse_other_threads(RANKS, threading.current_thread())
+
+
+def test_a_step_that_may_not_be_run_is_captured_without_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was run, and its all-reduces met those of the step that another thread trained."""
+    monkeypatch.setattr(refusals, "agree", lambda *_, **__: Agreement("", "rank 0: A; rank 1: B"))
+    monkeypatch.setattr(capture_phase, "profile_step", lambda *_, **__: pytest.fail("was run"))
+    settings = Settings(search=False, directory=tmp_path / "plans")
+    with caplog.at_level(logging.INFO, "disco_hlo"):
+        intercept(*models.mlp(), lambda request: capture_phase.handle(request, settings, tmp_path / "step"))
+    assert "captured without measured times: rank 0: A; rank 1: B" in caplog.text
+    assert not (tmp_path / "step" / "profile.json").exists()
+    assert (tmp_path / "step" / "default.hlo.pb.gz").exists()
+
+
+@pytest.fixture
+def debugging() -> Iterator[None]:
+    jax.config.update("jax_debug_nans", True)
+    yield
+    jax.config.update("jax_debug_nans", False)
+
+
+def test_a_profiler_under_way_is_noticed_before_anything_is_measured(tmp_path: Path) -> None:
+    """Two modules were compiled and run before it was seen, and three lines said so."""
+    settings = Settings(search=True, directory=tmp_path / "plans")
+    jax.profiler.start_trace(str(tmp_path))
+    try:
+        with pytest.raises(
+            UnsupportedError, match=r"jax.profiler.* under way.* start the trace after"
+        ) as refused:
+            intercept(*models.mlp(), lambda request: search_phase.handle(request, settings))
+    finally:
+        jax.profiler.stop_trace()
+    assert is_shared(refused.value)
+    assert not (tmp_path / "plans").exists()
+    refuse_switched_on()
+
+
+@pytest.mark.usefixtures("debugging")
+def test_debug_nans_makes_another_step_and_is_named(tmp_path: Path) -> None:
+    settings = Settings(search=True, directory=tmp_path)
+    with pytest.raises(UnsupportedError, match=r"jax_debug_nans is on, .* another step, .*JAX_DEBUG_NANS=0"):
+        intercept(*models.mlp(), lambda request: search_phase.handle(request, settings))
+    assert list(tmp_path.iterdir()) == []
+
+    def reason(request: object) -> str:
+        session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
+        return enact_phase._propose(session, step, session.slot(step.source.graph.key)).reason
+
+    assert "there is no plan for it in" in (said := intercept(*models.mlp(), reason))
+    assert "; jax_debug_nans is on, " in said
+
+
+def test_a_script_without_jit_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """What JAX compiles then are single ops, and the way out was not named."""
+    caplog.set_level("WARNING", "disco_hlo")
+    assert compiles_no_step(leads=True) is False
+    jax.config.update("jax_disable_jit", True)
+    try:
+        assert [compiles_no_step(leads) for leads in (False, True, True)] == [True] * 3
+    finally:
+        jax.config.update("jax_disable_jit", False)
+    [line] = caplog.messages
+    assert line.startswith("jax_disable_jit is on: ")
+    assert line.endswith("switch it off (JAX_DISABLE_JIT=0)")
+
+
+def test_a_step_that_calls_python_is_refused_before_it_is_profiled_and_searched(tmp_path: Path) -> None:
+    settings = Settings(search=True, directory=tmp_path)
+    with pytest.raises(UnsupportedError, match="calls back into Python"):
+        intercept(*models.printing(), lambda request: search_phase.handle(request, settings))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_whose_devices_decide_by_their_numbers_is_refused_before_it_is_run(tmp_path: Path) -> None:
+    """On made-up inputs devices waited for each other, until XLA ended the job."""
+
+    def local(x: Any) -> Any:
+        total = jax.lax.pmean(jnp.tanh(x) @ jnp.ones((8, 8)), "data")
+        first = jax.lax.axis_index("data") == 0
+        return jax.lax.cond(first, lambda: total * jax.lax.pmean(x.sum(), "data"), lambda: total * 2) + x
+
+    rows = PartitionSpec("data")
+    step = jax.jit(jax.shard_map(local, mesh=models.mesh(), in_specs=rows, out_specs=rows, check_vma=False))
+    settings = Settings(search=True, directory=tmp_path, module="local")
+    with pytest.raises(
+        UnsupportedError, match=r"a branch .* depends on the device's own number .*; decide by a value"
+    ):
+        intercept(step, (models.random(0, 8, 8),), lambda request: search_phase.handle(request, settings))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_enacts_a_step_that_calls_python_is_not_told_to_search_it(tmp_path: Path) -> None:
+    def reason(request: object) -> str:
+        session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
+        return enact_phase._propose(session, step, session.slot(step.source.graph.key)).reason
+
+    assert intercept(*models.printing(), reason).endswith("; a step that calls Python is not searched")
+    assert intercept(*models.mlp(), reason).endswith("; search first (ENABLE_SEARCH=1)")
+
+
+@pytest.mark.parametrize("error", [OSError("Stale file handle"), RecursionError("nested too deeply")])
+def test_whatever_keeps_rank_0_from_its_plan_the_others_are_told(error: Exception, tmp_path: Path) -> None:
+    sent: list[bytes | None] = []
+
+    def broadcast(payload: bytes | None, **_: object) -> bytes:
+        sent.append(payload)
+        return payload or b""
+
+    class Unreadable:
+        path = tmp_path
+
+        def load(self) -> None:
+            raise error
+
+    def received(request: object) -> object:
+        session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
+        channel = SimpleNamespace(rank=0, size=2, broadcast=broadcast)
+        return enact_phase._receive(replace(session, channel=channel), step, Unreadable())
+
+    plan, reason = intercept(*models.mlp(), received)
+    assert (plan, reason) == (None, one_line(error))
+    assert [unframe(payload or b"") for payload in sent] == [(None, reason)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "backend", "expected"), [(None, "gpu", 1), (None, "cpu", 0), (0, "gpu", 0), (2, "cpu", 2)]
+)
+def test_a_search_looks_again_on_gpu_unless_told_otherwise(
+    wanted: int | None, backend: str, expected: int
+) -> None:
+    assert looks(Settings(search=True, directory=Path(), looks=wanted), backend) == expected

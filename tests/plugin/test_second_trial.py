@@ -1,0 +1,161 @@
+"""A plan that may not pay any more takes turns with XLA's default, and is run only where it still does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+import pytest
+
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.store import PlanSlot, note_compared
+from disco_hlo.plugin import step as steps
+from disco_hlo.plugin.calls import loading, schedule
+from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
+from disco_hlo.plugin.phases import enact_phase, second_trial
+from disco_hlo.plugin.session import join, versions
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.plugin.calls.training import counted_python_calls, jitted, train
+from tests.plugin.handled import save_plan
+
+pytestmark = pytest.mark.product_only
+PLAN = "no fusion"
+OLD = {"jax": "0.0.1"}
+DOUBTFUL = {"spread_ns": 60}
+"""Of 100 and 90 ns, each 25 times."""
+CALLS = 40
+
+
+class Job:
+    """Trainings of one step that enact what lies in a plan directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = Settings(search=False, directory=folder)
+        self.slot: PlanSlot
+        self.digest = ""
+        self.versions: dict[str, str] = {}
+
+    def train(self, **saved: Any) -> list[float]:
+        """Losses of a training that JAX compiles anew; before that a plan is saved where there is something to say."""
+        steps._histories.clear()
+
+        def handle(request: CompileRequest) -> object:
+            if request.module_name != "jit_tried_step":
+                return None
+            self.versions = versions(join(request, self.settings).facts)
+            if saved:
+                self.slot, self.digest = save_plan(request, self.settings, **saved)
+                note_compared(self.slot, self.digest, self.versions)
+            return enact_phase.handle(request, self.settings)
+
+        jaxlink.install(handle)
+        jax.clear_caches()
+        return train(jitted("tried_step"), CALLS)[0]
+
+    def pays(self, created: str = "now") -> bool | None:
+        """What the plan directory says of the plan that was measured then."""
+        stored = self.slot.load()
+        assert stored is not None
+        plan = plans.decode(stored.plan_json, "")
+        assert plan.measured is not None
+        then = msgspec.structs.replace(plan.measured, created=created)
+        plan = msgspec.structs.replace(plan, measured=then)
+        return second_trial.known_outcome(self.slot, plan, self.digest, self.versions)
+
+
+@pytest.fixture
+def job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Job]:
+    caplog.set_level(logging.INFO, "disco_hlo")
+    loading.watch()
+    try:
+        yield Job(tmp_path)
+    finally:
+        jaxlink.unwatch_calls()
+        jaxlink.uninstall()
+        loading._watching.clear()
+        second_trial._outcomes.clear()
+
+
+@pytest.fixture
+def let_win(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Takes the clock out: the one of this name wins once both ran often enough."""
+
+    def let(name: str) -> None:
+        def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verdict:
+            assert candidates == [PLAN]
+            lacking = FEWEST_ROUNDS - len(had)
+            return Verdict((PLAN,), None, lacking) if lacking > 0 else Verdict((PLAN,), name)
+
+        monkeypatch.setattr(schedule, "verdict", verdict)
+
+    return let
+
+
+def test_a_plan_of_another_jax_that_does_not_pay_is_not_run_and_the_next_job_does_not_try(
+    job: Job, let_win: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    let_win(DEFAULT)
+    losses = job.train(**OLD)
+    _, begins, ends = [one.getMessage() for one in caplog.records]
+    assert begins == (
+        "enacts the plan of jit_tried_step: 0 op groups, 3 all-reduce buckets, 1.11x faster when measured; it was "
+        "measured under jax 0.0.1: at first it takes turns with XLA's default, and goes on if it pays"
+    )
+    assert ends.startswith(
+        f"the plan of jit_tried_step is not run: it was measured under jax 0.0.1, and in {FEWEST_ROUNDS} rounds of "
+        "this training it was "
+    )
+    assert job.pays() is False
+    assert job.pays(created="later, by another search") is None
+
+    second_trial._outcomes.clear()  # as in another process
+    caplog.clear()
+    with counted_python_calls() as count:
+        assert job.train() == pytest.approx(losses, rel=1e-5)
+    assert count() < CALLS, "calls were watched"
+    _, line = caplog.records
+    assert "is not run: under these versions it was not faster" in line.getMessage()
+    assert line.levelno == logging.INFO
+
+
+def test_a_plan_whose_gain_was_within_twice_its_noise_goes_on_where_it_pays(
+    job: Job, let_win: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    let_win(PLAN)
+    job.train(**DOUBTFUL)
+    assert "it was measured 10.0% faster, where " in caplog.text
+    assert f"jit_tried_step: {PLAN} from call " in caplog.text
+    assert job.pays() is True
+    caplog.clear()
+    job.train()
+    _, line = [one.getMessage() for one in caplog.records]
+    assert line.startswith("enacts the plan of jit_tried_step: ")
+    assert "turns" not in line
+
+
+def test_a_training_that_ends_before_the_order_is_clear_leaves_no_outcome(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule, "verdict", lambda *_: Verdict((PLAN,), None, FEWEST_ROUNDS))
+    job.train(**OLD)
+    assert job.pays() is None
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_what_cannot_or_need_not_be_tried_is_enacted_as_ever(
+    watched: bool, job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not watched:
+        loading._watching.clear()
+    monkeypatch.setattr(second_trial.Trial, "__init__", lambda *_: pytest.fail("was tried"))
+    job.train(**({"disco_hlo": "0.0.1"} if watched else OLD))
+    assert "enacts the plan of jit_tried_step: " in caplog.text
+    assert "turns" not in caplog.text
+    assert job.pays() is None
