@@ -157,8 +157,8 @@ def _times(plan: Plan) -> list[Any]:
     for name, prediction in rest:
         add_row(made, name, time_text(prediction), "", "")
     said = f"predicted {times.predicted_speedup:.2f}x" if times.predicted_speedup else "predicted unknown"
-    measured = times.measured_speedup
-    both = f"{said}, not measured" if measured is None else f"measured {measured:.2f}x, {said}"
+    speedup = times.measured_speedup
+    both = f"{said}, not measured" if speedup is None else f"measured {speedup:.2f}x, {said}"
     return [made, f"speed-up: {both}"]
 
 
