@@ -11,7 +11,9 @@ row with that reason: a kernel that waits for ever costs a minute, not the rest.
 result is wrong, is a row with the reason, too.
 
 Times are those of one call among many in one program, each waiting for the one before: a program of many less one of
-few, over the number between them, so that neither dispatch nor Python counts. The floor of all kernels that talk to
+few, over the number between them, so that neither dispatch nor Python counts. Between two calls one element of each
+argument is set by the result, since a compiler leaves out what it need not do again: all times have those few
+microseconds in them. The floor of all kernels that talk to
 other devices is a row, too: one that only raises a flag on each and waits for theirs.
 
 `--interpret --tiny` tries everything on CPU devices, without times.
@@ -296,6 +298,16 @@ def guarded(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {first[:300]}"}
 
 
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A function of one device's arrays, how those lie on the mesh, and the global arrays."""
+
+    local: Callable[..., Any]
+    arguments: Any
+    results: Any
+    arrays: Any
+
+
 class Bench:
     """The devices, and how calls on them are timed."""
 
@@ -326,40 +338,62 @@ class Bench:
         """End at once: nothing is left to write, and an interpreter's threads may still wait."""
         os._exit(0)
 
-    def time(
-        self, calls: dict[str, tuple[Callable[..., Any], Any]], repeats: int = QUICK_REPEATS
-    ) -> dict[str, float | None]:
-        """Microseconds of one call of each (function of global arrays, arrays), measured in turn.
+    def time(self, calls: dict[str, Call], repeats: int = QUICK_REPEATS) -> dict[str, float | None]:
+        """Microseconds of one call of each, measured in turn.
 
         What is fused was checked before, so the interpreter need not run it again.
         """
         import jax
 
         if self.interpret:
-            for name, (call, arrays) in calls.items():
+            for name, call in calls.items():
                 if not name.startswith("fused"):
                     with self.running():
-                        jax.block_until_ready(in_a_row(call, 1)(arrays))
+                        jax.block_until_ready(self.in_a_row(call, FEW)(*call.arrays))
                     say("TRIED", name)
             return dict.fromkeys(calls)
         counts = (MANY,) if repeats == QUICK_REPEATS else (FEW, MANY)
         programs = {
-            (name, count): in_a_row(call, count) for name, (call, _) in calls.items() for count in counts
+            (name, count): self.in_a_row(call, count) for name, call in calls.items() for count in counts
         }
         for (name, count), program in programs.items():
-            jax.block_until_ready(program(calls[name][1]))
+            jax.block_until_ready(program(*calls[name].arrays))
             say("TRIED", [name, count])
         seconds: dict[tuple[str, int], list[float]] = {key: [] for key in programs}
         for _ in range(repeats):
             for (name, count), program in programs.items():
                 begun = perf_counter()
-                jax.block_until_ready(program(calls[name][1]))
+                jax.block_until_ready(program(*calls[name].arrays))
                 seconds[name, count].append(perf_counter() - begun)
         medians = {key: statistics.median(values) for key, values in seconds.items()}
         between = counts[-1] - (FEW if len(counts) > 1 else 0)
         return {name: (medians[name, MANY] - medians.get((name, FEW), 0.0)) / between * 1e6 for name in calls}
 
-    def floor(self) -> tuple[Callable[..., Any], Any]:
+    def in_a_row(self, call: Call, count: int) -> Callable[..., Any]:
+        """A program that calls `count` times, each time after the call before."""
+        import jax
+        import jax.numpy as jnp
+
+        def after(arrays: Any, result: Any) -> Any:
+            """The arrays, one element of each set by the result, all of which must be there."""
+            firsts = [
+                leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(jax.lax.optimization_barrier(result))
+            ]
+            sign = jnp.sign(sum(firsts[1:], firsts[0]))
+            return jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(sign.astype(leaf.dtype)), arrays)
+
+        def local(*arrays: Any) -> Any:
+            for _ in range(count - 1):
+                arrays = after(arrays, call.local(*arrays))
+            return call.local(*arrays)
+
+        return jax.jit(
+            jax.shard_map(
+                local, mesh=self.mesh, in_specs=call.arguments, out_specs=call.results, check_vma=False
+            )
+        )
+
+    def floor(self) -> Call:
         """A kernel that raises a flag on every other device and waits for theirs."""
         import jax
         import jax.numpy as jnp
@@ -379,26 +413,10 @@ class Bench:
             y[...] = x[...]
 
         def local(x: Any) -> Any:
-            return plgpu.kernel(
-                body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), grid=(1,), grid_names=("b",)
-            )(x)
+            like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            return plgpu.kernel(body, out_type=like, grid=(1,), grid_names=("block",))(x)
 
-        call = jax.shard_map(local, mesh=self.mesh, in_specs=WHOLE, out_specs=WHOLE, check_vma=False)
-        return call, (jnp.zeros(128, jnp.float32),)
-
-
-def in_a_row(call: Callable[..., Any], count: int) -> Callable[[Any], Any]:
-    """A program that calls `count` times, each time after the call before."""
-    import jax
-
-    def program(arrays: Any) -> Any:
-        result = call(*arrays)
-        for _ in range(count - 1):
-            arrays, _ = jax.lax.optimization_barrier((arrays, result))
-            result = call(*arrays)
-        return result
-
-    return jax.jit(program)
+        return Call(local, WHOLE, WHOLE, (jnp.zeros(128, jnp.float32),))
 
 
 class Problem:
@@ -461,11 +479,25 @@ class Problem:
         depth = k * devices
         return array(specs[0], (m, depth), depth=depth), array(specs[1], (depth, *n), depth=depth)
 
-    def separate(self) -> tuple[Callable[..., Any], Any]:
+    def separate(self) -> Call:
         """What the kernel replaces."""
-        return self.fused.separate(self.bench.mesh), self.arrays
+        from disco_hlo.kernels.catalog import AXIS
 
-    def alone(self) -> dict[str, tuple[Callable[..., Any], Any]]:
+        def local(*arrays: Any) -> Any:
+            return self.fused.reference(*arrays, AXIS)
+
+        return Call(local, self.fused.arguments, self.fused.results, self.arrays)
+
+    def with_tiles(self, tiles: Any) -> Call:
+        """The kernel."""
+        from disco_hlo.kernels.catalog import AXIS
+
+        def local(*arrays: Any) -> Any:
+            return self.fused.kernel(*arrays, AXIS, tiles)
+
+        return Call(local, self.fused.arguments, self.fused.results, self.arrays)
+
+    def alone(self) -> dict[str, Call]:
         """The limits: what it computes, and what it communicates, each alone."""
         import jax
         import jax.numpy as jnp
@@ -475,11 +507,6 @@ class Problem:
         from disco_hlo.kernels.catalog import AXIS, COLUMNS, ROWS, WHOLE
 
         arrays = self.arrays
-
-        def on_mesh(local: Callable[..., Any], arguments: Any, results: Any) -> Callable[..., Any]:
-            return jax.shard_map(
-                local, mesh=self.bench.mesh, in_specs=arguments, out_specs=results, check_vma=False
-            )
 
         def product(lhs: Any, rhs: Any) -> Any:
             return jnp.dot(lhs, rhs, preferred_element_type=lhs.dtype)
@@ -501,24 +528,24 @@ class Problem:
 
             shard = jax.device_put(arrays[1], jax.sharding.NamedSharding(self.bench.mesh, ROWS))
             shards = shard, shard, arrays[2], arrays[3]
-            compute = on_mesh(update, (ROWS, ROWS, (ROWS, ROWS), WHOLE), (ROWS,) * 3)
-            link = on_mesh(lambda x: gather(scatter(x)), (ROWS,), WHOLE)
-            return {"compute alone": (compute, shards), "link alone": (link, (arrays[0],))}
+            return {
+                "compute alone": Call(update, (ROWS, ROWS, (ROWS, ROWS), WHOLE), (ROWS,) * 3, shards),
+                "link alone": Call(lambda x: gather(scatter(x)), (ROWS,), WHOLE, arrays[:1]),
+            }
         if self.kernel == "all-gather-matmul":
             gathered = jax.device_put(arrays[0], jax.sharding.NamedSharding(self.bench.mesh, WHOLE))
-            compute, link = on_mesh(product, (WHOLE, COLUMNS), COLUMNS), on_mesh(gather, (ROWS,), WHOLE)
-            return {"compute alone": (compute, (gathered, arrays[1])), "link alone": (link, (arrays[0],))}
+            return {
+                "compute alone": Call(product, (WHOLE, COLUMNS), COLUMNS, (gathered, arrays[1])),
+                "link alone": Call(gather, (ROWS,), WHOLE, arrays[:1]),
+            }
         # What travels is a product of each device: M rows on each.
-        compute = on_mesh(product, self.fused.arguments, ROWS)
-        partial = jax.jit(compute)(*arrays)
+        compute = Call(product, self.fused.arguments, ROWS, arrays)
+        partial = self.bench.in_a_row(compute, 1)(*arrays)
         collective, results = {
             "matmul-reduce-scatter": (scatter, ROWS),
             "matmul-all-to-all": (lambda x: lax.all_to_all(x, AXIS, 0, 0, tiled=True), ROWS),
         }.get(self.kernel, (total, WHOLE))
-        return {
-            "compute alone": (compute, arrays),
-            "link alone": (on_mesh(collective, (ROWS,), results), (partial,)),
-        }
+        return {"compute alone": compute, "link alone": Call(collective, (ROWS,), results, (partial,))}
 
     def checked(self, tiles: Any) -> dict[str, Any]:
         """Whether the result is that of the reference: bit by bit, or nearly.
@@ -544,8 +571,7 @@ class Problem:
         """A quick look at one point of the tuning range."""
         row = self.checked(tiles)
         say("TRIED", "checked")
-        call = self.fused.fused(self.bench.mesh, tiles), self.arrays
-        us = self.bench.time({"fused": call})
+        us = self.bench.time({"fused": self.with_tiles(tiles)})
         ratio = separate / us["fused"] if separate and us["fused"] else None
         return row | {"us": us | {"separate": separate}, "ratio": ratio}
 
@@ -561,7 +587,7 @@ class Problem:
             other = dataclasses.replace(tiles, remote_first=not tiles.remote_first)
             self.checked(other)
             say("TRIED", "checked the other order")
-            calls["fused in order of rows"] = self.fused.fused(self.bench.mesh, other), self.arrays
+            calls["fused in order of rows"] = self.with_tiles(other)
         us = self.bench.time(calls | self.alone(), REPEATS)
         ratio = us["separate"] / us["fused"] if us["separate"] and us["fused"] else None
         return row | {"tiles": best, "us": us, "ratio": ratio}

@@ -81,7 +81,7 @@ def tiles_for(name: str, devices: int) -> list[Any]:
         (3, True, "m", "n"),
         (1, False, base.split, "n"),
     ]
-    few = devices == 4 or name == "matmul-all-to-all"
+    few = devices == 4 or name != "matmul-reduce-scatter"
     return [
         dataclasses.replace(base, blocks=blocks, remote_first=first, split=split, minor=minor)
         for blocks, first, split, minor in variants[: 2 if few else 4]

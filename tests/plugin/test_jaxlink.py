@@ -53,10 +53,6 @@ def test_jit_shard_map_and_pmap_all_reach_the_handler(install: Install) -> None:
     assert ("jit_by_jit", 4) in reached
 
 
-def test_none_means_the_default() -> None:
-    assert handled(lambda _: None, lambda x: x + 1, 1.0) == 2.0
-
-
 def test_an_error_of_the_handler_is_one_line_and_training_goes_on(
     install: Install, caplog: pytest.LogCaptureFixture
 ) -> None:

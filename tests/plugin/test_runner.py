@@ -23,7 +23,7 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.measuring.inputs import arguments, made_up
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs
-from disco_hlo.plugin.measuring.inputs.made_up import Floats, floats_at, synthetic_values
+from disco_hlo.plugin.measuring.inputs.made_up import PLAIN, Floats, floats_at, synthetic_values
 from disco_hlo.plugin.measuring.runner import Runner, steps_at_once
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables
@@ -301,14 +301,27 @@ def test_every_kind_of_parameter_can_be_made() -> None:
     assert len(outputs) == len(values) + 1
 
 
+# --- the values -------------------------------------------------------------------------------------
+
+
+def values_of(
+    dtype: Any,
+    *shape: int,
+    at: tuple[int, int, int] = (1, 2, 0),
+    how: Floats = PLAIN,
+    sharded: bool = True,
+    **more: Any,
+) -> Any:
+    """Values of a parameter, ``at`` a seed, a number and a device."""
+    return synthetic_values(Parameter(shape, np.dtype(dtype), sharded), *at, how, **more)
+
+
 @pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.uint32, ml_dtypes.int4])
 def test_integers_are_0_or_1_and_equal_on_every_device(dtype: Any) -> None:
-    parameter = Parameter((50, 4), np.dtype(dtype), sharded=True)
-    values = synthetic_values(parameter, 0, 0, 0)
-    assert values.dtype == dtype
-    assert values.shape == (50, 4)
+    values = values_of(dtype, 50, 4)
+    assert (values.dtype, values.shape) == (dtype, (50, 4))
     assert set(values.astype(int).flatten().tolist()) == {0, 1}
-    np.testing.assert_array_equal(values, synthetic_values(parameter, 0, 0, 3))
+    np.testing.assert_array_equal(values, values_of(dtype, 50, 4, at=(1, 2, 3)))
 
 
 @given(
@@ -322,26 +335,24 @@ def test_indices_are_not_negative_and_below_their_bound(
     dtype: Any, bound: int, seed: int, count: int
 ) -> None:
     bound = min(bound, int(np.iinfo(dtype).max) + 1)
-    values = synthetic_values(Parameter((count,), np.dtype(dtype), sharded=True), seed, 1, 0, bound=bound)
+    values = values_of(dtype, count, at=(seed, 1, 0), bound=bound)
     assert values.dtype == dtype
     assert all(0 <= value < bound for value in values.tolist())
 
 
 def test_indices_are_spread_over_all_rows_and_equal_on_every_device() -> None:
     """Small ones most often: half of all are below the root of the number of rows."""
-    parameter = Parameter((300, 200), np.dtype(np.int32), sharded=True)
-    values = synthetic_values(parameter, 0, 0, 0, bound=10_000)
+    values, elsewhere = (values_of(np.int32, 300, 200, at=(0, 0, on), bound=10_000) for on in (0, 3))
     assert 0.45 < np.mean(values < 100) < 0.55
     assert values.min() == 0
     assert values.max() > 9_900
     assert np.unique(values).size > 3_000
-    np.testing.assert_array_equal(values, synthetic_values(parameter, 0, 0, 3, bound=10_000))
+    np.testing.assert_array_equal(values, elsewhere)
 
 
 @pytest.mark.parametrize(("bound", "count"), [(3, 100), (50, 50), (50, 49), (1000, 2500), (1 << 31, 40)])
 def test_permuted_indices_take_all_rows_as_often_and_not_by_turns(bound: int, count: int) -> None:
-    parameter = Parameter((count,), np.dtype(np.int64), sharded=False)
-    values = synthetic_values(parameter, 0, 0, 0, bound=bound, permuted=True)
+    values = values_of(np.int64, count, at=(0, 0, 0), bound=bound, permuted=True)
     assert values.min() >= 0
     assert values.max() < bound
     runs = [values[start : start + bound].tolist() for start in range(0, count, bound)]
@@ -352,9 +363,8 @@ def test_permuted_indices_take_all_rows_as_often_and_not_by_turns(bound: int, co
 
 def test_no_two_floats_are_equal_and_nothing_repeats() -> None:
     """Of a pattern that was repeated, one row of 256 looked like the 256th after it."""
-    parameter = Parameter((1500, 4096), np.dtype(np.float32), sharded=False)
     for signed in (False, True):
-        values = synthetic_values(parameter, 1, 2, 0, Floats(signed))
+        values = values_of(np.float32, 1500, 4096, how=Floats(signed))
         assert np.unique(np.abs(values.reshape(-1)[: 1 << 22])).size == 1 << 22
         flat = values.reshape(-1)
         for distance in (1, 256, 4096, 1 << 16, 1 << 18, 1 << 22):
@@ -367,8 +377,7 @@ def test_no_two_floats_are_equal_and_nothing_repeats() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("nudge", [0.0, 2.0**-8])
 def test_floats_at_some_places_are_those_of_the_array(dtype: Any, nudge: float) -> None:
-    parameter = Parameter((3, 1 << 21), np.dtype(dtype), sharded=True)
-    floats = Floats(True, nudge, 3)
+    parameter, floats = Parameter((3, 1 << 21), np.dtype(dtype), sharded=True), Floats(True, nudge, 3)
     values = synthetic_values(parameter, 5, 1, 1, floats).reshape(-1)
     for places in (
         np.arange(10, 20),
@@ -391,24 +400,18 @@ def test_floats_at_some_places_are_those_of_the_array(dtype: Any, nudge: float) 
 def test_devices_make_the_very_numbers_that_the_host_makes(dtype: Any, floats: Floats) -> None:
     parameter = Parameter((3, (1 << 21) + 5), np.dtype(dtype), sharded=True)
     assert made_up.are_made_on_devices(parameter)
-    devices = tuple(jax.local_devices()[:2])
+    devices, places = tuple(jax.local_devices()[:2]), (1, 3)
     tables = [jax.device_put(made_up.table(), device) for device in devices]
-    for place, made in zip(
-        (1, 3),
-        made_up.floats_on_devices(devices, tables, parameter, 5, 1, (1, 3), floats),
-        strict=True,
-    ):
+    found = made_up.floats_on_devices(devices, tables, parameter, 5, 1, places, floats)
+    for place, made in zip(places, found, strict=True):
         assert made.shape == parameter.shape
         np.testing.assert_array_equal(np.asarray(made), synthetic_values(parameter, 5, 1, place, floats))
 
 
 def test_each_draw_changes_other_floats_upwards() -> None:
-    parameter = Parameter((4000,), np.dtype(np.float32), sharded=False)
-    plain = synthetic_values(parameter, 1, 2, 0, Floats(signed=True))
-    raised = [
-        np.abs(synthetic_values(parameter, 1, 2, 0, Floats(True, 1e-4, n))) > np.abs(plain) for n in range(9)
-    ]
-    for one, other in itertools.combinations(raised, 2):
+    plain = values_of(np.float32, 4000, how=Floats(signed=True))
+    nudged = [values_of(np.float32, 4000, how=Floats(True, 1e-4, draw)) for draw in range(9)]
+    for one, other in itertools.combinations([np.abs(values) > np.abs(plain) for values in nudged], 2):
         assert 0.45 < np.mean(one == other) < 0.55
 
 
@@ -418,9 +421,8 @@ def test_each_draw_changes_other_floats_upwards() -> None:
 )
 @pytest.mark.parametrize("shape", [(), (3,), (100_000,), (128, 4096)])
 def test_floats_are_finite_normal_and_positive(dtype: Any, shape: tuple[int, ...]) -> None:
-    values = synthetic_values(Parameter(shape, np.dtype(dtype), sharded=False), 1, 2, 0)
-    assert values.dtype == dtype
-    assert values.shape == shape
+    values = values_of(dtype, *shape)
+    assert (values.dtype, values.shape) == (dtype, shape)
     wide = values.astype(np.float64)
     assert np.all(np.isfinite(wide))
     assert np.all(wide >= float(ml_dtypes.finfo(dtype).smallest_normal))
@@ -431,7 +433,7 @@ def test_floats_are_finite_normal_and_positive(dtype: Any, shape: tuple[int, ...
 )
 @pytest.mark.parametrize("shape", [(3,), (128, 4096)])
 def test_signed_floats_are_of_both_signs_and_none_is_near_zero(dtype: Any, shape: tuple[int, ...]) -> None:
-    values = synthetic_values(Parameter(shape, np.dtype(dtype), sharded=False), 1, 2, 0, Floats(signed=True))
+    values = values_of(dtype, *shape, how=Floats(signed=True), sharded=False)
     assert values.dtype == dtype
     wide = values.astype(np.complex128).real
     assert wide.min() < 0 < wide.max()
@@ -442,8 +444,7 @@ def test_signed_floats_are_of_both_signs_and_none_is_near_zero(dtype: Any, shape
 
 
 def test_floats_that_have_no_sign_stay_positive() -> None:
-    parameter = Parameter((64,), np.dtype(ml_dtypes.float8_e8m0fnu), sharded=False)
-    assert np.all(synthetic_values(parameter, 1, 2, 0, Floats(signed=True)).astype(np.float64) > 0)
+    assert np.all(values_of(ml_dtypes.float8_e8m0fnu, 64, how=Floats(signed=True)).astype(np.float64) > 0)
 
 
 @pytest.mark.parametrize(
@@ -457,23 +458,23 @@ def test_floats_that_have_no_sign_stay_positive() -> None:
 def test_a_nudge_changes_every_float_by_that_part_or_its_last_digit(
     dtype: Any, nudge: float, most: float
 ) -> None:
-    parameter = Parameter((4, 100), np.dtype(dtype), sharded=False)
-    plain, nudged = (
-        synthetic_values(parameter, 1, 2, 0, Floats(True, by)).astype(np.float64) for by in (0, nudge)
-    )
+    plain, nudged = (values_of(dtype, 4, 100, how=Floats(True, by)).astype(np.float64) for by in (0, nudge))
     changed = np.abs(nudged / plain - 1)
     assert np.all(changed > 0)
     assert changed.max() <= 1.01 * most
 
 
 def test_values_depend_on_seed_parameter_and_for_sharded_floats_on_the_device() -> None:
-    whole = Parameter((40,), np.dtype(np.float32), sharded=False)
-    split = Parameter((40,), np.dtype(np.float32), sharded=True)
-    first = synthetic_values(whole, 1, 2, 0)
-    np.testing.assert_array_equal(synthetic_values(whole, 1, 2, 3), first)
-    assert not np.array_equal(synthetic_values(whole, 2, 2, 0), first)
-    assert not np.array_equal(synthetic_values(whole, 1, 3, 0), first)
-    assert not np.array_equal(synthetic_values(split, 1, 2, 3), synthetic_values(split, 1, 2, 0))
+    def at(*place: int, sharded: bool = False) -> list[float]:
+        found: list[float] = values_of(np.float32, 40, at=place, sharded=sharded).tolist()  # type: ignore[arg-type]
+        return found
+
+    assert at(1, 2, 0) == at(1, 2, 3)
+    assert at(1, 2, 0) not in (at(2, 2, 0), at(1, 3, 0))
+    assert at(1, 2, 0, sharded=True) != at(1, 2, 3, sharded=True)
+
+
+# --- what is not run --------------------------------------------------------------------------------
 
 
 def test_a_module_that_calls_python_is_not_run_unless_allowed() -> None:

@@ -99,3 +99,18 @@ def test_it_runs_from_end_to_end_and_does_not_measure_twice(tmp_path: Path) -> N
     }
     again = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert again.stdout.splitlines() == [f"6 rows in {tmp_path / 'rows.jsonl'}"]
+
+
+def test_every_call_of_a_row_is_made_and_timed() -> None:
+    """What a compiler may leave out of calls that nobody reads: all but the last."""
+    bench = bench_kernels.Bench(interpret=False)
+    rows = jax.sharding.PartitionSpec("x")
+
+    def local(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.lax.psum(x, "x") * y
+
+    arrays = jax.numpy.ones((8, 32)), jax.numpy.ones((8, 1))
+    call = bench_kernels.Call(local, (rows, rows), rows, arrays)
+    text = bench.in_a_row(call, 5).lower(*arrays).compile().as_text()
+    assert text.count(" all-reduce(") == 5
+    assert bench.time({"sum": call}, 2)["sum"] is not None

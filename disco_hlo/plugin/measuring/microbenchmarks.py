@@ -44,21 +44,15 @@ _ATTEMPTS = 4
 _CHAIN_MODULE = "jit_links"
 _CHAINS = (8, 32, 128)
 _SMALL: Mapping[str, Sequence[int]] = {
-    "copy_bytes": (1 << 24, 1 << 25, 1 << 26),
-    "matmul_widths": (256, 512, 1024),
-    "chain_lengths": _CHAINS,
-}
+    "copy_bytes": (1 << 24, 1 << 25, 1 << 26), "matmul_widths": (256, 512, 1024),
+}  # fmt: skip
 _LARGE: Mapping[str, Sequence[int]] = {
-    "copy_bytes": (1 << 28, 1 << 29, 1 << 30),
-    "matmul_widths": (2048, 4096, 8192),
-    "chain_lengths": _CHAINS,
-}
+    "copy_bytes": (1 << 28, 1 << 29, 1 << 30), "matmul_widths": (2048, 4096, 8192),
+}  # fmt: skip
 """A GPU does in 10 us what calling it takes: only work of this size shows its rates."""
 _LARGE_BESIDE: Mapping[str, Sequence[int]] = {
-    "copy_bytes": (1 << 26, 1 << 27, 1 << 28),
-    "matmul_widths": (2048, 4096),
-    "chain_lengths": _CHAINS,
-}
+    "copy_bytes": (1 << 26, 1 << 27, 1 << 28), "matmul_widths": (2048, 4096),
+}  # fmt: skip
 """Where a training has its memory."""
 _CALLS = 8
 _LINK_ELEMENTS, _LONG_LINK_ELEMENTS = 4, 1 << 24
@@ -156,7 +150,7 @@ def _measure(device: Any, backend: Backend, repeat: Repeat, beside: bool) -> Dev
 
     run = calling(*links_of(_CHAINS[-1], _LONG_LINK_ELEMENTS if backend.queues else _LINK_ELEMENTS))
     [gap_ns] = repeat(lambda: _gap_ns(run, 1 if backend.queues else repeats), 1)
-    found = device_constants(copy, matmul, chain, **sizes)
+    found = device_constants(copy, matmul, chain, **sizes, chain_lengths=_CHAINS)
     return found if gap_ns is None else replace(found, launch_ns=gap_ns)
 
 
