@@ -163,7 +163,7 @@ class AnalyticModel(CostModel):
         place = np.arange(alone.size + 1)
         times[alone] = _whole_times(tables, Kernels.of_arrays(place, alone, place, alone), scratch)
         for x in np.flatnonzero(kind == Kind.FIXED).tolist():
-            times[x] = _whole(self._library_call_ns(graph, graph.nodes[x], tables))
+            times[x] = max(round(self._library_call_ns(graph, graph.nodes[x], tables)), 1)
         return times
 
     def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
@@ -235,10 +235,6 @@ def device_arrays(device: DeviceModel) -> tuple[NDArray[np.float64], NDArray[np.
     return np.ascontiguousarray(curve.T), constant
 
 
-def _whole(time_ns: float) -> int:
-    return max(round(time_ns), 1)
-
-
 @dataclass(frozen=True, slots=True)
 class MeasuredOp:
     """One fusible node with its measured time."""
@@ -304,17 +300,13 @@ def _is_emitted(op: MeasuredOp) -> bool:
 
 
 def _moved_bytes(graph: Graph, node: Node) -> int:
+    """A slice or gather reads what it returns, anything else all of its operands."""
+    result = node.shape.size_bytes
     reads = {operand for operand in node.operands if not is_cloned(graph.nodes[operand])}
-    return node.shape.size_bytes + sum(
-        min(graph.nodes[operand].shape.size_bytes, _wanted_bytes(node, graph.nodes[operand]))
-        for operand in reads
-    )
-
-
-def _wanted_bytes(node: Node, operand: Node) -> int:
-    """A slice or gather reads what it returns, anything else all of its operand."""
-    partial = node.opcode in ("slice", "dynamic-slice", "gather")
-    return node.shape.size_bytes if partial else operand.shape.size_bytes
+    sizes = [graph.nodes[operand].shape.size_bytes for operand in reads]
+    if node.opcode in ("slice", "dynamic-slice", "gather"):
+        sizes = [min(size, result) for size in sizes]
+    return result + sum(sizes)
 
 
 def _streaming_curve(ops: list[MeasuredOp]) -> tuple[tuple[float, float], ...]:
@@ -374,11 +366,8 @@ def _element_times(device: DeviceModel, ops: list[MeasuredOp]) -> dict[str, floa
         found[op.node.opcode].append(
             min(per_element, element_ns(op.node, device)) if bound_by_bytes else per_element
         )
-    return {opcode: _lower_quartile(times) for opcode, times in sorted(found.items())}
-
-
-def _lower_quartile(values: list[float]) -> float:
-    return sorted(values)[(len(values) - 1) // 4]
+    # Lower quartiles.
+    return {opcode: sorted(times)[(len(times) - 1) // 4] for opcode, times in sorted(found.items())}
 
 
 def _strided_ns(device: DeviceModel, ops: Iterable[MeasuredOp]) -> float:

@@ -191,19 +191,6 @@ class Dataset(SqliteFile):
 
     # Measurements -------------------------------------------------------------------------------
 
-    def pending(self, times: int = 1) -> list[Sample]:
-        """Samples measured fewer than ``times`` times that have not failed."""
-        wanted = set(self._pending_ids(times))
-        return [sample for sample in self.samples() if sample.id in wanted]
-
-    def _pending_ids(self, times: int, at_least: int = 0) -> list[int]:
-        query = (
-            "SELECT sample.id FROM sample LEFT JOIN measurement ON measurement.sample = sample.id"
-            " WHERE sample.id NOT IN (SELECT sample FROM failure)"
-            " GROUP BY sample.id HAVING COUNT(measurement.pack) BETWEEN ? AND ? ORDER BY sample.id"
-        )
-        return [row[0] for row in self._rows(query, (at_least, times - 1))]
-
     def claim(
         self,
         times: int,
@@ -213,14 +200,19 @@ class Dataset(SqliteFile):
     ) -> tuple[int, list[int]]:
         """Note that a pack is about to be compiled: its number, and the ids of its samples, none when all is done.
 
-        ``choose`` picks from the ids that :meth:`pending` would give, less those that another pack holds, and
-        those measured fewer than ``at_least`` times.
+        ``choose`` picks from the ids of samples measured at least ``at_least`` and fewer than ``times`` times that have
+        not failed, less those that another pack holds.
         Processes that claim at once get different samples. What is claimed and neither recorded, failed nor
         forgotten when the file is next opened killed the process.
         """
         with self._writing() as connection:
-            held = {row[0] for row in connection.execute("SELECT sample FROM attempt")}
-            chosen = list(choose([id_ for id_ in self._pending_ids(times, at_least) if id_ not in held]))
+            pending = connection.execute(
+                "SELECT sample.id FROM sample LEFT JOIN measurement ON measurement.sample = sample.id"
+                " WHERE sample.id NOT IN (SELECT sample FROM failure UNION SELECT sample FROM attempt)"
+                " GROUP BY sample.id HAVING COUNT(measurement.pack) BETWEEN ? AND ? ORDER BY sample.id",
+                (at_least, times - 1),
+            )
+            chosen = list(choose([row[0] for row in pending.fetchall()]))
             return self._attempt(connection, chosen, worker), chosen
 
     def begin(self, samples: Iterable[Sample], worker: int = 0) -> int:
@@ -383,13 +375,12 @@ def load(dataset: Dataset) -> TrainingData:
         raise ProfileError(
             f"{dataset.path} holds no measured samples; make some with scripts/sample_fused_ops.py"
         )
-    sources = dataset.sources()
+    about, sources = dataset.about(), dataset.sources()
+    base = base_device(about)
     graphs = {source.id: canonicalize(dataset.module(source)).graph for source in sources}
     for sample in samples:
         _check(sample, graphs.get(sample.source), str(dataset.path))
     samples.sort(key=lambda sample: (sample.source, sample.id))
-    about = dataset.about()
-    base = base_device(about)
     labels = {sample.id: label_ns(measured[sample.id], about["backend"]) for sample in samples}
     times = {sample.key: labels[sample.id] for sample in samples if len(sample.op.members) == 1}
     device = calibrated(base, measured_ops(graphs.values(), times))
@@ -400,7 +391,10 @@ def load(dataset: Dataset) -> TrainingData:
         log_ns=np.log([labels[sample.id] for sample in samples]),
         repeated_ns=tuple(tuple(float(m.low_ns) for m in measured[sample.id]) for sample in samples),
         model=np.array([model_of[sample.source] for sample in samples]),
-        opcodes=tuple(_opcodes(sample, graphs[sample.source]) for sample in samples),
+        opcodes=tuple(
+            frozenset(graphs[sample.source].nodes[member].opcode for member in sample.op.members)
+            for sample in samples
+        ),
         is_single=np.array([len(sample.op.members) == 1 for sample in samples]),
         device=device,
         about={**about, "sources": {source.name: source.fingerprint for source in sources}},
@@ -433,10 +427,6 @@ def _encoded(
         )
         batches.append(encode(graph_features(graph, analytic, times), kernels, analytic.scratch(graph)))
     return joined(batches)
-
-
-def _opcodes(sample: Sample, graph: Graph) -> frozenset[str]:
-    return frozenset(graph.nodes[member].opcode for member in sample.op.members)
 
 
 def random_split(data: TrainingData, seed: int, test: int, validation: int) -> Split:

@@ -202,7 +202,9 @@ def predicted_ns(net: Network, batch: Batch) -> NDArray[np.float64]:
     """``[kernels]``: time of each encoded kernel in ns."""
     log_ratio = np.zeros(batch.estimate_ns.size, np.float32)
     pooled = np.empty((log_ratio.size, net.dense1.shape[0]), np.float32)
-    _predict(net, batch, new_room(net, batch), pooled, log_ratio)
+    nodes, edges = np.diff(batch.node_start), np.diff(batch.edge_start[batch.node_start])
+    room = room_for(net, int(nodes.max(initial=1)), int(edges.max(initial=1)))
+    _predict(net, batch, room, pooled, log_ratio)
     times: NDArray[np.float64] = batch.estimate_ns * np.exp(log_ratio.astype(np.float64))
     return times
 
@@ -213,12 +215,6 @@ def _predict(net: Network, batch: Batch, room: Room, pooled: Array, out: Array) 
     for kernel in range(out.size):
         embed_kernel(net, batch, kernel, room, pooled[kernel])
     dense(net, pooled, out)
-
-
-def new_room(net: Network, batch: Batch) -> Room:
-    """Room for each kernel of the batch."""
-    nodes, edges = np.diff(batch.node_start), np.diff(batch.edge_start[batch.node_start])
-    return room_for(net, int(nodes.max(initial=1)), int(edges.max(initial=1)))
 
 
 def room_for(net: Network, nodes: int, edges: int) -> Room:

@@ -49,7 +49,7 @@ from disco_hlo.regular_file import read_regular
 RANGE_MARGIN = 0.2
 """How far, as a difference of logarithms, a prediction may lie outside of what training saw."""
 PAPER_FLOOR_US = 1e-3
-LOSSES = ("huber", "relative", "paper")
+LOSSES = ("huber", "paper")
 _MOST_BYTES = 1 << 30
 """Of a checkpoint."""
 _EVALUATED_AT_ONCE = 1024
@@ -352,8 +352,6 @@ def loss_of(log_times: Tensor, log_ns: Tensor, settings: TrainSettings) -> Tenso
     """The loss of predicted logarithms of times in ns."""
     if settings.loss == "huber":
         return torch.nn.functional.smooth_l1_loss(log_times, log_ns, beta=settings.huber_delta)
-    if settings.loss == "relative":
-        return torch.expm1((log_times - log_ns).clamp(max=3.0)).abs().mean()
     difference = (log_times.clamp(max=25.0).exp() - log_ns.exp()) / 1e3
     return torch.log(difference.square() + PAPER_FLOOR_US**2).mean()
 
@@ -452,24 +450,19 @@ def _restore(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> No
 
 
 def _restore_tensors(progress: _Progress, tensors: Mapping[str, Tensor]) -> None:
-    for part, target in (("network.", progress.network), ("best.", None)):
-        found = {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
-        if target is None:
-            progress.best = found
-        else:
-            target.load_state_dict(found)
+    def named(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+
+    progress.network.load_state_dict(named("network."))
+    progress.best = named("best.")
     parameters = [p for group in progress.optimizer.param_groups for p in group["params"]]
     body = progress.optimizer.state_dict()
     body["state"] = {}
     for number, parameter in enumerate(parameters):
-        prefix = f"optimizer.{number}."
-        state = {
-            name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
-        }
+        state = named(f"optimizer.{number}.")
         if state:
-            shapes = {
+            body["state"][number] = {
                 name: value.reshape(()) if name == "step" else value.view_as(parameter)
                 for name, value in state.items()
             }
-            body["state"][number] = shapes
     progress.optimizer.load_state_dict(body)

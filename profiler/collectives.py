@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -75,14 +76,6 @@ class AllReduceFit:
     """Median over the points of abs(predicted - measured) / measured."""
     maximum_error: Spread
 
-    def residuals(self) -> tuple[tuple[int, float], ...]:
-        """(size in bytes, (predicted - measured) / measured) of every point."""
-        predicted = self.line([point.size_bytes for point in self.points])
-        return tuple(
-            (point.size_bytes, float(value / point.median_ns - 1.0))
-            for point, value in zip(self.points, predicted, strict=True)
-        )
-
 
 def sweep_sizes(
     minimum_bytes: int = 1 << 10, maximum_bytes: int = 1 << 28, per_octave: int = 2
@@ -110,8 +103,18 @@ def point_of(size_bytes: int, times_ns: Sequence[int]) -> SweepPoint:
     return SweepPoint(int(size_bytes), max(round(middle), 1), round(spread), int(times.size))
 
 
-def fit(points: Sequence[SweepPoint], maximum_pieces: int = MAXIMUM_PIECES) -> AllReduceFit:
-    """Fit one to ``maximum_pieces`` lines; the prediction never falls with the size.
+class _Points(NamedTuple):
+    """A sweep, by ascending size."""
+
+    sizes: NDArray[np.float64]
+    times: NDArray[np.float64]
+    usual: NDArray[np.float64]
+    """What errors are relative to: the point's own time, or the median around it where that is more. Else one time that
+    noise left nothing of (1 ns, less the work around it) would outweigh all others."""
+
+
+def fit(points: Sequence[SweepPoint]) -> AllReduceFit:
+    """Fit one to :data:`MAXIMUM_PIECES` lines; the prediction never falls with the size.
 
     Raises :class:`ProfileError` for fewer than three distinct sizes or impossible points.
     """
@@ -121,58 +124,44 @@ def fit(points: Sequence[SweepPoint], maximum_pieces: int = MAXIMUM_PIECES) -> A
             raise ProfileError(f"not a measurement of an all-reduce: {point}")
     sizes = np.array([point.size_bytes for point in points], dtype=np.float64)
     times = np.array([point.median_ns for point in points], dtype=np.float64)
-    distinct = np.unique(sizes)
-    if distinct.size < MINIMUM_POINTS:
-        raise ProfileError(f"an all-reduce line needs {MINIMUM_POINTS} sizes, the sweep has {distinct.size}")
-    line = LinearPieces(_best_pieces(sizes, times, distinct, maximum_pieces))
-    unjudged = AllReduceFit(line, points, 0.0, 0.0)
-    errors = np.abs([error for _, error in unjudged.residuals()])
+    distinct = np.unique(sizes).size
+    if distinct < MINIMUM_POINTS:
+        raise ProfileError(f"an all-reduce line needs {MINIMUM_POINTS} sizes, the sweep has {distinct}")
+    around = (times[max(0, i - _NEIGHBOURS) : i + _NEIGHBOURS + 1] for i in range(times.size))
+    usual = np.maximum(times, [float(np.median(some)) for some in around])
+    line = LinearPieces(_best_pieces(_Points(sizes, times, usual)))
+    errors = np.abs(line([point.size_bytes for point in points]) / times - 1.0)
     return AllReduceFit(line, points, float(np.median(errors)), float(np.max(errors)))
 
 
-def _best_pieces(
-    sizes: NDArray[np.float64], times: NDArray[np.float64], distinct: NDArray[np.float64], maximum_pieces: int
-) -> tuple[Line, ...]:
-    usual = _usual_times(times)
-    scale = _noise_scale(sizes, times, usual, distinct, maximum_pieces)
+def _best_pieces(points: _Points) -> tuple[Line, ...]:
+    scale = _noise_scale(points)
     best: tuple[float, tuple[Line, ...]] | None = None
-    for count in range(1, maximum_pieces + 1):
-        found = _best_split(sizes, times, usual, distinct, count, scale)
+    for count in range(1, MAXIMUM_PIECES + 1):
+        found = _best_split(points, count, scale)
         if found is None:
             continue
         loss, pieces = found
-        criterion = loss + (3 * count - 1) * math.log(sizes.size)
+        criterion = loss + (3 * count - 1) * math.log(points.sizes.size)
         if best is None or criterion < best[0] - _EVIDENCE:
             best = (criterion, pieces)
     assert best is not None  # one piece always fits
     return best[1]
 
 
-def _noise_scale(
-    sizes: NDArray[np.float64],
-    times: NDArray[np.float64],
-    usual: NDArray[np.float64],
-    distinct: NDArray[np.float64],
-    maximum_pieces: int,
-) -> float:
+def _noise_scale(points: _Points) -> float:
     """Relative noise of the points, from what the most flexible fit leaves over."""
-    for count in range(maximum_pieces, 0, -1):
-        found = _best_split(sizes, times, usual, distinct, count, _FINEST_RELATIVE_ERROR)
+    for count in range(MAXIMUM_PIECES, 0, -1):
+        found = _best_split(points, count, _FINEST_RELATIVE_ERROR)
         if found is not None:
-            rest = np.abs(LinearPieces(found[1]).exact(sizes) / times - 1.0)
+            rest = np.abs(LinearPieces(found[1]).exact(points.sizes) / points.times - 1.0)
             return max(1.4826 * float(np.median(rest)), _FINEST_RELATIVE_ERROR)
     return _FINEST_RELATIVE_ERROR
 
 
-def _best_split(
-    sizes: NDArray[np.float64],
-    times: NDArray[np.float64],
-    usual: NDArray[np.float64],
-    distinct: NDArray[np.float64],
-    count: int,
-    scale: float,
-) -> tuple[float, tuple[Line, ...]] | None:
+def _best_split(points: _Points, count: int, scale: float) -> tuple[float, tuple[Line, ...]] | None:
     """Least robust loss over all ways to cut the sizes into ``count`` runs of enough points."""
+    distinct = np.unique(points.sizes)
     lines: dict[tuple[int, int], tuple[float, float, float]] = {}
     best: tuple[float, tuple[Line, ...]] | None = None
     for cuts in combinations(range(MINIMUM_POINTS, distinct.size - MINIMUM_POINTS + 1), count - 1):
@@ -181,9 +170,7 @@ def _best_split(
             continue
         for left, right in pairwise(bounds):
             if (left, right) not in lines:
-                lines[left, right] = _line(
-                    sizes, times, usual, distinct[left], distinct[right - 1], left == 0, scale
-                )
+                lines[left, right] = _line(points, distinct[left], distinct[right - 1], left == 0, scale)
         chosen = [lines[pair] for pair in pairwise(bounds)]
         loss = sum(line[2] for line in chosen)
         starts = [0, *(int(distinct[cut]) for cut in cuts)]
@@ -194,17 +181,11 @@ def _best_split(
 
 
 def _line(
-    sizes: NDArray[np.float64],
-    times: NDArray[np.float64],
-    usual_times: NDArray[np.float64],
-    first: float,
-    last: float,
-    starts_at_zero: bool,
-    scale: float,
+    points: _Points, first: float, last: float, starts_at_zero: bool, scale: float
 ) -> tuple[float, float, float]:
     """(slope, base, robust loss) of the points from ``first`` to ``last`` bytes."""
-    inside = (sizes >= first) & (sizes <= last)
-    x, t, usual = sizes[inside], times[inside], usual_times[inside]
+    inside = (points.sizes >= first) & (points.sizes <= last)
+    x, t, usual = (values[inside] for values in points)
     weights = 1.0 / usual**2
     slope, base = _weighted_line(x, t, weights, starts_at_zero)
     for _ in range(_HUBER_ROUNDS):
@@ -213,13 +194,6 @@ def _line(
     errors = np.abs(slope * x + base - t) / usual / scale
     loss = np.where(errors <= _HUBER, errors**2, 2 * _HUBER * errors - _HUBER**2)
     return slope, base, float(np.sum(loss))
-
-
-def _usual_times(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What errors of the points, by ascending size, are relative to: their own times, or the median around them where
-    that is more. Else one time that noise left nothing of (1 ns, less the work around it) would outweigh all others."""
-    around = (times[max(0, i - _NEIGHBOURS) : i + _NEIGHBOURS + 1] for i in range(times.size))
-    return np.maximum(times, [float(np.median(some)) for some in around])
 
 
 def _weighted_line(
@@ -252,10 +226,9 @@ class InStep:
 
     def __post_init__(self) -> None:
         counts = [count for _, count in self.sizes]
-        possible = (
-            self.total_ns > 0 and self.spread_ns >= 0 and self.samples > 0 and min(counts, default=0) > 0
-        )
-        if not possible or not _ascend(self.sizes):
+        ascend = all(left < right for (left, _), (right, _) in pairwise(self.sizes))
+        times = self.total_ns > 0 and self.spread_ns >= 0 and self.samples > 0
+        if not (times and ascend and min(counts, default=0) > 0):
             raise ProfileError(f"not what a step's all-reduces take: {self}")
 
 
@@ -288,12 +261,9 @@ def with_latency_of(step: InStep, swept: LinearPieces) -> LinearPieces:
     They are lowered by no more than the latency, what no bytes would take: no time becomes negative.
     """
     excess_ns = (step.total_ns - _predicted_ns(step, swept)) / sum(count for _, count in step.sizes)
-    return _moved(swept, max(excess_ns, -swept.lines[0].offset_ns))
-
-
-def _moved(lines: LinearPieces, moved_ns: float) -> LinearPieces:
+    moved_ns = max(excess_ns, -swept.lines[0].offset_ns)
     return LinearPieces.of(
-        *((line.from_bytes, line.ns_per_byte, line.offset_ns + moved_ns) for line in lines.lines)
+        *((line.from_bytes, line.ns_per_byte, line.offset_ns + moved_ns) for line in swept.lines)
     )
 
 
@@ -323,11 +293,6 @@ def _predicted_ns(step: InStep, lines: LinearPieces) -> int:
     """All of the step's all-reduces, as the lines have them: of any size and number, since a file may say any."""
     each_ns = lines([size for size, _ in step.sizes]).tolist()
     return sum(count * ns for (_, count), ns in zip(step.sizes, each_ns, strict=True))
-
-
-def _ascend(sizes: Sequence[tuple[int, int]]) -> bool:
-    """Whether there is at least one size, and each once."""
-    return bool(sizes) and all(left < right for (left, _), (right, _) in pairwise(sizes))
 
 
 @dataclass(frozen=True, slots=True)

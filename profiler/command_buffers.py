@@ -73,14 +73,33 @@ def with_names(timed: Trace, timed_module: str, named: Trace, named_module: str)
     Raises:
         ProfileError: too little of the one is found in the other, by the names of kernels and their order.
     """
-    found = all_names(timed, timed_module, named, named_module)
-    refused = refusal(found, timed_module, named_module)
+    known = {device: _lanes(items) for (_, device), items in by_place(named, named_module).items()}
+    executions: list[Execution] = []
+    all_ns: Counter[str] = Counter()
+    named_ns: Counter[str] = Counter()
+    unnamed: dict[str, Counter[str]] = defaultdict(Counter)
+    places = by_place(timed, timed_module)
+    for (_, device), items in places.items():
+        lanes = _lanes(items)
+        for lane, pairs in _named_lanes(lanes, known.get(device, {})).items():
+            executions += [replace(one, op=name.op, module=named_module) for one, name in pairs]
+            all_ns[lane] += length_ns(map(span, lanes[lane]))
+            named_ns[lane] += length_ns(span(one) for one, _ in pairs)
+            for one in set(lanes[lane]).difference(one for one, _ in pairs):
+                unnamed[lane][one.kernel] += one.end_ns - one.start_ns
+    ordered = tuple(sorted(executions, key=lambda one: (one.start_ns, -one.end_ns)))
+    unnamed_ns = round((all_ns.total() - named_ns.total()) / max(len(places), 1))
+    lanes_found = {
+        lane: Lane(all_ns[lane], named_ns[lane], dict(unnamed[lane].most_common())) for lane in all_ns
+    }
+    found = WithNames(Trace(ordered, timed.windows), unnamed_ns, lanes_found)
+    refused = _refusal(found, timed_module, named_module)
     if refused:
         raise ProfileError(refused)
     return found
 
 
-def refusal(found: WithNames, timed_module: str, named_module: str) -> str:
+def _refusal(found: WithNames, timed_module: str, named_module: str) -> str:
     """Why a trace has too few names; empty where it has enough. Each lane is judged by its own: over slow links
     collectives take most of the time, and must not stand for kernels."""
     runs = len({(one.run, one.device) for one in found.trace.executions})
@@ -97,46 +116,20 @@ def refusal(found: WithNames, timed_module: str, named_module: str) -> str:
                 f"{lane.named_ns / 1e6:.2f} of {lane.total_ns / 1e6:.2f} ms of {timed_module}, {name}, have a name in "
                 f"the trace of {named_module} without command buffers, need {need}; most of the rest is {longest[:60]}"
             )
-    return (
-        ""
-        if found.trace.executions
-        else f"nothing of {timed_module} has a name in the trace of {named_module}"
-    )
-
-
-def all_names(timed: Trace, timed_module: str, named: Trace, named_module: str) -> WithNames:
-    """As :func:`with_names`, however little has a name."""
-    known = {device: _lanes(items) for (_, device), items in by_place(named, named_module).items()}
-    found: list[Execution] = []
-    all_ns: Counter[str] = Counter()
-    named_ns: Counter[str] = Counter()
-    unnamed: dict[str, Counter[str]] = defaultdict(Counter)
-    places = by_place(timed, timed_module)
-    for (_, device), items in places.items():
-        lanes = _lanes(items)
-        for lane, pairs in _named_lanes(lanes, known.get(device, {})).items():
-            found += [replace(one, op=name.op, module=named_module) for one, name in pairs]
-            all_ns[lane] += length_ns(map(span, lanes[lane]))
-            named_ns[lane] += length_ns(span(one) for one, _ in pairs)
-            for one in set(lanes[lane]).difference(one for one, _ in pairs):
-                unnamed[lane][one.kernel] += one.end_ns - one.start_ns
-    ordered = tuple(sorted(found, key=lambda one: (one.start_ns, -one.end_ns)))
-    unnamed_ns = round((all_ns.total() - named_ns.total()) / max(len(places), 1))
-    lanes_found = {
-        lane: Lane(all_ns[lane], named_ns[lane], dict(unnamed[lane].most_common())) for lane in all_ns
-    }
-    return WithNames(Trace(ordered, timed.windows), unnamed_ns, lanes_found)
+    if not found.trace.executions:
+        return f"nothing of {timed_module} has a name in the trace of {named_module}"
+    return ""
 
 
 def _lanes(items: Iterable[Execution]) -> dict[str, list[Execution]]:
     """By what runs in one order with its like. Outside of command buffers a loop's copies have streams of their own."""
     found: dict[str, list[Execution]] = defaultdict(list)
     for item in items:
-        found[lane_of(item)].append(item)
+        found[_lane_of(item)].append(item)
     return found
 
 
-def lane_of(item: Execution) -> str:
+def _lane_of(item: Execution) -> str:
     """Kernels, collectives, memsets, or copies of one direction."""
     if is_transfer(item):
         return TRANSFERS

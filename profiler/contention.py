@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from statistics import mean, median
 from types import MappingProxyType
 
@@ -51,7 +51,7 @@ from disco_hlo.profiler.trace import (
     moving,
     numbered,
     span,
-    unit_of,
+    unit_of_name,
 )
 
 _LONG_NS = 5_000
@@ -100,10 +100,8 @@ _SLOWER = 1.05
 """Of the fastest device's time. Two that are well differ by up to 1 %."""
 _UNSTEADY = 1.2
 """The longest over the shortest of a device's runs."""
-_LEAST_NS = 100_000
+_NOISE_NS = 100_000
 """A difference that a step's own noise does not make: some kernels of a few us, more or less."""
-Beside = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""The time that each shared with something of the other kind, and what it would have been without."""
 Computed = Mapping[str, Sequence[int]]
 """By device, how long its kernels ran in each run, ns; collectives, in which it waits for others, left out."""
 
@@ -175,27 +173,20 @@ def _transfers(trace: Trace, module_name: str, moved: Moved) -> dict[str, _Work]
             work = _Work(length_ns(moves), sum(covered_ns(part, kernels) for part in moves))
             found[unit][run].append((length_ns(span(item) for item, _ in parts), work))
     last = ([min(at, key=itemgetter(0))[1] for at in by_run.values()] for by_run in found.values())
-    return {
-        unit: sorted(works, key=_length)[len(works) // 2] for unit, works in zip(found, last, strict=True)
-    }
+    by_length = (sorted(works, key=attrgetter("length_ns")) for works in last)
+    return {unit: works[len(works) // 2] for unit, works in zip(found, by_length, strict=True)}
 
 
-def _length(work: _Work) -> int:
-    return work.length_ns
-
-
-def _beside(alone: Mapping[str, _Work], beside: Mapping[str, _Work]) -> Beside | None:
-    """Of the collectives; None where they shared too little time to tell anything."""
+def _beside(
+    alone: Mapping[str, _Work], beside: Mapping[str, _Work]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """The time that each collective shared with kernels, and what it would have been without; None where all shared
+    too little to tell anything."""
     long = [unit for unit in beside if unit in alone and alone[unit].length_ns >= _LONG_NS]
     common = [unit for unit in long if beside[unit].shared_ns >= _MUCH * beside[unit].length_ns]
     shared = np.array([beside[unit].shared_ns for unit in common], np.float64)
     excess = np.array([beside[unit].length_ns - alone[unit].length_ns for unit in common], np.float64)
     return (shared, shared - excess) if shared.sum() >= _ENOUGH_NS else None
-
-
-def _slow_down(shared: NDArray[np.float64], without: NDArray[np.float64]) -> float:
-    """Of all together."""
-    return believed(float(shared.sum()), float(without.sum()))
 
 
 def _wait_and_factor(shared: NDArray[np.float64], without: NDArray[np.float64]) -> tuple[float, float]:
@@ -205,7 +196,7 @@ def _wait_and_factor(shared: NDArray[np.float64], without: NDArray[np.float64]) 
     the wait is what makes the sum right. Where that is negative, or the two are not told apart, it is 0 and the
     factor is that of the sum.
     """
-    alike = _slow_down(shared, without), 0.0
+    alike = _believed(float(shared.sum()), float(without.sum())), 0.0
     least, most = np.quantile(without, (0.25, 0.75))
     if shared.size < _FEW or least <= 0 or most < _APART * least:
         return alike
@@ -272,7 +263,7 @@ def slow_downs(
     drift = _drift(alone_ns, runs)
 
     def of(counts: Callable[[_Ran], bool], most: float = MOST) -> float | None:
-        found = [_slow_down_of_run(alone_ns, drift, [ran for ran in run if counts(ran)]) for run in runs]
+        found = [_slow_down(alone_ns, drift, [ran for ran in run if counts(ran)]) for run in runs]
         known = [factor for factor in found if factor is not None]
         return min(median(known), most) if known else None
 
@@ -291,7 +282,7 @@ def _by_run(trace: Trace, module_name: str, moved: Moved) -> dict[int, list[_Ran
         kernels: dict[str, list[Execution]] = defaultdict(list)
         for item in items:
             if not is_transfer(item):
-                kernels[unit_of(item)].append(item)
+                kernels[unit_of_name(item.op)].append(item)
         for unit, parts in kernels.items():
             spans = [span(part) for part in parts]
             begins_ns = spans[0][0]
@@ -319,19 +310,17 @@ def _drift(alone_ns: Mapping[tuple[str, int], float], runs: Iterable[Sequence[_R
     )
 
 
-def _slow_down_of_run(
-    alone_ns: Mapping[tuple[str, int], float], drift: float, ran: Sequence[_Ran]
-) -> float | None:
+def _slow_down(alone_ns: Mapping[tuple[str, int], float], drift: float, ran: Sequence[_Ran]) -> float | None:
     """Of all these kernels of one run together; None where too little moved beside them."""
     shared = [one for one in ran if one.beside_ns >= _SOME * one.length_ns]
     moved_ns = sum(one.moved_ns for one in shared)
     if moved_ns < _ENOUGH_NS:
         return None
     lost_ns = sum(one.length_ns - drift * alone_ns[one.place] for one in shared)
-    return believed(moved_ns, moved_ns - lost_ns)
+    return _believed(moved_ns, moved_ns - lost_ns)
 
 
-def believed(shared_ns: float, without_ns: float) -> float:
+def _believed(shared_ns: float, without_ns: float) -> float:
     """The slow-down of what shared so much time, and would have taken ``without_ns`` of it alone: from 1 to a limit."""
     return min(max(1.0, shared_ns / max(without_ns, shared_ns / MOST)), MOST)
 
@@ -444,7 +433,7 @@ class Uneven:
 
 
 def _alike(longer_ns: float, shorter_ns: float, limit: float) -> bool:
-    return longer_ns <= max(limit * shorter_ns, shorter_ns + _LEAST_NS)
+    return longer_ns <= max(limit * shorter_ns, shorter_ns + _NOISE_NS)
 
 
 def _range(times_ns: Sequence[int]) -> str:

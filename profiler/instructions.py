@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.trace import Execution, Interval, Trace, covered_ns, length_ns, merged
+from disco_hlo.profiler.trace import Execution, Interval, Trace, by_place, covered_ns, length_ns, merged, span
 
 MINIMUM_RUNS = 3
 """Fewer runs give no spread worth the name."""
 
 _CLEARLY = 3
 """How many median deviations of first and later turns apart they must lie to be told apart."""
-_COMMAND_BUFFER = "command_buffer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,57 +51,41 @@ class Coverage:
     """Share of the wall time in which at least one instruction of the device ran."""
     parallelism: float
     """Sum of instruction times over wall time; above ``busy_share`` where instructions overlap."""
-    unnamed_share: float
-    """Share of the instruction time that belongs to command buffers and so to no instruction."""
-    runs: int
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One bar of a measured timeline. Times count from the run's first start."""
-
-    op: str
-    owner: str
-    """The entry instruction it belongs to: ``op`` itself, or the loop around it."""
-    start_ns: int
-    end_ns: int
-    track: str
-    device: int
-    kernel: str
 
 
 def instruction_times(
     trace: Trace,
     module_name: str,
-    owner: Mapping[str, str] | None = None,
-    minimum_runs: int = MINIMUM_RUNS,
+    owner: Mapping[str, str],
+    *,
     blocking: Container[str] = (),
     launch_ns: int | None = None,
 ) -> dict[str, InstructionTimes]:
     """Times of the module's entry instructions that ran, by instruction name, ascending.
 
-    While an instruction of ``blocking`` runs, the others take no time of the step: a convolution that a thread
-    pool was still at when the all-reduce behind it began takes what it took before that.
+    Args:
+        owner: names, for every instruction inside a loop or another called computation, the entry instruction that
+            runs it.
+        blocking: while one of these runs, the others take no time of the step: a convolution that a thread pool was
+            still at when the all-reduce behind it began takes what it took before that.
+        launch_ns: what lies between two kernels that the host is ahead of. A loop without an event of its own (GPU)
+            takes at most what its kernels take and that between them: in a trace more lies between short ones, which
+            the host starts one by one where command buffers are off, and of which the profiler writes down each.
+            Where it is not given, such a loop lasts from its first kernel to its last.
 
-    ``owner`` names, for every instruction inside a loop or another called computation, the entry
-    instruction that runs it. Without it, nesting is inferred from the trace, which CPU traces
-    allow (GPU traces have no event for a loop, and list its body's kernels instead).
-
-    ``launch_ns`` is what lies between two kernels that the host is ahead of. A loop without an event of its own
-    takes at most what its kernels take and that between them: in a trace more lies between short ones, which the host
-    starts one by one where command buffers are off, and of which the profiler writes down each. Where it is not
-    given, such a loop lasts from its first kernel to its last.
-
-    Raises :class:`ProfileError` when the trace has fewer than ``minimum_runs`` of the module.
+    Raises:
+        ProfileError: the trace has too few runs of the module.
     """
-    executions = _of_module(trace, module_name)
-    runs = len({execution.run for execution in executions})
-    if runs < minimum_runs:
+    placed = _of_module(trace, module_name)
+    runs = len({run for run, _ in placed})
+    if runs < MINIMUM_RUNS:
         raise ProfileError(
-            f"the trace holds {runs} runs of {module_name}, need {minimum_runs}; repeat more often"
+            f"the trace holds {runs} runs of {module_name}, need {MINIMUM_RUNS}; repeat more often"
         )
-    owners = owner if owner is not None else _inferred_owners(executions)
-    samples = _samples(executions, owners, blocking, launch_ns)
+    samples: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
+    for (run, device), items in placed.items():
+        for op, ns in _durations(items, owner, blocking, launch_ns).items():
+            samples[op][run][device] = ns
     return {op: _summary(by_run) for op, by_run in sorted(samples.items())}
 
 
@@ -142,10 +125,8 @@ def body_times(
         around: how often the loop runs in one run of the module.
         blocking: as for :func:`instruction_times`, as is ``launch_ns``.
     """
-    placed: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    for execution in trace.executions:
-        if execution.module == module_name and execution.op in owner:
-            placed[execution.run, execution.device].append(execution)
+    inside = Trace(tuple(one for one in trace.executions if one.op in owner), ())
+    placed = by_place(inside, module_name)
     if not placed:
         return None
     own_owners = {op: by for op, by in owner.items() if op != by}
@@ -207,123 +188,43 @@ def _first_ns(by_execution: Mapping[int, Mapping[int, int]], turns: int) -> int 
     return round(middle) if abs(middle - usual) > _CLEARLY * max(1, noise) else None
 
 
-def time_in(trace: Trace, module_name: str, ops: Container[str]) -> dict[tuple[int, int], int]:
-    """How long any of ``ops`` ran, by run and device. Raises like :func:`instruction_times`."""
-    by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    for execution in _of_module(trace, module_name):
-        by_place[execution.run, execution.device] += [execution] if execution.op in ops else []
-    return {place: length_ns(_union(items)) for place, items in by_place.items()}
-
-
-def coverage(trace: Trace, module_name: str, owner: Mapping[str, str] | None = None) -> Coverage:
-    """Share of the step that the events of ``module_name`` explain. Raises like :func:`instruction_times`."""
-    executions = _of_module(trace, module_name)
-    owners = owner if owner is not None else _inferred_owners(executions)
-    walls = _wall_ns(trace, executions)
-    by_place: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    for execution in executions:
-        by_place[execution.run, execution.device].append(execution)
+def coverage(trace: Trace, module_name: str, owner: Mapping[str, str]) -> Coverage:
+    """Share of the step that the events of ``module_name`` explain; :class:`ProfileError` where there are none."""
+    placed = _of_module(trace, module_name)
+    walls = _wall_ns(trace, placed)
     busy, parallel = [], []
-    for (run, _), placed in by_place.items():
-        own = [item for item in placed if item.op not in owners]
-        own += _without_owner_event(placed, owners)
-        busy.append(sum(end - start for start, end in _union(own)) / walls[run])
-        parallel.append(sum(item.end_ns - item.start_ns for item in own) / walls[run])
-    total = sum(item.end_ns - item.start_ns for item in executions) or 1
-    hidden = sum(item.end_ns - item.start_ns for item in executions if item.op.startswith(_COMMAND_BUFFER))
-    return Coverage(int(median(walls.values())), median(busy), median(parallel), hidden / total, len(walls))
+    for (run, _), items in placed.items():
+        own = outermost(items, owner)
+        busy.append(length_ns(_union(own)) / walls[run])
+        parallel.append(length_ns(map(span, own)) / walls[run])
+    return Coverage(int(median(walls.values())), median(busy), median(parallel))
 
 
-def spans(
-    trace: Trace,
-    module_name: str,
-    owner: Mapping[str, str] | None = None,
-) -> tuple[Span, ...]:
-    """The timeline of the run of median wall time on all local devices, bodies of loops included, by start time.
+def median_run(trace: Trace, module_name: str) -> dict[int, list[Execution]]:
+    """The run of median wall time: by local device what ran, bodies of loops included, by start time.
 
-    Raises :class:`ProfileError` for a module that the trace does not hold.
+    Raises:
+        ProfileError: the trace does not hold the module.
     """
-    executions = _of_module(trace, module_name)
-    owners = owner if owner is not None else _inferred_owners(executions)
-    walls = _wall_ns(trace, executions)
+    placed = _of_module(trace, module_name)
+    walls = _wall_ns(trace, placed)
     by_wall = sorted(walls, key=lambda number: (walls[number], number))
     chosen = by_wall[(len(by_wall) - 1) // 2]
-    picked = [item for item in executions if item.run == chosen]
-    origin = min(item.start_ns for item in picked)
-    return tuple(
-        Span(
-            item.op, owners.get(item.op, item.op), item.start_ns - origin, item.end_ns - origin,
-            item.track, item.device, item.kernel,
-        )
-        for item in picked
-    )  # fmt: skip
+    return {device: items for (run, device), items in placed.items() if run == chosen}
 
 
-def _of_module(trace: Trace, module_name: str) -> list[Execution]:
-    found = [execution for execution in trace.executions if execution.module == module_name]
+def outermost(items: Sequence[Execution], owner: Mapping[str, str]) -> list[Execution]:
+    """A loop or call that has an event of its own stands for what runs inside it."""
+    present = {item.op for item in items}
+    return [item for item in items if item.op not in owner or owner[item.op] not in present]
+
+
+def _of_module(trace: Trace, module_name: str) -> dict[tuple[int, int], list[Execution]]:
+    found = by_place(trace, module_name)
     if not found:
         seen = ", ".join(sorted({execution.module for execution in trace.executions}))
         raise ProfileError(f"the trace holds no run of {module_name}; it holds {seen}")
     return found
-
-
-def _inferred_owners(executions: Sequence[Execution]) -> dict[str, str]:
-    """Instruction -> outermost instruction around it, from what ran inside whose launch.
-
-    A body that hops to another thread is not inside the launch any more; such an instruction is
-    taken for the body's when it ran more than once a run, each time inside a known loop.
-    """
-    owners = _owners_by_launch(executions)
-    loops: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    known = set(owners.values())
-    times_run: Counter[tuple[str, int, int]] = Counter()
-    for item in executions:
-        times_run[item.op, item.run, item.device] += 1
-        if item.op in known:
-            loops[item.run, item.device].append(item)
-    repeated = {op for (op, _, _), count in times_run.items() if count > 1} - owners.keys() - known
-    around: dict[str, set[str]] = defaultdict(set)
-    for item in executions:
-        if item.op not in repeated:
-            continue
-        inside = [loop for loop in loops[item.run, item.device] if _contains(loop, item)]
-        around[item.op].add(inside[0].op if inside else "")
-    owners.update({op: names.pop() for op, names in around.items() if len(names) == 1 and "" not in names})
-    return owners
-
-
-def _contains(outer: Execution, inner: Execution) -> bool:
-    return outer.start_ns <= inner.start_ns and inner.end_ns <= outer.end_ns
-
-
-def _owners_by_launch(executions: Sequence[Execution]) -> dict[str, str]:
-    outermost: dict[tuple[int, int, str], Execution] = {}
-    owners: dict[str, str] = {}
-    for item in executions:
-        place = (item.run, item.device, item.track)
-        current = outermost.get(place)
-        if current is not None and item.launched_ns <= current.launched_ns and not item.kernel:
-            owners[item.op] = current.op
-        else:
-            outermost[place] = item
-    return owners
-
-
-def _samples(
-    executions: Iterable[Execution],
-    owners: Mapping[str, str],
-    blocking: Container[str],
-    launch_ns: int | None,
-) -> dict[str, dict[int, dict[int, int]]]:
-    """op -> run -> device -> ns."""
-    placed: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    for execution in executions:
-        placed[execution.run, execution.device].append(execution)
-    samples: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
-    for (run, device), items in placed.items():
-        for op, duration in _durations(items, owners, blocking, launch_ns).items():
-            samples[op][run][device] = duration
-    return samples
 
 
 def _durations(
@@ -334,13 +235,13 @@ def _durations(
 ) -> dict[str, int]:
     durations: Counter[str] = Counter()
     blocked = _union([item for item in items if item.op in blocking])
-    for item in items:
-        if item.op not in owners:
-            hidden_ns = 0 if item.op in blocking else covered_ns((item.start_ns, item.end_ns), blocked)
-            durations[item.op] += item.end_ns - item.start_ns - hidden_ns
     bodies: dict[str, list[Execution]] = defaultdict(list)
-    for item in _without_owner_event(items, owners):
-        bodies[owners[item.op]].append(item)
+    for item in outermost(items, owners):
+        if item.op in owners:
+            bodies[owners[item.op]].append(item)
+        else:
+            hidden_ns = 0 if item.op in blocking else covered_ns(span(item), blocked)
+            durations[item.op] += item.end_ns - item.start_ns - hidden_ns
     for loop, parts in bodies.items():
         start_ns, end_ns = min(part.start_ns for part in parts), max(part.end_ns for part in parts)
         hidden_ns = 0 if loop in blocking else covered_ns((start_ns, end_ns), blocked)
@@ -351,12 +252,6 @@ def _durations(
     return durations
 
 
-def _without_owner_event(items: Iterable[Execution], owners: Mapping[str, str]) -> list[Execution]:
-    items = list(items)
-    present = {item.op for item in items}
-    return [item for item in items if item.op in owners and owners[item.op] not in present]
-
-
 def _summary(by_run: Mapping[int, Mapping[int, int]]) -> InstructionTimes:
     values = [value for by_device in by_run.values() for value in by_device.values()]
     middle = median(values)
@@ -365,13 +260,14 @@ def _summary(by_run: Mapping[int, Mapping[int, int]]) -> InstructionTimes:
     return InstructionTimes(round(middle), round(spread), len(values), round(last))
 
 
-def _wall_ns(trace: Trace, executions: Sequence[Execution]) -> dict[int, int]:
+def _wall_ns(trace: Trace, placed: Mapping[tuple[int, int], Sequence[Execution]]) -> dict[int, int]:
     """Run -> wall time: of its profiled call, unless the call made several runs or has no mark."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
-    for item in executions:
-        first[item.run] = min(first.get(item.run, item.start_ns), item.start_ns)
-        last[item.run] = max(last.get(item.run, item.end_ns), item.end_ns)
+    for (run, _), items in placed.items():
+        for item in items:
+            first[run] = min(first.get(run, item.start_ns), item.start_ns)
+            last[run] = max(last.get(run, item.end_ns), item.end_ns)
     walls = {run: max(last[run] - first[run], 1) for run in first}
     for window in trace.windows:
         inside = [run for run in first if window.start_ns <= first[run] and last[run] <= window.end_ns]
@@ -380,8 +276,8 @@ def _wall_ns(trace: Trace, executions: Sequence[Execution]) -> dict[int, int]:
     return walls
 
 
-def _union(items: Iterable[Execution | Span]) -> list[Interval]:
-    return merged((item.start_ns, item.end_ns) for item in items)
+def _union(items: Iterable[Execution]) -> list[Interval]:
+    return merged(map(span, items))
 
 
 def stretch(
@@ -390,7 +286,7 @@ def stretch(
     collectives: Container[str],
     launch_ns: int,
     walls_ns: Sequence[int],
-    owner: Mapping[str, str] | None = None,
+    owner: Mapping[str, str],
 ) -> float:
     """By how much a step's compute takes longer than its instructions' medians and launches add up to.
 
@@ -408,7 +304,10 @@ def stretch(
     """
     times = instruction_times(trace, module_name, owner, blocking=collectives)
     computing = [time.median_ns for op, time in times.items() if op not in collectives]
-    blocked_ns = time_in(trace, module_name, collectives)
+    blocked_ns = {
+        place: length_ns(_union(item for item in items if item.op in collectives))
+        for place, items in _of_module(trace, module_name).items()
+    }
     runs = sorted({run for run, _ in blocked_ns})
     if len(runs) != len(walls_ns):
         raise ProfileError(f"the trace holds {len(runs)} runs of {module_name}, {len(walls_ns)} were timed")

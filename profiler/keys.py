@@ -189,6 +189,22 @@ def kernel_key(graph: Graph, ops: Sequence[int], results: Sequence[int], emitter
     return group_key(graph, kernel_nodes(graph, ops), results, emitter)
 
 
+def kernel_keys(graph: Graph, kernels: Kernels) -> list[str]:
+    """The key of each kernel."""
+    end, written = _texts(_lines(graph), kernels.flat)
+    text, ends = written.tobytes(), end.tolist()
+    first = kernels.emitters or ("",) * len(kernels)
+    return [
+        GROUP_PREFIX + blake2b(emitter.encode() + text[a:b], digest_size=_KEY_BYTES).hexdigest()
+        for emitter, a, b in zip(first, [0, *ends], ends, strict=False)
+    ]
+
+
+def group_key(graph: Graph, members: Iterable[int], results: Sequence[int], emitter: str = "") -> str:
+    """The key of one kernel, as :class:`~disco_hlo.hlo.cost_model.Kernels` has it; the order of its results counts."""
+    return kernel_keys(graph, Kernels.of_lists([sorted(members)], [results], [emitter]))[0]
+
+
 class _Lines(NamedTuple):
     """The texts of a graph's nodes. Arrays are never written."""
 
@@ -219,22 +235,6 @@ def _lines(graph: Graph) -> _Lines:
         np.cumsum([0, *map(len, encoded)], dtype=np.int64),
         np.frombuffer(b"".join(encoded), np.uint8),
     )
-
-
-def kernel_keys(graph: Graph, kernels: Kernels) -> list[str]:
-    """The key of each kernel."""
-    end, written = _texts(_lines(graph), kernels.flat)
-    text, ends = written.tobytes(), end.tolist()
-    first = kernels.emitters or ("",) * len(kernels)
-    return [
-        GROUP_PREFIX + blake2b(emitter.encode() + text[a:b], digest_size=_KEY_BYTES).hexdigest()
-        for emitter, a, b in zip(first, [0, *ends], ends, strict=False)
-    ]
-
-
-def group_key(graph: Graph, members: Iterable[int], results: Sequence[int], emitter: str = "") -> str:
-    """The key of one kernel, as :class:`~disco_hlo.hlo.cost_model.Kernels` has it; the order of its results counts."""
-    return kernel_keys(graph, Kernels.of_lists([sorted(members)], [results], [emitter]))[0]
 
 
 @compiled

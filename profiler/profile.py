@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -44,6 +44,7 @@ from disco_hlo.regular_file import read_regular, write_whole
 FORMAT = "disco-hlo profile"
 VERSION = 9
 _MAXIMUM_BYTES = 1 << 28
+_Known = TypeVar("_Known")
 _Text = Annotated[str, Meta(max_length=1000)]
 _Rate = Annotated[float, Meta(ge=1e7, le=1e18)]
 """What a device may move or compute a second: a file that says less or more has another unit (GB/s, TFLOP/s)."""
@@ -218,29 +219,42 @@ class Profile:
 _NOTHING = Collectives()
 
 
-def merged(times: Sequence[OpTime]) -> OpTime:
-    """One time from several measurements: medians weighted by their samples.
+class DeviceFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a kind of device. None where it was not measured, here and below."""
 
-    The spread is the larger of the usual spread within a measurement and the spread between them.
-    """
-    middle = _weighted_median((time.median_ns, time.samples) for time in times)
-    within = _weighted_median((time.spread_ns, time.samples) for time in times)
-    between = _weighted_median((abs(time.median_ns - middle), time.samples) for time in times)
-    return OpTime(middle, max(within, between), sum(time.samples for time in times))
+    constants: DeviceConstants | None = None
+    launch_ns: Nanoseconds | None = None
+    """What lies between two kernels in the training step that was timed last: on H200s a chain's links lay 0.0 to 2.1
+    us apart where a step's kernels lay 0.2 to 0.9."""
 
 
-def _weighted_median(values: Iterable[tuple[int, int]]) -> int:
-    """Of (value, weight) pairs; the middle of two values where half of the weight lies on each side."""
-    ordered = sorted(values)
-    total = sum(weight for _, weight in ordered)
-    passed = 0
-    for position, (value, weight) in enumerate(ordered):
-        passed += weight
-        if 2 * passed > total:
-            return value
-        if 2 * passed == total:
-            return round((value + ordered[position + 1][0]) / 2)
-    raise ProfileError("no measurement to merge")
+class LinkFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of all steps whose collectives go over one link."""
+
+    holds: dict[str, Share] = {}
+    """As :attr:`Profile.holds`."""
+
+
+class StepFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of one step on one link."""
+
+    launch_ns: Nanoseconds | None = None
+    """What lies between two of its kernels."""
+    contention: Contention | None = None
+    """Kernels differ in what they share with collectives: convolutions were slowed by a third where a transformer's
+    matmuls were not."""
+    apart: dict[str, InStep] | None = None
+    """All of its collectives of each kind in one run, one by one; none of a kind: the trace did not tell, nor will
+    another one."""
+    together: dict[str, InStep] | None = None
+    """The same in one bucket (CPU), or in buckets of varied sizes (GPU)."""
+    loops: dict[str, LoopTime] | None = None
+    """As :attr:`Profile.loops`."""
+
+
+def place_of(link: Link, fingerprint: str = "") -> str:
+    """Under which a store keeps the facts of a link, or of a step on it."""
+    return f"{link.label} {link.device_count}/{link.process_count} {fingerprint[:16]}"
 
 
 def host_cpu_kind() -> str:
@@ -305,44 +319,6 @@ def from_json(text: str, source: str = "the profile") -> Profile:
         raise ProfileError(f"{source}: {error}; measure again or name another file") from None
 
 
-class DeviceFacts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a kind of device. None where it was not measured, here and below."""
-
-    constants: DeviceConstants | None = None
-    launch_ns: Nanoseconds | None = None
-    """What lies between two kernels in the training step that was timed last: on H200s a chain's links lay 0.0 to 2.1
-    us apart where a step's kernels lay 0.2 to 0.9."""
-
-
-class LinkFacts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of all steps whose collectives go over one link."""
-
-    holds: dict[str, Share] = {}
-    """As :attr:`Profile.holds`."""
-
-
-class StepFacts(Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one step on one link."""
-
-    launch_ns: Nanoseconds | None = None
-    """What lies between two of its kernels."""
-    contention: Contention | None = None
-    """Kernels differ in what they share with collectives: convolutions were slowed by a third where a transformer's
-    matmuls were not."""
-    apart: dict[str, InStep] | None = None
-    """All of its collectives of each kind in one run, one by one; none of a kind: the trace did not tell, nor will
-    another one."""
-    together: dict[str, InStep] | None = None
-    """The same in one bucket (CPU), or in buckets of varied sizes (GPU)."""
-    loops: dict[str, LoopTime] | None = None
-    """As :attr:`Profile.loops`."""
-
-
-def place_of(link: Link, fingerprint: str = "") -> str:
-    """Under which a store keeps the facts of a link, or of a step on it."""
-    return f"{link.label} {link.device_count}/{link.process_count} {fingerprint[:16]}"
-
-
 def merge(profiles: Sequence[Profile]) -> Profile:
     """One profile from several of the same platform and link.
 
@@ -362,71 +338,55 @@ def merge(profiles: Sequence[Profile]) -> Profile:
                 f"profiles of one platform and link are expected: the first is of {first.platform}, "
                 f"{first.link}, another of {other.platform}, {other.link}"
             )
-    times: dict[str, dict[OpTime, None]] = {}
-    for profile in profiles:
-        for key, time in profile.ops.items():
-            times.setdefault(key, {})[time] = None
     return Profile(
         platform=first.platform,
-        ops={key: merged(tuple(times[key])) for key in sorted(times)},
+        ops={key: merged(list(dict.fromkeys(known))) for key, known in _by_key(p.ops for p in profiles)},
         launch_ns=round(median(profile.launch_ns for profile in profiles)),
         memory_bandwidth=float(median(profile.memory_bandwidth for profile in profiles)),
         flops_per_s=float(median(profile.flops_per_s for profile in profiles)),
         all_reduce=_swept(profile.all_reduce for profile in profiles),
         link=first.link,
         contention=_contention(profiles),
-        holds=_holds(profiles),
+        holds={key: median(known) for key, known in _by_key(profile.holds for profile in profiles)},
         noise=max(profile.noise for profile in profiles),
         in_step=_in_step(profile.in_step for profile in profiles),
         together=_in_step(profile.together for profile in profiles),
-        collectives=_collectives(profiles),
-        loops=_loops(profiles),
+        collectives={
+            kind: Collectives(
+                _swept(one.swept for one in known),
+                _in_step(one.in_step for one in known),
+                _in_step(one.together for one in known),
+            )
+            for kind, known in _by_key(profile.collectives for profile in profiles)
+        },
+        loops={  # of those that ran as often in all profiles that have them
+            body: LoopTime(
+                known[0].executions,
+                round(median(one.own_ns for one in known)),
+                round(median(one.first_more_ns for one in known)),
+            )
+            for body, known in _by_key(profile.loops for profile in profiles)
+            if len({one.executions for one in known}) == 1
+        },
     )
 
 
-def _collectives(profiles: Sequence[Profile]) -> dict[str, Collectives]:
-    kinds = sorted({kind for profile in profiles for kind in profile.collectives})
-    by_kind = {kind: [one.collectives[kind] for one in profiles if kind in one.collectives] for kind in kinds}
-    return {
-        kind: Collectives(
-            _swept(one.swept for one in known),
-            _in_step(one.in_step for one in known),
-            _in_step(one.together for one in known),
-        )
-        for kind, known in by_kind.items()
-    }
-
-
-def _loops(profiles: Sequence[Profile]) -> dict[str, LoopTime]:
-    """Of loops that ran as often in all profiles that have them."""
-    found: dict[str, list[LoopTime]] = {}
-    for profile in profiles:
-        for body, one in profile.loops.items():
-            found.setdefault(body, []).append(one)
-    return {
-        body: LoopTime(
-            known[0].executions,
-            round(median(one.own_ns for one in known)),
-            round(median(one.first_more_ns for one in known)),
-        )
-        for body, known in sorted(found.items())
-        if len({one.executions for one in known}) == 1
-    }
+def _by_key(found: Iterable[Mapping[str, _Known]]) -> list[tuple[str, list[_Known]]]:
+    """What all of them say of each key, by ascending key."""
+    known: dict[str, list[_Known]] = {}
+    for one in found:
+        for key, value in one.items():
+            known.setdefault(key, []).append(value)
+    return sorted(known.items())
 
 
 def _swept(fits: Iterable[AllReduceFit | None]) -> AllReduceFit | None:
-    found: dict[SweepPoint, None] = {}
-    for one in fits:
-        if one is not None:
-            found |= dict.fromkeys(one.points)
     by_size: dict[int, list[OpTime]] = {}
-    for point in found:
+    for point in dict.fromkeys(point for one in fits if one is not None for point in one.points):
         time = OpTime(point.median_ns, point.spread_ns, point.samples)
         by_size.setdefault(point.size_bytes, []).append(time)
-    points = []
-    for size, times in sorted(by_size.items()):
-        time = merged(times)
-        points.append(SweepPoint(size, time.median_ns, time.spread_ns, time.samples))
+    times = [(size, merged(known)) for size, known in sorted(by_size.items())]
+    points = [SweepPoint(size, time.median_ns, time.spread_ns, time.samples) for size, time in times]
     return fit(points) if len(points) >= MINIMUM_POINTS else None
 
 
@@ -458,9 +418,26 @@ def _contention(profiles: Sequence[Profile]) -> Contention | None:
     )
 
 
-def _holds(profiles: Sequence[Profile]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    for profile in profiles:
-        for key, share in profile.holds.items():
-            found.setdefault(key, []).append(share)
-    return {key: median(found[key]) for key in sorted(found)}
+def merged(times: Sequence[OpTime]) -> OpTime:
+    """One time from several measurements: medians weighted by their samples.
+
+    The spread is the larger of the usual spread within a measurement and the spread between them.
+    """
+    middle = _weighted_median((time.median_ns, time.samples) for time in times)
+    within = _weighted_median((time.spread_ns, time.samples) for time in times)
+    between = _weighted_median((abs(time.median_ns - middle), time.samples) for time in times)
+    return OpTime(middle, max(within, between), sum(time.samples for time in times))
+
+
+def _weighted_median(values: Iterable[tuple[int, int]]) -> int:
+    """Of (value, weight) pairs; the middle of two values where half of the weight lies on each side."""
+    ordered = sorted(values)
+    total = sum(weight for _, weight in ordered)
+    passed = 0
+    for position, (value, weight) in enumerate(ordered):
+        passed += weight
+        if 2 * passed > total:
+            return value
+        if 2 * passed == total:
+            return round((value + ordered[position + 1][0]) / 2)
+    raise ProfileError("no measurement to merge")

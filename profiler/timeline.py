@@ -8,7 +8,7 @@ outside when it is read again: decoded by schema, bounded, refused with the reas
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,9 +18,9 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import behind_bitcasts
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.profiler.instructions import Span, spans
+from disco_hlo.profiler.instructions import median_run, outermost
 from disco_hlo.profiler.keys import owners
-from disco_hlo.profiler.trace import Trace
+from disco_hlo.profiler.trace import Execution, Trace
 from disco_hlo.regular_file import unzipped
 
 FORMAT = "disco-hlo timelines"
@@ -72,30 +72,24 @@ def measured_step(name: str, trace: Trace, executed: bytes) -> MeasuredStep:
     """
     module = canonicalize(executed)
     owner = owners(executed)
-    found = spans(trace, module.graph.module_name, owner=owner)
-    device = min(span.device for span in found)
-    kept = _outermost([span for span in found if span.device == device])
+    by_device = median_run(trace, module.graph.module_name)
+    kept = outermost(by_device[min(by_device)], owner)
     talks = _collectives(module, owner)
     shown = behind_bitcasts(module.graph)
     computed = {one.name: shown[(*one.results, *one.nodes)[0]] for one in module.origins if one.nodes}
     lanes: list[tuple[Lane, int]] = []
     numbers: dict[str, int] = {}
     rows = []
-    first = min(span.start_ns for span in kept)
-    for span in sorted(kept, key=lambda one: (one.start_ns, one.end_ns, one.op)):
-        kind: Lane = "communication" if talks & {span.op, span.owner} else "compute"
-        lane = _free_lane(lanes, kind, span)
-        number = numbers.setdefault(span.owner, len(numbers))
-        rows.append((number, span.start_ns - first, span.end_ns - span.start_ns, lane))
+    first = min(one.start_ns for one in kept)
+    for one in sorted(kept, key=lambda one: (one.start_ns, one.end_ns, one.op)):
+        by = owner.get(one.op, one.op)
+        kind: Lane = "communication" if talks & {one.op, by} else "compute"
+        lane = _free_lane(lanes, kind, one)
+        number = numbers.setdefault(by, len(numbers))
+        rows.append((number, one.start_ns - first, one.end_ns - one.start_ns, lane))
     named = tuple((op[:4096], computed.get(op, -1)) for op in numbers)
-    last = max(span.end_ns for span in kept)
+    last = max(one.end_ns for one in kept)
     return MeasuredStep(name, last - first, tuple(kind for kind, _ in lanes), named, tuple(rows))
-
-
-def _outermost(found: Sequence[Span]) -> list[Span]:
-    """A loop or call that has an event of its own stands for what runs inside it."""
-    present = {span.op for span in found}
-    return [span for span in found if span.owner == span.op or span.owner not in present]
 
 
 def _collectives(module: CanonicalModule, owner: Mapping[str, str]) -> set[str]:
@@ -111,12 +105,12 @@ def _collectives(module: CanonicalModule, owner: Mapping[str, str]) -> set[str]:
     return found | {name for name in around if opcodes.get(name, "").startswith("async-")}
 
 
-def _free_lane(lanes: list[tuple[Lane, int]], kind: Lane, span: Span) -> int:
+def _free_lane(lanes: list[tuple[Lane, int]], kind: Lane, one: Execution) -> int:
     for number, (what, busy_until_ns) in enumerate(lanes):
-        if what == kind and busy_until_ns <= span.start_ns:
-            lanes[number] = (kind, span.end_ns)
+        if what == kind and busy_until_ns <= one.start_ns:
+            lanes[number] = (kind, one.end_ns)
             return number
-    lanes.append((kind, span.end_ns))
+    lanes.append((kind, one.end_ns))
     return len(lanes) - 1
 
 

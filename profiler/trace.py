@@ -31,6 +31,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,10 @@ class Execution:
     """When the launching thread moved on; at most ``end_ns``. On GPU equal to it."""
     kernel: str = ""
     """Name of the GPU kernel; empty on CPU."""
+
+
+_Raw = tuple[Execution, int | None]
+"""An execution of a run that is not numbered yet, and what the trace calls that run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,10 @@ def _trace_of(planes: list[tuple[str, list[Any]]]) -> Trace:
     kernels: list[_Raw] = []
     for name, lines in planes:
         if name.startswith("/device:GPU:"):
-            kernels.extend(_kernels(lines, int(name.rsplit(":", 1)[1])))
+            device = int(name.rsplit(":", 1)[1])
+            events = ((line, event) for line in lines for event in line.events)
+            found = (_execution(one, dict(one.stats), device, line.name, one.name) for line, one in events)
+            kernels += [one for one in found if one is not None]
         elif name == "/host:CPU":
             host.read(lines)
     windows = tuple(RunWindow(start, end) for start, end in sorted(host.windows))
@@ -191,29 +199,14 @@ def _trace_of(planes: list[tuple[str, list[Any]]]) -> Trace:
     return Trace(_numbered(raw, windows), windows)
 
 
-@dataclass(slots=True)
-class _Raw:
-    op: str
-    module: str
-    run_id: int | None
-    device: int
-    start_ns: int
-    end_ns: int
-    track: str
-    launched_ns: int
-    kernel: str = ""
-
-
-def _kernels(lines: list[Any], device: int) -> Iterator[_Raw]:
-    for line in lines:
-        for event in line.events:
-            stats = dict(event.stats)
-            if "hlo_op" not in stats or "hlo_module" not in stats:
-                continue
-            start = int(event.start_ns)
-            end = start + int(event.duration_ns)
-            op, module, run_id = str(stats["hlo_op"]), str(stats["hlo_module"]), stats.get("run_id")
-            yield _Raw(op, module, run_id, device, start, end, line.name, end, event.name)
+def _execution(event: Any, stats: dict[str, Any], device: int, track: str, kernel: str = "") -> _Raw | None:
+    """An event as an execution of run 0; None where it is none."""
+    if "hlo_op" not in stats or "hlo_module" not in stats:
+        return None
+    start = int(event.start_ns)
+    end = start + int(event.duration_ns)
+    op, module = str(stats["hlo_op"]), str(stats["hlo_module"])
+    return Execution(op, module, 0, device, start, end, track, end, kernel), stats.get("run_id")
 
 
 class _HostEvents:
@@ -230,33 +223,33 @@ class _HostEvents:
                 self._read_event(event, line.name)
 
     def _read_event(self, event: Any, track: str) -> None:
-        name = event.name
         start = int(event.start_ns)
-        end = start + int(event.duration_ns)
-        if name == RUN_MARK:
-            self.windows.append((start, end))
+        if event.name == RUN_MARK:
+            self.windows.append((start, start + int(event.duration_ns)))
             return
         stats = dict(event.stats)
-        if name.startswith(_END_MARK) and "_c" in stats:
+        if event.name.startswith(_END_MARK) and "_c" in stats:
             self._ended[int(stats.get("_ct", 0)), int(stats["_c"])] = start
             return
-        if "hlo_op" not in stats or "hlo_module" not in stats:
+        if "hlo_op" not in stats:
             return
-        flow = (int(stats.get("_pt", 0)), int(stats["_p"])) if "_p" in stats else None
-        device = int(stats.get("device_ordinal", 0))
-        op, module, run_id = str(stats["hlo_op"]), str(stats["hlo_module"]), stats.get("run_id")
-        self._launched.append((_Raw(op, module, run_id, device, start, end, track, end), flow))
+        found = _execution(event, stats, int(stats.get("device_ordinal", 0)), track)
+        if found is not None:
+            flow = (int(stats.get("_pt", 0)), int(stats["_p"])) if "_p" in stats else None
+            self._launched.append((found, flow))
 
     def completed(self) -> list[_Raw]:
-        for raw, flow in self._launched:
-            if flow in self._ended:
-                raw.end_ns = max(raw.end_ns, self._ended[flow])
-        return [raw for raw, _ in self._launched]
+        return [
+            (replace(one, end_ns=max(one.end_ns, self._ended[flow])), run_id)
+            if flow in self._ended
+            else (one, run_id)
+            for (one, run_id), flow in self._launched
+        ]
 
 
 def _numbered(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> tuple[Execution, ...]:
-    raw = sorted(raw, key=lambda item: (item.start_ns, -item.end_ns, item.device, item.op))
-    if not windows and any(item.run_id is None for item in raw):
+    raw = sorted(raw, key=lambda item: (item[0].start_ns, -item[0].end_ns, item[0].device, item[0].op))
+    if not windows and any(run_id is None for _, run_id in raw):
         raise ProfileError(
             "the trace does not say which run its events belong to; "
             "take it with disco_hlo.profiler.trace.collect"
@@ -264,18 +257,9 @@ def _numbered(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> tuple[Executio
     starts = [window.start_ns for window in windows]
     runs: dict[tuple[int, int], int] = {}
     executions = []
-    for item in raw:
-        if item.run_id is None:
-            run_key = (0, max(bisect_right(starts, item.start_ns) - 1, 0))
-        else:
-            run_key = (1, item.run_id)
-        run = runs.setdefault(run_key, len(runs))
-        executions.append(
-            Execution(
-                item.op, item.module, run, item.device, item.start_ns, item.end_ns,
-                item.track, item.launched_ns, item.kernel,
-            )
-        )  # fmt: skip
+    for one, run_id in raw:
+        key = (1, run_id) if run_id is not None else (0, max(bisect_right(starts, one.start_ns) - 1, 0))
+        executions.append(replace(one, run=runs.setdefault(key, len(runs))))
     return tuple(executions)
 
 
@@ -284,13 +268,8 @@ def is_transfer(execution: Execution) -> bool:
     return execution.kernel.lower().startswith("nccl")
 
 
-def unit_of(execution: Execution) -> str:
-    """What two modules of the same units have in common of an execution's name."""
-    return unit_of_name(execution.op)
-
-
 def unit_of_name(op: str) -> str:
-    """The same of an instruction's name."""
+    """What two modules of the same units have in common of an instruction's name."""
     found = UNIT.match(op)
     return found[0] if found else op
 
@@ -337,7 +316,7 @@ def numbered(
     for item in items:
         if not is_transfer(item) and item.op not in among:
             continue
-        unit = unit_of(item)
+        unit = unit_of_name(item.op)
         yield (unit, seen[unit]), item
         seen[unit] += 1
 
@@ -368,13 +347,9 @@ def covered_ns(own: Interval, intervals: Sequence[Interval]) -> int:
     """How much of ``own`` lies in ``intervals``, which are disjoint and ascending."""
     start, end = own
     covered = 0
-    for position in range(bisect_right(intervals, start, key=_end_of), len(intervals)):
+    for position in range(bisect_right(intervals, start, key=itemgetter(1)), len(intervals)):
         begins, ends = intervals[position]
         if begins >= end:
             break
         covered += min(end, ends) - max(start, begins)
     return covered
-
-
-def _end_of(interval: Interval) -> int:
-    return interval[1]

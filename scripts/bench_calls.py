@@ -76,9 +76,8 @@ def main() -> None:
         parser.error("expected at least 2 calls and 1 argument")
     jaxlink.install(lambda _: None)
     print(f"jax {jax.__version__}, {options.calls} calls each, {os.cpu_count()} cores")
-    print(
-        "| arguments | | stock, ms | ours, ms | difference, ms (quartiles) |\n| --- | --- | --- | --- | --- |"
-    )
+    print("| arguments | | stock, ms | ours, ms | difference, ms (quartiles) |")
+    print("| --- | --- | --- | --- | --- |")
     for count in options.arguments:
         stock, twin = made(count, "stock"), made(count, "twin")
         in_turn([stock, twin], 5)

@@ -21,7 +21,6 @@ import time
 from pathlib import Path
 
 MIB = 1 << 20
-PHASES = (("unset", None), ("searching", "1"), ("enacting", "0"))
 _LOOKS_EVERY_S = 0.2
 
 
@@ -64,16 +63,15 @@ def resident_bytes(process_id: int) -> int:
 
 def main() -> int:
     """Print one line for each phase; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("script", nargs="+", metavar="SCRIPT", help="a training script and its arguments")
     script = parser.parse_args().script
     if not Path(script[0]).is_file():
         parser.error(f"there is no script {script[0]}")
     print("| | largest process, MiB | all together, MiB |\n| --- | ---: | ---: |")
     with tempfile.TemporaryDirectory() as plans:
-        for name, switch in PHASES:
+        for name, switch in (("unset", None), ("searching", "1"), ("enacting", "0")):
             largest, together = run_phase(switch, Path(plans), script)
             print(f"| {name} | {largest / MIB:,.0f} | {together / MIB:,.0f} |", flush=True)
     return 0

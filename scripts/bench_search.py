@@ -32,7 +32,6 @@ STEPS = {
     **{path.name.split(".")[0]: path for path in sorted((DATA / "h200_models").glob("*.hlo.pb.gz"))},
 }
 METHODS = ("joint", "backtracking")
-LINKS = ("nvlink", "staged", "sockets")
 
 
 # --- one run, in a process of its own -------------------------------------------------------------
@@ -79,12 +78,8 @@ def run_once(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             began = time.process_time()
             found = search(source.graph, costs, costs.machine, start=start, settings=settings)
             spent_s = time.process_time() - began
-            yield {
-                "step": name,
-                "method": method,
-                "per_s": found.distinct_evaluations / spent_s,
-                "predicted_ns": found.predicted_ns,
-            }
+            per_s, predicted_ns = found.distinct_evaluations / spent_s, found.predicted_ns
+            yield {"step": name, "method": method, "per_s": per_s, "predicted_ns": predicted_ns}
 
 
 # --- all runs -------------------------------------------------------------------------------------
@@ -122,11 +117,10 @@ def table(found: Sequence[Sequence[dict[str, Any]]]) -> str:
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--steps", nargs="+", choices=list(STEPS), default=list(STEPS), metavar="STEP")
-    parser.add_argument("--link", default="staged", choices=LINKS)
+    parser.add_argument("--link", default="staged", choices=("nvlink", "staged", "sockets"))
     parser.add_argument("--candidates", type=int, default=20_000, help="of each search (default 20000)")
     parser.add_argument("--seeds", type=int, default=3, help="searches of each kind (default 3)")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout, to compare with")

@@ -131,18 +131,17 @@ def run(when: str, steps: int, longest_s: float, options: argparse.Namespace) ->
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DISCO_", "ENABLE_"))}
     if kept.get("JAX_PLATFORMS") == "cpu":
         kept["XLA_FLAGS"] = f"{kept.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-    shown = {"step": options.step, "layers": options.layers, "batch": options.batch, "shard": options.shard}
-    own = [
-        f"--{name}={value}" for name, value in {**shown, "steps": steps, "longest": longest_s * 0.85}.items()
-    ]
+    shown = {name: getattr(options, name) for name in ("step", "layers", "batch", "shard")}
+    shown |= {"steps": steps, "longest": longest_s * 0.85}
+    command = [sys.executable, __file__, "--train", *(f"--{name}={value}" for name, value in shown.items())]
+    settings = {"DISCO_BUDGET_S": str(options.budget), "DISCO_LOG": "debug"}
+    settings |= {"DISCO_SHARE": str(options.share)} if options.share else {}
     with tempfile.TemporaryDirectory() as plans:
-        settings = {"DISCO_DIR": plans, "DISCO_BUDGET_S": str(options.budget), "DISCO_LOG": "debug"}
-        if options.share:
-            settings["DISCO_SHARE"] = str(options.share)
+        environment = {**kept, **WHEN[when], **settings, "DISCO_DIR": plans}
         try:
             done = subprocess.run(
-                [sys.executable, __file__, "--train", *own], env={**kept, **WHEN[when], **settings}, text=True,
-                capture_output=True, timeout=max(1.0, longest_s), check=False,
+                command, env=environment, text=True, capture_output=True, check=False,
+                timeout=max(1.0, longest_s),
             )  # fmt: skip
         except subprocess.TimeoutExpired as late:
             return {"error": f"killed after {longest_s:.0f} s", "last": _end_of(late.stderr)}
@@ -157,9 +156,9 @@ def _end_of(text: str | bytes | None) -> list[str]:
     return shown.splitlines()[-30:]
 
 
-def step_s(ends: list[float]) -> float:
+def median_step_ms(ends: list[float]) -> float:
     """Median time of a step."""
-    return statistics.median(later - earlier for earlier, later in itertools.pairwise(ends))
+    return 1e3 * statistics.median(later - earlier for earlier, later in itertools.pairwise(ends))
 
 
 def mean_step_s(*records: dict[str, Any]) -> float:
@@ -172,11 +171,9 @@ def plain(record: dict[str, Any]) -> dict[str, Any]:
     """What a training without a search beside it shows."""
     if "error" in record:
         return record
-    ends = record["ends"]
-    return {
-        "first_step_s": ends[0], "step_ms": 1e3 * step_s(ends[_WARM_UP:]), "steps": len(ends),
-        "peak_bytes": record["peak_bytes"], "device": record["device"], "devices": record["devices"],
-    }  # fmt: skip
+    ends, kept = record["ends"], ("peak_bytes", "device", "devices")
+    told = {"first_step_s": ends[0], "step_ms": median_step_ms(ends[_WARM_UP:]), "steps": len(ends)}
+    return told | {name: record[name] for name in kept}
 
 
 def searched(record: dict[str, Any], default_s: float) -> dict[str, Any]:
@@ -184,26 +181,25 @@ def searched(record: dict[str, Any], default_s: float) -> dict[str, Any]:
     if "error" in record:
         return record
     lines, ends = record["lines"], record["ends"]
-    told: dict[str, Any] = {**plain(record), "lines": lines[-60:]}
-    held = [found.groups() for _, text in lines if (found := _HELD.search(text))]
-    told["held"] = [
+    held = [
         {"for": what, "s": float(s), "pieces": int(pieces), "longest_ms": int(ms)}
-        for s, pieces, ms, what in held
-    ]
+        for _, text in lines if (found := _HELD.search(text)) for s, pieces, ms, what in [found.groups()]
+    ]  # fmt: skip
+    told: dict[str, Any] = {**plain(record), "lines": lines[-60:], "held": held}
     begun = next((at for at, text in lines if _BEGINS in text), None)
     over = next(((at, found) for at, text in lines if (found := _SETTLED.search(text))), None)
     if begun is None:
         return {**told, "outcome": "not begun"}
     at = ends[-1] if over is None else over[0]
     told |= {
-        "searched_for_s": at - begun, "held_s": sum(one["s"] for one in told["held"]),
+        "searched_for_s": at - begun, "held_s": sum(one["s"] for one in held),
         "share_of_throughput": sum(begun < end < at for end in ends) * default_s / (at - begun),
     }  # fmt: skip
     if over is None:
         return {**told, "outcome": "not settled"}
     return {
         **told, "outcome": over[1][1], "settled_at_call": int(over[1][2]), "settled_after_s": at,
-        "step_ms_afterwards": 1e3 * step_s(ends[-_AFTERWARDS:]),
+        "step_ms_afterwards": median_step_ms(ends[-_AFTERWARDS:]),
     }  # fmt: skip
 
 

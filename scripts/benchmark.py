@@ -14,44 +14,30 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from checkout import find_package
 from evaluation import commands
-from evaluation.commands import LINKS, prepare
 
-LEVELS = ("debug", "info", "warning", "error")
 MODELS = ("bert", "gpt12", "reformer", "resnet50", "rnnlm", "transformer", "vgg19")
+_EXPECTED = f"{', '.join(MODELS)}, {commands.FORM_EXPECTED}"
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
     parser = commands.parser(__doc__, size="full", seconds=560)
-    parser.add_argument(
-        "models",
-        nargs="+",
-        type=_model,
-        metavar="MODEL",
-        help=f"{', '.join(MODELS)}, {commands.FORM_EXPECTED}",
-    )
-    parser.add_argument("--link", choices=list(LINKS), required=True)
+    parser.add_argument("models", nargs="+", type=_model, metavar="MODEL", help=_EXPECTED)
+    parser.add_argument("--link", choices=list(commands.LINKS), required=True)
     parser.add_argument("--devices", type=int, choices=range(1, 65), default=2, metavar="N")
     parser.add_argument("--rows", default="all", help="all, minimum, or names separated by commas")
     parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
     parser.add_argument("--finalists", type=int, default=3)
-    parser.add_argument(
-        "--looks", type=int, default=0, help="how often to measure the plan's kernels and search again"
-    )
-    parser.add_argument(
-        "--one-by-one",
-        action="store_true",
-        help="measure a model before the next one is profiled, without traces",
-    )
-    parser.add_argument("--log", choices=LEVELS, default="warning", help="default warning")
+    looks = "how often to measure the plan's kernels and search again"
+    parser.add_argument("--looks", type=int, default=0, help=looks)
+    alone = "measure a model before the next one is profiled, without traces"
+    parser.add_argument("--one-by-one", action="store_true", help=alone)
+    levels = ("debug", "info", "warning", "error")
+    parser.add_argument("--log", choices=levels, default="warning", help="default warning")
     args = parser.parse_args(argv)
     commands.check(parser, args)
     if not args.search_seconds > 0 or args.finalists < 1 or args.looks < 0:
@@ -62,16 +48,14 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def _model(name: str) -> str:
     if name in MODELS or commands.is_form(name):
         return name
-    raise argparse.ArgumentTypeError(
-        f"invalid choice: {name!r} (choose from {', '.join(MODELS)}, {commands.FORM_EXPECTED})"
-    )
+    raise argparse.ArgumentTypeError(f"invalid choice: {name!r} (choose from {_EXPECTED})")
 
 
 def main() -> int:
     """Run the cells that the command line names."""
     started = time.monotonic()
     args = arguments()
-    prepare(os.environ, args.link, args.devices)
+    commands.prepare(os.environ, args.link, args.devices)
     find_package()
     args.out.mkdir(parents=True, exist_ok=True)
     from evaluation import running

@@ -25,15 +25,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from checkout import find_package, outdated
+import make_tables
+from checkout import ROOT, find_package, outdated
 from evaluation import commands, fidelity, tables
-from evaluation.commands import LINKS
 from evaluation.record import OK, CellName, RecordError, read
 
-BENCHMARK = Path(__file__).with_name("benchmark.py")
-REHEARSED = Path(__file__).parents[1] / "tests" / "data" / "h100_llama" / "fsdp_scan.hlo.pb.gz"
+REHEARSED = ROOT / "tests" / "data" / "h100_llama" / "fsdp_scan.hlo.pb.gz"
 """A step of the kind that is searched: to compile the search's code while the first cell is compiled and profiled."""
 _LEAST_S = 20.0
 """No process begins with less left."""
@@ -44,15 +41,13 @@ _TRIES = 2
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
     parser = commands.parser(__doc__, size="full", seconds=520)
-    parser.add_argument(
-        "cells", nargs="*", type=_cell, metavar="CELL", help="FORM@LINK (default: all, see evaluation/forms)"
-    )
+    cells = "FORM@LINK (default: all, see evaluation/commands)"
+    parser.add_argument("cells", nargs="*", type=_cell, metavar="CELL", help=cells)
     parser.add_argument("--devices", type=int, default=2, metavar="N")
     parser.add_argument("--store", type=Path, help="measured times to begin with (a profile.sqlite)")
     parser.add_argument("--search-seconds", type=float, default=8.0, help="of each search (default 8)")
-    parser.add_argument(
-        "--cell-seconds", type=float, default=260.0, help="most for a cell, on average (default 260)"
-    )
+    most = "most for a cell, on average (default 260)"
+    parser.add_argument("--cell-seconds", type=float, default=260.0, help=most)
     parser.set_defaults(rounds=5)
     args = parser.parse_args(argv)
     commands.check(parser, args)
@@ -64,9 +59,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def _cell(text: str) -> str:
     form, _, link = text.partition("@")
-    if not commands.is_form(f"llama-{form}") or link not in LINKS:
+    if not commands.is_form(f"llama-{form}") or link not in commands.LINKS:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected FORM@LINK, such as fsdp-scan-x4@staged; links: {', '.join(LINKS)}"
+            f"{text!r}: expected FORM@LINK, such as fsdp-scan-x4@staged; links: {', '.join(commands.LINKS)}"
         )
     return text
 
@@ -88,17 +83,6 @@ class _Log:
             print(line, flush=True)
 
 
-def command(args: argparse.Namespace, link: str, models: Sequence[str], seconds: float) -> list[str]:
-    """What measures these forms over one link."""
-    options = {
-        "link": link, "devices": args.devices, "size": args.size, "rows": "form", "rounds": args.rounds,
-        "seconds": f"{seconds:.1f}", "search-seconds": args.search_seconds, "finalists": 1, "seed": args.seed,
-        "out": args.out, "log": "debug",
-    }  # fmt: skip
-    named = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, str(BENCHMARK), *models, *named, "--one-by-one"]
-
-
 def run_link(args: argparse.Namespace, log: _Log, link: str, models: Sequence[str]) -> int:
     """Measure these forms over one link, as long as there is time; the exit status of the last process."""
     status = commands.OUT_OF_TIME
@@ -107,11 +91,18 @@ def run_link(args: argparse.Namespace, log: _Log, link: str, models: Sequence[st
         if left_s < _LEAST_S:
             return commands.OUT_OF_TIME
         log.say(f"{link}: {', '.join(models)}, {left_s:.0f} s")
+        options = {
+            "link": link, "devices": args.devices, "size": args.size, "rows": "form", "rounds": args.rounds,
+            "seconds": f"{left_s:.1f}", "search-seconds": args.search_seconds, "finalists": 1,
+            "seed": args.seed, "out": args.out, "log": "debug",
+        }  # fmt: skip
+        command = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), *models, "--one-by-one"]
+        command += [f"--{name}={value}" for name, value in options.items()]
         # Multicast over NVLink is left off: not every host of such GPUs lets a process use it.
         environment = {"NCCL_NVLS_ENABLE": "0", **os.environ, "PYTHONUNBUFFERED": "1"}
         with subprocess.Popen(
-            command(args, link, models, left_s), env=environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace",
         ) as process:  # fmt: skip
             assert process.stdout is not None
             try:
@@ -140,24 +131,20 @@ def rehearsal() -> Iterator[None]:
 def reached(args: argparse.Namespace, cell: str) -> str | None:
     """What is known of a cell, in a line; None where no row of it but the default was timed."""
     form, link = cell.split("@")
-    path = args.out / f"{CellName(f'llama-{form}', args.size, link, args.devices).stem}.json"
     try:
-        record = read(path)
+        record = read(args.out / f"{CellName(f'llama-{form}', args.size, link, args.devices).stem}.json")
     except RecordError:
         return None
     timed = [name for name, row in record["rows"].items() if row.get("status") == OK]
     if len(timed) < 2:
         return None
     found = fidelity.points(record)
-    mean, largest = fidelity.errors(found)
-    tau = fidelity.kendall_tau(found)
+    mean, largest = map(tables.percent_text, fidelity.errors(found))
+    order = fidelity.tau_text(fidelity.kendall_tau(found))
     phases = {name: value for name, value in record["facts"].items() if name.endswith("_s")}
     spent = ", ".join(f"{name.removesuffix('_s')} {value:.0f}" for name, value in phases.items())
-    order = "-" if tau is None else f"{tau:.2f}"
-    return (
-        f"{len(timed)} of {len(record['rows'])} rows, mean error {tables.percent_text(mean)}, largest "
-        f"{tables.percent_text(largest)}, tau {order}; seconds: {spent}"
-    )
+    rows = f"{len(timed)} of {len(record['rows'])} rows"
+    return f"{rows}, mean error {mean}, largest {largest}, tau {order}; seconds: {spent}"
 
 
 def main() -> int:
@@ -165,27 +152,23 @@ def main() -> int:
     args = arguments()
     find_package()
     if files := outdated():
-        text = (
-            f"the installed disco_hlo is not this checkout's, install it anew: {', '.join(files[:3])} differ"
-        )
+        listed = ", ".join(files[:3])
+        text = f"the installed disco_hlo is not this checkout's, install it anew: {listed} differ"
         print(f"benchmark_forms.py: {text}", file=sys.stderr)
         return commands.BAD_ARGUMENTS
     args.out.mkdir(parents=True, exist_ok=True)
     store = args.out / "profile.sqlite"
     if args.store is not None and not store.exists():
         shutil.copyfile(args.store, store)
-    statuses = []
     with (args.out / "log.txt").open("a") as file, rehearsal():
         log = _Log(file)
-        for link, models in commands.by_link(args.cells):
-            statuses.append(run_link(args, log, link, models))
-        missing = [cell for cell in args.cells if reached(args, cell) is None]
-        for cell in args.cells:
-            if cell not in missing:
-                log.say(f"{cell}: {reached(args, cell)}")
+        statuses = [run_link(args, log, link, models) for link, models in commands.by_link(args.cells)]
+        said = {cell: reached(args, cell) for cell in args.cells}
+        for cell, text in said.items():
+            if text is not None:
+                log.say(f"{cell}: {text}")
+        missing = [cell for cell, text in said.items() if text is None]
         log.say(f"not reached: {', '.join(missing) or 'none'}")
-    import make_tables
-
     with contextlib.suppress(RecordError):
         make_tables.write(args.out, args.out)
     if any(status not in (commands.DONE, commands.OUT_OF_TIME) for status in statuses):

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-from pathlib import Path
 
 from benchmark import MODELS
 from checkout import find_package
@@ -31,15 +29,13 @@ RANKS_MODELS = ("transformer_lm", *MODELS)
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; exits with 2 where it is wrong."""
     parser = commands.parser(__doc__, size="tiny", seconds=600, of="longest for each model")
-    parser.add_argument(
-        "models", nargs="+", choices=RANKS_MODELS, metavar="MODEL", help=", ".join(RANKS_MODELS)
-    )
+    names = ", ".join(RANKS_MODELS)
+    parser.add_argument("models", nargs="+", choices=RANKS_MODELS, metavar="MODEL", help=names)
     parser.add_argument("--processes", type=int, default=2, choices=range(2, 17), metavar="N")
     parser.add_argument("--batches", type=int, default=6, help="batches that count (default 6)")
     parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
-    parser.add_argument(
-        "--others", type=float, default=0.15, help="share of the cores that others may use (default 0.15)"
-    )
+    others = "share of the cores that others may use (default 0.15)"
+    parser.add_argument("--others", type=float, default=0.15, help=others)
     parser.set_defaults(rounds=3)
     args = parser.parse_args(argv)
     commands.check(parser, args)
@@ -54,32 +50,31 @@ def job(args: argparse.Namespace, model: str) -> int:
     from demo_job import free_port, log_tail, run_job
 
     args.out.mkdir(parents=True, exist_ok=True)
-    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    mpiexec = shutil.which("mpiexec", path=here)
-    if mpiexec is None:
-        print("benchmark_ranks.py: mpiexec is not on PATH: pip install '.[mpi]'", file=sys.stderr)
-        return 1
     phase = demo.Phase("benchmark", "", None)
     environment = demo.environment(phase, args.out, args.search_seconds, free_port())
-    command = [mpiexec, "-n", str(args.processes), sys.executable, __file__, model, "--out", str(args.out)]
+    command = [*demo.mpiexec(args.processes), sys.executable, __file__, model, "--out", str(args.out)]
     for name in ("processes", "rounds", "size", "batches", "seconds", "search_seconds", "others", "seed"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     log = args.out / f"{model}.log"
     status = run_job(command, environment, log, args.seconds + 400, lambda _log: None)
     if status == 0:
-        return 0
+        return commands.DONE
     how = "not finished in time" if status is None else f"exit status {status}"
     print(f"benchmark_ranks.py: {model}: {how}{log_tail(log)}", file=sys.stderr)
-    return 1
+    return commands.NOT_MEASURED
 
 
 def jobs(args: argparse.Namespace) -> int:
     """Every model's job in turn; however this ends, none of their processes is left."""
+    from demo import DemoError
     from demo_job import end_when_told
 
     end_when_told()
     try:
         return max([job(args, model) for model in args.models])
+    except DemoError as error:
+        print(f"benchmark_ranks.py: {error}", file=sys.stderr)
+        return commands.NOT_MEASURED
     except KeyboardInterrupt:
         print("benchmark_ranks.py: stopped; its processes have ended", file=sys.stderr)
         return 130

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 from demo_job import Watch, end_when_told, free_port, from_here, last_lines, log_tail, printable, run_job
+from msgspec import structs
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import Line
@@ -66,21 +67,13 @@ PHASES = (
 )
 
 
-class Record(msgspec.Struct, frozen=True):
-    """What the training script says of its run."""
-
-    losses: list[float]
-    step_s: list[float]
-    median_step_s: float
-
-
 class Run(msgspec.Struct, frozen=True):
-    """A finished training job."""
+    """A finished training job, as its script says; how long it took, as it was seen from here."""
 
     median_step_s: float
     """Of all steps but the first two, which compile and allocate."""
-    wall_s: float
     losses: list[float]
+    wall_s: float = 0.0
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -121,18 +114,18 @@ class Result(msgspec.Struct, frozen=True):
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    numbers = (
+        ("steps", 3, 40, "training steps of each run (40)"),
+        ("seed", 0, 0, "of parameters and data (0)"),
+        ("budget", 1, 60, "seconds of search (60)"),
+        ("timeout", 1, 900, "longest a run may take, in seconds (900)"),
     )
-    parser.add_argument("--steps", type=_at_least(3), default=40, help="training steps of each run (40)")
-    parser.add_argument("--seed", type=_at_least(0), default=0, help="of parameters and data (0)")
-    parser.add_argument("--budget", type=_at_least(1), default=60, metavar="S", help="seconds of search (60)")
-    parser.add_argument(
-        "--timeout", type=_at_least(1), default=900, metavar="S", help="longest a run may take (900)"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "out" / "demo", help="folder, emptied first (out/demo)"
-    )
+    for name, lowest, default, what in numbers:
+        parser.add_argument(f"--{name}", type=_at_least(lowest), default=default, help=what)
+    out = ROOT / "out" / "demo"
+    parser.add_argument("--out", type=Path, default=out, help="folder, emptied first (out/demo)")
     args = parser.parse_args(argv)
     args.out = args.out.absolute()
     return args
@@ -177,7 +170,9 @@ def demo(args: argparse.Namespace) -> None:
         print(f"{heading}: {run.wall_s:.0f} s, median step {1e3 * run.median_step_s:.1f} ms", flush=True)
         if phase.name == "search":
             plan, place = found_plan(args.out, args.out / "search.log")
-    check_enacted(plan, args.out / "enacted.log")
+    log = args.out / "enacted.log"
+    if plan.chosen != DEFAULT and "disco: enacts the plan" not in log.read_text(errors="replace"):
+        raise DemoError(f"the last run did not execute the plan{log_tail(log)}")
     result = result_of(plan, from_here(place), runs, load)
     files = {
         "demo.json": msgspec.json.format(msgspec.json.encode(result)),
@@ -216,13 +211,22 @@ def command(phase: Phase, folder: Path, steps: int, seed: int) -> list[str]:
     Raises:
         DemoError: there is no mpiexec.
     """
-    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    mpiexec = shutil.which("mpiexec", path=here)
-    if mpiexec is None:
-        raise DemoError("mpiexec is not on PATH; `make demo` installs it, and so does pip install '.[mpi]'")
     script = [str(SCRIPT), "--distributed", "--steps", str(steps), "--seed", str(seed)]
     record = ["--json", str(folder / f"{phase.name}.json")]
-    return [mpiexec, "-n", str(PROCESSES), sys.executable, *script, *record]
+    return [*mpiexec(PROCESSES), sys.executable, *script, *record]
+
+
+def mpiexec(processes: int) -> list[str]:
+    """What starts so many ranks.
+
+    Raises:
+        DemoError: there is no mpiexec.
+    """
+    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    found = shutil.which("mpiexec", path=here)
+    if found is None:
+        raise DemoError("mpiexec is not on PATH; `make demo` installs it, and so does pip install '.[mpi]'")
+    return [found, "-n", str(processes)]
 
 
 def run_phase(phase: Phase, args: argparse.Namespace, watch: Watch) -> Run:
@@ -241,10 +245,10 @@ def run_phase(phase: Phase, args: argparse.Namespace, watch: Watch) -> Run:
     if status != 0:
         raise DemoError(f"{phase.title}: failed with exit status {status}{log_tail(log)}")
     try:
-        record = msgspec.json.decode((args.out / f"{phase.name}.json").read_bytes(), type=Record)
+        record = msgspec.json.decode((args.out / f"{phase.name}.json").read_bytes(), type=Run)
     except (OSError, msgspec.MsgspecError) as error:
         raise DemoError(f"{phase.title}: its record cannot be read: {error}{log_tail(log)}") from None
-    return Run(record.median_step_s, wall_s, record.losses)
+    return structs.replace(record, wall_s=wall_s)
 
 
 @contextlib.contextmanager
@@ -277,10 +281,8 @@ def prepare(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).exists():
         raise DemoError(f"{folder} holds files that this demo did not make; name another folder with --out")
     shutil.rmtree(folder / "plans", ignore_errors=True)
-    for phase in PHASES:
-        for ending in ("json", "log"):
-            (folder / f"{phase.name}.{ending}").unlink(missing_ok=True)
-    for name in ("demo.json", "demo.md"):
+    runs = [f"{phase.name}.{ending}" for phase in PHASES for ending in ("json", "log")]
+    for name in (*runs, "demo.json", "demo.md"):
         (folder / name).unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
@@ -298,12 +300,6 @@ def found_plan(folder: Path, log: Path) -> tuple[Plan, Path]:
     if listed[0].problem:
         raise DemoError(f"the saved plan cannot be used: {listed[0].problem}")
     return plans.decode(listed[0].plan_json, str(listed[0].path / PLAN_NAME)), listed[0].path
-
-
-def check_enacted(plan: Plan, log: Path) -> None:
-    """Raise DemoError unless the run that wrote ``log`` executed the plan."""
-    if plan.chosen != DEFAULT and "disco: enacts the plan" not in log.read_text(errors="replace"):
-        raise DemoError(f"the last run did not execute the plan{log_tail(log)}")
 
 
 # --- what the runs say ------------------------------------------------------------
@@ -329,15 +325,10 @@ def rows_of(plan: Plan) -> tuple[Row, ...]:
 def _row(name: str, candidate: Candidate | None, default: Candidate) -> Row:
     if candidate is None:
         return Row(name, "", 0, 0, 0, None)
-    measured = candidate.median_ns and default.median_ns
-    return Row(
-        name=name,
-        candidate=candidate.name,
-        median_ns=candidate.median_ns,
-        spread_ns=candidate.spread_ns,
-        predicted_ns=candidate.predicted_ns,
-        speed_up=default.median_ns / candidate.median_ns if measured else None,
-    )
+    both = candidate.median_ns and default.median_ns
+    speed_up = default.median_ns / candidate.median_ns if both else None
+    times = candidate.median_ns, candidate.spread_ns, candidate.predicted_ns
+    return Row(name, candidate.name, *times, speed_up)
 
 
 def loss_difference(expected: Sequence[float], got: Sequence[float]) -> float:

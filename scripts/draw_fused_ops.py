@@ -159,13 +159,12 @@ def _lowered(step: StepConfig) -> Any:
     sys.path.insert(0, str(EXAMPLES))
     from models import training
 
+    changes = {name: tuple(v) if isinstance(v, list) else v for name, v in step.change.items()}
+    path = ROOT / "configs" / "models" / f"{step.model}.toml"
     try:
         module = importlib.import_module(f"models.{step.model}")
-        path = ROOT / "configs" / "models" / f"{step.model}.toml"
-        changes = {name: tuple(v) if isinstance(v, list) else v for name, v in step.change.items()}
-        made = module.build(
-            dataclasses.replace(training.read_config(module.Config, path, step.size), **changes)
-        )
+        config = training.read_config(module.Config, path, step.size)
+        made = module.build(dataclasses.replace(config, **changes))
     except (ImportError, TypeError) as error:
         raise ValueError(f"step {step.name!r}: {error}") from error
     arguments = training.abstract_arguments(made, made.batch_per_device)
@@ -217,12 +216,7 @@ def affordable(config: Config, source: CanonicalModule) -> Callable[[FusedOp], b
 
 
 def draw(
-    config: Config,
-    source: CanonicalModule,
-    count: int,
-    seed: int,
-    known: set[str],
-    chosen: Iterable[FusedOp] = (),
+    config: Config, source: CanonicalModule, count: int, seed: int, known: set[str], chosen: Iterable[FusedOp]
 ) -> Iterator[tuple[str, FusedOp]]:
     """New fused ops with their keys: all single ops, XLA's own, those ``chosen``, and random ones until there are
     ``count``."""
@@ -243,14 +237,10 @@ def draw(
             yield key, op
 
 
-def drawn_mark(step: StepConfig, turn: int = 1) -> str:
-    """The fact that a file holds once a step's samples of this round are in it."""
-    return f"drawn: {step.name}" + (f", round {turn}" if turn > 1 else "")
-
-
-def chosen_mark(name: str, turn: int = 1) -> str:
-    """The fact that holds the keys of the kernels that searches chose of the step of this name."""
-    return f"chosen: {name}" + (f", round {turn}" if turn > 1 else "")
+def mark(what: str, name: str, turn: int) -> str:
+    """Name of a fact about a step in a round: that its samples are in the file (``drawn``), or the keys of the kernels
+    that searches chose of it (``chosen``)."""
+    return f"{what}: {name}" + (f", round {turn}" if turn > 1 else "")
 
 
 def prepare(config: Config, data: Dataset, step: StepConfig, turn: int = 1) -> None:
@@ -270,12 +260,12 @@ def prepare(config: Config, data: Dataset, step: StepConfig, turn: int = 1) -> N
     chosen: list[FusedOp] = []
     if step.searches:
         chosen = list(chosen_kernels(source, step.searches, step.candidates, seed))
-        data.describe({chosen_mark(step.name, turn): sorted({key_of(source, op) for op in chosen})})
+        data.describe({mark("chosen", step.name, turn): sorted({key_of(source, op) for op in chosen})})
     drawn = draw(config, source, count, seed, known, chosen)
     added = 0
     while some := dict(itertools.islice(drawn, _STORED_AT_ONCE)):
         added += data.add_samples(stored, some)
-    data.describe({drawn_mark(step, turn): True})
+    data.describe({mark("drawn", step.name, turn): True})
     say(
         f"{stored.name}: {len(source.graph)} nodes captured in {captured_s:.1f} s,"
         f" {added} samples drawn in {time.time() - started - captured_s:.1f} s"

@@ -26,37 +26,31 @@ from disco_hlo.cores import own_cores  # noqa: E402
 def main() -> int:
     """Read the command line and run."""
     cores = len(own_cores())
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pairs", type=int, help="stop after so many pairs of a program and a strategy")
-    parser.add_argument("--programs", type=int, help="stop after so many programs")
-    parser.add_argument("--seconds", type=float, help="stop after so many seconds, whatever is under way")
-    parser.add_argument("--seed", type=int, default=0, help="of the first program (default 0)")
-    parser.add_argument("--jobs", type=int, default=cores, help=f"worker processes (default {cores})")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    for name, kind, default, what in (
+        ("pairs", int, None, "stop after so many pairs of a program and a strategy"),
+        ("programs", int, None, "stop after so many programs"),
+        ("seconds", float, None, "stop after so many seconds, whatever is under way"),
+        ("seed", int, 0, "of the first program (default 0)"),
+        ("jobs", int, cores, f"worker processes (default {cores})"),
+        ("devices", int, 4, "the most that a program runs on (default 4)"),
+        ("strategies", int, 12, "to try on each program (default 12)"),
+        ("keep", int, 8, "findings to shrink and save (default 8)"),
+        ("found", Path, None, "where to save them (default tests/fuzz/found)"),
+        ("pair-limit", float, 60.0, "seconds after which a pair hangs"),
+        ("by-hand-every", int, 1, "evaluate one program of so many op by op"),
+        ("add-to", Path, None, "JSON file that adds up counts; its programs are left out"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=default, help=what)
     parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
-    parser.add_argument("--devices", type=int, default=4, help="the most that a program runs on (default 4)")
-    parser.add_argument("--strategies", type=int, default=12, help="to try on each program (default 12)")
-    parser.add_argument(
-        "--defaults", action="store_true",
-        help="try no strategy: only whether the last gate accepts XLA's default where that is right",
-    )  # fmt: skip
-    parser.add_argument(
-        "--no-search", action="store_true", help="leave out what needs the search's compiled code"
-    )
-    parser.add_argument("--keep", type=int, default=8, help="findings to shrink and save (default 8)")
-    parser.add_argument("--found", type=Path, help="where to save them (default tests/fuzz/found)")
-    parser.add_argument("--pair-limit", type=float, default=60.0, help="seconds after which a pair hangs")
-    parser.add_argument(
-        "--by-hand-every", type=int, default=1, help="evaluate one program of so many op by op"
-    )
-    parser.add_argument(
-        "--regions", action="store_true", help="leave out programs without loops and branches"
-    )
-    parser.add_argument("--past-gate", action="store_true", help="run what the last gate refuses, too")
-    parser.add_argument(
-        "--add-to", type=Path, help="JSON file that adds up counts; its programs are left out"
-    )
+    for name, what in (
+        ("defaults", "try no strategy: only whether the last gate accepts XLA's default where that is right"),
+        ("no-search", "leave out what needs the search's compiled code"),
+        ("regions", "leave out programs without loops and branches"),
+        ("past-gate", "run what the last gate refuses, too"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true", help=what)
     arguments = parser.parse_args()
 
     os.environ["JAX_PLATFORMS"] = "cpu"  # of this process, which writes programs and runs none

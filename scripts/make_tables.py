@@ -2,8 +2,9 @@
 
     python scripts/make_tables.py DIR                    DIR/tables.md
     python scripts/make_tables.py DIR --out OTHER        OTHER/tables.md
+    python scripts/make_tables.py --figures              figures of README and docs/ that are in no record
 
-Reads every record in DIR. Exit status 2: there is none, or one of them cannot be read.
+Reads every record in DIR. Exit status 1: there are such figures; 2: no record, or one that cannot be read.
 """
 
 from __future__ import annotations
@@ -14,17 +15,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from evaluation import fidelity, tables
-from evaluation.commands import is_form
+from evaluation import commands, fidelity, figures, tables
 from evaluation.record import RecordError, read, write_atomically
 
-LINKS = ("nvlink", "staged", "sockets")
+Section = tuple[str, str, Callable[[tables.Cells], tables.Table]]
+"""Title, a note, and what makes the table."""
 _STEP_TIMES = """\
 ms: XLA default's median, times the median ratio of the row to it over the rounds they ran in. A row's own
 median, elsewhere on this page, may differ."""
-SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = (
+SECTIONS: tuple[Section, ...] = (
     ("Step time by scheme (figure 6)", _STEP_TIMES, tables.step_times),
     (
         "Speed-up over the best baseline (table 1)",
@@ -37,6 +36,12 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
         tables.overlaps,
     ),
     ("What contributes what", "Step time over XLA default's.", tables.parts),
+    (
+        "By simpler means",
+        "Step time over XLA default's; serial: no collective beside a kernel of XLA's. As good: not slower than the\n"
+        "tool's choice by more than the noise of both.",
+        tables.simple_ways,
+    ),
     (
         "Looking again",
         "Step time over XLA default's: the first search's plan, and the plan once its kernels had been measured.",
@@ -58,8 +63,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = 
     ("Numbers", "One step on equal inputs against XLA default's, the worst of all rows.", tables.numbers),
     ("Rows without a time", "", tables.missing),
 )
-
-OF_FORMS: tuple[tuple[str, str, Callable[[tables.Cells], tables.Table]], ...] = (
+OF_FORMS: tuple[Section, ...] = (
     (
         "Predicted against measured",
         "Steps in a row, and steps each awaited before the next. Every row was predicted, from one profile of its\n"
@@ -90,37 +94,27 @@ def records_in(folder: Path) -> list[dict[str, Any]]:
 
 
 def _place(record: Mapping[str, Any]) -> tuple[int, int, str, str]:
-    cell = record["cell"]
-    link = LINKS.index(cell["link"]) if cell["link"] in LINKS else len(LINKS)
+    cell, links = record["cell"], list(commands.LINKS)
+    link = links.index(cell["link"]) if cell["link"] in links else len(links)
     return link, cell["devices"], cell["size"], cell["model"]
 
 
 def document(records: tables.Cells) -> str:
     """All tables in markdown."""
-    lines = ["# Evaluation", ""]
-    lines += [f"- {line}" for line in _made_with(records)]
-    sections = OF_FORMS if all(is_form(record["cell"]["model"]) for record in records) else SECTIONS
+    lines = ["# Evaluation", "", *(f"- {line}" for line in sorted({_made_with(one) for one in records}))]
+    sections = OF_FORMS if all(commands.is_form(one["cell"]["model"]) for one in records) else SECTIONS
     for title, note, make in sections:
-        header, rows = make(records)
-        if rows:
-            lines += [
-                "",
-                f"## {title}",
-                "",
-                *([note, ""] if note else []),
-                tables.markdown((header, rows)).rstrip(),
-            ]
+        table = make(records)
+        if table[1]:
+            noted = [note, ""] if note else []
+            lines += ["", f"## {title}", "", *noted, tables.markdown(table).rstrip()]
     return "\n".join(lines) + "\n"
 
 
-def _made_with(records: tables.Cells) -> list[str]:
-    made = set()
-    for record in records:
-        facts = record["facts"]
-        versions = facts.get("versions", {})
-        what = ", ".join(f"{name} {versions[name]}" for name in ("jax", "jaxlib") if name in versions)
-        made.add(f"{facts.get('device', 'unknown device')}, {what}, {facts.get('date', 'no date')}")
-    return sorted(made)
+def _made_with(record: Mapping[str, Any]) -> str:
+    facts, versions = record["facts"], record["facts"].get("versions", {})
+    what = ", ".join(f"{name} {versions[name]}" for name in ("jax", "jaxlib") if name in versions)
+    return f"{facts.get('device', 'unknown device')}, {what}, {facts.get('date', 'no date')}"
 
 
 def write(folder: Path, out: Path) -> None:
@@ -139,9 +133,16 @@ def main() -> int:
     """Write the tables."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("folder", type=Path, metavar="DIR", nargs="?")
     parser.add_argument("--out", type=Path, help="folder to write to (default DIR)")
+    parser.add_argument("--figures", action="store_true", help="look for the figures of README and docs/")
     args = parser.parse_args()
+    if args.figures:
+        found = figures.problems(Path(__file__).resolve().parents[1])
+        print("\n".join(found) or "every figure is in a record or has a reason")
+        return int(bool(found))
+    if args.folder is None:
+        parser.error("name a folder of records")
     out = args.out or args.folder
     try:
         write(args.folder, out)

@@ -39,11 +39,10 @@ def main() -> None:
 
 def simulated(module: Path, devices: int) -> tuple[float, dict[str, Any]]:
     """Processor time of a process in s, and what it found."""
-    command = [Path(sys.executable).with_name("disco"), "simulate", module, "--machine", "h200"]
+    disco, options = Path(sys.executable).with_name("disco"), ["--machine", "h200", "--gpus", str(devices)]
     before = os.times()
-    done = subprocess.run(
-        [*command, "--gpus", str(devices), "--json"], capture_output=True, text=True, check=True, timeout=300
-    )
+    command = [disco, "simulate", module, *options, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     after = os.times()
     found = json.loads(done.stdout)
     spent_s = after.children_user + after.children_system - before.children_user - before.children_system

@@ -24,13 +24,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 RANKS = 2
-PREFIX = "disco"
-SUBNET = "10.77.{job}.{number}"
 HOSTS = Path("/etc/netns")
 UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
@@ -39,8 +36,7 @@ class TestbedError(Exception):
     """The namespaces cannot be set up; the text says why."""
 
 
-@dataclass(frozen=True)
-class Namespace:
+class Namespace(NamedTuple):
     """One end of the cable."""
 
     name: str
@@ -56,15 +52,6 @@ def rate_bits(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def namespaces() -> list[Namespace]:
-    """The two ends, named after this process."""
-    job = os.getpid() % 250 + 1
-    return [
-        Namespace(f"{PREFIX}-{os.getpid()}-{rank}", f"veth{rank}", SUBNET.format(job=job, number=rank + 1))
-        for rank in range(RANKS)
-    ]
-
-
 def run(*command: str) -> None:
     """Run ``ip`` or ``tc``; raise TestbedError with what it says."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -73,8 +60,15 @@ def run(*command: str) -> None:
 
 
 @contextlib.contextmanager
-def network(ends: Sequence[Namespace], rate: int) -> Iterator[None]:
-    """Two namespaces and the cable between them, for as long as the context lasts."""
+def network(rate: int) -> Iterator[list[Namespace]]:
+    """Two namespaces, named after this process, and the cable between them, for as long as the context lasts."""
+    own = os.getpid()
+    ends = [
+        Namespace(f"disco-{own}-{rank}", f"veth{rank}", f"10.77.{own % 250 + 1}.{rank + 1}")
+        for rank in range(RANKS)
+    ]
+    # The bucket must hold what the kernel hands over at once, and what passes in one tick of its clock.
+    bucket = f"tbf rate {rate}bit burst {max(128 << 10, rate // 8 // 200)} latency 100ms".split()
     try:
         for end in ends:
             write_hosts(end, ends)
@@ -86,8 +80,9 @@ def network(ends: Sequence[Namespace], rate: int) -> Iterator[None]:
             run("ip", "-n", end.name, "addr", "add", f"{end.address}/24", "dev", end.device)
             run("ip", "-n", end.name, "link", "set", "lo", "up")
             run("ip", "-n", end.name, "link", "set", end.device, "up")
-            limit(end, rate)
-        yield
+            inside = ["ip", "netns", "exec", end.name]
+            run(*inside, "tc", "qdisc", "replace", "dev", end.device, "root", *bucket)
+        yield ends
     finally:
         for end in ends:
             remove(end.name)
@@ -102,20 +97,10 @@ def write_hosts(end: Namespace, ends: Sequence[Namespace]) -> None:
     (folder / "hosts").write_text("\n".join(lines) + "\n")
 
 
-def limit(end: Namespace, rate: int) -> None:
-    """Send no faster than ``rate``."""
-    # The bucket must hold what the kernel hands over at once, and what passes in one tick of its clock.
-    burst_bytes = max(128 << 10, rate // 8 // 200)
-    bucket = ["rate", f"{rate}bit", "burst", str(burst_bytes), "latency", "100ms"]
-    run("ip", "netns", "exec", end.name, "tc", "qdisc", "replace", "dev", end.device, "root", "tbf", *bucket)
-
-
 def remove(name: str) -> None:
     """Take down one namespace and all that runs in it; no error where there is none."""
-    pids = subprocess.run(
-        ["ip", "netns", "pids", name], capture_output=True, text=True, check=False
-    ).stdout.split()
-    for pid in pids:
+    inside = ["ip", "netns", "pids", name]
+    for pid in subprocess.run(inside, capture_output=True, text=True, check=False).stdout.split():
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
     subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
@@ -129,45 +114,31 @@ def remove_leftovers() -> None:
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
     folders = [path.name for path in HOSTS.iterdir()] if HOSTS.is_dir() else []
     for name in {*listed.split(), *folders}:
-        match = re.fullmatch(rf"{PREFIX}-(\d+)-[01]", name)
+        match = re.fullmatch(r"disco-(\d+)-[01]", name)
         if match and not Path("/proc", match[1]).exists():
             remove(name)
 
 
-def environment(rank: int, address: str, port: int) -> dict[str, str]:
-    """The process's place in the job, in the variables that programs look for."""
-    place = {
-        "OMPI_COMM_WORLD_RANK": str(rank),
-        "OMPI_COMM_WORLD_SIZE": str(RANKS),
-        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-        "JAX_COORDINATOR_ADDRESS": f"{address}:{port}",
-        # There is no MPI behind these names, so nobody should look for it.
-        "DISCO_CHANNEL": "kv",
-    }
-    return {**os.environ, **place}
-
-
 def start(end: Namespace, rank: int, command: Sequence[str], host: str, port: int) -> subprocess.Popen[Any]:
-    """One rank of the job, on its share of the cores."""
-    filled = [
-        part.replace("{rank}", str(rank))
-        .replace("{size}", str(RANKS))
-        .replace("{host}", host)
-        .replace("{port}", str(port))
-        for part in command
-    ]
+    """One rank of the job, on its share of the cores, with its place in the variables that programs look for."""
+    place = {"{rank}": str(rank), "{size}": str(RANKS), "{host}": host, "{port}": str(port)}
+    filled = [re.sub(r"\{(?:rank|size|host|port)\}", lambda name: place[name[0]], part) for part in command]
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) >= RANKS:
         share = cores[rank * len(cores) // RANKS : (rank + 1) * len(cores) // RANKS]
         filled = ["taskset", "-c", ",".join(map(str, share)), *filled]
+    environment = {
+        **os.environ,
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(RANKS),
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "JAX_COORDINATOR_ADDRESS": f"{host}:{port}",
+        "DISCO_CHANNEL": "kv",  # there is no MPI behind these names, so nobody should look for it
+    }
     return subprocess.Popen(
-        ["ip", "netns", "exec", end.name, *filled],
-        env=environment(rank, host, port),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+        ["ip", "netns", "exec", end.name, *filled], env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace",
+    )  # fmt: skip
 
 
 def relay(rank: int, stream: IO[str]) -> None:
@@ -186,12 +157,13 @@ def run_job(ends: Sequence[Namespace], command: Sequence[str], port: int) -> int
     for thread in relays:
         thread.start()
     try:
-        code = wait_for_all(processes)
+        return wait_for_all(processes)
     finally:
-        stop(processes)
-    for thread in relays:
-        thread.join(5)
-    return code
+        for process in processes:
+            process.kill()
+            process.wait()
+        for thread in relays:
+            thread.join(5)
 
 
 def wait_for_all(processes: Sequence[subprocess.Popen[Any]]) -> int:
@@ -207,23 +179,13 @@ def wait_for_all(processes: Sequence[subprocess.Popen[Any]]) -> int:
     return 0
 
 
-def stop(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    """End what still runs."""
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
-def parse_arguments() -> argparse.Namespace:
-    """The command line; exits with code 2 where it cannot work here."""
+def main() -> int:
+    """Set up, run, clean up; code 2 where it cannot work here."""
     summary, details = (__doc__ or "").split("\n\n", 1)
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--rate", type=rate_bits, default=rate_bits("1gbit"), help="e.g. 100mbit, 1gbit (default)"
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=summary, epilog=details, formatter_class=raw)
+    rates = "e.g. 100mbit, 1gbit (default)"
+    parser.add_argument("--rate", type=rate_bits, default=rate_bits("1gbit"), help=rates)
     parser.add_argument("--port", type=int, default=29765, help="the coordinator's port (default 29765)")
     parser.add_argument("command", nargs="+", help="what each of the two processes runs")
     arguments = parser.parse_args()
@@ -232,19 +194,12 @@ def parse_arguments() -> argparse.Namespace:
     for program in ("ip", "tc", "taskset"):
         if shutil.which(program) is None:
             parser.error(f"needs the program {program} (Debian: apt install iproute2 util-linux)")
-    return arguments
-
-
-def main() -> int:
-    """Set up, run, clean up."""
-    arguments = parse_arguments()
     # Being told to end must end in the clean-up too.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(143))
     remove_leftovers()
-    ends = namespaces()
     try:
-        with network(ends, arguments.rate):
+        with network(arguments.rate) as ends:
             return run_job(ends, arguments.command, arguments.port)
     except TestbedError as error:
         print(f"network_testbed: {error}", file=sys.stderr)

@@ -8,6 +8,7 @@ parameter the paper leaves open, and what it would have to be. ``--svg FILE`` dr
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 from statistics import median
@@ -88,6 +89,7 @@ def _line(points: dict[int, list[float]]) -> tuple[float, float]:
     return per_byte, latency_ns
 
 
+@functools.cache
 def table(name: str) -> tuple[Paper, list[Row], dict[str, float]]:
     """A paper's rows, and our figures by key."""
     paper = read(name)
@@ -119,17 +121,13 @@ def markdown(name: str) -> str:
     if name == "coconet":
         lines += [winners(machine), ""]
     opened = FIGURES[name][1](machine)
-    for row in missed:
-        for one in opened:
-            if one.key == row.key:
-                lines.append(
-                    f"* {row.what}: {one.parameter} {_needed(one, row.paper)}, taken is {one.taken:.3g}."
-                )
+    lines += [
+        f"* {row.what}: {one.parameter} {_needed(one, row.paper)}, taken is {one.taken:.3g}."
+        for row in missed for one in opened if one.key == row.key
+    ]  # fmt: skip
     for by in ("assumed", "fitted"):
-        lines += [
-            "",
-            f"{by.capitalize()}: {', '.join(machine.sourced(by)) or 'no parameter of the machine'}.",
-        ]
+        named = ", ".join(machine.sourced(by)) or "no parameter of the machine"
+        lines += ["", f"{by.capitalize()}: {named}."]
     return "\n".join(lines)
 
 

@@ -25,7 +25,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from draw_fused_ops import Config, drawn_mark, prepare, read_config, say
+from draw_fused_ops import Config, mark, prepare, read_config, say
 
 from disco_hlo.cores import own_cores
 from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError, UnsupportedError
@@ -49,6 +49,49 @@ _DRAWING_SHARE = 0.35
 """Of the time; what is drawn by then is measured."""
 _GRACE_SECONDS = 8
 """How long children may go on after their time before they are killed."""
+_REFUSALS = (IllegalStrategyError, UnsupportedError, ProfileError, RuntimeError, ValueError)
+_BROKEN_DEVICE = ("ILLEGAL_ADDRESS", "illegal memory access", "LAUNCH_FAILED", "unspecified launch failure")
+"""What CUDA says when nothing works any more in this process."""
+Pending = tuple[list[Sample], int, Callable[[], CompiledPack]]
+
+
+def main() -> int:
+    """Parse, check, and run the parent or a child."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("config", type=Path, help="for instance configs/estimator/samples_cpu.toml")
+    out = "data set, made or continued"
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FILE", help=out)
+    time_ = "stop within this much time (default 540)"
+    parser.add_argument("--seconds", type=float, default=540.0, help=time_)
+    turn = "from 2 on searches choose again, by the weights as they are now"
+    parser.add_argument("--round", type=int, choices=range(1, 100), default=1, metavar="N", help=turn)
+    only = "measure nothing, and draw only from steps that are files: that needs no device"
+    parser.add_argument("--until-drawn", action="store_true", help=only)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--draw", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    try:
+        config = read_config(args.config)
+        if not args.out.absolute().parent.is_dir():
+            raise ProfileError(f"the directory {args.out.absolute().parent} does not exist")
+        if not args.seconds >= 0:  # nor is it where it is no number
+            raise ProfileError(f"--seconds {args.seconds:g}: expected a number from 0 on")
+        if args.until is None:
+            return parent(args, config)
+        code = child(args, config)
+    except (DiscoError, OSError, ValueError) as error:
+        print(f"sample_fused_ops.py: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    if args.until is not None:
+        # A thread may still be compiling what nobody waits for any more.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def facts(config: Config) -> dict[str, Any]:
@@ -67,9 +110,6 @@ def facts(config: Config) -> dict[str, Any]:
     }
 
 
-# --- children: one captures a step and draws from it, several measure --------------------------------
-
-
 def child(args: argparse.Namespace, config: Config) -> int:
     """The work of one child process; 3 when time ran out."""
     with Dataset(args.out) as data:
@@ -83,68 +123,6 @@ def child(args: argparse.Namespace, config: Config) -> int:
         return 0 if measuring.run() else _OUT_OF_TIME
 
 
-# --- the parent -----------------------------------------------------------------------------------
-
-
-class Crew:
-    """Child processes of one parent, and the time they have."""
-
-    def __init__(self, until: float) -> None:
-        self.until = until
-        self.command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--until", str(until)]
-        # Of the steps only ops are wanted that no autotuning changes.
-        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
-        self.environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "XLA_FLAGS": flags}
-        self.environment.pop("ENABLE_SEARCH", None)
-        self.crashes = 0
-
-    def run(self, task: str, numbers: Iterable[int], at_once: int, until: float) -> list[int]:
-        """Exit codes of the children for this task, ``at_once`` at a time; those that crash start again."""
-        waiting, codes = list(numbers), []
-        # Those that draw compile and run nothing: XLA shall see the whole device.
-        share = 0.9 if task == "--draw" else 0.9 / len(waiting)
-        environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:.3f}", **self.environment}
-        running: dict[subprocess.Popen[bytes], int] = {}
-        try:
-            while waiting or running:
-                if time.time() >= until:
-                    codes += [_OUT_OF_TIME] * len(waiting)
-                    waiting.clear()
-                while waiting and len(running) < at_once:
-                    number = waiting.pop(0)
-                    command = [*self.command, task, str(number)]
-                    running[subprocess.Popen(command, env=environment)] = number
-                for process in [p for p in running if has_ended(p, until + _GRACE_SECONDS)]:
-                    number, code = running.pop(process), process.returncode
-                    if code < 0 and time.time() >= until:
-                        codes.append(_OUT_OF_TIME)
-                    elif code < 0 and self.may_start_again(f"{task} {number}", code):
-                        waiting.append(number)
-                    else:
-                        codes.append(code)
-                time.sleep(0.05)
-        finally:
-            for process in running:
-                process.send_signal(signal.SIGINT)
-        return codes
-
-    def may_start_again(self, job: str, code: int) -> bool:
-        """Count a crash; False after too many."""
-        self.crashes += 1
-        name = signal.Signals(-code).name
-        say(f"process {job} died of {name} ({self.crashes} of {CRASHES_ALLOWED} allowed)")
-        return self.crashes <= CRASHES_ALLOWED
-
-
-def has_ended(process: subprocess.Popen[bytes], latest: float) -> bool:
-    """Whether a child ended, by itself or because its time is long over."""
-    if process.poll() is None and time.time() > latest:
-        process.kill()
-        process.wait()
-        say(f"killed process {process.pid}, which did not end")
-    return process.returncode is not None
-
-
 def parent(args: argparse.Namespace, config: Config) -> int:
     """Draw what the file lacks, measure what is pending, and say what came of it."""
     crew = Crew(time.time() + args.seconds)
@@ -153,7 +131,7 @@ def parent(args: argparse.Namespace, config: Config) -> int:
     missing = [
         number
         for number, step in enumerate(config.steps)
-        if drawn_mark(step, args.round) not in there
+        if mark("drawn", step.name, args.round) not in there
         and (args.round == 1 or step.searches)
         and (step.file or not args.until_drawn)
     ]
@@ -188,66 +166,64 @@ def print_totals(data: Dataset) -> None:
         say(f"{model}: {done} of {len(own)} samples measured, {lost} failed")
 
 
-def main() -> int:
-    """Parse, check, and run the parent or a child."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("config", type=Path, help="for instance configs/estimator/samples_cpu.toml")
-    parser.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="FILE", help="data set, made or continued"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=540.0, help="stop within this much time (default 540)"
-    )
-    parser.add_argument(
-        "--round",
-        type=int,
-        choices=range(1, 100),
-        default=1,
-        metavar="N",
-        help="from 2 on searches choose again, by the weights as they are now",
-    )
-    parser.add_argument(
-        "--until-drawn",
-        action="store_true",
-        help="measure nothing, and draw only from steps that are files: that needs no device",
-    )
-    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--draw", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    try:
-        config = read_config(args.config)
-        if not args.out.absolute().parent.is_dir():
-            raise ProfileError(f"the directory {args.out.absolute().parent} does not exist")
-        if not args.seconds >= 0:  # nor is it where it is no number
-            raise ProfileError(f"--seconds {args.seconds:g}: expected a number from 0 on")
-        if args.until is None:
-            return parent(args, config)
-        code = child(args, config)
-    except (DiscoError, OSError, ValueError) as error:
-        print(f"sample_fused_ops.py: {error}", file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:
-        code = 130
-    if args.until is not None:
-        # A thread may still be compiling what nobody waits for any more.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+# --- children: one captures a step and draws from it, several measure -----------------------------
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+class Crew:
+    """Child processes of one parent, and the time they have."""
+
+    def __init__(self, until: float) -> None:
+        self.until = until
+        self.command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--until", str(until)]
+        # Of the steps only ops are wanted that no autotuning changes.
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
+        self.environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "XLA_FLAGS": flags}
+        self.environment.pop("ENABLE_SEARCH", None)
+        self.crashes = 0
+
+    def run(self, task: str, numbers: Iterable[int], at_once: int, until: float) -> list[int]:
+        """Exit codes of the children for this task, ``at_once`` at a time; those that crash start again."""
+        waiting, codes = list(numbers), []
+        # Those that draw compile and run nothing: XLA shall see the whole device.
+        share = 0.9 if task == "--draw" else 0.9 / len(waiting)
+        environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{share:.3f}", **self.environment}
+        running: dict[subprocess.Popen[bytes], int] = {}
+        try:
+            while waiting or running:
+                if time.time() >= until:
+                    codes += [_OUT_OF_TIME] * len(waiting)
+                    waiting.clear()
+                while waiting and len(running) < at_once:
+                    number = waiting.pop(0)
+                    command = [*self.command, task, str(number)]
+                    running[subprocess.Popen(command, env=environment)] = number
+                for process in [p for p in running if has_ended(p, until + _GRACE_SECONDS)]:
+                    number, code = running.pop(process), process.returncode
+                    if code < 0 and time.time() < until and self.may_start_again(f"{task} {number}", code):
+                        waiting.append(number)
+                    else:
+                        codes.append(_OUT_OF_TIME if code < 0 and time.time() >= until else code)
+                time.sleep(0.05)
+        finally:
+            for process in running:
+                process.send_signal(signal.SIGINT)
+        return codes
+
+    def may_start_again(self, job: str, code: int) -> bool:
+        """Count a crash; False after too many."""
+        self.crashes += 1
+        name = signal.Signals(-code).name
+        say(f"process {job} died of {name} ({self.crashes} of {CRASHES_ALLOWED} allowed)")
+        return self.crashes <= CRASHES_ALLOWED
 
 
-_REFUSALS = (IllegalStrategyError, UnsupportedError, ProfileError, RuntimeError, ValueError)
-_BROKEN_DEVICE = ("ILLEGAL_ADDRESS", "illegal memory access", "LAUNCH_FAILED", "unspecified launch failure")
-"""What CUDA says when nothing works any more in this process."""
-
-Pending = tuple[list[Sample], int, Callable[[], CompiledPack]]
+def has_ended(process: subprocess.Popen[bytes], latest: float) -> bool:
+    """Whether a child ended, by itself or because its time is long over."""
+    if process.poll() is None and time.time() > latest:
+        process.kill()
+        process.wait()
+        say(f"killed process {process.pid}, which did not end")
+    return process.returncode is not None
 
 
 class OutOfTimeError(Exception):
@@ -277,9 +253,19 @@ class Measuring:
         self.done = 0
 
     def run(self) -> bool:
-        """Measure all that is pending; False where time ran out before."""
+        """Measure all that is pending: every sample once, then as many of them again as the configuration says. False
+        where time ran out before."""
+        limits = self.config.measure
         with self.compiler:
-            return self.measure_all(self.killed(), 0) and self.rounds()
+            if not self.measure_all(self.killed(), 0):
+                return False
+            for source in self.sources if limits.by_model else ():
+                if source % self.workers == self.worker:
+                    self.module(source)
+            return all(
+                self.measure_all(self.claimed(number, limits.rounds - number + 1), limits.compile_threads)
+                for number in range(1, math.ceil(limits.rounds) + 1)
+            )
 
     def killed(self) -> Iterator[tuple[int, list[Sample]]]:
         """The halves of what was begun and never ended, since it killed the process."""
@@ -290,18 +276,6 @@ class Measuring:
                 continue
             for part in (samples[:half], samples[half:]):
                 yield self.data.begin(part, self.worker), part
-
-    def rounds(self) -> bool:
-        """Every sample once, then as many of them again as the configuration says."""
-        limits = self.config.measure
-        if limits.by_model:
-            for source in self.sources:
-                if source % self.workers == self.worker:
-                    self.module(source)
-        return all(
-            self.measure_all(self.claimed(number, limits.rounds - number + 1), limits.compile_threads)
-            for number in range(1, math.ceil(limits.rounds) + 1)
-        )
 
     # What comes next ------------------------------------------------------------------------------
 
@@ -366,7 +340,7 @@ class Measuring:
         waiting: deque[Pending] = deque()
         pool = ThreadPoolExecutor(max(threads, 1))
         try:
-            while self.has_time():
+            while time.time() + 1.5 * self.longest_s < self.deadline:
                 while len(waiting) <= threads and (claimed := next(packs, None)) is not None:
                     pack, samples = claimed
                     waiting.append((samples, pack, self.compiling(samples, pool, threads)))
@@ -382,10 +356,6 @@ class Measuring:
             self.data.forget(pack)
         return False
 
-    def has_time(self) -> bool:
-        """Whether another pack may be begun."""
-        return time.time() + 1.5 * self.longest_s < self.deadline
-
     def compiling(
         self, samples: Sequence[Sample], pool: ThreadPoolExecutor, threads: int
     ) -> Callable[[], CompiledPack]:
@@ -394,14 +364,14 @@ class Measuring:
         if not threads:
             return lambda: self.compiler.compile(kernels)
         future = pool.submit(self.compiler.compile, kernels)
-        return lambda: self.awaited(future)
 
-    def awaited(self, future: Future[CompiledPack]) -> CompiledPack:
-        """The result, unless the deadline comes first."""
-        try:
-            return future.result(timeout=max(0.0, self.deadline - time.time()))
-        except TimeoutError:
-            raise OutOfTimeError from None
+        def awaited() -> CompiledPack:
+            try:
+                return future.result(timeout=max(0.0, self.deadline - time.time()))
+            except TimeoutError:
+                raise OutOfTimeError from None
+
+        return awaited
 
     def measure(self, samples: list[Sample], number: int, compiled: Callable[[], CompiledPack]) -> None:
         """Measure one pack; in halves where XLA refuses it."""
@@ -462,3 +432,7 @@ def summary(times: Any, load: float) -> Measurement:
     """A row of times as it is stored."""
     low, middle, high = np.quantile(times, (0.25, 0.5, 0.75))
     return Measurement(round(low), round(middle), round((high - low) / 2), len(times), round(load, 2))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -6,7 +6,7 @@
 Without --write it only looks: what the profiles say together, how well the all-reduce lines fit, and of each model
 whose module lies beside its profile how many ops the result knows under today's cost keys. It refuses to write
 a profile that knows too few, whose lines fit badly, or in which nothing tells how compute and transfers slow
-each other. Ops take the same time whatever the link: --link-of takes what a link takes from another profile.
+each other.
 
 Exit status: 0 fine, 1 a check failed, 2 bad arguments or files.
 """
@@ -17,14 +17,13 @@ import argparse
 import gzip
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from checkout import find_package
 
 find_package()
 
-from disco_hlo.errors import DiscoError, ProfileError  # noqa: E402
+from disco_hlo.errors import DiscoError  # noqa: E402
 from disco_hlo.hlo.canonical import canonicalize  # noqa: E402
 from disco_hlo.hlo.graph import Kind  # noqa: E402
 from disco_hlo.hlo.opcodes import COLLECTIVES  # noqa: E402
@@ -41,6 +40,10 @@ from disco_hlo.profiler.profile import (  # noqa: E402
 
 MODULE = "module.hlo.pb.gz"
 _LARGEST_MODULE = 512 << 20
+LEAST_KNOWN = 0.8
+"""Of a step's single ops, and of XLA's kernels."""
+LARGEST_RESIDUAL = 0.25
+"""The median one of the all-reduce lines."""
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -50,11 +53,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("profiles", nargs="+", type=Path, metavar="PROFILE.json")
     parser.add_argument("--name", required=True, help="such as nvidia-h200-staged")
     parser.add_argument("--write", type=Path, metavar="DIR", help="write NAME.json there")
-    parser.add_argument("--coverage", type=float, default=0.8, help="least share of ops known (default 0.8)")
-    parser.add_argument("--fit", type=float, default=0.25, help="largest median residual (default 0.25)")
-    parser.add_argument(
-        "--link-of", type=Path, metavar="PROFILE.json", help="take transfers and contention from here"
-    )
     args = parser.parse_args(argv)
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", args.name):
         parser.error(f"--name {args.name!r}: expected lower-case words joined by dashes")
@@ -76,24 +74,7 @@ def known_shares(profile: Profile, module: bytes) -> tuple[float, float]:
     return sum(singles) / max(1, len(singles)), sum(kernels) / max(1, len(kernels))
 
 
-def over_link(profile: Profile, other: Profile) -> Profile:
-    """The same device's times over the link of another profile.
-
-    Raises:
-        ProfileError: the other profile is of another platform.
-    """
-    if profile.platform != other.platform:
-        raise ProfileError(f"--link-of is of {other.platform}, the other profiles are of {profile.platform}")
-    return replace(
-        profile,
-        link=other.link,
-        all_reduce=other.all_reduce,
-        collectives=other.collectives,
-        contention=other.contention,
-    )
-
-
-def check(profile: Profile, sources: list[Path], args: argparse.Namespace) -> list[str]:
+def check(profile: Profile, sources: list[Path]) -> list[str]:
     """Print what the profile says; returns what speaks against shipping it."""
     problems: list[str] = []
     print(f"{profile.platform}, link {profile.link}")
@@ -107,27 +88,26 @@ def check(profile: Profile, sources: list[Path], args: argparse.Namespace) -> li
                 f"  all-reduce from {piece.from_bytes} B: {piece.ns_per_byte:.4f} ns/B + {piece.offset_ns:.0f} ns"
             )
         print(f"  residuals: median {fitted.median_error:.3f}, largest {fitted.maximum_error:.3f}")
-        if fitted.median_error > args.fit:
+        if fitted.median_error > LARGEST_RESIDUAL:
             problems.append(f"the all-reduce lines are off by {fitted.median_error:.2f}, median")
     slowed = profile.contention
     print(f"contention: {slowed}")
     if slowed in (None, Contention(1.0, 1.0)):
         problems.append("no profile tells how compute and transfers slow each other")
     for path in sources:
-        problems += _lacks(profile, path.with_name(MODULE), args.coverage)
+        problems += _lacks(profile, path.with_name(MODULE))
     return problems
 
 
-def _lacks(profile: Profile, path: Path, least: float) -> list[str]:
+def _lacks(profile: Profile, path: Path) -> list[str]:
     if not path.exists():
         return []
     with gzip.open(path) as file:
         singles, kernels = known_shares(profile, file.read(_LARGEST_MODULE))
-    print(
-        f"{path.parent.name}: {100 * singles:.0f} % of single ops, {100 * kernels:.0f} % of XLA's kernels known"
-    )
-    low = min(singles, kernels)
-    return [f"{path.parent.name}: {100 * low:.0f} % known, expected {100 * least:.0f}"] if low < least else []
+    name, low = path.parent.name, min(singles, kernels)
+    print(f"{name}: {100 * singles:.0f} % of single ops, {100 * kernels:.0f} % of XLA's kernels known")
+    expected = f"{name}: {100 * low:.0f} % known, expected {100 * LEAST_KNOWN:.0f}"
+    return [expected] if low < LEAST_KNOWN else []
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -135,9 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     try:
         profile = merge([load(path) for path in args.profiles])
-        if args.link_of is not None:
-            profile = over_link(profile, load(args.link_of))
-        problems = check(profile, args.profiles, args)
+        problems = check(profile, args.profiles)
         for problem in problems:
             print(f"ship_profile.py: {problem}", file=sys.stderr)
         if problems:

@@ -78,10 +78,10 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
     architecture = values.pop("architecture", {})
     if isinstance(architecture, str) and architecture != "paper":
         raise ProfileError(f'architecture {architecture!r}: expected "paper" or a table')
-    made = PAPER if architecture == "paper" else Architecture(**{
-        name: tuple(value) if isinstance(value, list) else value for name, value in architecture.items()
-    })  # fmt: skip
-    return TrainSettings(**values, architecture=made)
+    if architecture == "paper":
+        return TrainSettings(**values, architecture=PAPER)
+    tuples = {name: tuple(one) if isinstance(one, list) else one for name, one in architecture.items()}
+    return TrainSettings(**values, architecture=Architecture(**tuples))
 
 
 TAKEN_NAMES = (
@@ -107,13 +107,15 @@ class Run:
         self.out = out
         self.settings = settings_of(config.train)
         check_report(config, data)
+        own = config.split
+        self.split = random_split(data, own.seed, own.test, own.validation)
+        """(a), of structures that no training saw."""
         self.report: dict[str, Any] = {}
         self.curves: dict[str, list[Epoch]] = {}
         (out / "checkpoints").mkdir(parents=True, exist_ok=True)
 
     def trained(self, name: str, split: Split, settings: TrainSettings, start: Any = None) -> Any:
         """The network of a training called ``name``, which goes on from its checkpoint."""
-        started = time.perf_counter()
 
         def say(epoch: Epoch) -> None:
             line = f"loss {epoch.train_loss:.4f}, validation error {epoch.validation_error:.3f}, {epoch.seconds:.1f} s"
@@ -124,17 +126,14 @@ class Run:
             self.data, split, settings, checkpoint=path, start=start, on_epoch=say
         )
         self.curves[name] = curve
-        best = min(curve, key=lambda epoch: epoch.validation_error)
         self.report.setdefault("trainings", {})[name] = {
             "epochs": len(curve),
-            "best_epoch": best.number + 1,
+            "best_epoch": min(curve, key=lambda epoch: epoch.validation_error).number + 1,
             "seconds": round(sum(epoch.seconds for epoch in curve), 1),
             "train_samples": len(split.train),
             "curve": [[e.number, round(e.train_loss, 5), round(e.validation_error, 5)] for e in curve],
         }
         self.write()
-        if time.perf_counter() - started > 1:
-            print(f"{name}: done", flush=True)
         return network
 
     def write(self) -> None:
@@ -142,6 +141,20 @@ class Run:
         draft = self.out / ".report.json.part"
         draft.write_text(json.dumps(self.report, indent=1) + "\n")
         draft.replace(self.out / "report.json")
+
+    def judged(self, predicted: Any, split: Split) -> dict[str, Any]:
+        """All figures of predictions for the test samples."""
+        truth = self.data.log_ns[split.test]
+        error = evaluation.errors(predicted, truth)
+        return {
+            **evaluation.summary(error),
+            "kendall_tau": evaluation.kendall_tau(predicted, truth),
+            "by_decade": evaluation.by_decade(error, truth),
+        }
+
+    def judged_network(self, network: Any, split: Split, *, blind: bool = False) -> dict[str, Any]:
+        """The same of a network's predictions, which are told no op times where it is blind."""
+        return self.judged(training.predict(network, self.data, split.test, blind=blind), split)
 
     # Parts of the report ----------------------------------------------------------------------
 
@@ -165,16 +178,6 @@ class Run:
             "distribution": evaluation.distribution(floor),
         }
 
-    def judged(self, predicted: Any, split: Split) -> dict[str, Any]:
-        """All figures of predictions for the test samples."""
-        truth = self.data.log_ns[split.test]
-        error = evaluation.errors(predicted, truth)
-        return {
-            **evaluation.summary(error),
-            "kendall_tau": evaluation.kendall_tau(predicted, truth),
-            "by_decade": evaluation.by_decade(error, truth),
-        }
-
     def baselines(self, split: Split) -> dict[str, Any]:
         """The analytical estimate, and models without a graph."""
         data, estimate = self.data, np.log(self.data.known.estimate_ns)
@@ -189,28 +192,24 @@ class Run:
 
     def unseen_structures(self, weights: Path | None, start: Any) -> None:
         """Split (a), and the weights that ship."""
-        config, data = self.config.split, self.data
-        split = random_split(data, config.seed, config.test, config.validation)
+        data, split = self.data, self.split
         network = self.trained("main", split, self.settings, start)
         predicted = training.predict(network, data, split.test)
         truth = data.log_ns[split.test]
-        opcodes = [data.opcodes[i] for i in split.test]
         members = np.round(2 ** data.known.kernel[split.test, evaluation.MEMBERS] - 1).astype(np.int64)
         error = evaluation.errors(predicted, truth)
-        before = training.predict(start, data, split.test) if start is not None else None
-        section = {
-            "network": self.judged(predicted, split),
-            **({} if before is None else {"started_from": self.judged(before, split)}),
-            "network_without_op_times": self.judged(
-                training.predict(network, data, split.test, blind=True), split
-            ),
-            **self.baselines(split),
-            "noise_floor": evaluation.summary(noise(data, split.test)),
+        self.report |= {
+            "unseen_structures": {
+                "network": self.judged(predicted, split),
+                **({} if start is None else {"started_from": self.judged_network(start, split)}),
+                "network_without_op_times": self.judged_network(network, split, blind=True),
+                **self.baselines(split),
+                "noise_floor": evaluation.summary(noise(data, split.test)),
+            },
+            "error_distribution": evaluation.distribution(error),
+            "by_op_type": evaluation.by_op_type(predicted, truth, [data.opcodes[i] for i in split.test]),
+            "by_size": evaluation.by_size(predicted, truth, members),
         }
-        self.report["unseen_structures"] = section
-        self.report["error_distribution"] = evaluation.distribution(error)
-        self.report["by_op_type"] = evaluation.by_op_type(predicted, truth, opcodes)
-        self.report["by_size"] = evaluation.by_size(predicted, truth, members)
         about = {
             **{name: data.about[name] for name in ("device_kind", "backend", "jax") if name in data.about},
             "samples": len(split.train),
@@ -218,19 +217,17 @@ class Run:
             "settings": json.loads(json.dumps(asdict(self.settings))),
         }
         exported = training.exported(network, data, about)
-        save_file(exported, self.out / "weights.safetensors")
-        if weights is not None:
-            save_file(exported, weights)
+        for place in (self.out / "weights.safetensors", weights):
+            if place is not None:
+                save_file(exported, place)
         self.report["inference"] = self.inference(exported, split)
         self.write()
 
     def comparisons(self) -> None:
         """Other networks and losses on split (a)."""
-        config, section = self.config.split, self.report["unseen_structures"]
-        split = random_split(self.data, config.seed, config.test, config.validation)
         for name, changes in self.config.report.compare.items():
-            compared = self.trained(name, split, settings_of({**self.config.train, **changes}))
-            section[name] = self.judged(training.predict(compared, self.data, split.test), split)
+            compared = self.trained(name, self.split, settings_of({**self.config.train, **changes}))
+            self.report["unseen_structures"][name] = self.judged_network(compared, self.split)
         self.write()
 
     def inference(self, exported: Any, split: Split) -> dict[str, Any]:
@@ -260,7 +257,7 @@ class Run:
             split = model_split(self.data, model, self.config.split.seed, self.config.split.validation)
             network = self.trained(f"without_{model}", split, settings)
             section[model] = {
-                "network": self.judged(training.predict(network, self.data, split.test), split),
+                "network": self.judged_network(network, split),
                 **self.baselines(split),
                 "noise_floor": evaluation.summary(noise(self.data, split.test)),
             }
@@ -277,13 +274,12 @@ class Run:
 
     def fine_tuned(self, model: str, network: Any, split: Split, count: int) -> dict[str, Any]:
         """The network after ``count`` samples of the model that it had never seen, judged on the others."""
-        dice = np.random.default_rng(self.config.split.seed)
-        shuffled = dice.permutation(split.test)
+        shuffled = np.random.default_rng(self.config.split.seed).permutation(split.test)
         learned, rest = shuffled[:count], np.sort(shuffled[count:])
         tuning = Split(np.sort(learned[: count * 4 // 5]), np.sort(learned[count * 4 // 5 :]), rest)
         settings = fine_tuning(self.settings)
         tuned = self.trained(f"without_{model}_tuned_{count}", tuning, settings, network)
-        return self.judged(training.predict(tuned, self.data, rest), tuning)
+        return self.judged_network(tuned, tuning)
 
     def figures(self) -> None:
         """Curves and error distribution as SVG."""
@@ -294,11 +290,8 @@ class Run:
         }
         (self.out / "curves.svg").write_text(lines(curves, "epoch", "validation error"))
         found = self.report["error_distribution"]
-        floor = self.report["noise_floor"]["distribution"]
-        text = bars_and_curves(
-            found["right_end"], found["pdf"], {"CDF": found["cdf"], "noise floor": floor["cdf"]}
-        )
-        (self.out / "errors.svg").write_text(text)
+        both = {"CDF": found["cdf"], "noise floor": self.report["noise_floor"]["distribution"]["cdf"]}
+        (self.out / "errors.svg").write_text(bars_and_curves(found["right_end"], found["pdf"], both))
 
 
 def check_report(config: Config, data: TrainingData) -> None:
@@ -319,12 +312,6 @@ def check_report(config: Config, data: TrainingData) -> None:
             )
 
 
-def check_weights(path: Path) -> None:
-    """Refuse now a place for the weights that could not be written after the training."""
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ProfileError(f"--weights {path}: expected a file in a folder that exists")
-
-
 def fine_tuning(settings: TrainSettings) -> TrainSettings:
     """Fewer and smaller steps than from scratch."""
     return replace(
@@ -334,25 +321,20 @@ def fine_tuning(settings: TrainSettings) -> TrainSettings:
 
 def main() -> int:
     """Parse, check, train, report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "config", type=Path, help="configuration file, for instance configs/estimator/train.toml"
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("config", type=Path, help="such as configs/estimator/train.toml")
     parser.add_argument("data", type=Path, help="data set made by scripts/sample_fused_ops.py")
-    parser.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="DIR", help="where everything is written"
-    )
+    where = "where everything is written"
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help=where)
     parser.add_argument("--weights", type=Path, metavar="FILE", help="also write the trained weights here")
-    parser.add_argument(
-        "--start", type=Path, metavar="FILE", help="weights to fine-tune instead of training anew"
-    )
+    start = "weights to fine-tune instead of training anew"
+    parser.add_argument("--start", type=Path, metavar="FILE", help=start)
     args = parser.parse_args()
     try:
         config = read_config(args.config)
-        if args.weights:
-            check_weights(args.weights)
+        if args.weights and (args.weights.is_dir() or not args.weights.absolute().parent.is_dir()):
+            raise ProfileError(f"--weights {args.weights}: expected a file in a folder that exists")
         if not args.data.is_file():
             raise ProfileError(f"there is no data set {args.data}; make one with scripts/sample_fused_ops.py")
         with Dataset(args.data) as dataset:
@@ -361,9 +343,8 @@ def main() -> int:
         start = None
         if args.start:
             start = training.imported(load_file(args.start))
-            chosen = (
-                settings_of({**config.train, **config.start}) if config.start else fine_tuning(run.settings)
-            )
+            own = settings_of({**config.train, **config.start})
+            chosen = own if config.start else fine_tuning(run.settings)
             run.settings = replace(chosen, architecture=start.architecture)
         run.describe()
         run.unseen_structures(args.weights, start)

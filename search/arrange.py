@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import Ints, compiled, inner
+from disco_hlo.compiled import Ints, compiled
+from disco_hlo.hlo.graph import stretches
 from disco_hlo.search import layout as at
 from disco_hlo.search.kernels import count_unit
-from disco_hlo.search.layout import GraphView, ScratchView, StateView, open_views
+from disco_hlo.search.layout import open_views
 from disco_hlo.search.ordering import predecessors
 from disco_hlo.search.state import Scratch, State, note_change, retire
 from disco_hlo.search.step import Step
@@ -33,8 +34,12 @@ def list_order(step: Step, state: State, scratch: Scratch) -> bool:
     Whatever order they had is lost. Returns False, and leaves the state as it was, where units wait for
     each other in a circle.
     """
-    heads, *lists = _units(step, state, scratch)
-    issued = issue_order(*lists, True)
+    heads, needed_at, needed = _units(step, state, scratch)
+    times = state.times[heads]
+    main, on_channel = times[:, at.MAIN], times[:, at.ON_CHANNEL] != 0
+    compute = np.maximum(times[:, at.PACK], 0) + times[:, at.UNPACK] + np.where(on_channel, 0, main)
+    is_bucket = (step.node[at.FLAGS, heads] & at.ALL_REDUCE != 0).astype(np.int64)
+    issued = issue_order(needed_at, needed, compute, np.where(on_channel, main, 0), is_bucket, True)
     if issued.size < heads.size:
         return False
     word, ordered = state.word, heads[issued]
@@ -52,7 +57,7 @@ def heads_by_position(step: Step, state: State, scratch: Scratch, position: Ints
     Args:
         position: ``[nodes]`` int64, of heads.
     """
-    heads, needed_at, needed, *_ = _units(step, state, scratch)
+    heads, needed_at, needed = _units(step, state, scratch)
     count, waits = heads.size, np.diff(needed_at)
     # Numbers alone, which Python's collector does not look at: a place and a unit are one.
     keys = ((position[heads] + 1) * count + np.arange(count)).tolist()
@@ -75,27 +80,18 @@ def heads_by_position(step: Step, state: State, scratch: Scratch, position: Ints
 
 @compiled
 def _units(step: Step, state: State, scratch: Scratch) -> Any:
-    """What :func:`~disco_hlo.simulator.orders.issue_order` asks of the units, behind their heads, ascending."""
-    g, s, w = open_views(step, state, scratch)
-    heads, needed_at, needed = _unit_graph(g, s, w)
-    compute, transfer, is_bucket = _times(g, s, heads)
-    return heads, needed_at, needed, compute, transfer, is_bucket
-
-
-@inner
-def _unit_graph(g: GraphView, s: StateView, w: ScratchView) -> Any:
     """Heads of all units, ascending, and for each the units that it waits for, as flat lists."""
+    g, s, w = open_views(step, state, scratch)
     count = 0
-    number = np.full(g.nodes, -1)
+    number = np.empty(g.nodes, np.int64)
     for x in range(g.nodes):
-        if s.owner[x] == x:
-            number[x] = count
-            count += 1
+        number[x] = count
+        count += s.owner[x] == x
     heads = np.empty(count, np.int64)
     needed_at, needed = np.zeros(count + 1, np.int64), np.empty(4 * g.nodes, np.int64)
     total = 0
     for x in range(g.nodes):
-        if number[x] == -1:
+        if s.owner[x] != x:
             continue
         heads[number[x]] = x
         waits = predecessors(g, s, w, x, w.neighbours)
@@ -109,22 +105,6 @@ def _unit_graph(g: GraphView, s: StateView, w: ScratchView) -> Any:
             total += 1
         needed_at[number[x] + 1] = total
     return heads, needed_at, needed[:total]
-
-
-@inner
-def _times(g: GraphView, s: StateView, heads: Ints) -> Any:
-    """For each unit its time on the compute stream and on a channel, and whether it is a bucket."""
-    compute, transfer = np.zeros(heads.size, np.int64), np.zeros(heads.size, np.int64)
-    is_bucket = np.zeros(heads.size, np.int64)
-    for i in range(heads.size):
-        first = at.TIME_COLUMNS * heads[i]
-        is_bucket[i] = g.flags[heads[i]] & at.ALL_REDUCE != 0
-        compute[i] = max(0, s.time_ns[first + at.PACK]) + s.time_ns[first + at.UNPACK]
-        if s.time_ns[first + at.ON_CHANNEL]:
-            transfer[i] = s.time_ns[first + at.MAIN]
-        else:
-            compute[i] += s.time_ns[first + at.MAIN]
-    return compute, transfer, is_bucket
 
 
 @compiled
@@ -154,15 +134,14 @@ def regroup(step: Step, state: State, scratch: Scratch, members: Ints, run_at: I
     w.number[at.LOGGED] = 0
 
 
-@compiled
-def gradients_ready(step: Step, state: State, scratch: Scratch, ends_ns: Ints, ranked: Ints) -> Any:
-    """When each all-reduce (``ranked``) could start, by the ends of the units (``times.segments.order_ns``)."""
-    g, s, _ = open_views(step, state, scratch)
+def gradients_ready(step: Step, state: State, ends_ns: Ints, ranked: Ints) -> Ints:
+    """When each all-reduce (``ranked``) could start, by the ends of the units (``segments.order_ns``)."""
+    begin, end = step.node[at.SOURCES_AT, ranked], step.node[at.SOURCES_AT, ranked + 1]
+    sources = step.edge[stretches(begin, end - begin)]
     ready = np.zeros(ranked.size, np.int64)
-    for i in range(ranked.size):
-        x = ranked[i]
-        for e in range(g.sources_at[x], g.sources_at[x + 1]):
-            ready[i] = max(ready[i], ends_ns[s.owner[g.edge[e]]])
+    np.maximum.at(
+        ready, np.repeat(np.arange(ranked.size), end - begin), ends_ns[state.word[at.OWNER, sources]]
+    )
     return ready
 
 

@@ -48,26 +48,6 @@ _PARENTS = 16
 """Candidates explored between two looks at the clock."""
 
 
-def backtracking_search(
-    graph: Graph,
-    costs: CostModel,
-    machine: MachineModel,
-    *,
-    start: Strategy,
-    settings: SearchSettings,
-    on_progress: OnProgress | None = None,
-    on_best: OnBest | None = None,
-    stop: Stop | None = None,
-) -> SearchResult:
-    """Run Algorithm 1 from ``start``. Interrupting it (Ctrl-C) returns the best so far.
-
-    Raises:
-        IllegalStrategyError: ``start`` does not fit the graph.
-    """
-    del on_best  # its candidates are few and its best is at hand when it ends, however it ends
-    return Backtracking(graph, costs, machine, start, settings, on_progress, stop).run()
-
-
 class Backtracking:
     """One run of Algorithm 1, a few candidates at a time."""
 
@@ -79,8 +59,10 @@ class Backtracking:
         start: Strategy,
         settings: SearchSettings,
         on_progress: OnProgress | None = None,
+        on_best: OnBest | None = None,
         stop: Stop | None = None,
     ) -> None:
+        del on_best  # its candidates are few and its best is at hand when it ends, however it ends
         self.began = time.perf_counter()
         self.graph, self.model, self.machine, self.settings = graph, costs, machine, settings
         self.unit_ns = unit_of_step(graph, costs)
@@ -120,7 +102,7 @@ class Backtracking:
         self.reported = self.began
 
     def run(self) -> SearchResult:
-        """Explore until the search is over."""
+        """Explore until the search is over. Interrupting it (Ctrl-C) returns the best so far."""
         stopped = ""
         try:
             while not stopped:

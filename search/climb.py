@@ -44,7 +44,7 @@ from disco_hlo.search.segments import (
     Segments,
     SegmentsView,
     catch_up,
-    count_order,
+    count_all,
     new_segments,
     open_segments,
     run_order,
@@ -77,7 +77,7 @@ THRESHOLD: Final = 1
 CURRENT: Final = 2
 """Score of the state."""
 BEST: Final = 3
-"""Score of the best state since the log was empty; the log leads back to it."""
+"""Score of the best state since the log was empty; the log leads back to it. ``UNSCORED``: a climb begins."""
 EVALUATED: Final = 4
 """Candidates whose score was found, so far."""
 DISTINCT: Final = 5
@@ -98,6 +98,7 @@ CONTROLS: Final = 12
 MOST_WAITING: Final = 128
 """Moves that wait at most. Of a longer list more are refused when their turn comes, others having been kept by then."""
 COMPUTE_SHARE: Final = 1024
+UNSCORED: Final = -1
 
 
 def apart(gradients: NDArray[np.int64]) -> list[list[int]]:
@@ -200,13 +201,7 @@ class Climber:
         control, scratch = self.control, self.scratch
         self.seen[ordered] = with_room(self.seen[ordered], proposals + MOST_WAITING)
         scratch.number[at.LOGGED] = 0
-        score = self.total()
-        if ordered:
-            compute_ns = int(self.state.word[at.TOTAL, at.COMPUTE_NS])
-            score = int(count_order(self.step, self.state, scratch, self.segments))
-            score += compute_ns // COMPUTE_SHARE
-        control[[LEFT, THRESHOLD, ORDERED]] = proposals, threshold, ordered
-        control[[CURRENT, BEST]] = score
+        control[[LEFT, THRESHOLD, ORDERED, BEST]] = proposals, threshold, ordered, UNSCORED
         control[[LISTED, WAITING, RETRIES, RETRIED, HALT]] = 0
         weights = np.zeros(len(MOVES), np.int64)
         for kind, weight in moves.items():
@@ -295,7 +290,7 @@ class Climber:
         """The best runs of gradients, in the order in which they appeared when the state was run last."""
         if not ranked.size:  # a step without gradients
             return []
-        ready = gradients_ready(self.step, self.state, self.scratch, self.segments.ends_ns, ranked)
+        ready = gradients_ready(self.step, self.state, self.segments.ends_ns, ranked)
         by_time = np.lexsort((ranked, ready))
         gradients = ranked[by_time]
         channel = self.step.node[at.CHANNEL]
@@ -339,7 +334,7 @@ def climb(
         weights: ``[moves]`` int64, how often each is proposed.
         waiting: ``[MOST_WAITING, 3]`` int64.
         seen: table of the scores of candidates by digest; has room for the proposals left.
-        segments: up to date with the state where the score is that of its order.
+        segments: made anew where a climb begins whose score is that of the order.
 
     Returns:
         The number of units listed as unknown; 0 when all proposals are made, the state then being
@@ -352,6 +347,10 @@ def climb(
     for weight in weights:
         total += weight
     waits = fresh_stamp(w)
+    if control[BEST] == UNSCORED:
+        if control[ORDERED]:
+            count_all(g, s, c)
+        control[CURRENT] = control[BEST] = _score_of(g, s, c, control)
     while True:  # ends: each pass makes one of the proposals left, or tries one of those again that waited
         if control[HALT] != 0:
             control[LISTED] = 0
@@ -368,7 +367,7 @@ def climb(
             break
         else:
             kind = _random_kind(source, weights, total)
-            a, b = random_move(g, s, w, source, pool, kind)
+            a, b = random_move(kind, g, s, w, source, pool)
             control[LEFT] -= 1
         if not has_room(g, w):
             roll_back(w, 0)
@@ -473,9 +472,14 @@ def _score(g: GraphView, s: StateView, c: SegmentsView, seen: Table, control: In
     if slot >= 0:
         return seen.value[slot, 0]
     control[DISTINCT] += 1
-    score = s.total[at.COMPUTE_NS] + s.total[at.TRANSFER_NS]
-    if control[ORDERED]:
-        # Of two orders that take equally long, the one with less compute leaves more to be gained.
-        score = segments_ns(g, s, c) + s.total[at.COMPUTE_NS] // COMPUTE_SHARE
+    score = _score_of(g, s, c, control)
     seen.value[claim(seen, digest), 0] = score
     return score
+
+
+@inner
+def _score_of(g: GraphView, s: StateView, c: SegmentsView, control: Ints) -> Any:
+    if control[ORDERED]:
+        # Of two orders that take equally long, the one with less compute leaves more to be gained.
+        return segments_ns(g, s, c) + s.total[at.COMPUTE_NS] // COMPUTE_SHARE
+    return s.total[at.COMPUTE_NS] + s.total[at.TRANSFER_NS]

@@ -15,7 +15,7 @@ from disco_hlo.compiled import Int, Ints, compiled, inner
 from disco_hlo.core import rows
 from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.hlo.cost_model import CostModel, Kernels, as_all_reduces, triton_emitter
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, stretches
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import Table, find, learn, mix, new_table, with_room
 from disco_hlo.search.kernels import add_bitcasts
@@ -139,7 +139,7 @@ class UnitCosts:
         rows = count - 1 - np.sort(last)
         keys = self.unknown.key[rows]
         emitters = [self._emitters.get(key, "") for key in keys.tolist()] if self._emitters else ()
-        kernels = Kernels.of_arrays(*listed(self.unknown, rows), emitters)
+        kernels = Kernels.of_arrays(*_listed(self.unknown, rows), emitters)
         times = checked(self.model.kernels_ns(self.graph, kernels), rows.size, lambda _: "a kernel")
         values = np.zeros((rows.size, at.TIME_COLUMNS), np.int64)
         values[:, at.PACK], values[:, at.MAIN] = -1, np.minimum(times, MAX_TOTAL) + self.machine.launch_ns
@@ -173,6 +173,16 @@ def _wire(machine: MachineModel) -> NDArray[np.int64]:
         [machine.launch_ns, machine.memory_bytes_per_us, machine.asynchronous],
         np.int64,
     )
+
+
+def _listed(unknown: Unknown, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Entries as ``hlo.cost_model.Kernels`` has them: members and results, each with its offsets."""
+    begin, lengths = unknown.member_at[rows], unknown.member_at[rows + 1] - unknown.member_at[rows]
+    places = stretches(begin, lengths)
+    members, returned = unknown.member[places], unknown.returned[places]
+    member_at = np.concatenate([[0], np.cumsum(lengths)])
+    result_at = np.concatenate([[0], np.cumsum(returned)])[member_at]
+    return member_at, members, result_at, members[returned]
 
 
 @compiled
@@ -243,28 +253,6 @@ def price_changed(
     if not left_open:
         w.number[at.CHANGES] = 0
     return count
-
-
-@compiled
-def listed(unknown: Unknown, rows: Ints) -> Any:
-    """Entries as ``hlo.cost_model.Kernels`` has them: members and results, each with its offsets."""
-    member_at, result_at = np.zeros(rows.size + 1, np.int64), np.zeros(rows.size + 1, np.int64)
-    for i in range(rows.size):
-        start, end = unknown.member_at[rows[i]], unknown.member_at[rows[i] + 1]
-        member_at[i + 1] = member_at[i] + end - start
-        result_at[i + 1] = result_at[i]
-        for k in range(start, end):
-            result_at[i + 1] += unknown.returned[k]
-    members, results = np.empty(member_at[-1], np.int64), np.empty(result_at[-1], np.int64)
-    count = returned = 0
-    for row in rows:
-        for k in range(unknown.member_at[row], unknown.member_at[row + 1]):
-            members[count] = unknown.member[k]
-            count += 1
-            if unknown.returned[k]:
-                results[returned] = unknown.member[k]
-                returned += 1
-    return member_at, members, result_at, results
 
 
 @inner

@@ -50,28 +50,9 @@ _LAST_REPORTS_SHARE = 0.05
 """But no more than this of the budget, and a second."""
 
 
-def joint_search(
-    graph: Graph,
-    costs: CostModel,
-    machine: MachineModel,
-    *,
-    start: Strategy,
-    settings: SearchSettings,
-    on_progress: OnProgress | None = None,
-    on_best: OnBest | None = None,
-    stop: Stop | None = None,
-) -> SearchResult:
-    """Search from ``start``, with every fourth seed from the unfused step.
+class Joint:
+    """One joint search, with every fourth seed from the unfused step."""
 
-    Interrupting it (Ctrl-C) returns the best so far.
-
-    Raises:
-        IllegalStrategyError: ``start`` does not fit the graph.
-    """
-    return _Joint(graph, costs, machine, start, settings, on_progress, on_best, stop).run()
-
-
-class _Joint:
     def __init__(
         self,
         graph: Graph,
@@ -122,6 +103,7 @@ class _Joint:
         return self.found or Finalist(self.restarts[0].strategies[0], self.start_ns)
 
     def run(self) -> SearchResult:
+        """Search until it is over. Interrupting it (Ctrl-C) returns the best so far."""
         try:
             self._halted(busy=True)
             self._search_here()  # however little time there is: its first plan takes milliseconds

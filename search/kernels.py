@@ -25,21 +25,22 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.layout import GraphView, ScratchView, StateView, open_views
 from disco_hlo.search.ordering import gather_members, is_read_inside, mark_computing, sort_runs
 from disco_hlo.search.state import (
+    COPY,
     MAXIMUM_MEMBERS,
     NOTHING,
+    OWNED,
+    RESULT,
     VERDICTS,
     Scratch,
     State,
     add_copies,
     computes,
-    copy_share,
     holds_copy,
     link,
     note_change,
-    owned_share,
     put,
     remove_copy,
-    result_share,
+    share,
     special_slot,
     take_out,
 )
@@ -124,7 +125,7 @@ def _set_leaves(s: StateView, w: ScratchView, x: int, leaves: Int) -> None:
         return
     unit = s.owner[x]
     put(w, s.leaves, x, leaves)
-    put(w, s.returned, unit, s.returned[unit] + (2 * leaves - 1) * result_share(x))
+    put(w, s.returned, unit, s.returned[unit] + (2 * leaves - 1) * share(x, RESULT))
     note_change(w, x)
 
 
@@ -172,13 +173,13 @@ def count_unit(s: StateView, unit: int) -> None:
     computed, returned = np.int64(NOTHING), np.int64(0)
     x = unit
     while x != -1:  # ends with the list
-        computed += owned_share(x)
+        computed += share(x, OWNED)
         if s.leaves[x]:
-            returned += result_share(x)
+            returned += share(x, RESULT)
         x = s.next[x]
     cell = s.copies[unit]
     while cell != -1:  # ends with the list
-        computed += copy_share(s.cell_node[cell])
+        computed += share(s.cell_node[cell], COPY)
         cell = s.next_of_unit[cell]
     s.computed[unit], s.returned[unit] = computed, returned
 

@@ -10,8 +10,7 @@ what Python calls (:func:`open_views`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -27,59 +26,193 @@ if TYPE_CHECKING:
     from disco_hlo.search.state import Scratch, State
     from disco_hlo.search.step import Step
 
-# Step.node: what the graph says of node x, never written. Rows ending in _AT are CSR offsets into
-# Step.edge: the list of x is edge[node[ROW, x] : node[ROW, x + 1]]. What the rules read is described in
-# ``core.rows.Rows``: FLAGS, OPERANDS_AT, BUFFERS_AT, USERS_AT, SHAPE, GEOMETRY, ELEMENT_COUNT, READS_PER_ELEMENT, and
-# GPU_FLAGS to SHARED_BYTES.
-FLAGS: Final = 0
-OPERANDS_AT: Final = 1
-SOURCES_AT: Final = 2
-"""Executing nodes whose values x reads, directly or through free nodes, ascending."""
-READERS_AT: Final = 3
-"""The reverse of sources."""
-EARLIER_AT: Final = 4
-"""Executing nodes that must run before x though x reads nothing from them."""
-LATER_AT: Final = 5
-"""The reverse of earlier."""
-BUFFERS_AT: Final = 6
-SHAPE: Final = 7
-GEOMETRY: Final = 8
-RANK: Final = 9
-"""Place of an all-reduce among all of them in production order, 0 for other nodes."""
-CHANNEL: Final = 10
-"""All-reduces with equal numbers may share a bucket: same devices, reduction and element type."""
-KEY: Final = 11
-"""Equal numbers, equal cost key."""
-ALONE: Final = 12
-"""ns of the node as a unit of its own, launch cost included (filled in by ``costing``)."""
-SLICE: Final = 13
-"""ns to slice an all-reduce out of a bucket, launch cost included (filled in by ``costing``)."""
-USERS_AT: Final = 14
-MIXED: Final = 15
-"""A hash of x itself."""
-GPU_FLAGS: Final = 16
-REDUCTION: Final = 17
-TRANSPOSE: Final = 18
-LOOP: Final = 19
-OPERAND_LOOP: Final = 20
-SHARED_BYTES: Final = 21
-MOVED: Final = 22
-"""Bytes that an all-reduce moves (filled in by ``costing``)."""
-READ: Final = 23
-"""Equal numbers: to the cost model a kernel that reads the one is like a kernel that reads the other, shapes apart
-(filled in by ``costing``)."""
-HOLD: Final = 24
-"""ns of the node as a unit of its own that must be done before a transfer begins beside it (filled in by
-``costing``)."""
-UNCUT_AT: Final = 25
-"""Pairs of a node and a hash. Of an all-reduce: who reads it and cannot find it inside a bucket, each by its head and
-the ``DIGEST`` of the unit that cannot, 0 for whatever unit the node is in (-1 and 0: the entry root). Of such a head
-the same the other way round: the all-reduce, and its own digest."""
-ELEMENT_COUNT: Final = 26
-READS_PER_ELEMENT: Final = 27
-HEAD: Final = 28
-"""ns that an op which ``RUNS_COLLECTIVES`` takes before the first of them begins (filled in by ``costing``)."""
-NODE_ROWS: Final = 29
+Array = Row
+"""Of a view, what is no row."""
+
+for module in (legality, legality_gpu, reasons):
+    shared(module)
+
+
+class GraphView:
+    """Of :class:`~disco_hlo.search.step.Step`: what the graph says of node x, never written.
+
+    Rows ending in ``_at`` are CSR offsets into ``edge``: the list of x is ``edge[row[x] : row[x + 1]]``. Rows without a
+    word here are those that the rules read, see ``core.rows.Rows``.
+    """
+
+    flags: Row
+    operands_at: Row
+    sources_at: Row
+    """Executing nodes whose values x reads, directly or through free nodes, ascending."""
+    readers_at: Row
+    """The reverse of sources."""
+    earlier_at: Row
+    """Executing nodes that must run before x though x reads nothing from them."""
+    later_at: Row
+    """The reverse of earlier."""
+    buffers_at: Row
+    shape: Row
+    geometry: Row
+    rank: Row
+    """Place of an all-reduce among all of them in production order, 0 for other nodes."""
+    channel: Row
+    """All-reduces with equal numbers may share a bucket: same devices, reduction and element type."""
+    key: Row
+    """Equal numbers, equal cost key."""
+    alone: Row
+    """ns of the node as a unit of its own, launch cost included (filled in by ``costs``)."""
+    slice_ns: Row
+    """ns to slice an all-reduce out of a bucket, launch cost included (filled in by ``costs``)."""
+    users_at: Row
+    mixed: Row
+    """A hash of x itself."""
+    gpu_flags: Row
+    reduction: Row
+    transpose: Row
+    loop: Row
+    operand_loop: Row
+    shared_bytes: Row
+    moved_bytes: Row
+    """Bytes that an all-reduce moves (filled in by ``costs``)."""
+    read: Row
+    """Equal numbers: to the cost model a kernel that reads the one is like a kernel that reads the other,
+    shapes apart (filled in by ``costs``)."""
+    hold_ns: Row
+    """ns of the node as a unit of its own that must be done before a transfer begins beside it (filled in by
+    ``costs``)."""
+    uncut_at: Row
+    """Pairs of a node and a hash. Of an all-reduce: who reads it and cannot find it inside a bucket, each by
+    its head and the ``DIGEST`` of the unit that cannot, 0 for whatever unit the node is in (-1 and 0: the entry
+    root). Of such a head the same the other way round: the all-reduce, and its own digest."""
+    element_count: Row
+    reads_per_element: Row
+    head_ns: Row
+    """ns that an op which ``RUNS_COLLECTIVES`` takes before the first of them begins (filled in by
+    ``costs``)."""
+    edge: Array
+    special: Array
+    limits: Array
+    special_mask: int
+    nodes: int
+
+
+class StateView:
+    """Of :class:`~disco_hlo.search.state.State`: the strategy being changed. A unit goes by its smallest owned node,
+    its "head"; part p of it takes ``time_ns[TIME_COLUMNS * head + p]``.
+    """
+
+    owner: Row
+    """Head of the unit that owns node x; -1 for nodes that do not execute."""
+    next: Row
+    """Next larger node of the same unit, -1 at the end."""
+    count: Row
+    """At a head: nodes owned; 0 at other nodes."""
+    place: Row
+    """At a head: slot of the unit in ORDER."""
+    order: Row
+    """Heads of all units in a topological order, with holes (-1) between."""
+    copies: Row
+    """At a head: first cell of the nodes duplicated in the unit, ascending; -1 for none."""
+    copiers: Row
+    """At a node: first cell of the units that duplicate it; -1 for none."""
+    cell_node: Row
+    """At a cell: a duplicated node, ..."""
+    cell_unit: Row
+    """... the head of a unit that recomputes it, ..."""
+    next_of_unit: Row
+    """... the next cell of the same unit and ..."""
+    next_of_node: Row
+    """... the next cell of the same node. Free cells are chained by NEXT_OF_UNIT."""
+    digest: Row
+    """At a head: hash of what the unit executes; 0 where that was not looked at yet, and elsewhere. Units whose
+    digest is not 0 are counted in ``total``."""
+    waits: Row
+    """At a head: number of reads and orderings that the unit waits for; several may concern one unit. Climbs do
+    not keep it up: the ready queue alone goes by it."""
+    leaves: Row
+    """At an owned node: 1 where its value leaves the unit, else 0."""
+    computed: Row
+    """At a head: hash of what the unit owns and recomputes."""
+    returned: Row
+    """At a head: hash of the nodes whose values leave the unit."""
+    moment: Row
+    """At a head: which change was the last of what decides about moves of the unit (``refusals``)."""
+    total: Row
+    """Single numbers: ``UNITS``, .."""
+    time_ns: Row
+    """Four rows read as ``[nodes, 4]``: at a head, how long the unit runs, launch cost included."""
+
+
+class ScratchView:
+    """Of :class:`~disco_hlo.search.state.Scratch`: working space; contents mean nothing between calls."""
+
+    mark: Row
+    inside: Row
+    reached: Row
+    reached_back: Row
+    members: Row
+    neighbours: Row
+    queue: Row
+    queue_back: Row
+    value: Row
+    needed: Row
+    judged: Row
+    readers: Row
+    judging: Row
+    results: Row
+    heroes: Row
+    packed: Row
+    touched: Row
+    awaited: Row
+    producers_of: Row
+    """At a head: hash of what the unit computed when its producers were listed. These three rows are kept
+    between calls."""
+    producers_at: Row
+    """Where the list began among all that ever were."""
+    producer_count: Row
+    evaluated: Row
+    """At a member of a kernel that is judged: how many elements of it are evaluated."""
+    about: Row
+    """What the last refusal of a kernel is about (``core.reasons``)."""
+    number: Array
+    log: Array
+    changed: Array
+    verdict: Array
+    keyed: Array
+    refused: Array
+    producer: Array
+
+
+def row_numbers(record: type) -> dict[str, int]:
+    """The rows of one of the records above, by name: they are numbered as they stand there."""
+    rows = [name for name, kind in record.__annotations__.items() if kind == "Row"]
+    return {name: number for number, name in enumerate(rows)}
+
+
+def _rows(record: type, names: str) -> list[int]:
+    return [row_numbers(record)[name] for name in names.split()]
+
+
+# Rows by the names that Python calls them by.
+(
+    FLAGS, OPERANDS_AT, SOURCES_AT, READERS_AT, EARLIER_AT, LATER_AT, RANK, CHANNEL, KEY, ALONE, SLICE,
+    MIXED, MOVED, READ, HOLD, UNCUT_AT, HEAD,
+) = _rows(
+    GraphView,
+    "flags operands_at sources_at readers_at earlier_at later_at rank channel key alone slice_ns "
+    "mixed moved_bytes read hold_ns uncut_at head_ns",
+)  # fmt: skip
+(
+    OWNER, NEXT, COUNT, PLACE, ORDER, COPIES, COPIERS, CELL_NODE, CELL_UNIT, NEXT_OF_UNIT, NEXT_OF_NODE,
+    DIGEST, WAITS, LEAVES, COMPUTED, RETURNED_SUM, MOMENT, TOTAL, TIMES,
+) = _rows(
+    StateView,
+    "owner next count place order copies copiers cell_node cell_unit next_of_unit next_of_node digest "
+    "waits leaves computed returned moment total time_ns",
+)  # fmt: skip
+ABOUT: Final = row_numbers(ScratchView)["about"]
+NODE_ROWS: Final = len(row_numbers(GraphView))
+SCRATCH_ROWS: Final = len(row_numbers(ScratchView))
 
 # Bits of node[FLAGS] beside those of ``core.rows``, which end below them.
 FUSIBLE: Final = 1 << 16
@@ -98,52 +231,9 @@ MUST_BE_RETURNED: Final = 1 << 22
 PRODUCT: Final = 1 << 23
 """A matrix product, a convolution or what else libraries compute."""
 RUNS_COLLECTIVES: Final = 1 << 25
-"""It runs collectives of its own, such as a loop, beside which no other runs (filled in by ``costing``)."""
+"""It runs collectives of its own, such as a loop, beside which no other runs (filled in by ``costs``)."""
 VARIADIC: Final = 1 << 24
 """A collective that shares a bucket only as one operand of several: no kernel packs or unpacks it."""
-
-# State.word: the strategy being changed. A unit goes by its smallest owned node, its "head".
-OWNER: Final = 0
-"""Head of the unit that owns node x; -1 for nodes that do not execute."""
-NEXT: Final = 1
-"""Next larger node of the same unit, -1 at the end."""
-COUNT: Final = 2
-"""At a head: nodes owned; 0 at other nodes."""
-PLACE: Final = 3
-"""At a head: slot of the unit in ORDER."""
-ORDER: Final = 4
-"""Heads of all units in a topological order, with holes (-1) between."""
-COPIES: Final = 5
-"""At a head: first cell of the nodes duplicated in the unit, ascending; -1 for none."""
-COPIERS: Final = 6
-"""At a node: first cell of the units that duplicate it; -1 for none."""
-CELL_NODE: Final = 7
-"""At a cell: a duplicated node, ..."""
-CELL_UNIT: Final = 8
-"""... the head of a unit that recomputes it, ..."""
-NEXT_OF_UNIT: Final = 9
-"""... the next cell of the same unit and ..."""
-NEXT_OF_NODE: Final = 10
-"""... the next cell of the same node. Free cells are chained by NEXT_OF_UNIT."""
-DIGEST: Final = 11
-"""At a head: hash of what the unit executes; 0 where that was not looked at yet, and elsewhere.
-Units whose digest is not 0 are counted in the totals below."""
-WAITS: Final = 12
-"""At a head: number of reads and orderings that the unit waits for; several may concern one unit. Climbs
-do not keep it up: the ready queue alone goes by it."""
-LEAVES: Final = 13
-"""At an owned node: 1 where its value leaves the unit, else 0."""
-COMPUTED: Final = 14
-"""At a head: hash of what the unit owns and recomputes."""
-RETURNED_SUM: Final = 15
-"""At a head: hash of the nodes whose values leave the unit."""
-MOMENT: Final = 16
-"""At a head: which change was the last of what decides about moves of the unit (``refusals``)."""
-TOTAL: Final = 17
-"""Single numbers, see below."""
-TIMES: Final = 18
-"""Four rows read as ``[nodes, 4]``: at a head, how long the unit runs, launch cost included."""
-STATE_ROWS: Final = 22
 
 # Columns of TIMES. The first three are also the parts of a unit that a schedule runs one by one.
 PACK: Final = 0
@@ -155,6 +245,7 @@ UNPACK: Final = 2
 ON_CHANNEL: Final = 3
 """1 where MAIN is spent on a communication channel, else 0."""
 TIME_COLUMNS: Final = 4
+STATE_ROWS: Final = TIMES + TIME_COLUMNS
 
 # State.word[TOTAL].
 UNITS: Final = 0
@@ -169,36 +260,6 @@ TRANSFER_NS: Final = 5
 """Time of all units on communication channels."""
 TOTALS: Final = 6
 
-# Scratch.row: working space; contents mean nothing between calls.
-MARK: Final = 0
-INSIDE: Final = 1
-REACHED: Final = 2
-REACHED_BACK: Final = 3
-MEMBERS: Final = 4
-NEIGHBOURS: Final = 5
-QUEUE: Final = 6
-QUEUE_BACK: Final = 7
-VALUE: Final = 8
-NEEDED: Final = 9
-JUDGED: Final = 10
-READERS: Final = 11
-JUDGING: Final = 12
-RESULTS: Final = 13
-HEROES: Final = 14
-PACKED: Final = 15
-TOUCHED: Final = 16
-AWAITED: Final = 17
-PRODUCERS_OF: Final = 18
-"""At a head: hash of what the unit computed when its producers were listed. These three rows are kept between calls."""
-PRODUCERS_AT: Final = 19
-"""Where the list began among all that ever were."""
-PRODUCER_COUNT: Final = 20
-EVALUATED: Final = 21
-"""At a member of a kernel that is judged: how many elements of it are evaluated."""
-ABOUT: Final = 22
-"""What the last refusal of a kernel is about (``core.reasons``)."""
-SCRATCH_ROWS: Final = 23
-
 # Scratch.number, behind ``core.marks.STAMP``.
 LOGGED: Final = 1
 """Entries of the log that undoes the changes made since it was empty."""
@@ -210,145 +271,18 @@ of units that it would have changed."""
 LISTED: Final = 4
 """Producers listed so far."""
 NUMBERS: Final = 5
+
 _POINTER: Final = types.CPointer(types.int64)
-for module in (legality, legality_gpu, reasons, reasons):
-    shared(module)
-
-
-@dataclass(frozen=True)
-class _Field:
-    kind: str
-    row: int = -1
-
-
-def _row(number: int) -> Row:
-    return cast("Row", _Field("row", number))
-
-
-def _array() -> Row:
-    return cast("Row", _Field("array"))
-
-
-def _number() -> int:
-    return cast("int", _Field("number"))
-
-
-class GraphView:
-    """Of :class:`~disco_hlo.search.step.Step`; see ``layout``."""
-
-    flags = _row(FLAGS)
-    operands_at = _row(OPERANDS_AT)
-    sources_at = _row(SOURCES_AT)
-    readers_at = _row(READERS_AT)
-    earlier_at = _row(EARLIER_AT)
-    later_at = _row(LATER_AT)
-    buffers_at = _row(BUFFERS_AT)
-    users_at = _row(USERS_AT)
-    shape = _row(SHAPE)
-    geometry = _row(GEOMETRY)
-    rank = _row(RANK)
-    channel = _row(CHANNEL)
-    key = _row(KEY)
-    alone = _row(ALONE)
-    slice_ns = _row(SLICE)
-    mixed = _row(MIXED)
-    gpu_flags = _row(GPU_FLAGS)
-    reduction = _row(REDUCTION)
-    transpose = _row(TRANSPOSE)
-    loop = _row(LOOP)
-    operand_loop = _row(OPERAND_LOOP)
-    shared_bytes = _row(SHARED_BYTES)
-    moved_bytes = _row(MOVED)
-    read = _row(READ)
-    hold_ns = _row(HOLD)
-    head_ns = _row(HEAD)
-    uncut_at = _row(UNCUT_AT)
-    element_count = _row(ELEMENT_COUNT)
-    reads_per_element = _row(READS_PER_ELEMENT)
-    edge = _array()
-    special = _array()
-    limits = _array()
-    special_mask = _number()
-    nodes = _number()
-
-
-class StateView:
-    """Of :class:`~disco_hlo.search.state.State`; see ``layout``. Part p of the unit with head h takes
-    ``time_ns[TIME_COLUMNS * h + p]``."""
-
-    owner = _row(OWNER)
-    next = _row(NEXT)
-    count = _row(COUNT)
-    place = _row(PLACE)
-    order = _row(ORDER)
-    copies = _row(COPIES)
-    copiers = _row(COPIERS)
-    cell_node = _row(CELL_NODE)
-    cell_unit = _row(CELL_UNIT)
-    next_of_unit = _row(NEXT_OF_UNIT)
-    next_of_node = _row(NEXT_OF_NODE)
-    time_ns = _row(TIMES)
-    digest = _row(DIGEST)
-    waits = _row(WAITS)
-    leaves = _row(LEAVES)
-    computed = _row(COMPUTED)
-    returned = _row(RETURNED_SUM)
-    moment = _row(MOMENT)
-    total = _row(TOTAL)
-
-
-class ScratchView:
-    """Of :class:`~disco_hlo.search.state.Scratch`; see ``layout``."""
-
-    mark = _row(MARK)
-    inside = _row(INSIDE)
-    reached = _row(REACHED)
-    reached_back = _row(REACHED_BACK)
-    members = _row(MEMBERS)
-    neighbours = _row(NEIGHBOURS)
-    queue = _row(QUEUE)
-    queue_back = _row(QUEUE_BACK)
-    value = _row(VALUE)
-    needed = _row(NEEDED)
-    judged = _row(JUDGED)
-    readers = _row(READERS)
-    judging = _row(JUDGING)
-    results = _row(RESULTS)
-    heroes = _row(HEROES)
-    packed = _row(PACKED)
-    touched = _row(TOUCHED)
-    awaited = _row(AWAITED)
-    producers_of = _row(PRODUCERS_OF)
-    producers_at = _row(PRODUCERS_AT)
-    producer_count = _row(PRODUCER_COUNT)
-    evaluated = _row(EVALUATED)
-    about = _row(ABOUT)
-    number = _array()
-    log = _array()
-    changed = _array()
-    verdict = _array()
-    keyed = _array()
-    refused = _array()
-    producer = _array()
-
-
-def row_numbers(record: type) -> dict[str, int]:
-    """The rows of one of the records above, by name."""
-    return {
-        name: field.row
-        for name, field in vars(record).items()
-        if isinstance(field, _Field) and field.kind == "row"
-    }
 
 
 class View(types.Type):
     """The type of a record, to numba: rows and arrays are pointers."""
 
     def __init__(self, record: type) -> None:
-        fields = {name: field for name, field in vars(record).items() if isinstance(field, _Field)}
+        kinds = record.__annotations__
         self.rows = row_numbers(record)
-        self.arrays = [name for name, field in fields.items() if field.kind == "array"]
-        self.numbers = [name for name, field in fields.items() if field.kind == "number"]
+        self.arrays = [name for name, kind in kinds.items() if kind == "Array"]
+        self.numbers = [name for name, kind in kinds.items() if kind == "int"]
         super().__init__(name=record.__name__)
 
 

@@ -40,6 +40,16 @@ def gather_members(s: StateView, unit: int, out: Row) -> Any:
 
 
 @inner
+def next_member(s: StateView, unit: int, x: int, cell: int) -> Any:
+    """What comes after ``x`` among what ``unit`` owns, then duplicates (-1: nothing), and the cell after that. Begin
+    with ``unit`` and ``copies[unit]``."""
+    following = s.next[x] if s.owner[x] == unit else -1
+    if following == -1 and cell != -1:
+        return s.cell_node[cell], s.next_of_unit[cell]
+    return following, cell
+
+
+@inner
 def mark_copies(s: StateView, w: ScratchView, unit: int) -> Any:
     """Mark in row ``inside`` what a unit recomputes; returns the stamp."""
     stamp = fresh_stamp(w)
@@ -80,11 +90,7 @@ def predecessors(g: GraphView, s: StateView, w: ScratchView, unit: int, out: Row
                 found += 1
         for e in range(g.earlier_at[x], g.earlier_at[x + 1]):
             found = _add_computing(s, w, g.edge[e], stamp, out, found)
-        following = s.next[x] if s.owner[x] == unit else -1
-        if following == -1 and cell != -1:
-            following = s.cell_node[cell]
-            cell = s.next_of_unit[cell]
-        x = following
+        x, cell = next_member(s, unit, x, cell)
     return found
 
 
@@ -164,11 +170,7 @@ def count_waits(g: GraphView, s: StateView, w: ScratchView, unit: int) -> Any:
             count += s.owner[g.edge[e]] != unit and w.inside[g.edge[e]] != copied
         for e in range(g.earlier_at[x], g.earlier_at[x + 1]):
             count += _computing_besides(s, unit, g.edge[e])
-        following = s.next[x] if s.owner[x] == unit else -1
-        if following == -1 and cell != -1:
-            following = s.cell_node[cell]
-            cell = s.next_of_unit[cell]
-        x = following
+        x, cell = next_member(s, unit, x, cell)
     return count
 
 

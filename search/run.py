@@ -7,11 +7,11 @@ from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.search.api import OnBest, OnProgress, SearchResult, SearchSettings, Stop
-from disco_hlo.search.backtracking import backtracking_search
-from disco_hlo.search.joint import joint_search
+from disco_hlo.search.backtracking import Backtracking
+from disco_hlo.search.joint import Joint
 from disco_hlo.simulator.costs import MachineModel
 
-_METHODS = {"backtracking": backtracking_search, "joint": joint_search}
+_METHODS: dict[str, type[Backtracking] | type[Joint]] = {"backtracking": Backtracking, "joint": Joint}
 
 
 def search(
@@ -41,10 +41,7 @@ def search(
         IllegalStrategyError: ``start`` does not fit the graph.
         DiscoError: the settings name an unknown method.
     """
-    run = _METHODS.get(settings.method)
-    if run is None:
+    method = _METHODS.get(settings.method)
+    if method is None:
         raise DiscoError(f"Search method {settings.method!r}: expected one of {', '.join(sorted(_METHODS))}.")
-    return run(
-        graph, costs, machine, start=start, settings=settings,
-        on_progress=on_progress, on_best=on_best, stop=stop,
-    )  # fmt: skip
+    return method(graph, costs, machine, start, settings, on_progress, on_best, stop).run()

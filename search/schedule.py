@@ -70,10 +70,8 @@ def with_order(
     Raises:
         IllegalStrategyError: the strategy does not fit the graph.
     """
-    normal = normal_form(graph, strategy)
-    built = build(graph, replace(normal, order=()), costs, machine)
+    normal, built, own = _posed(graph, strategy, costs, machine)
     listed = list_schedule(built.units, *_unit_times(built), asynchronous=machine.asynchronous)
-    own = normal.order or default_unit_order(built.units, machine.asynchronous)
     orders = [listed, default_unit_order(built.units, machine.asynchronous), own]
     if machine.asynchronous:
         orders += _early_collectives(graph, built, own)
@@ -95,10 +93,17 @@ def with_early_collectives(
     Raises:
         IllegalStrategyError: the strategy does not fit the graph.
     """
+    normal, built, own = _posed(graph, strategy, costs, machine)
+    return best_of(graph, normal, _early_collectives(graph, built, own), costs, machine, limit_bytes)
+
+
+def _posed(
+    graph: Graph, strategy: Strategy, costs: CostModel, machine: MachineModel
+) -> tuple[Strategy, Built, tuple[str, ...]]:
+    """A strategy in normal form, its tasks, and the order that it has, or the default."""
     normal = normal_form(graph, strategy)
     built = build(graph, replace(normal, order=()), costs, machine)
-    own = normal.order or default_unit_order(built.units, machine.asynchronous)
-    return best_of(graph, normal, _early_collectives(graph, built, own), costs, machine, limit_bytes)
+    return normal, built, normal.order or default_unit_order(built.units, machine.asynchronous)
 
 
 def best_order(

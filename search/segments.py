@@ -580,12 +580,3 @@ def run_order(step: Step, state: State, scratch: Scratch, segments: Segments) ->
     """Cost in ns of a priced state in its own order, and number of entries in ``segments.started``."""
     g, s, _ = open_views(step, state, scratch)
     return order_ns(g, s, open_segments(segments))
-
-
-@compiled
-def count_order(step: Step, state: State, scratch: Scratch, segments: Segments) -> Any:
-    """What the order of a priced state takes by its segments, which are then ready to follow its changes."""
-    g, s, _ = open_views(step, state, scratch)
-    c = open_segments(segments)
-    count_all(g, s, c)
-    return segments_ns(g, s, c)

@@ -37,9 +37,9 @@ NOWHERE: Final = 1 << 32
 _MOVE_WORDS: Final = 1 << 19
 _NODE_WORDS: Final = 64
 """Room in the log: for one move among units of that size, and for moving every unit in the order."""
-_OWNED: Final = 1
-_COPY: Final = 2
-_RESULT: Final = 3
+OWNED: Final = 1
+COPY: Final = 2
+RESULT: Final = 3
 NOTHING: Final = 1
 """The hash of what a unit without any node computes."""
 
@@ -134,6 +134,14 @@ def roll_back(w: ScratchView, mark: int) -> None:
 
 
 @inner
+def refuse(w: ScratchView, mark: int, changes: int) -> Any:
+    """Undo a move that turned out to be illegal, and forget the units that it noted as changed; False."""
+    roll_back(w, mark)
+    w.number[at.CHANGES] = changes
+    return False
+
+
+@inner
 def has_room(g: GraphView, w: ScratchView) -> Any:
     """Whether the working space can take another move, however large. Otherwise it is refused."""
     words = w.number[at.LOGGED] + 16 * g.nodes
@@ -149,26 +157,10 @@ def note_change(w: ScratchView, node: int) -> None:
 
 
 @inner
-def _share(x: int, role: int) -> Any:
+def share(x: int, role: int) -> Any:
+    """What ``x`` adds to the hash of what a unit computes (row ``COMPUTED``) as ``OWNED`` or as ``COPY``, or to that of
+    what the unit returns (row ``RETURNED_SUM``) as ``RESULT``."""
     return np.int64(mix(np.uint64(8 * x + role)))
-
-
-@inner
-def owned_share(x: int) -> Any:
-    """What owning ``x`` adds to the hash of what a unit computes (row ``COMPUTED``)."""
-    return _share(x, _OWNED)
-
-
-@inner
-def copy_share(x: int) -> Any:
-    """What recomputing ``x`` adds to it."""
-    return _share(x, _COPY)
-
-
-@inner
-def result_share(x: int) -> Any:
-    """What returning ``x`` adds to the hash of what a unit returns (row ``RETURNED_SUM``)."""
-    return _share(x, _RESULT)
 
 
 def kernel_digests(
@@ -177,8 +169,7 @@ def kernel_digests(
     """``[kernels, 2]``: the hashes of what units compute that own and duplicate the nodes of the first two lists, and
     of what they return: the third list."""
     owned, copied, returned = (
-        _sums([kernel[part] for kernel in kernels], role)
-        for part, role in enumerate((_OWNED, _COPY, _RESULT))
+        _sums([kernel[part] for kernel in kernels], role) for part, role in enumerate((OWNED, COPY, RESULT))
     )
     return np.stack([NOTHING + owned + copied, returned], axis=1)
 
@@ -340,7 +331,7 @@ def _merge_copies(s: StateView, w: ScratchView, head: int, other: int) -> None:
             before, after = after, s.next_of_unit[after]
         if s.owner[node] == head or (after != -1 and s.cell_node[after] == node):
             note_change(w, node)
-            put(w, s.computed, head, s.computed[head] - copy_share(node))
+            put(w, s.computed, head, s.computed[head] - share(node, COPY))
             _unlink_from_node(s, w, cell)
             _free_cell(s, w, cell)
         else:
@@ -407,7 +398,7 @@ def add_copies(s: StateView, w: ScratchView, unit: int, nodes: Row, count: int) 
         else:
             put(w, s.next_of_unit, before, cell)
         before = cell
-        computed += copy_share(node)
+        computed += share(node, COPY)
     put(w, s.computed, unit, computed)
     note_change(w, unit)
     return True
@@ -426,7 +417,7 @@ def remove_copy(s: StateView, w: ScratchView, unit: int, node: int) -> None:
         put(w, s.next_of_unit, before, after)
     _unlink_from_node(s, w, cell)
     _free_cell(s, w, cell)
-    put(w, s.computed, unit, s.computed[unit] - copy_share(node))
+    put(w, s.computed, unit, s.computed[unit] - share(node, COPY))
     note_change(w, unit)
     note_change(w, node)
 
@@ -435,8 +426,8 @@ def remove_copy(s: StateView, w: ScratchView, unit: int, node: int) -> None:
 def take_out(g: GraphView, s: StateView, w: ScratchView, node: int) -> Any:
     """Make a unit of its own of ``node``, without a place yet; returns the head of what is left."""
     unit, after = s.owner[node], s.next[node]
-    computed = s.computed[unit] - owned_share(node)
-    own = result_share(node) if s.leaves[node] else np.int64(0)
+    computed = s.computed[unit] - share(node, OWNED)
+    own = share(node, RESULT) if s.leaves[node] else np.int64(0)
     returned = s.returned[unit] - own
     put(w, s.next, node, -1)
     if unit == node:
@@ -450,7 +441,7 @@ def take_out(g: GraphView, s: StateView, w: ScratchView, node: int) -> Any:
         put(w, s.count, unit, s.count[unit] - 1)
         put(w, s.owner, node, node)
     put(w, s.count, node, 1)
-    put(w, s.computed, node, NOTHING + owned_share(node))
+    put(w, s.computed, node, NOTHING + share(node, OWNED))
     put(w, s.returned, node, own)
     put(w, s.computed, rest, computed)
     put(w, s.returned, rest, returned)

@@ -8,7 +8,7 @@ one takes it along (see ``state.to_strategy``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,7 +53,7 @@ def build_step(graph: Graph) -> Step:
         raise DiscoError(f"The step has {count} nodes, expected at most {MAXIMUM_NODES}.")
     flat, read, known = flat_graph(graph), rows(graph), row_numbers(GraphView)
     active = np.isin(flat.kind, _ACTIVE)
-    sources = _sources(active, flat.kind == Kind.FREE, flat.operand_at, flat.operand)
+    *sources, depth = _sources(active, flat.kind == Kind.FREE, flat.operand_at, flat.operand)
     earlier = _earlier(graph)
     node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
     for name, row in read._asdict().items():
@@ -77,37 +77,22 @@ def build_step(graph: Graph) -> Step:
     )
     node[at.KEY, :count] = flat.of_key
     node[at.MIXED, :count] = mixed(np.arange(count))
-    node[at.RANK, production_order(graph, *sources)] = np.arange(len(gradients))
+    node[at.RANK, production_order(graph, depth)] = np.arange(len(gradients))
     for x in np.flatnonzero(read.reduction >= 0).tolist():
         if must_be_returned(read, x):
             node[at.FLAGS, x] |= at.MUST_BE_RETURNED
     return Step(node, np.concatenate(edges), np.zeros((1, 3), np.int64), np.append(read.limits, 0))
 
 
-def production_order(
-    graph: Graph, source_at: NDArray[np.int64], source: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def production_order(graph: Graph, depth: Ints) -> Ints:
     """All-reduces in the order in which backpropagation produces their gradients.
 
-    By the number of ops on the longest path before each, ties by node id. In the paper's words
+    By the number of ops on the longest path before each (``depth``), ties by node id. In the paper's words
     (section 3.2), the neighbours of a gradient tensor belong to the successor and the predecessor
     of the op that produces it; here that is the next and the previous one in this order.
-
-    Args:
-        source_at: where the sources of each node begin in ``source``.
     """
     gradients = np.array(graph.all_reduces, np.int64)
-    return gradients[np.argsort(_depths(source_at, source)[gradients], kind="stable")]
-
-
-@compiled
-def _depths(source_at: Ints, source: Ints) -> Any:
-    """For each node the number of ops on the longest path to it, itself included."""
-    depth = np.ones(source_at.size - 1, np.int64)
-    for x in range(depth.size):
-        for e in range(source_at[x], source_at[x + 1]):
-            depth[x] = max(depth[x], depth[source[e]] + 1)
-    return depth
+    return gradients[np.argsort(depth[gradients], kind="stable")]
 
 
 def is_active(node: Node) -> bool:
@@ -115,30 +100,33 @@ def is_active(node: Node) -> bool:
     return node.kind in _ACTIVE
 
 
-def _through_free(graph: Graph, starts: Iterable[int]) -> list[int]:
+def _through_free(graph: Graph, start: int, following: Callable[[int], Iterable[int]]) -> list[int]:
+    """The executing nodes that one reaches from a node through free ones, itself included, ascending."""
     found: set[int] = set()
     seen: set[int] = set()
-    pending = list(starts)
+    pending = [start]
     while pending:
         x = pending.pop()
         if x in seen:
             continue
         seen.add(x)
-        node = graph.nodes[x]
-        if is_active(node):
+        if is_active(graph.nodes[x]):
             found.add(x)
-        elif node.kind is Kind.FREE:
-            pending += node.operands
+        elif graph.nodes[x].kind is Kind.FREE:
+            pending += following(x)
     return sorted(found)
 
 
 @compiled
 def _sources(active: NDArray[np.bool_], free: NDArray[np.bool_], operand_at: Ints, operand: Ints) -> Any:
-    """What each executing node reads, nothing for the others: where each list begins, and all of them."""
+    """What each executing node reads, nothing for the others: where each list begins, and all of them; and for each
+    node the number of ops on the longest path before it."""
     count = active.size
     begin, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
     read, filled = np.empty(2 * operand.size + 64, np.int64), 0
-    seen = np.full(count, -1)
+    seen = np.empty(count, np.int64)
+    for x in range(count):
+        seen[x] = -1
     total = 0
     for x in range(count):
         if not active[x] and not free[x]:
@@ -171,15 +159,20 @@ def _sources(active: NDArray[np.bool_], free: NDArray[np.bool_], operand_at: Int
         _sort(read, begin[x], filled)
         if active[x]:
             total += filled - begin[x]
-    source_at, source = np.zeros(count + 1, np.int64), np.empty(total, np.int64)
+    source_at, source, depth = (
+        np.zeros(count + 1, np.int64),
+        np.empty(total, np.int64),
+        np.zeros(count, np.int64),
+    )
     for x in range(count):
         filled = source_at[x]
         if active[x]:
             for k in range(begin[x], end[x]):
                 source[filled] = read[k]
+                depth[x] = max(depth[x], depth[read[k]] + 1)
                 filled += 1
         source_at[x + 1] = filled
-    return source_at, source
+    return source_at, source, depth
 
 
 @inner
@@ -214,23 +207,9 @@ def _earlier(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return grouped(later, earlier, count)
 
 
-def _running(graph: Graph, node: int) -> set[int]:
+def _running(graph: Graph, node: int) -> list[int]:
     """Nodes that execute when ``node`` does: itself, or whoever reads through it where it is free."""
-    if is_active(graph.nodes[node]):
-        return {node}
-    found: set[int] = set()
-    seen: set[int] = set()
-    pending = [node]
-    while pending:
-        x = pending.pop()
-        if x in seen:
-            continue
-        seen.add(x)
-        if is_active(graph.nodes[x]):
-            found.add(x)
-        elif graph.nodes[x].kind is Kind.FREE:
-            pending += graph.users[x]
-    return found
+    return _through_free(graph, node, graph.users.__getitem__)
 
 
 def _flags(
@@ -238,7 +217,7 @@ def _flags(
 ) -> NDArray[np.int64]:
     """The search's own bits of row ``FLAGS`` but for ``ORDERED``, ``[nodes]``; ``known`` are the others."""
     returned, through_tuple = np.zeros((2, len(graph)), np.bool_)
-    returned[_through_free(graph, (graph.root,))] = True
+    returned[_through_free(graph, graph.root, lambda x: graph.nodes[x].operands)] = True
     through_tuple[list(_tuples_of_fusible(graph))] = True
     # Not a scatter, though XLA:GPU would take it: what its updates cost inside it no estimate tells (docs/search.md).
     fusible = (flat.kind == Kind.FUSIBLE) & (known & (OWN_BUFFER | NOT_GENERATED) == 0)

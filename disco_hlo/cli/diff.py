@@ -41,7 +41,12 @@ def diff(
         require_comparable(first.plan, second.plan)
         fields = _fields(first.plan, second.plan)
     else:
-        _require_default(first)
+        structure = first.plan.structure
+        if structure is not UNSET:
+            changed = f"{first.path} changes the step's structure ({structure.name})"
+            raise PlanError(f"{changed}: its ops are not those of XLA's plan")
+        if first.default is None:
+            raise PlanError(f"{first.path}: XLA's own plan cannot be read: {'; '.join(first.missing)}")
     names = ("A", "B") if b is not None else (DEFAULT, "plan")
     reader = first if first.source is not None else second
     regions = tuple(dict.fromkeys((*first.region_names, *second.region_names)))
@@ -59,16 +64,6 @@ def diff(
         print_json(_as_json(found, names, fields))
         return
     _print(found, names, fields, reader, top)
-
-
-def _require_default(bundle: Bundle) -> None:
-    structure = bundle.plan.structure
-    if structure is not UNSET:
-        raise PlanError(
-            f"{bundle.path} changes the step's structure ({structure.name}): its ops are not those of XLA's plan"
-        )
-    if bundle.default is None:
-        raise PlanError(f"{bundle.path}: XLA's own plan cannot be read: {'; '.join(bundle.missing)}")
 
 
 def _alike(reader: Bundle, strategy: Strategy | None) -> Strategy:
@@ -132,11 +127,8 @@ def _print(
     if changed:
         made = table("field", a, b)
         for name, pair in changed.items():
-            add_row(
-                made,
-                name,
-                *(time_text(v) if name.endswith("_ns") and isinstance(v, int) else v for v in pair),
-            )
+            is_time = name.endswith("_ns")
+            add_row(made, name, *(time_text(v) if is_time and isinstance(v, int) else v for v in pair))
         show(made)
 
 

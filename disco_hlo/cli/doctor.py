@@ -65,13 +65,14 @@ def diagnose() -> list[Check]:
 
 def _check_python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
+    missing = [name for name in ("torch", "dgl") if importlib.util.find_spec(name) is None]
     if sys.version_info >= (3, 12):
-        return Check("python", True, f"{version}; training the estimator takes Python 3.11 (DGL)")
-    train = [name for name in ("torch", "dgl") if importlib.util.find_spec(name) is None]
-    trains = f"without {' and '.join(train)}, so" if train else "with torch and DGL:"
-    return Check(
-        "python", True, f"{version} {trains} the estimator {'cannot' if train else 'can'} be trained here"
-    )
+        said = f"{version}; training the estimator takes Python 3.11 (DGL)"
+    elif missing:
+        said = f"{version} without {' and '.join(missing)}, so the estimator cannot be trained here"
+    else:
+        said = f"{version} with torch and DGL: the estimator can be trained here"
+    return Check("python", True, said)
 
 
 def _check_entry_point() -> Check:

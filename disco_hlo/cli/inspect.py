@@ -24,13 +24,12 @@ from disco_hlo.cli.output import (
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.plan.bans import Bans
-from disco_hlo.plan.plan import DEFAULT, Plan, SearchRecord
+from disco_hlo.plan.plan import DEFAULT, Plan
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import (
     BucketFacts,
     GroupFacts,
     OrderFacts,
-    StepTimes,
     bucket_facts,
     group_facts,
     op_facts,
@@ -69,7 +68,7 @@ def inspect(
         show(f"regions: {', '.join(whole.region_names)}", f"{region}:")
     show(*_groups(groups, top), "", *_buckets(bundle, buckets, top), "")
     show(_order_line(order_facts(order, explicit)), *_all_reduce(whole.plan))
-    show(*_notes(whole.plan))
+    show(*(f"note: {printable(note, 1000)}" for note in whole.plan.notes))
 
 
 def _regions(bundle: Bundle) -> list[RegionFacts]:
@@ -92,12 +91,14 @@ def _head(plan: Plan) -> list[str]:
     target = plan.target
     versions = ", ".join(f"{name} {version}" for name, version in sorted(plan.versions.items()))
     created = f", {plan.measured.created}" if plan.measured else ""
+    searches = () if plan.search.searches is UNSET else plan.search.searches
+    each = f" of {len(searches)} searches ({' + '.join(map(str, searches))})" if searches else ""
     return [
         f"{printable(target.module_name)}  key {target.key[:16]}",
         f"for {target.device_count} x {printable(target.device_kind)} ({printable(target.backend)}), "
         f"{_count(target.process_count, 'process')}; {printable(versions)}{printable(created)}",
         f"chosen: {printable(plan.chosen)}; found by {printable(plan.search.method)} "
-        f"in {plan.search.evaluations} evaluations{_searches(plan.search)}",
+        f"in {plan.search.evaluations} evaluations{each}",
     ]
 
 
@@ -109,13 +110,6 @@ def _banned(bundle: Bundle) -> list[str]:
 def _ban(bundle: Bundle) -> str:
     """Why the plan is not enacted from where it lies; empty if it is."""
     return Bans(bundle.path.parent).reason(bundle.plan.module_sha256)
-
-
-def _searches(search: SearchRecord) -> str:
-    """How many each of several searches made."""
-    if search.searches is UNSET:
-        return ""
-    return f" of {len(search.searches)} searches ({' + '.join(map(str, search.searches))})"
 
 
 def _structure(plan: Plan) -> list[str]:
@@ -162,14 +156,10 @@ def _times(plan: Plan) -> list[Any]:
         ]
     for name, prediction in rest:
         add_row(made, name, time_text(prediction), "", "")
-    return [made, _speedup_line(times)]
-
-
-def _speedup_line(times: StepTimes) -> str:
-    predicted = f"{times.predicted_speedup:.2f}x" if times.predicted_speedup else "unknown"
-    if times.measured_speedup is None:
-        return f"speed-up: predicted {predicted}, not measured"
-    return f"speed-up: measured {times.measured_speedup:.2f}x, predicted {predicted}"
+    said = f"predicted {times.predicted_speedup:.2f}x" if times.predicted_speedup else "predicted unknown"
+    speedup = times.measured_speedup
+    both = f"{said}, not measured" if speedup is None else f"measured {speedup:.2f}x, {said}"
+    return [made, f"speed-up: {both}"]
 
 
 def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
@@ -199,14 +189,8 @@ def _buckets(bundle: Bundle, buckets: list[BucketFacts], top: int) -> list[Any]:
     made = table("bucket", "collectives", "size", "form", "first", right=(1, 2))
     for bucket in buckets[:top]:
         size = "" if bucket.size_bytes is None else size_text(bucket.size_bytes)
-        add_row(
-            made,
-            bucket.token,
-            len(bucket.all_reduces),
-            size,
-            bucket.form,
-            _called(bundle, bucket.all_reduces[0]),
-        )
+        first = _called(bundle, bucket.all_reduces[0])
+        add_row(made, bucket.token, len(bucket.all_reduces), size, bucket.form, first)
     return [heading, *([made] if buckets and top else []), *_more(len(buckets), top)]
 
 
@@ -242,10 +226,6 @@ def _all_reduce(plan: Plan) -> list[str]:
         f"+ {time_text(line.offset_ns)}"
         for line in lines
     ]
-
-
-def _notes(plan: Plan) -> list[str]:
-    return [f"note: {printable(note, 1000)}" for note in plan.notes]
 
 
 def _as_json(whole: Bundle, bundle: Bundle, region: str, regions: list[RegionFacts]) -> dict[str, Any]:

@@ -76,22 +76,17 @@ def load(name: str) -> Any:
     """The subcommand ``name``, imported."""
     entry = COMMANDS[name]
     function = getattr(importlib.import_module(f"disco_hlo.cli.{entry.module}"), entry.function)
+    # Its paragraphs, each on one line, are wrapped for the reader's terminal.
+    paragraphs = [" ".join(paragraph.split()) for paragraph in function.__doc__.split("\n\n")]
     app = typer.Typer(add_completion=False)
     app.command(
         name,
-        help=_unwrapped(function.__doc__),
+        help="\n\n".join(paragraphs),
         epilog=f"Example: {entry.example}",
-        no_args_is_help=name not in _WITHOUT_ARGUMENTS,
+        no_args_is_help=name not in ("doctor", "list"),
     )(function)
     return typer.main.get_command(app)
 
-
-def _unwrapped(docstring: str) -> str:
-    """Its paragraphs, each on one line, to be wrapped for the reader's terminal."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in docstring.split("\n\n"))
-
-
-_WITHOUT_ARGUMENTS = ("doctor", "list")
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 

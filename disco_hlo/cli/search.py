@@ -76,14 +76,8 @@ def search(
 ) -> None:
     """Search a plan for a step. Ctrl-C ends it early and keeps the best plan found."""
     settings = SearchSettings(
-        method=method,
-        alpha=alpha,
-        beta=beta,
-        seed=seed,
-        seeds=seeds,
-        evaluations=evaluations,
-        seconds=seconds,
-        unchanged=patience,
+        method=method, alpha=alpha, beta=beta, seed=seed, seeds=seeds, evaluations=evaluations,
+        seconds=seconds, unchanged=patience,
     )  # fmt: skip
     plan_file = output if output.suffix == ".json" else output / PLAN_NAME
     if plan_file == output:

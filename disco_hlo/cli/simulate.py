@@ -19,6 +19,7 @@ from disco_hlo.cli.output import (
     print_json,
     region_table,
     regions_as_json,
+    say,
     show,
     table,
     warn_all,
@@ -81,9 +82,7 @@ def simulate(
         strategies[PLAN] = _strategy(opened, plan)
     known = opened.profile if profile is None else load(profile)
     costs = costs_for(source, known, opened.device_kind, list(strategies.values()))
-    if imagined is not None:
-        costs = costs.on(*imagined)
-    costs = costs.imagine(network) if network else costs
+    costs = costs.on(*imagined) if imagined else costs.imagine(network) if network else costs
     try:
         found = {
             name: step_times(source, strategy, costs, as_compiled=name == DEFAULT)
@@ -97,30 +96,24 @@ def simulate(
     last = list(found)[-1]
     gained = {} if imagined is None else gains(source, found[last], imagined[1])
     if trace is not None:
-        write_file(
-            trace, json.dumps(_trace(source, last, found[last], region), separators=(",", ":")).encode()
-        )
+        events = _trace(source, last, found[last], region)
+        write_file(trace, json.dumps(events, separators=(",", ":")).encode())
     inner = not_simulated(source)
-    is_silent = not inner and not any(one.graph.all_reduces for one in source.computations.values())
-    silent = (
-        ("the step has no collective that a bucket could have: no network changes its time",)
-        if is_silent
-        else ()
-    )
-    warn_all((*opened.missing, *costs.lines, *inner, *_unknown_trips(source), *silent))
+    warn_all((*opened.missing, *costs.lines, *inner, *_unknown_trips(source)))
+    if not inner and not any(one.graph.all_reduces for one in source.computations.values()):
+        say("the step has no collective that a bucket could have: no network changes its time")
     regions = _regions(source, strategies, found)
-    exposed = (
-        {name: one.exposed_ns for name, one in found.items()} if source.regions and region == ENTRY else {}
-    )
+    is_whole = region == ENTRY
+    exposed = {name: one.exposed_ns for name, one in found.items() if source.regions and is_whole}
     timelines = {name: one.predicted[region].timeline for name, one in found.items()}
     if as_json:
         made = _as_json(opened, costs, network, region, timelines, limit, regions)
         print_json(made | _gains_as_json(imagined, gained, region))
         return
     show(*region_table(regions), aside=aside)
-    _print("step" if region == ENTRY else f"one execution of {region}", timelines, exposed, limit, aside)
+    _print("step" if is_whole else f"one execution of {region}", timelines, exposed, limit, aside)
     if gained:
-        shown = region_names(source) if region == ENTRY else (region,)
+        shown = region_names(source) if is_whole else (region,)
         now_ns = {name: one.timeline.makespan_ns for name, one in found[last].predicted.items()}
         _print_gains(last, now_ns, {name: gained[name] for name in shown}, aside)
     if trace is not None and not is_stdout(trace):
@@ -129,10 +122,9 @@ def simulate(
 
 def _unknown_trips(source: CanonicalModule) -> list[str]:
     """A line for loops whose body is simulated and which nobody knows to run how often."""
-    names = [one.name for one in source.regions if any(call.trips is None for call in one.calls)]
-    return [
-        f"how often {', '.join(names)} runs is not known: in the step such a loop takes what is estimated"
-    ] * bool(names)
+    names = ", ".join(one.name for one in source.regions if any(call.trips is None for call in one.calls))
+    said = f"how often {names} runs is not known: in the step such a loop takes what is estimated"
+    return [said] if names else []
 
 
 def _regions(
@@ -180,10 +172,10 @@ def _strategy(opened: Opened, name: str) -> Strategy:
             "module.hlo.pb beside it"
         )
     if bundle.source is None:
+        other, graph = bundle.plan.target, opened.source.graph
         raise PlanError(
-            f"{bundle.path} is a plan for {bundle.plan.target.module_name!r} "
-            f"({bundle.plan.target.key[:16]}), this module is {opened.source.graph.module_name!r} "
-            f"({opened.source.graph.key[:16]})"
+            f"{bundle.path} is a plan for {other.module_name!r} ({other.key[:16]}), this module is "
+            f"{graph.module_name!r} ({graph.key[:16]})"
         )
     return bundle.strategy
 

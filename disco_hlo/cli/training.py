@@ -34,7 +34,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.plan.store import PROFILE_NAME
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME, VARIABLE, CaptureRecord
 from disco_hlo.plugin.phases.capture_record import load as load_record
-from disco_hlo.profiler.collectives import AllReduceFit
+from disco_hlo.profiler.collectives import AllReduceFit, InStep
 from disco_hlo.profiler.profile import Profile, load, to_json
 from disco_hlo.report.printable import printable
 
@@ -72,7 +72,12 @@ def capture(
     if as_json:
         print_json(_as_json(record, output))
     else:
-        _print_record(record, output)
+        target = record.target
+        show(
+            f"captured {printable(target.module_name)} ({target.key[:16]}) on {target.device_count} x "
+            f"{printable(target.device_kind)} in {printable(str(output))}",
+            f"next: disco search {as_argument(output)} -o found",
+        )
     if code:
         raise typer.Exit(code)
 
@@ -94,15 +99,6 @@ def _stamp(folder: Path) -> int | None:
         return (folder / RECORD_NAME).stat().st_mtime_ns
     except OSError:
         return None
-
-
-def _print_record(record: CaptureRecord, folder: Path) -> None:
-    target = record.target
-    show(
-        f"captured {printable(target.module_name)} ({target.key[:16]}) on {target.device_count} x "
-        f"{printable(target.device_kind)} in {printable(str(folder))}",
-        f"next: disco search {as_argument(folder)} -o found",
-    )
 
 
 def _as_json(record: CaptureRecord, folder: Path) -> dict[str, object]:
@@ -184,13 +180,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _facts(profile: Profile) -> dict[str, Any]:
-    slowed = profile.contention
+    slowed, link = profile.contention, profile.link
+    by_kind = None if slowed is None or slowed.products is None else [slowed.products, slowed.others]
+
+    def fields(known: InStep | None) -> dict[str, Any] | None:
+        return None if known is None else asdict(known)
+
     return {
         "platform": str(profile.platform),
         "link": {
-            "device_count": profile.link.device_count,
-            "process_count": profile.link.process_count,
-            "label": profile.link.label,
+            "device_count": link.device_count, "process_count": link.process_count, "label": link.label,
         },
         "ops": len(profile.ops),
         "launch_ns": profile.launch_ns,
@@ -198,31 +197,25 @@ def _facts(profile: Profile) -> dict[str, Any]:
         "flops_per_s": profile.flops_per_s,
         "noise": profile.noise,
         "contention": None if slowed is None else [slowed.compute, slowed.communication],
-        "contention_by_kind": None
-        if slowed is None or slowed.products is None
-        else [slowed.products, slowed.others],
+        "contention_by_kind": by_kind,
         "transfer_wait_ns": None if slowed is None else slowed.transfer_wait_ns,
         "holds": dict(profile.holds),
         "all_reduce": _fit_facts(profile.all_reduce),
-        "in_step": None if profile.in_step is None else asdict(profile.in_step),
-        "together": None if profile.together is None else asdict(profile.together),
+        "in_step": fields(profile.in_step),
+        "together": fields(profile.together),
         "collectives": {
             kind: {
                 "swept": _fit_facts(known.swept),
-                "in_step": None if known.in_step is None else asdict(known.in_step),
-                "together": None if known.together is None else asdict(known.together),
+                "in_step": fields(known.in_step),
+                "together": fields(known.together),
             }
             for kind, known in profile.collectives.items()
         },
         "loops": {
-            body: {
-                "executions": loop.executions,
-                "own_ns": loop.own_ns,
-                "first_more_ns": loop.first_more_ns,
-            }
+            body: {name: getattr(loop, name) for name in ("executions", "own_ns", "first_more_ns")}
             for body, loop in profile.loops.items()
         },
-    }
+    }  # fmt: skip
 
 
 def _fit_facts(fitted: AllReduceFit | None) -> dict[str, Any] | None:
@@ -259,23 +252,20 @@ def _print_profile(profile: Profile, aside: bool = False) -> None:
     for loop in profile.loops.values():
         own = f"{loop.own_ns / 1e3:.1f} µs of its own each, first turn {loop.first_more_ns / 1e3:+.1f} µs"
         add_row(rows, f"a loop of {loop.executions} turns a step", own)
-    if profile.contention is not None:
-        slowed = (
-            f"compute {profile.contention.compute:.3f}, collectives {profile.contention.communication:.3f}"
-        )
-        add_row(rows, "slowed by each other", slowed)
-        if profile.contention.products is not None and profile.contention.others is not None:
-            products, others = profile.contention.products, profile.contention.others
-            add_row(rows, "of compute by kind", f"matmuls {products:.3f}, others {others:.3f}")
-        if profile.contention.transfer_wait_ns:
-            wait_us = profile.contention.transfer_wait_ns / 1e3
-            add_row(rows, "wait of a collective during kernels", f"{wait_us:.1f} µs")
+    if (slowed := profile.contention) is not None:
+        both = f"compute {slowed.compute:.3f}, collectives {slowed.communication:.3f}"
+        add_row(rows, "slowed by each other", both)
+        if slowed.products is not None and slowed.others is not None:
+            by_kind = f"matmuls {slowed.products:.3f}, others {slowed.others:.3f}"
+            add_row(rows, "of compute by kind", by_kind)
+        if slowed.transfer_wait_ns:
+            wait = f"{slowed.transfer_wait_ns / 1e3:.1f} µs"
+            add_row(rows, "wait of a collective during kernels", wait)
     if profile.holds:
         held = [share for share in profile.holds.values() if share]
         share = f", {100 * median(held):.0f} % of their time" if held else ""
-        add_row(
-            rows, "matmuls that delay collectives", f"{len(held)} of {len(profile.holds)} kinds seen{share}"
-        )
+        seen = f"{len(held)} of {len(profile.holds)} kinds seen{share}"
+        add_row(rows, "matmuls that delay collectives", seen)
     add_row(rows, "noise of a step", f"{100 * profile.noise:.1f} %")
     show(rows, aside=aside)
 

@@ -100,7 +100,9 @@ def rows(graph: Graph) -> Rows:
     flat, shapes = flat_graph(graph), flat_shapes(graph)
     alike = flat.of_key
     examples = [graph.nodes[x] for x in flat.example.tolist()]
-    lists = ((flat.operand_at, flat.operand), flat_users(graph), _buffers(graph))
+    overwritten = np.array(sorted(set(overwritten_names(graph))), np.int64).reshape(-1, 2)
+    buffers = grouped(overwritten[:, 1], overwritten[:, 0], len(graph))
+    lists = ((flat.operand_at, flat.operand), flat_users(graph), buffers)
     begins = np.cumsum([0, *(items.size for _, items in lists)]).tolist()
     facts = _gpu_rows(graph)
     flags = _flags_of_keys(graph, examples)[alike]
@@ -177,11 +179,6 @@ def _gpu_rows(graph: Graph) -> GpuFacts:
     if BACKENDS[graph.backend].has_heroes:
         return gpu_facts(graph)
     return GpuFacts(*np.zeros((len(GpuFacts._fields), len(graph)), np.int64))
-
-
-def _buffers(graph: Graph) -> tuple[Row, Row]:
-    pairs = np.array(sorted(set(overwritten_names(graph))), np.int64).reshape(-1, 2)
-    return grouped(pairs[:, 1], pairs[:, 0], len(graph))
 
 
 def _limits(graph: Graph) -> Row:

@@ -1,1 +1,1 @@
-"""The training step as a graph: reading HLO modules, canonical form, legality, verification."""
+"""The training step as a graph: HLO modules, canonical form, digests, buffers, and what is asked of times."""

@@ -102,15 +102,12 @@ def is_callback(instruction: Message) -> bool:
 def structural_shape(instruction: Message) -> Shape:
     """The result shape with library workspaces left out: their size is the autotuner's choice."""
     shape = shape_of(instruction.shape)
-    if instruction.opcode == "custom-call" and shape.dtype == "tuple" and _has_workspace(instruction, shape):
+    is_library = instruction.opcode == "custom-call" and instruction.custom_call_target.startswith(
+        ("__cublas", "__cudnn")
+    )
+    if is_library and shape.elements and shape.elements[-1].dtype in ("s8", "u8"):
         return Shape("tuple", elements=(*shape.elements[:-1], Shape("u8", (0,), (0,))))
     return shape
-
-
-def _has_workspace(instruction: Message, shape: Shape) -> bool:
-    target: str = instruction.custom_call_target
-    last = shape.elements[-1] if shape.elements else None
-    return target.startswith(("__cublas", "__cudnn")) and last is not None and last.dtype in ("s8", "u8")
 
 
 def _without(value: Any, names: frozenset[str]) -> Any:

@@ -326,7 +326,6 @@ class _Facts:
 
     def __init__(self, structures: Structures, index: ModuleIndex) -> None:
         self.structures, self.index = structures, index
-        self._lines = _SourceLines(index.module)
         self._known: list[_Fact | None] = [None] * len(structures.flat.ops)
 
     def __getitem__(self, position: int) -> _Fact:
@@ -340,7 +339,7 @@ class _Facts:
                 operation_counts(op.proto, own.shape, [operand.shape for operand in operands], self.index),
                 own.attributes[:16] if op.proto.opcode in COLLECTIVES else "",
                 kind_groups(op.proto) if op.proto.opcode in COLLECTIVES else (),
-                self._lines.of(op.proto),
+                _source_line(op.proto, self.index.module.stack_frame_index),
             )
         return found
 
@@ -390,37 +389,27 @@ def _readers_of_apart(flat: FlatComputation, numbering: Numbering, apart: Collec
 def _kind(op: FlatOp, shape: Shape, *, shared: bool) -> Kind:
     """What may be done with an op; ``shared``: others read the buffer that is overwritten. Computed again for them it
     would be merged with the ops that it is to be kept apart from."""
-    if _is_transfer(op):
+    if op.proto.opcode in TRANSFERS and len(op.operands) == 1:
         return Kind.ALL_REDUCE
     kind = kind_of(op.proto.opcode)
     # XLA:CPU divides by zero, and the process ends, where it compiles a fusion of an array without elements.
     return Kind.FIXED if kind is Kind.FUSIBLE and (shared or 0 in shape.dims) else kind
 
 
-def _is_transfer(op: FlatOp) -> bool:
-    return op.proto.opcode in TRANSFERS and len(op.operands) == 1
-
-
-class _SourceLines:
+def _source_line(proto: Message, frames: Message) -> str:
     """The user's source line of an instruction, from inline metadata or the module's stack frames."""
-
-    def __init__(self, module: Message) -> None:
-        self.frames = module.stack_frame_index
-
-    def of(self, proto: Message) -> str:
-        metadata = proto.metadata
-        if metadata.source_file:
-            return f"{metadata.source_file}:{metadata.source_line}"
-        frame_id = metadata.stack_frame_id
-        if not 0 < frame_id <= len(self.frames.stack_frames):
-            return ""
-        location_id = self.frames.stack_frames[frame_id - 1].file_location_id
-        if not 0 < location_id <= len(self.frames.file_locations):
-            return ""
-        location = self.frames.file_locations[location_id - 1]
-        if not 0 < location.file_name_id <= len(self.frames.file_names):
-            return ""
-        return f"{self.frames.file_names[location.file_name_id - 1]}:{location.line}"
+    metadata = proto.metadata
+    if metadata.source_file:
+        return f"{metadata.source_file}:{metadata.source_line}"
+    if not 0 < metadata.stack_frame_id <= len(frames.stack_frames):
+        return ""
+    location_id = frames.stack_frames[metadata.stack_frame_id - 1].file_location_id
+    if not 0 < location_id <= len(frames.file_locations):
+        return ""
+    location = frames.file_locations[location_id - 1]
+    if not 0 < location.file_name_id <= len(frames.file_names):
+        return ""
+    return f"{frames.file_names[location.file_name_id - 1]}:{location.line}"
 
 
 def _aliases(module: Message, nodes: tuple[Node, ...], root: int) -> tuple[tuple[int, int, int], ...]:

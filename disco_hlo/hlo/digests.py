@@ -91,7 +91,7 @@ def numbered(structures: Structures, apart: Collection[int] = ()) -> Numbering:
     seen: dict[tuple[bytes, tuple[int, ...]], int] = {}
     for position, op in enumerate(flat.ops):
         representative = position
-        if position not in apart and (_is_mergeable(op) or _layout_changes(op, flat.ops)):
+        if position not in apart and _is_mergeable(op, flat.ops):
             key = (structures[position].all_bytes, tuple(merged[o] for o in op.operands))
             representative = seen.setdefault(key, position)
         merged.append(representative)
@@ -109,15 +109,14 @@ def numbered(structures: Structures, apart: Collection[int] = ()) -> Numbering:
     return Numbering(node_of, ordered, number[merged[flat.root]])
 
 
-def _is_mergeable(op: FlatOp) -> bool:
+def _is_mergeable(op: FlatOp, ops: list[FlatOp]) -> bool:
     """Pure ops. (A copy that keeps the layout gives a value its own buffer and is none.)"""
-    return op.proto.opcode not in NEVER_MERGED and (
-        not op.proto.called_computation_ids or op.proto.opcode in REDUCTIONS
+    proto = op.proto
+    if proto.opcode == "copy":
+        return shape_of(proto.shape) != shape_of(ops[op.operands[0]].proto.shape)
+    return proto.opcode not in NEVER_MERGED and (
+        not proto.called_computation_ids or proto.opcode in REDUCTIONS
     )
-
-
-def _layout_changes(op: FlatOp, ops: list[FlatOp]) -> bool:
-    return op.proto.opcode == "copy" and shape_of(op.proto.shape) != shape_of(ops[op.operands[0]].proto.shape)
 
 
 def _post_order(

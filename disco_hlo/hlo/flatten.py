@@ -406,9 +406,12 @@ class _Unpacker:
     def _rewrite(self, position: int, op: FlatOp) -> None:
         opcode = op.proto.opcode
         if opcode in _CONCATENATED and (offsets := self._part_offsets(position, op)):
-            self._unpack(position, op, offsets)
+            parts = self.flat.ops[op.operands[0]].operands
+            reduced = [self._single(op, self._unshaped(self.new[part])) for part in parts]
+            self.packed[position] = _Packed(offsets, reduced)
         elif opcode in _CONCATENATED:
-            self._reduce_unshaped(position, op)
+            base = self._unshaped(self.new[op.operands[0]])
+            self.new[position] = self._reshaped(self._single(op, base), op.proto, op.source)
         elif opcode == "slice" and op.operands[0] in self.packed:
             packed = self.packed[op.operands[0]]
             part = packed.reduced[packed.offsets.index(op.proto.slice_dimensions[0].start)]
@@ -448,16 +451,6 @@ class _Unpacker:
         cut = proto.slice_dimensions[0]
         return cut.stride in (0, 1) and (cut.start, cut.limit) in parts
 
-    def _unpack(self, position: int, op: FlatOp, offsets: list[int]) -> None:
-        parts = self.flat.ops[op.operands[0]].operands
-        self.packed[position] = _Packed(
-            offsets, [self._single(op, self._unshaped(self.new[part])) for part in parts]
-        )
-
-    def _reduce_unshaped(self, position: int, op: FlatOp) -> None:
-        base = self._unshaped(self.new[op.operands[0]])
-        self.new[position] = self._reshaped(self._single(op, base), op.proto, op.source)
-
     def _single(self, op: FlatOp, operand: int) -> int:
         proto = Instruction()
         proto.CopyFrom(op.proto)
@@ -465,14 +458,11 @@ class _Unpacker:
         return self._emit(proto, [operand], op.source)
 
     def _unshaped(self, value: int) -> int:
-        while self.ops[value].proto.opcode == "bitcast" and self._same_dtype(
-            value, self.ops[value].operands[0]
-        ):
-            value = self.ops[value].operands[0]
+        while (op := self.ops[value]).proto.opcode == "bitcast":
+            if op.proto.shape.element_type != self.ops[op.operands[0]].proto.shape.element_type:
+                break
+            value = op.operands[0]
         return value
-
-    def _same_dtype(self, left: int, right: int) -> bool:
-        return bool(self.ops[left].proto.shape.element_type == self.ops[right].proto.shape.element_type)
 
     def _moves_nothing(self, op: FlatOp) -> bool:
         """Whether a transpose only renames dimensions: its result's layout undoes its permutation."""

@@ -37,6 +37,7 @@ DTYPE_BYTES: dict[str, float] = {
     "f8e4m3fnuz": 1, "f8e3m4": 1, "f8e8m0fnu": 1, "f4e2m1fn": 0.5,
     "token": 0, "opaque": 0,
 }  # fmt: skip
+_Of = TypeVar("_Of")
 _Found = TypeVar("_Found")
 
 
@@ -209,12 +210,13 @@ class Graph:
         return tuple(node.id for node in self.nodes if node.kind is Kind.ALL_REDUCE)
 
 
-def once_per_graph(find: Callable[[Graph], _Found]) -> Callable[[Graph], _Found]:
-    """Let a function be computed at the first call for a graph, and its result be kept with the graph."""
+def once_per_graph(find: Callable[[_Of], _Found]) -> Callable[[_Of], _Found]:
+    """Let a function be computed at the first call for a graph, or another record that never changes, and its result be
+    kept with that."""
     name = f"{find.__module__}.{find.__qualname__}"
 
     @wraps(find)
-    def kept(graph: Graph) -> _Found:
+    def kept(graph: _Of) -> _Found:
         known: dict[str, _Found] = vars(graph)
         if name not in known:
             known[name] = find(graph)

@@ -23,224 +23,86 @@ from disco_hlo.hlo.graph import Shape
 Message = Any
 """A message of this private schema; protobuf builds the classes at run time, so they have no static type."""
 
-_SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
-    "Layout": {"minor_to_major": (1, "int64*")},
-    "Shape": {
-        "element_type": (2, "int32"),
-        "dimensions": (3, "int64*"),
-        "tuple_shapes": (4, "Shape*"),
-        "layout": (5, "Layout"),
-    },
-    "OpMetadata": {
-        "op_type": (1, "string"),
-        "op_name": (2, "string"),
-        "source_file": (3, "string"),
-        "source_line": (4, "int32"),
-        "stack_frame_id": (15, "int32"),
-    },
-    "SliceDimensions": {"start": (1, "int64"), "limit": (2, "int64"), "stride": (3, "int64")},
-    "DotDimensionNumbers": {
-        "lhs_contracting_dimensions": (1, "int64*"),
-        "rhs_contracting_dimensions": (2, "int64*"),
-        "lhs_batch_dimensions": (3, "int64*"),
-        "rhs_batch_dimensions": (4, "int64*"),
-    },
-    "ConvolutionDimensionNumbers": {"kernel_input_feature_dimension": (3, "int64")},
-    "WindowDimension": {"size": (1, "int64"), "stride": (2, "int64")},
-    "Window": {"dimensions": (1, "WindowDimension*")},
-    "OutputOperandAliasing": {
-        "output_shape_index": (1, "int64*"),
-        "operand_index": (2, "int64"),
-        "operand_shape_index": (3, "int64*"),
-    },
-    "PrecisionConfig": {"operand_precision": (1, "int32*"), "algorithm": (2, "int32")},
-    "Instruction": {
-        "name": (1, "string"),
-        "opcode": (2, "string"),
-        "shape": (3, "Shape"),
-        "metadata": (7, "OpMetadata"),
-        "literal": (8, "bytes"),
-        "parameter_number": (9, "int64"),
-        "fusion_kind": (11, "string"),
-        "tuple_index": (13, "int64"),
-        "dimensions": (14, "int64*"),
-        "window": (15, "Window"),
-        "convolution_dimension_numbers": (16, "ConvolutionDimensionNumbers"),
-        "slice_dimensions": (17, "SliceDimensions*"),
-        "channel_id": (26, "int64"),
-        "custom_call_target": (28, "string"),
-        "dot_dimension_numbers": (30, "DotDimensionNumbers"),
-        "id": (35, "int64"),
-        "operand_ids": (36, "int64*"),
-        "control_predecessor_ids": (37, "int64*"),
-        "called_computation_ids": (38, "int64*"),
-        "sharding": (40, "bytes"),
-        "backend_config": (43, "bytes"),
-        "all_reduce_id": (45, "int64"),
-        "replica_groups": (49, "bytes*"),
-        "precision_config": (51, "PrecisionConfig"),
-        "operand_shapes_with_layout": (57, "bytes*"),
-        "custom_call_has_side_effect": (65, "bool"),
-        "frontend_attributes": (68, "bytes"),
-        "comparison_type": (72, "string"),
-        "output_operand_aliasing": (74, "OutputOperandAliasing*"),
-        "statistics_viz": (82, "bytes"),
-        "collective_device_list": (87, "bytes"),
-        "original_value": (88, "bytes"),
-        "result_accuracy": (91, "bytes"),
-    },
-    "ProgramShape": {"parameters": (1, "Shape*"), "result": (2, "Shape"), "parameter_names": (3, "string*")},
-    "Computation": {
-        "name": (1, "string"),
-        "instructions": (2, "Instruction*"),
-        "program_shape": (4, "ProgramShape"),
-        "id": (5, "int64"),
-        "root_id": (6, "int64"),
-        "is_fusion_computation": (7, "bool"),
-        "execution_thread": (8, "string"),
-    },
-    "Sequence": {"instruction_ids": (1, "int64*")},
-    "Schedule": {"sequences": (1, "map:Sequence")},
-    "AliasEntry": {
-        "output_shape_index": (1, "int64*"),
-        "parameter_number": (2, "int64"),
-        "parameter_shape_index": (3, "int64*"),
-        "kind": (4, "int32"),
-    },
-    "InputOutputAlias": {"entries": (1, "AliasEntry*")},
-    "FileLocation": {"file_name_id": (1, "int32"), "function_name_id": (2, "int32"), "line": (3, "int32")},
-    "StackFrame": {"file_location_id": (1, "int32"), "parent_frame_id": (2, "int32")},
-    "StackFrameIndex": {
-        "file_names": (1, "string*"),
-        "function_names": (2, "string*"),
-        "file_locations": (3, "FileLocation*"),
-        "stack_frames": (4, "StackFrame*"),
-    },
-    "Module": {
-        "name": (1, "string"),
-        "entry_computation_name": (2, "string"),
-        "computations": (3, "Computation*"),
-        "host_program_shape": (4, "ProgramShape"),
-        "id": (5, "int64"),
-        "entry_computation_id": (6, "int64"),
-        "schedule": (7, "Schedule"),
-        "input_output_alias": (8, "InputOutputAlias"),
-        "stack_frame_index": (17, "StackFrameIndex"),
-    },
-}
+_SCHEMA = """
+Layout: minor_to_major 1 int64*
+Shape: element_type 2 int32, dimensions 3 int64*, tuple_shapes 4 Shape*, layout 5 Layout
+OpMetadata: op_type 1 string, op_name 2 string, source_file 3 string, source_line 4 int32, stack_frame_id 15 int32
+SliceDimensions: start 1 int64, limit 2 int64, stride 3 int64
+DotDimensionNumbers: lhs_contracting_dimensions 1 int64*, rhs_contracting_dimensions 2 int64*,
+    lhs_batch_dimensions 3 int64*, rhs_batch_dimensions 4 int64*
+ConvolutionDimensionNumbers: kernel_input_feature_dimension 3 int64
+WindowDimension: size 1 int64, stride 2 int64
+Window: dimensions 1 WindowDimension*
+OutputOperandAliasing: output_shape_index 1 int64*, operand_index 2 int64, operand_shape_index 3 int64*
+PrecisionConfig: operand_precision 1 int32*, algorithm 2 int32
+Instruction: name 1 string, opcode 2 string, shape 3 Shape, metadata 7 OpMetadata, literal 8 bytes,
+    parameter_number 9 int64, fusion_kind 11 string, tuple_index 13 int64, dimensions 14 int64*, window 15 Window,
+    convolution_dimension_numbers 16 ConvolutionDimensionNumbers, slice_dimensions 17 SliceDimensions*,
+    channel_id 26 int64, custom_call_target 28 string, dot_dimension_numbers 30 DotDimensionNumbers, id 35 int64,
+    operand_ids 36 int64*, control_predecessor_ids 37 int64*, called_computation_ids 38 int64*, sharding 40 bytes,
+    backend_config 43 bytes, all_reduce_id 45 int64, replica_groups 49 bytes*, precision_config 51 PrecisionConfig,
+    operand_shapes_with_layout 57 bytes*, custom_call_has_side_effect 65 bool, frontend_attributes 68 bytes,
+    comparison_type 72 string, output_operand_aliasing 74 OutputOperandAliasing*, statistics_viz 82 bytes,
+    collective_device_list 87 bytes, original_value 88 bytes, result_accuracy 91 bytes
+ProgramShape: parameters 1 Shape*, result 2 Shape, parameter_names 3 string*
+Computation: name 1 string, instructions 2 Instruction*, program_shape 4 ProgramShape, id 5 int64, root_id 6 int64,
+    is_fusion_computation 7 bool, execution_thread 8 string
+Sequence: instruction_ids 1 int64*
+Schedule: sequences 1 map:Sequence
+AliasEntry: output_shape_index 1 int64*, parameter_number 2 int64, parameter_shape_index 3 int64*, kind 4 int32
+InputOutputAlias: entries 1 AliasEntry*
+FileLocation: file_name_id 1 int32, function_name_id 2 int32, line 3 int32
+StackFrame: file_location_id 1 int32, parent_frame_id 2 int32
+StackFrameIndex: file_names 1 string*, function_names 2 string*, file_locations 3 FileLocation*,
+    stack_frames 4 StackFrame*
+Module: name 1 string, entry_computation_name 2 string, computations 3 Computation*,
+    host_program_shape 4 ProgramShape, id 5 int64, entry_computation_id 6 int64, schedule 7 Schedule,
+    input_output_alias 8 InputOutputAlias, stack_frame_index 17 StackFrameIndex
+"""
+"""Messages, and the name, number and type of each field; ``*`` stands behind types of lists."""
 
-_DETAILS: dict[str, dict[str, tuple[int, str]]] = {
-    "WindowDimension": {
-        "padding_low": (3, "int64"),
-        "padding_high": (4, "int64"),
-        "window_dilation": (5, "int64"),
-        "base_dilation": (6, "int64"),
-        "window_reversal": (7, "bool"),
-    },
-    "GatherDimensionNumbers": {
-        "offset_dims": (1, "int64*"),
-        "collapsed_slice_dims": (2, "int64*"),
-        "start_index_map": (3, "int64*"),
-        "index_vector_dim": (4, "int64"),
-        "operand_batching_dims": (5, "int64*"),
-        "start_indices_batching_dims": (6, "int64*"),
-    },
-    "ScatterDimensionNumbers": {
-        "update_window_dims": (1, "int64*"),
-        "inserted_window_dims": (2, "int64*"),
-        "scatter_dims_to_operand_dims": (3, "int64*"),
-        "index_vector_dim": (4, "int64"),
-        "input_batching_dims": (5, "int64*"),
-        "scatter_indices_batching_dims": (6, "int64*"),
-    },
-    "PaddingDimension": {
-        "edge_padding_low": (1, "int64"),
-        "edge_padding_high": (2, "int64"),
-        "interior_padding": (3, "int64"),
-    },
-    "PaddingConfig": {"dimensions": (1, "PaddingDimension*")},
-    "Literal": {
-        "shape": (1, "Shape"),
-        "preds": (2, "bool*"),
-        "u8s": (3, "bytes"),
-        "s32s": (4, "int32*"),
-        "s64s": (5, "int64*"),
-        "u32s": (6, "uint32*"),
-        "f32s": (8, "float*"),
-        "f64s": (9, "double*"),
-        "f16s": (11, "bytes"),
-        "bf16s": (13, "bytes"),
-        "s8s": (15, "bytes"),
-        "u16s": (16, "bytes"),
-        "s16s": (17, "bytes"),
-    },
-    "MeshAxis": {"name": (1, "string"), "size": (2, "int64")},
-    "Mesh": {"axes": (1, "MeshAxis*"), "device_ids": (2, "int64*")},
-    "SubAxis": {"pre_size": (1, "int64"), "size": (2, "int64")},
-    "AxisRef": {"mesh_axis_index": (1, "int64"), "sub_axis_info": (2, "SubAxis")},
-    "DimensionSharding": {"axes": (1, "AxisRef*")},
-    "NamedSharding": {
-        "tuple_shardings": (1, "NamedSharding*"),
-        "mesh": (2, "Mesh"),
-        "dim_shardings": (3, "DimensionSharding*"),
-        "unreduced_axes": (5, "AxisRef*"),
-    },
-    "OpSharding": {
-        "type": (1, "int32"),
-        "tile_assignment_dimensions": (3, "int64*"),
-        "tile_assignment_devices": (4, "int64*"),
-        "replicate_on_last_tile_dim": (6, "bool"),
-        "last_tile_dims": (8, "int32*"),
-        "iota_reshape_dims": (9, "int64*"),
-        "iota_transpose_perm": (10, "int32*"),
-        "named_sharding": (14, "NamedSharding"),
-    },
-    "ReplicaGroup": {"replica_ids": (1, "int64*")},
-    "IotaGroups": {
-        "num_replica_groups": (1, "int64"),
-        "num_devices_per_group": (2, "int64"),
-        "iota_reshape_dims": (3, "int64*"),
-        "iota_transpose_perm": (4, "int32*"),
-    },
-    "DeviceList": {"replica_groups": (1, "ReplicaGroup*"), "iota_replica_group_list": (2, "IotaGroups")},
-    "SourceTarget": {"source": (1, "int64"), "target": (2, "int64")},
-    "MeshGroups": {"mesh": (1, "Mesh"), "axes": (2, "AxisRef*")},
-    "DeviceAssignment": {"replica_count": (1, "int32"), "computation_count": (2, "int32")},
-    "Instruction": {
-        "literal": (8, "Literal"),
-        "dynamic_slice_sizes": (20, "int64*"),
-        "padding_config": (21, "PaddingConfig"),
-        "gather_dimension_numbers": (33, "GatherDimensionNumbers"),
-        "gather_slice_sizes": (34, "int64*"),
-        "scatter_dimension_numbers": (48, "ScatterDimensionNumbers"),
-        "replica_groups": (49, "ReplicaGroup*"),
-        "source_target_pairs": (52, "SourceTarget*"),
-        "comparison_direction": (63, "string"),
-        "use_global_device_ids": (71, "bool"),
-        "collective_device_list": (87, "DeviceList"),
-        "iota_groups": (92, "IotaGroups"),
-        "mesh_axes_groups": (93, "MeshGroups"),
-    },
-    "Module": {
-        "spmd_parameters_shardings": (14, "OpSharding*"),
-        "device_assignment": (15, "DeviceAssignment"),
-    },
-}
+_DETAILS = """
+WindowDimension: padding_low 3 int64, padding_high 4 int64, window_dilation 5 int64, base_dilation 6 int64,
+    window_reversal 7 bool
+GatherDimensionNumbers: offset_dims 1 int64*, collapsed_slice_dims 2 int64*, start_index_map 3 int64*,
+    index_vector_dim 4 int64, operand_batching_dims 5 int64*, start_indices_batching_dims 6 int64*
+ScatterDimensionNumbers: update_window_dims 1 int64*, inserted_window_dims 2 int64*,
+    scatter_dims_to_operand_dims 3 int64*, index_vector_dim 4 int64, input_batching_dims 5 int64*,
+    scatter_indices_batching_dims 6 int64*
+PaddingDimension: edge_padding_low 1 int64, edge_padding_high 2 int64, interior_padding 3 int64
+PaddingConfig: dimensions 1 PaddingDimension*
+Literal: shape 1 Shape, preds 2 bool*, u8s 3 bytes, s32s 4 int32*, s64s 5 int64*, u32s 6 uint32*, f32s 8 float*,
+    f64s 9 double*, f16s 11 bytes, bf16s 13 bytes, s8s 15 bytes, u16s 16 bytes, s16s 17 bytes
+MeshAxis: name 1 string, size 2 int64
+Mesh: axes 1 MeshAxis*, device_ids 2 int64*
+SubAxis: pre_size 1 int64, size 2 int64
+AxisRef: mesh_axis_index 1 int64, sub_axis_info 2 SubAxis
+DimensionSharding: axes 1 AxisRef*
+NamedSharding: tuple_shardings 1 NamedSharding*, mesh 2 Mesh, dim_shardings 3 DimensionSharding*,
+    unreduced_axes 5 AxisRef*
+OpSharding: type 1 int32, tile_assignment_dimensions 3 int64*, tile_assignment_devices 4 int64*,
+    replicate_on_last_tile_dim 6 bool, last_tile_dims 8 int32*, iota_reshape_dims 9 int64*,
+    iota_transpose_perm 10 int32*, named_sharding 14 NamedSharding
+ReplicaGroup: replica_ids 1 int64*
+IotaGroups: num_replica_groups 1 int64, num_devices_per_group 2 int64, iota_reshape_dims 3 int64*,
+    iota_transpose_perm 4 int32*
+DeviceList: replica_groups 1 ReplicaGroup*, iota_replica_group_list 2 IotaGroups
+SourceTarget: source 1 int64, target 2 int64
+MeshGroups: mesh 1 Mesh, axes 2 AxisRef*
+DeviceAssignment: replica_count 1 int32, computation_count 2 int32
+Instruction: literal 8 Literal, dynamic_slice_sizes 20 int64*, padding_config 21 PaddingConfig,
+    gather_dimension_numbers 33 GatherDimensionNumbers, gather_slice_sizes 34 int64*,
+    scatter_dimension_numbers 48 ScatterDimensionNumbers, replica_groups 49 ReplicaGroup*,
+    source_target_pairs 52 SourceTarget*, comparison_direction 63 string, use_global_device_ids 71 bool,
+    collective_device_list 87 DeviceList, iota_groups 92 IotaGroups, mesh_axes_groups 93 MeshGroups
+Module: spmd_parameters_shardings 14 OpSharding*, device_assignment 15 DeviceAssignment
+"""
 """What the moves inside a layer (``disco_hlo/structure``), the rules on made-up inputs and the kinds of collectives
 read beyond :data:`_SCHEMA`.
 Kept apart: fingerprints hash the fields that the schema does not name as they lie in the bytes, so naming one more
 would change them."""
 
-_SCALARS = {
-    "float": descriptor_pb2.FieldDescriptorProto.TYPE_FLOAT,
-    "double": descriptor_pb2.FieldDescriptorProto.TYPE_DOUBLE,
-    "uint32": descriptor_pb2.FieldDescriptorProto.TYPE_UINT32,
-    "int32": descriptor_pb2.FieldDescriptorProto.TYPE_INT32,
-    "int64": descriptor_pb2.FieldDescriptorProto.TYPE_INT64,
-    "bool": descriptor_pb2.FieldDescriptorProto.TYPE_BOOL,
-    "string": descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
-    "bytes": descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
-}
+_SCALARS = ("float", "double", "uint32", "int32", "int64", "bool", "string", "bytes")
 
 
 def _add_field(package: str, message: Any, name: str, number: int, kind: str) -> None:
@@ -257,10 +119,19 @@ def _add_field(package: str, message: Any, name: str, number: int, kind: str) ->
         added.type = added.TYPE_MESSAGE
         added.type_name = f".{package}.{message.name}.SequencesEntry"
     elif base in _SCALARS:
-        added.type = _SCALARS[base]
+        added.type = getattr(added, f"TYPE_{base.upper()}")
     else:
         added.type = added.TYPE_MESSAGE
         added.type_name = f".{package}.{base}"
+
+
+def _fields(table: str) -> dict[str, dict[str, tuple[int, str]]]:
+    """Number and type of each field, by message and name."""
+    messages = (line.split(": ", 1) for line in table.replace("\n    ", " ").split("\n") if line)
+    return {
+        message: {name: (int(number), kind) for name, number, kind in map(str.split, fields.split(", "))}
+        for message, fields in messages
+    }
 
 
 def _message_classes(package: str, schema: dict[str, dict[str, tuple[int, str]]]) -> dict[str, Any]:
@@ -277,7 +148,8 @@ def _message_classes(package: str, schema: dict[str, dict[str, tuple[int, str]]]
     }
 
 
-_CLASSES = _message_classes("disco.hlo", _SCHEMA)
+_PLAIN, _MORE = _fields(_SCHEMA), _fields(_DETAILS)
+_CLASSES = _message_classes("disco.hlo", _PLAIN)
 Module = _CLASSES["Module"]
 Computation = _CLASSES["Computation"]
 Instruction = _CLASSES["Instruction"]
@@ -285,7 +157,7 @@ ShapeProto = _CLASSES["Shape"]
 
 _DETAILED = _message_classes(
     "disco.hlo.detailed",
-    {name: _SCHEMA.get(name, {}) | _DETAILS.get(name, {}) for name in {**_SCHEMA, **_DETAILS}},
+    {name: _PLAIN.get(name, {}) | _MORE.get(name, {}) for name in {**_PLAIN, **_MORE}},
 )
 DetailedModule = _DETAILED["Module"]
 """A module with every field that the moves inside a layer read."""

@@ -15,7 +15,7 @@ from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.pipeline import Case, Optimized, Regions
-from disco_hlo.optimize.regions import regions_callees_first, step_times
+from disco_hlo.optimize.regions import regions_callees_first
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
@@ -102,8 +102,7 @@ def scheduled_regions(case: Case, schedule: Schedule) -> Regions:
     found: dict[str, Strategy] = {}
     for name, source in regions_callees_first(case.source):
         if name != ENTRY:
-            regions = tuple(sorted(found.items()))
-            costs = step_times(case.source, replace(case.xla, regions=regions), case.costs).costs[name]
+            costs = case.costs_with(tuple(sorted(found.items())), name)
             own = dict(case.xla.regions)[name]
             found[name] = schedule(source.graph, own, costs, costs.machine, None).strategy
     return tuple(sorted(found.items()))

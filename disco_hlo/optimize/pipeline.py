@@ -122,11 +122,11 @@ class Case:
         graph = self.source.graph
         return with_order(graph, unfused(graph), self.times.costs[ENTRY], self.costs.machine)
 
-    def costs_with(self, regions: Regions) -> Costs:
-        """The costs of the entry where the step's regions have these strategies."""
+    def costs_with(self, regions: Regions, name: str = ENTRY) -> Costs:
+        """The costs of the entry, or of a region, where the step's regions have these strategies."""
         if not regions:
-            return self.times.costs[ENTRY]
-        return step_times(self.source, replace(self.xla, regions=regions), self.costs).costs[ENTRY]
+            return self.times.costs[name]
+        return step_times(self.source, replace(self.xla, regions=regions), self.costs).costs[name]
 
     @functools.cached_property
     def limit_bytes(self) -> int | None:
@@ -167,7 +167,7 @@ def unsearched(case: Case) -> Scheduled:
     of_regions: dict[str, Strategy] = {}
     for name, source in regions_callees_first(case.source):
         regions = tuple(sorted(of_regions.items()))
-        costs = step_times(case.source, replace(case.xla, regions=regions), case.costs).costs[name]
+        costs = case.costs_with(regions, name)
         best = best_buckets(source.graph, read(source).groups, costs, costs.machine)
         if name == ENTRY:
             break
@@ -337,8 +337,7 @@ def _optimize_regions(
     for name, source in regions_callees_first(case.source):
         if name == ENTRY or shares[name] < LEAST_SHARE or stop():
             continue
-        regions = tuple(sorted(of_regions.items()))
-        costs = step_times(case.source, replace(case.xla, regions=regions), case.costs).costs[name]
+        costs = case.costs_with(tuple(sorted(of_regions.items())), name)
         alone = Case(source, dict(case.xla.regions)[name], costs)
         left_s = budget.left_s
         within = Budget.of(None if left_s is None else left_s * min(1.0, shares[name]), budget.compiling_s)

@@ -13,8 +13,9 @@ where the buffer is certainly no one else's (:func:`may_overwrite`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.core.legality import emitter_kind
@@ -23,7 +24,15 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import emitter_of
-from disco_hlo.hlo.graph import Graph, Kind, as_kernel, external_reads, is_cloned, kernel_nodes
+from disco_hlo.hlo.graph import (
+    Graph,
+    Kind,
+    as_kernel,
+    external_reads,
+    is_cloned,
+    kernel_nodes,
+    once_per_graph,
+)
 from disco_hlo.hlo.opcodes import COLLECTIVE, FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.plan.legal import Kernel, check_order, check_strategy, default_unit_order, planned_regions
@@ -47,14 +56,13 @@ _LIBRARY_CALLS = frozenset({"custom-call", "fusion"})
 """Fixed nodes that write their results into buffers of their own, unless graph.inplace says otherwise."""
 
 
-def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | None = None) -> bytes:
+def apply(strategy: Strategy, source: CanonicalModule) -> bytes:
     """The module of ``source`` rewritten to execute ``strategy``.
 
     Args:
         strategy: what to execute; the empty strategy (with its buckets of one) is the unfused step, with its loops as
             XLA compiled them.
         source: the module in canonical form.
-        parallelism: threads of XLA:CPU's pool; by default what this process may run on.
 
     Returns:
         A serialized, scheduled HloModuleProto of the same entry signature.
@@ -62,8 +70,8 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
     Raises:
         IllegalStrategyError: the strategy is not legal on this module.
     """
-    numbers = _Numbers(source.module)
-    threads = parallelism or len(own_cores())
+    numbers = _Numbers.of(source.module)
+    threads = len(own_cores())  # of XLA:CPU's pool
     planned = planned_regions(source, strategy)
     written: list[Message] = []
     for region in source.regions:
@@ -74,6 +82,7 @@ def apply(strategy: Strategy, source: CanonicalModule, *, parallelism: int | Non
     return assembled(source, written)
 
 
+@once_per_graph
 def attested_groups(source: CanonicalModule) -> set[Kernel]:
     """The kernels that XLA itself runs in the source module, on the same buffers.
 
@@ -103,23 +112,21 @@ def _rewritten(
     return _Rewriter(strategy, source, units, numbers, parallelism, prefix).write(order)
 
 
+@dataclass(frozen=True, slots=True)
 class _Numbers:
     """Numbers that no computation and no collective of a module has yet."""
 
-    def __init__(self, module: Message) -> None:
+    computations: Iterator[int]
+    channels: Iterator[int]
+
+    @staticmethod
+    def of(module: Message) -> _Numbers:
+        """Those behind the largest that the module has."""
         instructions = (i for computation in module.computations for i in computation.instructions)
-        self._computation: int = max(computation.id for computation in module.computations)
-        self._channel: int = max((i.channel_id for i in instructions), default=0)
-
-    def computation(self) -> int:
-        """Of a new computation."""
-        self._computation += 1
-        return self._computation
-
-    def channel(self) -> int:
-        """Of a collective."""
-        self._channel += 1
-        return self._channel
+        return _Numbers(
+            count(max(computation.id for computation in module.computations) + 1),
+            count(max((i.channel_id for i in instructions), default=0) + 1),
+        )
 
 
 @dataclass(slots=True)
@@ -165,7 +172,7 @@ class _Rewriter:
         """What XLA runs inside of kernels: some of it (``map``) it cannot run by itself."""
 
     def _computation(self, name: str) -> ComputationWriter:
-        return ComputationWriter(self.numbers.computation(), f"{self.prefix}{name}", self.prefix)
+        return ComputationWriter(next(self.numbers.computations), f"{self.prefix}{name}", self.prefix)
 
     def write(self, order: Sequence[str]) -> list[Message]:
         for node in self.graph.nodes:
@@ -469,7 +476,7 @@ class _Rewriter:
     def _renew_channel(self, all_reduce: Message) -> None:
         """All-reduces taken apart share a channel id; each needs its own. Zero is no channel, and stays."""
         if all_reduce.channel_id > 0:
-            all_reduce.channel_id = self.numbers.channel()
+            all_reduce.channel_id = next(self.numbers.channels)
 
 
 # Buffers of all-reduces -------------------------------------------------------------------------
@@ -533,7 +540,8 @@ def assembled(source: CanonicalModule, written: Sequence[Message]) -> bytes:
             scheduled = not computation.is_fusion_computation
             ids = [instruction.id for instruction in computation.instructions] if scheduled else []
         else:
-            ids = _scheduled(source.module, computation.id)
+            sequences = source.module.schedule.sequences
+            ids = list(sequences[computation.id].instruction_ids) if computation.id in sequences else []
         if ids:
             module.schedule.sequences[computation.id].instruction_ids.extend(ids)
     dropped = set(source.dropped_aliases)
@@ -545,11 +553,6 @@ def assembled(source: CanonicalModule, written: Sequence[Message]) -> bytes:
     del module.input_output_alias.entries[:]
     module.input_output_alias.entries.extend(aliases)
     return hlo_proto.serialize(module)
-
-
-def _scheduled(module: Message, computation: int) -> list[int]:
-    sequences = module.schedule.sequences
-    return list(sequences[computation].instruction_ids) if computation in sequences else []
 
 
 def _callees_first(entry: int, by_id: Mapping[int, Message]) -> list[Message]:

@@ -223,7 +223,8 @@ class FusedReads:
         if any(root.shape.element_type == TUPLE for root in self._roots) or result >= len(self._roots):
             return [(root.id, _ELSEWHERE) for root in self._roots]
         written = self._roots[result]
-        in_place = [self._is_in_place(root) for root in self._roots]
+        # Of these only some elements are visited, in an order of their own.
+        in_place = [self._home(root).opcode in ("dynamic-update-slice", "scatter") for root in self._roots]
         # XLA:GPU has one loop for results of which some are no updates, and computes all of each.
         loops = [False] * len(in_place) if self._backend.has_heroes and not all(in_place) else in_place
         starts: list[tuple[int, _Relation]] = []
@@ -232,10 +233,6 @@ class FusedReads:
             together = place == result or (alike and not loops[result] and not loops[place])
             starts.append((root.id, _SAME if together else _OTHER))
         return starts
-
-    def _is_in_place(self, root: Message) -> bool:
-        """Whether only some elements of a result are visited, in an order of their own."""
-        return self._home(root).opcode in ("dynamic-update-slice", "scatter")
 
     def _operand_relation(self, reader: Message, place: int, relation: _Relation, size: int) -> _Relation:
         """How operand ``place`` is read; ``size`` is how many elements the result has."""

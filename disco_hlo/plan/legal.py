@@ -20,10 +20,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, kernel_nodes
 from disco_hlo.hlo.opcodes import COLLECTIVE
 from disco_hlo.plan.plan import Bucket, Strategy
-from disco_hlo.plan.units import UnitGraph as UnitGraph
-from disco_hlo.plan.units import Value as Value
-from disco_hlo.plan.units import some
-from disco_hlo.plan.units import unit_graph as unit_graph
+from disco_hlo.plan.units import UnitGraph, some, unit_graph
 from disco_hlo.plan.writer import FUSION_KINDS
 
 FORMS = ("concat", "variadic")

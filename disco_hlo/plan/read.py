@@ -23,7 +23,7 @@ from disco_hlo.errors import CircleError, IllegalStrategyError, PlanError
 from disco_hlo.hlo.attributes import triton_settings
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.flatten import emitter_of
-from disco_hlo.hlo.graph import Graph, Kind, behind_bitcasts
+from disco_hlo.hlo.graph import Graph, Kind, behind_bitcasts, once_per_graph
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
 from disco_hlo.plan.apply import attested_groups, readers_of
 from disco_hlo.plan.check_module import check_module
@@ -89,7 +89,7 @@ def _compare(
             "itself, read what is overwritten before it runs, or be what no rule allows"
         )
     difference = describe_difference(
-        source.graph, read(written), read(source) if strategy is None else strategy
+        source.graph, _read(written), _read(source) if strategy is None else strategy
     )
     if difference:
         raise PlanError(f"the optimized module does not execute its plan: in {where}, {difference}")
@@ -138,16 +138,17 @@ def _doors(module: CanonicalModule) -> Counter[str]:
 def held_otherwise(source: CanonicalModule) -> tuple[str, ...]:
     """The kernels of a module that the strategy which :func:`read` gives of it does not have as they are: XLA's own
     that no strategy can hold. A module that was written by a strategy has none."""
-    return source_kernels(source, _buckets(source.graph, source)[0]).changed
+    return source_kernels(source).changed
 
 
 # Buckets and order ------------------------------------------------------------------------------
 
 
+@once_per_graph
 def _read(source: CanonicalModule) -> Strategy:
     graph = source.graph
     buckets, bucket_of = _buckets(graph, source)
-    kernels = source_kernels(source, buckets)
+    kernels = source_kernels(source)
     groups: list[Group] = []
     token_of: dict[str, str] = {}
     for name, group in kernels.groups.items():
@@ -258,7 +259,7 @@ class Repeat:
 def repeats(source: CanonicalModule) -> tuple[Repeat, ...]:
     """What a module executes beside the strategy that :func:`read` gives of it, in its order."""
     graph = source.graph
-    kernels = source_kernels(source, _buckets(graph, source)[0])
+    kernels = source_kernels(source)
     found: list[Repeat] = []
     following = -1
     for origin in reversed(source.origins):
@@ -313,7 +314,8 @@ class SourceKernels:
     """Instructions that no strategy can hold as they are: they recompute less, or their ops run by themselves."""
 
 
-def source_kernels(source: CanonicalModule, buckets: tuple[Bucket, ...]) -> SourceKernels:
+@once_per_graph
+def source_kernels(source: CanonicalModule) -> SourceKernels:
     """What a strategy holds of the kernels of ``source``.
 
     A node is owned by the first kernel that returns it, and recomputed in the others that need it. Kernels of which
@@ -322,6 +324,7 @@ def source_kernels(source: CanonicalModule, buckets: tuple[Bucket, ...]) -> Sour
     allows, runs as single ops.
     """
     graph = source.graph
+    buckets, _ = _buckets(graph, source)
     whole: Computed = {
         origin.name: frozenset(computes(graph, origin))
         for origin in source.origins

@@ -122,7 +122,8 @@ class PlanStore:
             raise PlanError(
                 f"expected at least one device and one process, got {device_count} and {process_count}"
             )
-        name = f"{backend}-{_slug(device_kind)}-x{device_count}"
+        kind = re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-")[:48] or "unknown"
+        name = f"{backend}-{kind}-x{device_count}"
         name += f"-p{process_count}" if process_count > 1 else ""
         return PlanSlot(self.directory, self.directory / key[:16] / name)
 
@@ -235,23 +236,6 @@ class PlanSlot:
         self._refuse_links()
         return Bans(self.path)
 
-    def read_compared(self) -> bytes | None:
-        """What lies here of modules that were compared; None where nothing does.
-
-        Raises:
-            PlanError: it cannot be read, or is too large.
-        """
-        return self._read(COMPARED_NAME, _MAX_COMPARED_BYTES)
-
-    def write_compared(self, record: bytes) -> None:
-        """Replace what :meth:`read_compared` gives.
-
-        Raises:
-            PlanError: the disk is full or the directory read-only.
-        """
-        self._refuse_links()
-        replace_files(self.path, {COMPARED_NAME: record})
-
     def _read(self, name: str, limit_bytes: int) -> bytes | None:
         self._refuse_links()
         return read_bounded(self.path / name, limit_bytes)
@@ -322,11 +306,6 @@ def _module_name(slot: PlanSlot) -> str:
         return ""
 
 
-def _slug(device_kind: str) -> str:
-    text = re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-")
-    return text[:48] or "unknown"
-
-
 # Modules that were compared ---------------------------------------------------------------------
 
 
@@ -344,12 +323,6 @@ class _ComparedRecord(Struct, frozen=True, forbid_unknown_fields=True):
     format: str
     version: int
     entries: Annotated[tuple[Compared, ...], Meta(max_length=_MOST_COMPARED)]
-
-
-def _encoded(entries: tuple[Compared, ...]) -> bytes:
-    """The record of these, the latest of them where they are too many, as readable JSON."""
-    record = _ComparedRecord(_COMPARED_FORMAT, _COMPARED_VERSION, entries[-_MOST_COMPARED:])
-    return msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1) + b"\n"
 
 
 def compared_modules(data: bytes | None) -> tuple[Compared, ...]:
@@ -371,17 +344,23 @@ def was_measured(plan: Plan, module_sha256: str, versions: Mapping[str, str]) ->
 def was_compared(slot: PlanSlot, module_sha256: str, versions: Mapping[str, str]) -> bool:
     """Whether a module was compared under this very software by an earlier run."""
     try:
-        return Compared(module_sha256, dict(versions)) in compared_modules(slot.read_compared())
+        return Compared(module_sha256, dict(versions)) in compared_modules(_compared_record(slot))
     except PlanError:
         return False
 
 
 def note_compared(slot: PlanSlot, module_sha256: str, versions: Mapping[str, str]) -> None:
-    """Remember that a module was.
+    """Remember that a module was; the oldest are forgotten where they are too many.
 
     Raises:
         PlanError: it cannot be written down, as in a directory that is read-only.
     """
     entry = Compared(module_sha256, dict(versions))
-    others = tuple(one for one in compared_modules(slot.read_compared()) if one != entry)
-    slot.write_compared(_encoded((*others, entry)))
+    entries = (*(one for one in compared_modules(_compared_record(slot)) if one != entry), entry)
+    record = _ComparedRecord(_COMPARED_FORMAT, _COMPARED_VERSION, entries[-_MOST_COMPARED:])
+    text = msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1)
+    replace_files(slot.path, {COMPARED_NAME: text + b"\n"})
+
+
+def _compared_record(slot: PlanSlot) -> bytes | None:
+    return slot._read(COMPARED_NAME, _MAX_COMPARED_BYTES)

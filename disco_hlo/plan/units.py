@@ -598,8 +598,8 @@ def name_of(graph: Graph, node: int) -> str:
     return f"node {node} ({named.opcode} {named.name})" if named.name else f"node {node} ({named.opcode})"
 
 
-def some(items: Iterable[object], limit: int = 8) -> str:
+def some(items: Iterable[object]) -> str:
     """The first few of ``items``, comma separated, for the text of an error."""
     listed = list(items)
-    rest = f" and {len(listed) - limit} more" if len(listed) > limit else ""
-    return ", ".join(map(str, listed[:limit])) + rest
+    rest = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
+    return ", ".join(map(str, listed[:8])) + rest

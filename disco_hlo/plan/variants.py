@@ -165,15 +165,12 @@ def without_circles(graph: Graph, strategy: Strategy) -> Strategy:
             if not waiting:
                 raise
             # Nodes are numbered in an order of execution: what joins early and late ones is what has no place.
-            unplaced = max(waiting, key=lambda number: _span(strategy.groups[number]))
+            nodes = {number: strategy.groups[number].nodes for number in waiting}
+            unplaced = max(waiting, key=lambda number: max(nodes[number]) - min(nodes[number]))
             kept = (group for number, group in enumerate(strategy.groups) if number != unplaced)
             strategy = replace(strategy, groups=tuple(kept), order=())
         else:
             return strategy
-
-
-def _span(group: Group) -> int:
-    return max(group.nodes) - min(group.nodes)
 
 
 def without_unfit(source: CanonicalModule, strategy: Strategy) -> Strategy:

@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from disco_hlo.plugin.logs import LOGGER, configure
@@ -70,6 +71,7 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
     from disco_hlo.plugin import tuner_results
     from disco_hlo.plugin.session import leave
 
+    handle: Callable[[CompileRequest, Settings], LoadedExecutable | None]
     if capture:
         from disco_hlo.plugin.phases import capture_phase
 

@@ -180,7 +180,10 @@ def read_module(path: Path) -> bytes:
     if data is None:
         raise ModuleError(f"{path}: no such file")
     if data[:2] == _GZIP:
-        data = _unzipped(data, path)
+        try:
+            data = unzipped(data, MAX_MODULE_BYTES)
+        except OSError as error:
+            raise ModuleError(f"{path}: {error.strerror}") from error
     if not data:
         raise ModuleError(f"{path} is empty; expected a serialized HloModuleProto")
     return data
@@ -259,24 +262,13 @@ def _check(source: CanonicalModule, plan: Plan, path: Path) -> None:
     try:
         for name, strategy in ((ENTRY, plan.strategy), *plan.strategy.regions):
             check_region(name, sources)
-            _check_one(sources[name], strategy)
+            graph = sources[name].graph
+            units = unit_graph(graph, strategy)
+            check_strategy(graph, strategy, units, attested_groups(sources[name]))
+            if strategy.order:
+                check_order(units, strategy.order, BACKENDS[graph.backend].asynchronous)
     except DiscoError as error:
         raise PlanError(f"{path} is illegal on the module beside it: {error}") from error
-
-
-def _check_one(source: CanonicalModule, strategy: Strategy) -> None:
-    graph = source.graph
-    units = unit_graph(graph, strategy)
-    check_strategy(graph, strategy, units, attested_groups(source))
-    if strategy.order:
-        check_order(units, strategy.order, BACKENDS[graph.backend].asynchronous)
-
-
-def _unzipped(data: bytes, path: Path) -> bytes:
-    try:
-        return unzipped(data, MAX_MODULE_BYTES)
-    except OSError as error:
-        raise ModuleError(f"{path}: {error.strerror}") from error
 
 
 def _key(plan_file: Path) -> str:

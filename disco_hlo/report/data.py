@@ -127,11 +127,10 @@ def measured_timelines(
     """The measured steps of XLA's default and of the plan; none where one of them is missing."""
     if bundle.source is None or len(bundle.timelines) != len(predicted):
         return []
+    graph, pairs = bundle.source.graph, zip(predicted, bundle.timelines, strict=True)
     return [
-        measured_data(
-            bundle.source.graph, one.built.units, step, strings, ours=step is not bundle.timelines[0]
-        )
-        for one, step in zip(predicted, bundle.timelines, strict=True)
+        measured_data(graph, one.built.units, step, strings, ours=number > 0)
+        for number, (one, step) in enumerate(pairs)
     ]
 
 
@@ -312,7 +311,6 @@ def ready_ns(graph: Graph, plan: Predicted) -> dict[int, int]:
     end_of = dict(zip(plan.timeline.problem.names, ends, strict=True))
     units = plan.built.units
     owner = {node: unit.token for unit in units.units for node in unit.nodes}
-    known: dict[int, int] = {}
 
     def ready(node: int) -> int:
         pending, latest, seen = [node], 0, {node}
@@ -326,9 +324,10 @@ def ready_ns(graph: Graph, plan: Predicted) -> dict[int, int]:
             pending += fresh
         return latest
 
-    for node in graph.all_reduces:
-        known[node] = max((ready(operand) for operand in graph.nodes[node].operands), default=0)
-    return known
+    return {
+        node: max((ready(operand) for operand in graph.nodes[node].operands), default=0)
+        for node in graph.all_reduces
+    }
 
 
 def op_rows(graph: Graph, nodes: Sequence[int], strings: Strings) -> dict[str, list[int]]:

@@ -95,12 +95,10 @@ def _covers(intervals: Intervals, at: NDArray[np.int64]) -> NDArray[np.bool_]:
 def _rows(graph: Graph, predicted: Predicted, strings: Strings) -> list[dict[str, Any]]:
     problem = predicted.timeline.problem
     channels = sorted(set(problem.resource[problem.communicates].tolist()))
+    labels = [f"channel {number + 1}" for number, _ in enumerate(channels)]
+    talks = labels if len(channels) > 1 else ["communication"]
     rows: list[dict[str, Any]] = [{"label": "compute", "kind": "compute", "spans": []}]
-    for number, _ in enumerate(channels):
-        label = "communication" if len(channels) == 1 else f"channel {number + 1}"
-        rows.append({"label": label, "kind": "communication", "spans": []})
-    if not channels:
-        rows.append({"label": "communication", "kind": "communication", "spans": []})
+    rows += [{"label": label, "kind": "communication", "spans": []} for label in talks]
     starts, ends = predicted.timeline.spans_ns.tolist()
     for task in np.argsort(predicted.timeline.spans_ns[0], kind="stable").tolist():
         unit = predicted.built.unit_of[task]
@@ -199,18 +197,14 @@ def _measured_rows(
     graph: Graph, units: UnitGraph, step: MeasuredStep, found: list[int], strings: Strings
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
-        {"label": f"{kind} {number}".removesuffix(" 1"), "kind": kind, "spans": []}
-        for kind, number in _numbered(step)
+        {"label": f"{kind} {step.lanes[: i + 1].count(kind)}".removesuffix(" 1"), "kind": kind, "spans": []}
+        for i, kind in enumerate(step.lanes)
     ]
     for instruction, start, length, lane in step.spans:
         unit = found[instruction]
         kind = COLLECTIVE if step.lanes[lane] == "communication" else _measured_kind(graph, units, unit)
         rows[lane]["spans"] += [start, length, unit, kind, strings(step.instructions[instruction][0])]
     return sorted(rows, key=lambda row: row["kind"] == "communication")
-
-
-def _numbered(step: MeasuredStep) -> list[tuple[str, int]]:
-    return [(kind, step.lanes[: i + 1].count(kind)) for i, kind in enumerate(step.lanes)]
 
 
 def _measured_kind(graph: Graph, units: UnitGraph, number: int) -> int:
@@ -242,11 +236,11 @@ def chrome_trace(data: dict[str, Any]) -> dict[str, Any]:
         for who, step in zip(("XLA default", "plan"), steps, strict=False)
     ]
     for process, (name, step) in enumerate(steps):
-        events.append(_named("process_name", process, 0, name))
-        events.append(_sorted("process_sort_index", process, 0, process))
+        events.append(_about("process_name", process, 0, name=name))
+        events.append(_about("process_sort_index", process, 0, sort_index=process))
         for track, row in enumerate(step["rows"]):
-            events.append(_named("thread_name", process, track, row["label"]))
-            events.append(_sorted("thread_sort_index", process, track, track))
+            events.append(_about("thread_name", process, track, name=row["label"]))
+            events.append(_about("thread_sort_index", process, track, sort_index=track))
             events += _spans(process, track, step, row["spans"], strings)
     return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"module": data["head"]["module"]}}
 
@@ -268,9 +262,5 @@ def _spans(
     return made
 
 
-def _named(kind: str, process: int, track: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": {"name": name}}
-
-
-def _sorted(kind: str, process: int, track: int, place: int) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": {"sort_index": place}}
+def _about(kind: str, process: int, track: int, **args: str | int) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": args}

@@ -24,10 +24,10 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import AsAllReduces, CostModel, Kernels, as_all_reduces
 from disco_hlo.hlo.graph import Graph, Kind, behind_bitcasts, kernel_nodes
 from disco_hlo.hlo.opcodes import PRODUCTS
-from disco_hlo.plan.legal import UnitGraph, Value, check_order, default_unit_order, unit_graph
+from disco_hlo.plan.legal import check_order, default_unit_order
 from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import Repeat
-from disco_hlo.plan.units import Unit
+from disco_hlo.plan.units import Unit, UnitGraph, Value, unit_graph
 from disco_hlo.simulator.costs import MAX_TOTAL_NS, MachineModel, bucket_times, checked, holds_ns, unit_for
 from disco_hlo.simulator.problem import Buffers, Lists, Problem
 

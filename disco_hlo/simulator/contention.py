@@ -196,21 +196,24 @@ def is_over(p: Any, collective: Any) -> Any:
 @inner
 def wait(p: Any, collective: Any) -> None:
     """Let the compute stream idle until a collective has ended."""
-    while not is_over(p, collective):  # ends: each pass begins what is held, or ends a collective
-        if p.number[HELD] > 0:
-            go_on(p, 0)
-        idle(p)
-        go_on(p, NOT_YET)
+    while not is_over(p, collective):  # ends: each pass ends a collective
+        _end_next(p)
 
 
 @inner
 def drain(p: Any) -> None:
     """Let the compute stream idle until every collective that was issued has ended."""
     while p.number[BUSY] + p.number[HELD] > 0:  # ends: each pass ends a collective
-        if p.number[HELD] > 0:
-            go_on(p, 0)
-        idle(p)
-        go_on(p, NOT_YET)
+        _end_next(p)
+
+
+@inner
+def _end_next(p: Any) -> None:
+    """Let the compute stream idle, so that what is held begins, until the first collective ends."""
+    if p.number[HELD] > 0:
+        go_on(p, 0)
+    idle(p)
+    go_on(p, NOT_YET)
 
 
 @inner

@@ -62,27 +62,19 @@ def check(program: Program, members: dict[int, int], parts: int) -> dict[int, Ne
     if not 2 <= parts <= MOST_PARTS:
         raise IllegalMoveError(f"expected 2 to {MOST_PARTS} parts, got {parts}")
     needs = {i: operand_needs(program, program.by_id[i], d, parts) for i, d in members.items()}
-    _check_control(program, members)
-    _check_broadcasts(program, needs)
-    return needs
-
-
-def _check_control(program: Program, members: dict[int, int]) -> None:
     for instruction in program.instructions:
         for before in instruction.control_predecessor_ids:
             if before in members:
                 name = program.by_id[before].name
                 raise IllegalMoveError(f"{name}: {instruction.name} waits for it by a control dependency")
-
-
-def _check_broadcasts(program: Program, needs: dict[int, Needs]) -> None:
-    """A broadcast from outside is made smaller where its part is read, and reads its operand there."""
+    # A broadcast from outside is made smaller where its part is read, and reads its operand there.
     buffers = Buffers(program)
     for identifier, wanted in needs.items():
         member = program.by_id[identifier]
         for value, need in zip(program.operands(member), wanted, strict=True):
             if need is not None and value.opcode == "broadcast" and value.id not in needs:
                 buffers.check_read(program.operands(value)[0], member)
+    return needs
 
 
 class _Writer:

@@ -28,7 +28,7 @@ from disco_hlo.structure.loops import (
     narrow_barriers,
     through_barrier,
 )
-from disco_hlo.structure.program import computed_value, dims, dtype, literal_value, physical, resized
+from disco_hlo.structure.program import computed_value, dims, dtype, literal_value, physical, resized, scalar
 from disco_hlo.structure.rotation import foreseen, gathered_value, written
 from disco_hlo.structure.sharded import groups_of
 
@@ -244,7 +244,7 @@ def _written_by_turns(loop: Loop, made: Gathered, entries: int) -> Message:
     caller, body, value = loop.caller, loop.body, made.value
     entry = _with_first(_without_first(value.shape) if made.has_first else value.shape, 1)
     zero = constant(caller, made.index, 0)
-    converted = caller.make("convert", "nothing", _scalar(value.shape), [zero])
+    converted = caller.make("convert", "nothing", scalar(value.shape, value.shape.element_type), [zero])
     empty = caller.make("broadcast", "nothing", _with_first(_without_first(entry), entries), [converted])
     caller.place([zero, converted, empty], caller.position(loop.instruction))
     (stack,) = extend(loop, [empty])
@@ -277,12 +277,6 @@ def _read_by_turns(loop: Loop, needed: Gathered, stack: Message) -> None:
     body.redirect(value, read if is_laid_out else ours)
     body.sweep()
     narrow_barriers(body)
-
-
-def _scalar(shape: Message) -> Message:
-    made = type(shape)(element_type=shape.element_type)
-    made.layout.SetInParent()
-    return made
 
 
 def _with_first(shape: Message, size: int) -> Message:

@@ -318,6 +318,13 @@ def resized(shape: Message, dimension: int, size: int) -> Message:
     return made
 
 
+def scalar(shape: Message, element_type: int) -> Message:
+    """The shape of one element."""
+    made = type(shape)(element_type=element_type)
+    made.layout.SetInParent()
+    return made
+
+
 def physical(shape: Message) -> list[int]:
     """Dimension numbers from major to minor; the logical order where the shape has no layout yet."""
     order = list(shape.layout.minor_to_major)[::-1]

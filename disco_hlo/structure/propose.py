@@ -48,6 +48,8 @@ _ON_SHARDS = ELEMENTWISE | PASSING | {"reduce", "dynamic-slice"}
 _MOST_SEEDS = 8
 _Place = tuple[tuple[int, ...], Program, Message]
 """A loop: its path, its caller, the instruction."""
+_Candidates = Callable[[list[_Place], int], Iterable[Move]]
+"""Of the loops that there are and one of them, what to try on it."""
 
 
 def schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ...]]:
@@ -106,11 +108,11 @@ def _longest(asker: Asker, reduces: list[Message], parts: int) -> dict[int, int]
     return best
 
 
-def _matmul_stretches(asker: Asker, reduces: list[Message], parts: int = 2) -> dict[int, dict[int, int]]:
+def _matmul_stretches(asker: Asker, reduces: list[Message]) -> dict[int, dict[int, int]]:
     """Per all-reduce that sums what a matmul made: both and what lies between, along the first free dimension."""
     found: dict[int, dict[int, int]] = {}
     for reduce in reduces:
-        tried = (back_to_matmul(asker, reduce, d, parts) for d in range(len(dims(reduce))))
+        tried = (back_to_matmul(asker, reduce, d, 2) for d in range(len(dims(reduce))))
         stretch = next(filter(None, tried), None)
         if stretch:
             found[reduce.id] = stretch
@@ -205,13 +207,10 @@ def _leads_to_work(program: Program, reader: Message) -> bool:
     the value on to what does. Behind the others an all-gather would carry as much, perhaps several times."""
     if reader.opcode not in _ON_SHARDS:
         return False
-    if reader.opcode not in PASSING or _narrows(program, reader):
+    narrows = reader.opcode == "convert" and bits(reader) < bits(program.operands(reader)[0])
+    if reader.opcode not in PASSING or narrows:
         return True
     return any(_leads_to_work(program, further) for further in program.readers(reader))
-
-
-def _narrows(program: Program, reader: Message) -> bool:
-    return reader.opcode == "convert" and bits(reader) < bits(program.operands(reader)[0])
 
 
 def _position(program: Program, name: str) -> int:
@@ -263,18 +262,20 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
       that are left are made a turn ahead; ``gather-once-rotate``: and the reductions a turn later.
     """
     builder = _Builder(module, copies)
-    once = builder.gathered_once(())
+    prefetched = builder.with_each((), _prefetches)
+    once = builder.with_each((), _repeats, as_often_as_there_is=True)
+    hoisted = builder.with_each((), _hoists, as_often_as_there_is=True)
     found = {
-        "prefetch": builder.prefetched(()),
-        "double": builder.doubled(()),
+        "prefetch": prefetched,
+        "double": builder.with_each((), _doubles),
         "gather-once": once,
-        "hoist": builder.hoisted(()),
-        "finish-later": builder.finished_later(()),
+        "hoist": builder.with_each(hoisted, _hoists_repeated, every_loop=True),
+        "finish-later": builder.with_each((), _finishes),
     }
-    found["rotate"] = found["prefetch"] and builder.finished_later(found["prefetch"])
-    found["prefetch-double"] = found["prefetch"] and builder.doubled(found["prefetch"])
-    found["gather-once-prefetch"] = once and builder.prefetched(once)
-    found["gather-once-rotate"] = once and builder.finished_later(found["gather-once-prefetch"])
+    found["rotate"] = prefetched and builder.with_each(prefetched, _finishes)
+    found["prefetch-double"] = prefetched and builder.with_each(prefetched, _doubles)
+    found["gather-once-prefetch"] = once and builder.with_each(once, _prefetches)
+    found["gather-once-rotate"] = once and builder.with_each(found["gather-once-prefetch"], _finishes)
     first: dict[tuple[Move, ...], str] = {}
     for name, moves in found.items():
         first.setdefault(moves, name)
@@ -285,36 +286,16 @@ class _Builder:
     """Lists of moves, each legal after those before it; one refused is left out."""
 
     def __init__(self, module: bytes, copies: bool) -> None:
-        self.module, self.copies = module, copies
+        self.copies = copies
         self.every = [one.name for _, _, one in _loops(Program(module, copies=copies), every_loop=True)]
+        self._made: dict[tuple[Move, ...], bytes] = {(): module}
         places = _loops(Program(module, copies=copies))
         self.names = [one.name for _, caller, one in places if _communicates(caller, one)]
 
-    def prefetched(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
-        """``before``, then every loop's gathers a turn ahead."""
-        return self._with_each(before, lambda places, at: _prefetches(*places[at]))
-
-    def finished_later(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
-        """``before``, then every loop's reductions a turn later."""
-        return self._with_each(before, lambda places, at: _finishes(*places[at]))
-
-    def doubled(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
-        """``before``, then every loop in turns of two."""
-        return self._with_each(before, lambda places, at: [Double(places[at][0])])
-
-    def gathered_once(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
-        """``before``, then every gather that repeats one of an earlier loop's read from there."""
-        return self._with_each(before, _repeats, as_often_as_there_is=True)
-
-    def hoisted(self, before: tuple[Move, ...]) -> tuple[Move, ...]:
-        """``before``, then what loops in loops gather gathered before the outer ones."""
-        moves = self._with_each(before, _hoists, as_often_as_there_is=True)
-        return self._with_each(moves, lambda places, at: _hoists_repeated(*places[at]), every_loop=True)
-
-    def _with_each(
+    def with_each(
         self,
         moves: tuple[Move, ...],
-        candidates: Callable[[list[_Place], int], Iterable[Move]],
+        candidates: _Candidates,
         *,
         as_often_as_there_is: bool = False,
         every_loop: bool = False,
@@ -339,7 +320,10 @@ class _Builder:
         return (*moves, move)
 
     def _applied(self, moves: tuple[Move, ...]) -> bytes:
-        return apply_moves(self.module, moves, copies=self.copies)
+        if moves not in self._made:
+            before = self._applied(moves[:-1])
+            self._made[moves] = apply_moves(before, moves[-1:], copies=self.copies)
+        return self._made[moves]
 
 
 def _gathers(
@@ -353,12 +337,16 @@ def _gathers(
         return ()
 
 
-def _prefetches(path: tuple[int, ...], caller: Program, instruction: Message) -> Iterator[Move]:
+def _prefetches(places: list[_Place], at: int) -> Iterator[Move]:
+    """A loop's gathers a turn ahead."""
+    path, caller, instruction = places[at]
     if gathers := _gathers(caller, instruction):
         yield Prefetch(path, gathers)
 
 
-def _finishes(path: tuple[int, ...], caller: Program, instruction: Message) -> Iterator[Move]:
+def _finishes(places: list[_Place], at: int) -> Iterator[Move]:
+    """A loop's reductions a turn later."""
+    path, caller, instruction = places[at]
     try:
         loop = read_loop(caller, instruction)
         found = late_reductions(loop)
@@ -369,7 +357,13 @@ def _finishes(path: tuple[int, ...], caller: Program, instruction: Message) -> I
         yield FinishLater(path, positions, tuple(one.opcode for one in found))
 
 
-def _hoists_repeated(path: tuple[int, ...], caller: Program, instruction: Message) -> Iterator[Move]:
+def _doubles(places: list[_Place], at: int) -> Iterator[Move]:
+    yield Double(places[at][0])
+
+
+def _hoists_repeated(places: list[_Place], at: int) -> Iterator[Move]:
+    """What a loop gathers alike in every turn gathered before it."""
+    path, caller, instruction = places[at]
     if gathers := _gathers(caller, instruction, repeated_gathers):
         yield HoistRepeated(path, gathers)
 

@@ -132,7 +132,12 @@ def finish_later(loop: Loop, reductions: Sequence[Message]) -> Loop:
     """
     check_repeatable(loop, 3)
     known, body = foreseen(loop), loop.body
-    tails = [_checked(loop, known, reduction) for reduction in reductions]
+    tails = []
+    for reduction in reductions:
+        tail = _tail(loop, known, reduction)
+        if tail is None:
+            raise IllegalMoveError(f"{reduction.name} ({reduction.opcode}): the turn itself reads its result")
+        tails.append(tail)
     pending = _first_turn(loop, tails)
     _last_reductions(loop, tails, pending)
     count = loop.ends[loop.counter]
@@ -205,13 +210,6 @@ def _tail(loop: Loop, known: dict[int, bool], reduction: Message) -> _Tail | Non
             return None
         value = reader
     return None
-
-
-def _checked(loop: Loop, known: dict[int, bool], reduction: Message) -> _Tail:
-    tail = _tail(loop, known, reduction)
-    if tail is None:
-        raise IllegalMoveError(f"{reduction.name} ({reduction.opcode}): the turn itself reads its result")
-    return tail
 
 
 def _first_turn(loop: Loop, tails: Sequence[_Tail]) -> list[Message]:

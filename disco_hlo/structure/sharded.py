@@ -17,7 +17,7 @@ from disco_hlo.hlo.collectives import Groups, devices_by_axes, iota_devices, wri
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import Needs, operand_needs, reduction_opcode, shrink
-from disco_hlo.structure.program import Buffers, Program, dims, evaluate, physical, resized
+from disco_hlo.structure.program import Buffers, Program, dims, evaluate, physical, resized, scalar
 
 _CUT_THROUGH = frozenset({"bitcast", "broadcast", "convert", "iota", "reshape", "transpose"})
 """Ops computed again on the shard rather than cut, since that is cheaper or meets an all-gather further up."""
@@ -308,7 +308,7 @@ class _Cutter:
 
     def _sliced(self, value: Message, dimension: int) -> Message:
         size = dims(value)[dimension] // len(self.groups[0])
-        start, zero = self._start(size), self._constant([0], scalar=True)
+        start, zero = self._start(size), self._constant([0], is_scalar=True)
         shape = resized(value.shape, dimension, size)
         starts = [start if d == dimension else zero for d in range(len(dims(value)))]
         made = self._make("dynamic-slice", f"{value.name}.shard", shape, [value, *starts])
@@ -321,17 +321,16 @@ class _Cutter:
         for group in self.groups:
             for position, device in enumerate(group):
                 starts[device] = position * size
-        table = self._constant(starts, scalar=False)
+        table = self._constant(starts, is_scalar=False)
         one = resized(table.shape, 0, 1)
-        partition = self._make("partition-id", "partition-id", _scalar(table.shape, _U32), [])
+        partition = self._make("partition-id", "partition-id", scalar(table.shape, _U32), [])
         entry = self._make("dynamic-slice", "shard-start", one, [table, partition])
         entry.dynamic_slice_sizes.append(1)
-        return self._make("reshape", "shard-start", _scalar(table.shape, _S32), [entry])
+        return self._make("reshape", "shard-start", scalar(table.shape, _S32), [entry])
 
-    def _constant(self, values: list[int], *, scalar: bool) -> Message:
-        shape = type(self.program.instructions[0].shape)(element_type=_S32)
-        shape.layout.SetInParent()
-        if not scalar:
+    def _constant(self, values: list[int], *, is_scalar: bool) -> Message:
+        shape = scalar(self.program.instructions[0].shape, _S32)
+        if not is_scalar:
             shape.dimensions.append(len(values))
             shape.layout.minor_to_major.append(0)
         made = self._make("constant", "shard-starts", shape, [])
@@ -347,12 +346,6 @@ class _Cutter:
 
 class _CannotCutThrough(Exception):
     """The op must be cut as a value."""
-
-
-def _scalar(like: Message, element_type: int) -> Message:
-    shape = type(like)(element_type=element_type)
-    shape.layout.SetInParent()
-    return shape
 
 
 def groups_of(program: Program, collective: Message) -> Groups:

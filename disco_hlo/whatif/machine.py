@@ -78,14 +78,9 @@ class Gpu:
     """What a matmul's stage takes besides its products and its writes."""
 
     @property
-    def peak_flops_per_ns(self) -> float:
-        """Of 16-bit matmuls."""
-        return self.compute_units * self.clock_ghz * self.flops_per_cycle
-
-    @property
     def matmul_flops_per_ns(self) -> float:
         """What a large matmul reaches."""
-        return self.peak_flops_per_ns * self.matmul_efficiency
+        return self.compute_units * self.clock_ghz * self.flops_per_cycle * self.matmul_efficiency
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +230,7 @@ def collective_ns(machine: Machine, kind: Kind, size_bytes: float, devices: int 
     Raises:
         DiscoError: there cannot be so many.
     """
-    return best(machine, kind, size_bytes, devices).ns(size_bytes)
-
-
-def best(machine: Machine, kind: Kind, size_bytes: float, devices: int | None = None) -> Algorithm:
-    """The fastest algorithm for a size; raises as :func:`collective_ns`."""
-    return min(algorithms(machine, kind, devices), key=lambda one: one.ns(size_bytes))
+    return min(one.ns(size_bytes) for one in algorithms(machine, kind, devices))
 
 
 def algorithms(machine: Machine, kind: Kind, devices: int | None = None) -> list[Algorithm]:
@@ -298,9 +288,8 @@ def _crossing(now: Algorithm, other: Algorithm) -> int:
 def _switch(network: Network, kind: Kind, count: int) -> list[Algorithm]:
     nodes = ceil(count / network.node_devices)
     bandwidth = network.node_gb_per_s if nodes > 1 else network.link_gb_per_s
-    if (
-        kind == "all-to-all"
-    ):  # each device sends to each other: within the node over its link, else over its ports
+    # Each device sends to each other: within the node over its link, else over its ports.
+    if kind == "all-to-all":
         inside = (min(count, network.node_devices) - 1) / count / network.link_gb_per_s
         outside = (count - network.node_devices) / count * network.node_devices
         outside = outside / network.node_gb_per_s if nodes > 1 else 0.0

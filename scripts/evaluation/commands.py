@@ -8,12 +8,13 @@ A form is named ``llama-SHARD-LAYERS``, with ``-xN`` behind it where gradients a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -39,7 +40,6 @@ _KERNELS_OFF = (
 """XLA's own all-reduce kernels (up to 4 MiB each, where nothing combines them) go over NVLink whatever NCCL is told.
 Two GPUs that only reach each other through the host, or over a network, could not run them. With the jaxlib since which
 each flag is known: an older one ends the process at the sight of it."""
-_CHOOSING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME")
 FORM = re.compile(r"llama-(?P<shard>dp|fsdp)-(?P<layers>scan|unroll)(?:-x(?P<accumulate>[2-9]|[1-9]\d+))?")
 FORM_EXPECTED = "llama-{dp,fsdp}-{scan,unroll}, with -xN behind it for N microbatches"
 FORM_CELLS = (
@@ -61,13 +61,9 @@ def parser(description: str | None, *, size: str, seconds: float, of: str = "") 
     """
     raw = argparse.RawDescriptionHelpFormatter
     made = argparse.ArgumentParser(description=description, formatter_class=raw)
+    time = f"{of or 'time for everything'} (default {seconds:g})"
     made.add_argument("--size", default=size, choices=("full", "tiny"))
-    made.add_argument(
-        "--seconds",
-        type=float,
-        default=seconds,
-        help=f"{of or 'time for everything'} (default {seconds:g})",
-    )
+    made.add_argument("--seconds", type=float, default=seconds, help=time)
     made.add_argument("--rounds", type=int, default=9, help="runs of every row, in turn (default 9)")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--out", type=Path, required=True, help="folder of the records")
@@ -84,18 +80,16 @@ def check(made: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         made.error(f"--out {args.out} is not a directory")
 
 
-def end_in(seconds: float, script: str, stop: Callable[[], None]) -> threading.Timer:
-    """End the process when the time is up, whatever it is doing: devices may be waiting for each other.
-
-    Args:
-        seconds: how long from now.
-        script: its name, for the message.
-        stop: called first, to say so in the records.
-    """
+@contextlib.contextmanager
+def ending_in(seconds: float, script: str, out: Path, cells: Sequence[CellName]) -> Iterator[None]:
+    """End the process when the time is up, whatever it is doing: devices may be waiting for each other. The records of
+    these cells, where there are any, then say so."""
 
     def end() -> None:
         try:
-            stop()
+            for cell in cells:
+                if (out / f"{cell.stem}.json").exists():
+                    Record.open(out, cell).stop("the time was up")
         finally:
             print(f"{script}: the time is up; run again to go on", file=sys.stderr, flush=True)
             os._exit(OUT_OF_TIME)
@@ -103,37 +97,27 @@ def end_in(seconds: float, script: str, stop: Callable[[], None]) -> threading.T
     timer = threading.Timer(max(0.0, seconds), end)
     timer.daemon = True
     timer.start()
-    return timer
-
-
-def stop(out: Path, cells: Iterable[CellName]) -> None:
-    """Say in the records of these cells, where there are any, that the time was up."""
-    for cell in cells:
-        if (out / f"{cell.stem}.json").exists():
-            Record.open(out, cell).stop("the time was up")
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def prepare(environment: MutableMapping[str, str], link: str, devices: int) -> None:
     """Set what chooses link and devices. Must precede the import of jax."""
-    for name in _CHOOSING:
+    # The script calls the plugin's phases itself.
+    for name in (*LINKS["sockets"], "ENABLE_SEARCH", "DISCO_CAPTURE"):
         environment.pop(name, None)
     environment.update(LINKS[link])
-    if link != "nvlink" and environment.get("JAX_PLATFORMS") != "cpu":
-        _kernels_off(environment)
-    for name in ("ENABLE_SEARCH", "DISCO_CAPTURE"):  # the script calls the phases itself
-        environment.pop(name, None)
     if environment.get("JAX_PLATFORMS") == "cpu":
         _add_flag(environment, f"--xla_force_host_platform_device_count={devices}")
-    else:
-        visible = environment.get("CUDA_VISIBLE_DEVICES", "")
-        chosen = visible.split(",") if visible else [str(number) for number in range(devices)]
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(chosen[:devices])
-
-
-def _kernels_off(environment: MutableMapping[str, str]) -> None:
+        return
     for since, flag in _KERNELS_OFF:
-        if _jaxlib_version() >= since:
+        if link != "nvlink" and _jaxlib_version() >= since:
             _add_flag(environment, flag)
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    chosen = visible.split(",") if visible else [str(number) for number in range(devices)]
+    environment["CUDA_VISIBLE_DEVICES"] = ",".join(chosen[:devices])
 
 
 def _jaxlib_version() -> tuple[int, ...]:
@@ -166,7 +150,7 @@ def unrolled(model: str) -> str:
     return model.replace("-scan", "-unroll")
 
 
-def by_link(cells: list[str]) -> list[tuple[str, list[str]]]:
+def by_link(cells: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Link and forms of neighbouring cells that share a link, and so a process: ``fsdp-scan@staged`` and
     ``dp-scan@staged`` become ``("staged", ["llama-fsdp-scan", "llama-dp-scan"])``."""
     pairs = [cell.split("@") for cell in cells]

@@ -7,13 +7,24 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from evaluation.commands import is_form, unrolled
+from evaluation.commands import unrolled
 from evaluation.record import ALONE_XLA, OK
-from evaluation.tables import DEFAULT, Cells, Table, gap_closed, number_text, percent_text, step_ms, title
+from evaluation.tables import (
+    CELL,
+    DEFAULT,
+    Cells,
+    Table,
+    gap_closed,
+    line,
+    percent_text,
+    ratio_text,
+    step_ms,
+    title,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +82,43 @@ def kendall_tau(found: Sequence[Point]) -> float | None:
     return score / pairs if pairs else None
 
 
+def errors(found: Sequence[Point]) -> tuple[float, float]:
+    """Mean of the errors' sizes, and the largest error with its sign."""
+    largest = max((point.error for point in found), key=abs)
+    return statistics.fmean(abs(point.error) for point in found), largest
+
+
+def errors_text(found: Sequence[Point]) -> tuple[str, str, str, str]:
+    """How many plans, the mean of their errors, the largest, and whose it is."""
+    mean, largest = errors(found)
+    worst = next(point.name for point in found if point.error == largest)
+    return str(len(found)), percent_text(mean), percent_text(largest), worst
+
+
+def noise_text(found: Sequence[Point]) -> str:
+    """The median noise of these plans."""
+    return percent_text(statistics.median(point.noise_ms / point.measured_ms for point in found))
+
+
+def tau_text(value: float | None) -> str:
+    """Kendall's tau, a dash for none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
 def fidelity(records: Cells) -> Table:
     """Predicted against measured: mean and largest error, rank agreement, beside the noise of measuring."""
     header = (
-        "model, link, devices", "plans", "mean error", "largest error", "of", "Kendall's tau", "noise",
-        "mean error of the promise",
+        CELL, "plans", "mean error", "largest error", "of", "Kendall's tau", "noise", "mean error of the promise"
     )  # fmt: skip
-    rows, everything = [], []
-    for record in records:
-        found = points(record)
-        if not found:
-            continue
-        everything += found
-        rows.append(
-            (
-                title(record),
-                *errors_text(found),
-                tau_text(kendall_tau(found)),
-                noise_text(found),
-                _broken(found),
-            )
-        )
-    if everything:
-        rows.append(("all", *errors_text(everything), "-", noise_text(everything), _broken(everything)))
-    return header, rows
+
+    def row(name: str, found: list[Point], tau: str) -> tuple[str, ...]:
+        broken = percent_text(statistics.fmean(abs(point.broken) for point in found))
+        return name, *errors_text(found), tau, noise_text(found), broken
+
+    of_cells = [(title(record), found) for record in records if (found := points(record))]
+    rows = [row(name, found, tau_text(kendall_tau(found))) for name, found in of_cells]
+    everything = [point for _, found in of_cells for point in found]
+    return header, [*rows, row("all", everything, "-")] if everything else []
 
 
 def days(records: Cells) -> Table:
@@ -118,53 +142,32 @@ def days(records: Cells) -> Table:
         taus = ", ".join(f"{model} {tau_text(kendall_tau(by_model[model]))}" for model in sorted(by_model))
         closed = [share for record in together if (share := gap_closed(record)) is not None]
         capped = [min(share, 1.0) for share in closed]
-        means = [percent_text(statistics.fmean(shares)) if shares else "-" for shares in (closed, capped)]
-        rows.append((f"{date}, {devices}", str(len(together)), *errors, taus, str(len(closed)), *means))
+        means = [percent_text(statistics.fmean(shares) if shares else None) for shares in (closed, capped)]
+        rows.append(line(f"{date}, {devices}", len(together), *errors, taus, len(closed), *means))
     return header, rows
 
 
 def cpu_plans(records: Cells) -> Table:
     """Every plan of the CPU's records, predicted against measured, ms."""
-    header = ("model, link, devices", "plan", "measured", "noise", "predicted", "error")
     rows = [
-        (
-            title(record), point.name, number_text(point.measured_ms), number_text(point.noise_ms),
-            number_text(point.predicted_ms), percent_text(point.error),
-        )
+        (title(record), *_point_text(point))
         for record in records
         if record["facts"].get("backend") == "cpu"
         for point in points(record)
-    ]  # fmt: skip
-    return header, rows
+    ]
+    return (CELL, *_POINT), rows
 
 
-def errors(found: Sequence[Point]) -> tuple[float, float]:
-    """Mean of the errors' sizes, and the largest error with its sign."""
-    largest = max((point.error for point in found), key=abs)
-    return statistics.fmean(abs(point.error) for point in found), largest
+_POINT = ("plan", "measured", "noise", "predicted", "error")
 
 
-def errors_text(found: Sequence[Point]) -> tuple[str, str, str, str]:
-    """How many plans, the mean of their errors, the largest, and whose it is."""
-    mean, largest = errors(found)
-    worst = next(point.name for point in found if point.error == largest)
-    return str(len(found)), percent_text(mean), percent_text(largest), worst
+def _point_text(one: Point) -> tuple[str, ...]:
+    return line(one.name, one.measured_ms, one.noise_ms, one.predicted_ms, percent_text(one.error))
 
 
-def _broken(found: Sequence[Point]) -> str:
-    return percent_text(statistics.fmean(abs(point.broken) for point in found))
+# --- forms of the Llama step ----------------------------------------------------------------------
 
-
-def noise_text(found: Sequence[Point]) -> str:
-    """The median noise of these plans."""
-    return percent_text(statistics.median(point.noise_ms / point.measured_ms for point in found))
-
-
-def tau_text(value: float | None) -> str:
-    """Kendall's tau, a dash for none."""
-    return "-" if value is None else f"{value:.2f}"
-
-
+FORM = "form, link, devices"
 UNROLLED = "unrolled"
 """XLA's default of the same form without a loop over the layers, among the plans of a form with one."""
 
@@ -177,32 +180,24 @@ def awaited_points(record: Mapping[str, Any]) -> list[Point]:
         awaited = record["rows"][one.name].get("awaited")
         if default and awaited:
             ms = awaited["of_default"] * default
-            noise_ms = awaited["of_default_noise"] * ms
-            found.append(Point(one.name, ms, noise_ms, one.predicted_ms, one.promised_ms))
+            found.append(replace(one, measured_ms=ms, noise_ms=awaited["of_default_noise"] * ms))
     return found
 
 
 def ranked(record: Mapping[str, Any], records: Cells) -> list[Point]:
     """The plans whose order Kendall's tau is about: the cell's, and the unrolled form where that was measured over the
     same link."""
-    cell, found = record["cell"], points(record)
-    other = {**cell, "model": unrolled(cell["model"])}
-    if other != cell:
-        for one in records:
-            if one["cell"] == other:
-                found += [
-                    Point(UNROLLED, p.measured_ms, p.noise_ms, p.predicted_ms, p.promised_ms)
-                    for p in points(one)
-                    if p.name == DEFAULT
-                ]
-    return found
+    other = {**record["cell"], "model": unrolled(record["cell"]["model"])}
+    others = [one for one in records if one["cell"] == other != record["cell"]]
+    defaults = [point for one in others for point in points(one) if point.name == DEFAULT]
+    return points(record) + [replace(point, name=UNROLLED) for point in defaults]
 
 
 def form_fidelity(records: Cells) -> Table:
     """Predicted against measured, for steps in a row and for steps that are awaited."""
     header = (
-        "form, link, devices", "plans", "mean error", "largest", "of", "Kendall's tau", "over", "noise",
-        "awaited: mean error", "largest", "longer than in a row, ms",
+        FORM, "plans", "mean error", "largest", "of", "Kendall's tau", "over", "noise", "awaited: mean error",
+        "largest", "longer than in a row, ms",
     )  # fmt: skip
     rows, everything, all_awaited = [], [], []
     for record in records:
@@ -212,76 +207,48 @@ def form_fidelity(records: Cells) -> Table:
         everything += found
         all_awaited += awaited
         plans = ranked(record, records)
-        tau = (tau_text(kendall_tau(plans)), f"{len(plans)}{_with_unrolled(plans)}")
+        over = f"{len(plans)}{' with the unrolled form' * any(one.name == UNROLLED for one in plans)}"
         measured = {one.name: one.measured_ms for one in found}
         longer = [one.measured_ms - measured[one.name] for one in awaited]
         rows.append(
-            (
-                title(record), *errors_text(found), *tau, noise_text(found), *errors_text(awaited)[1:3],
-                number_text(statistics.median(longer)) if longer else "-",
+            line(
+                title(record), *errors_text(found), tau_text(kendall_tau(plans)), over, noise_text(found),
+                *errors_text(awaited)[1:3], statistics.median(longer) if longer else None,
             )
         )  # fmt: skip
     if everything:
-        rows.append(
-            (
-                "all",
-                *errors_text(everything),
-                "-",
-                "-",
-                noise_text(everything),
-                *errors_text(all_awaited)[1:3],
-                "-",
-            )
-        )
+        awaited_errors = errors_text(all_awaited)[1:3]
+        rows.append(("all", *errors_text(everything), "-", "-", noise_text(everything), *awaited_errors, "-"))
     return header, rows
 
 
 def every_plan(records: Cells) -> Table:
     """Every plan, ms."""
-    header = (
-        "form, link, devices", "plan", "measured", "noise", "predicted", "error", "of default", "awaited",
-        "predicted of default",
-    )  # fmt: skip
     rows = []
     for record in records:
         found = points(record)
         awaited = {one.name: one.measured_ms for one in awaited_points(record)}
         default = next((one for one in found if one.name == DEFAULT), None)
         for one in found:
-            of_default = ("-", "-") if default is None else (
-                f"{one.measured_ms / default.measured_ms:.3f}", f"{one.predicted_ms / default.predicted_ms:.3f}",
+            of_default, predicted = (None, None) if default is None else (
+                one.measured_ms / default.measured_ms, one.predicted_ms / default.predicted_ms
             )  # fmt: skip
-            rows.append(
-                (
-                    title(record), one.name, number_text(one.measured_ms), number_text(one.noise_ms),
-                    number_text(one.predicted_ms), percent_text(one.error), of_default[0],
-                    number_text(awaited.get(one.name)), of_default[1],
-                )
-            )  # fmt: skip
-    return header, rows
+            ratios = ratio_text(of_default), awaited.get(one.name), ratio_text(predicted)
+            rows.append(line(title(record), *_point_text(one), *ratios))
+    return (FORM, *_POINT, "of default", "awaited", "predicted of default"), rows
 
 
 def memory(records: Cells) -> Table:
     """Peak memory of an execution on a device, MiB: as simulated, as XLA assigned buffers, as the device says."""
-    header = ("form, link, devices", "plan", "predicted", "XLA", "device", "error")
     rows = []
     for record in records:
-        if not is_form(record["cell"]["model"]):
-            continue
         for name, row in record["rows"].items():
             said = (row.get("predicted") or {}).get("peak_bytes")
             if row.get("status") != OK or not said:
                 continue
             device = (row.get("device_peak") or {}).get("bytes")
-            error = "-" if device is None else percent_text(said / device - 1)
-            mebibytes = [_mebibytes(value) for value in (said, row["memory"]["total_bytes"], device)]
+            sizes = (said, row["memory"]["total_bytes"], device)
+            mebibytes = ["-" if size is None else f"{size / 2**20:.0f}" for size in sizes]
+            error = percent_text(None if device is None else said / device - 1)
             rows.append((title(record), name, *mebibytes, error))
-    return header, rows
-
-
-def _mebibytes(size_bytes: int | None) -> str:
-    return "-" if size_bytes is None else f"{size_bytes / 2**20:.0f}"
-
-
-def _with_unrolled(plans: list[Point]) -> str:
-    return " with the unrolled form" if any(one.name == UNROLLED for one in plans) else ""
+    return (FORM, "plan", "predicted", "XLA", "device", "error"), rows

@@ -6,7 +6,7 @@ import functools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,6 @@ class Rounds:
     of_form: bool
     """Whether steps are also timed one by one, each awaited before the next as in a training that waits, and only
     small outputs compared."""
-    say: Callable[[str], None]
     promised_ns: Mapping[str, int] = field(default_factory=dict)
     """By row, what the search expects of its own."""
     _alive: list[_Running] = field(default_factory=list, init=False)
@@ -85,7 +84,7 @@ class Rounds:
         default = Runner(request, self.compiled[0].executable, self.seed, inputs_of=self.inputs_of)
         default.run()
         self._at_once = at_once(record, default) if self.in_a_row else 1
-        record.note("measured_from", time.strftime("%H:%M:%S", time.gmtime()))
+        record.note(measured_from=time.strftime("%H:%M:%S", time.gmtime()))
         expected = self._outputs(self.compiled[0], default)
         for one in self.compiled:
             try:
@@ -152,24 +151,20 @@ class Rounds:
         """Note what the tool would take, by its own rule, out of XLA's default and the search's finalists."""
         trials = [one.trial for one in self._alive]
         if any(trial.name == PLAN for trial in trials):
-            found = [
-                one.trial for one in self._alive
-                if one.trial.name == DEFAULT or one.compiled.kind == PLANNED
-            ]  # fmt: skip
+            found = [one.trial for one in self._alive if _may_be_chosen(one.compiled)]
             for trial in found:
                 trial.predicted_ns = self.promised_ns.get(trial.name, 0)
-            self.record.note("chosen", found[chosen(found, None)].name)
-        self.say(f"{self.record.cell.stem}:")
+            self.record.note(chosen=found[chosen(found, None)].name)
+        print(f"{self.record.cell.stem}:", flush=True)
         for trial in trials:
             ratio = ratio_to(trial.times_ns, trials[0].times_ns)
-            self.say(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default")
+            print(f"  {trial.name}: {trial.median_ns / 1e6:.2f} ms, {ratio:.3f} of default", flush=True)
 
     def traces(self) -> Iterator[None]:
         """Trace one row after the other, and keep what that shows; yields behind each."""
-        chosen = self.record.fact("chosen")
         for one in self._alive:
             name = one.trial.name
-            if not (one.compiled.traced or name == chosen):
+            if not one.compiled.traced and name != self.record.fact("chosen"):
                 continue
             try:
                 found: dict[str, Any] = breakdown(traced(one.runner), one.compiled.executable)
@@ -177,6 +172,10 @@ class Rounds:
                 found = {"error": one_line(error)[:500]}
             self.record.update(name, trace=found)
             yield
+
+
+def _may_be_chosen(row: Compiled) -> bool:
+    return row.name == DEFAULT or row.kind == PLANNED
 
 
 def memory_of(executable: LoadedExecutable) -> dict[str, int]:
@@ -193,7 +192,7 @@ def memory_of(executable: LoadedExecutable) -> dict[str, int]:
 def at_once(record: Record, default: Runner) -> int:
     """How many runs each measurement takes: the same for all rows, those of earlier runs of the script too."""
     noted = record.fact("steps_at_once") or at_once_of(default, waited_for_ns(default))
-    record.note("steps_at_once", noted)
+    record.note(steps_at_once=noted)
     return int(noted)
 
 

@@ -62,7 +62,7 @@ def predict_in_rounds(
     again = costs(replace(profile, together=together), captured, plans)
     timed = {name: one for name, one in ran.items() if record.row(name).get("status") == OK}
     record.update_all({name: {"predicted_in_rounds": noted(again, one)} for name, one in timed.items()})
-    record.note("bounds_in_rounds", lowest_of(captured.source, again, plans))
+    record.note(bounds_in_rounds=lowest_of(captured.source, again, plans))
 
 
 def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Costs) -> InStep | None:

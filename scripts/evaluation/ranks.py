@@ -201,7 +201,7 @@ class _Benchmark:
         profiles = [batch.profile for batch in counted if batch.profile is not None]
         profile = merge(profiles)
         record = Record.open(self.args.out, self.cell)
-        record.note_all(
+        record.note(
             versions=step.versions(), device=profile.platform.device_kind, backend=self.session.facts.backend,
             date=time.strftime("%Y-%m-%d", time.gmtime()), fingerprint=self.source.graph.fingerprint,
             batches=len(counted), batches_measured=len(batches),

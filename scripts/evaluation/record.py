@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,8 @@ class Record:
 
     @classmethod
     def open(cls, folder: Path, cell: CellName) -> Record:
-        """The record in ``folder``, begun where there is none.
+        """The record in ``folder``, begun where there is none. Rows that were being worked on when the process
+        ended, for the second time, fail.
 
         Raises:
             RecordError: the file there is of another kind, or of another cell.
@@ -63,16 +66,14 @@ class Record:
         data = read(path)
         if data["cell"] != asdict(cell):
             raise RecordError(f"{path} is about {data['cell']}, expected {asdict(cell)}")
-        record = cls(path, cell, data)
-        record.give_up_on_killers()
-        return record
+        for row in data["rows"].values():
+            if row.get("status") == WORKING and row.get("attempts", 0) >= _ATTEMPTS:
+                reason = f"the process ended {_ATTEMPTS} times while it was compiled or run"
+                row.update(status=FAILED, reason=reason)
+        return cls(path, cell, data)
 
-    def note(self, name: str, value: Any) -> None:
-        """Keep a fact about the cell."""
-        self.note_all(**{name: value})
-
-    def note_all(self, **facts: Any) -> None:
-        """Keep several facts."""
+    def note(self, **facts: Any) -> None:
+        """Keep facts about the cell."""
         with self._lock:
             self.data["facts"].update(facts)
             self._write()
@@ -81,14 +82,17 @@ class Record:
         """A fact about the cell; None where it is not known."""
         return self.data["facts"].get(name)
 
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """The rows by name."""
-        rows: dict[str, dict[str, Any]] = self.data["rows"]
-        return rows
+    @contextlib.contextmanager
+    def clock(self, stage: str) -> Iterator[None]:
+        """Note how long what is done in this context takes, as ``<stage>_s``."""
+        started = time.monotonic()
+        yield
+        self.note(**{f"{stage}_s": round(time.monotonic() - started, 3)})
 
     def row(self, name: str) -> dict[str, Any]:
         """What is known of a row; empty where it was never begun."""
-        return self.rows().get(name, {})
+        row: dict[str, Any] = self.data["rows"].get(name, {})
+        return row
 
     def update(self, name: str, **values: Any) -> None:
         """Change a row and write."""
@@ -98,7 +102,7 @@ class Record:
         """Change several rows and write once."""
         with self._lock:
             for name, values in changes.items():
-                self.rows().setdefault(name, {}).update(values)
+                self.data["rows"].setdefault(name, {}).update(values)
             self._write()
 
     def begin(self, name: str, kind: str) -> None:
@@ -111,19 +115,12 @@ class Record:
         first run has been under way so long that its devices must be waiting for each other."""
         now = time.time()
         changes: dict[str, dict[str, Any]] = {}
-        for name, row in self.rows().items():
+        for name, row in self.data["rows"].items():
             if row.get("status") == WORKING and now - (row.get("first_run_began") or now) > _HANGS_S:
                 changes[name] = {"status": FAILED, "reason": "its first run did not end"}
             elif row.get("status") == WORKING:
                 changes[name] = {"status": NO_TIME, "reason": reason, "attempts": 0}
         self.update_all(changes)
-
-    def give_up_on_killers(self) -> None:
-        """Rows that were being worked on when the process ended, and that not for the first time, fail."""
-        reason = f"the process ended {_ATTEMPTS} times while it was compiled or run"
-        for row in self.rows().values():
-            if row.get("status") == WORKING and row.get("attempts", 0) >= _ATTEMPTS:
-                row.update(status=FAILED, reason=reason)
 
     def finished(self, name: str) -> bool:
         """Whether there is nothing left to do for a row."""

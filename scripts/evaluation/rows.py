@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
+from disco_hlo.backends import BACKENDS, Backend
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import moved_bytes
@@ -15,7 +18,7 @@ from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.ablations import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import check_strategy
-from disco_hlo.plan.plan import DEFAULT, Bucket, Strategy
+from disco_hlo.plan.plan import DEFAULT, Bucket, Group, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.plan.variants import all_reduce_depths, in_the_order_of, one_at_a_time, unfused, without_unfit
@@ -24,7 +27,7 @@ from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import ALONE_XLA
-from evaluation.step import Costs, FoundPlans, with_effort, with_fdo_profile
+from evaluation.step import Costs, FoundPlans, with_option
 
 NO_COMBINING = "no all-reduce combining"
 EVERYTHING = "threshold everything"
@@ -55,45 +58,6 @@ BASELINE, PLANNED, PART, RANDOM, ALONE = "baseline", "plan", "part of the plan",
 
 
 @dataclass(frozen=True)
-class Context:
-    """What rows are made from."""
-
-    request: CompileRequest
-    source: CanonicalModule
-    xla: Strategy
-    costs: Costs
-    seed: int
-    plans: FoundPlans
-    """What the search found."""
-    fdo_profile: bytes = b""
-    """What jax collected of the default step."""
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether collectives are asynchronous, and XLA takes the GPU's options."""
-        return self.source.graph.backend == "gpu"
-
-    @property
-    def plan(self) -> Strategy:
-        """The search's first."""
-        return self.named(PLAN)
-
-    def named(self, name: str) -> Strategy:
-        """One of the search's strategies."""
-        return next(strategy for found, strategy, _ in self.plans.strategies if found == name)
-
-    def best_order(self, strategy: Strategy) -> Strategy:
-        """``strategy`` in the order that the search would give it; IllegalStrategyError where it has none."""
-        found = with_order(self.source.graph, strategy, self.costs, self.costs.machine).strategy
-        return check(self.source, found)
-
-    def in_xla_order(self, strategy: Strategy) -> Strategy:
-        """``strategy`` in XLA's order, as far as its kernels and buckets allow."""
-        graph = self.source.graph
-        return check(self.source, in_the_order_of(graph, strategy, self.xla, self.on_gpu))
-
-
-@dataclass(frozen=True)
 class Variant:
     """How a row is compiled."""
 
@@ -109,79 +73,133 @@ class Row:
 
     name: str
     kind: str
-    make: Callable[[Context], Variant]
+    make: Callable[[], Variant]
     absent: str = ""
     """Why this step, or this backend, has no such row."""
     traced: bool = False
 
 
+@dataclass(frozen=True)
+class Context:
+    """What rows are made from."""
+
+    request: CompileRequest
+    source: CanonicalModule
+    xla: Strategy
+    costs: Costs
+    seed: int
+    plans: FoundPlans
+    """What the search found."""
+    fdo_profile: bytes = b""
+    """What jax collected of the default step."""
+
+    @property
+    def backend(self) -> Backend:
+        """That the step was compiled for."""
+        return BACKENDS[self.source.graph.backend]
+
+    def named(self, name: str) -> Strategy:
+        """One of the search's strategies."""
+        return next(strategy for found, strategy, _ in self.plans.strategies if found == name)
+
+    def best_order(self, strategy: Strategy) -> Strategy:
+        """``strategy`` in the order that the search would give it; IllegalStrategyError where it has none."""
+        found = with_order(self.source.graph, strategy, self.costs, self.costs.machine).strategy
+        return check(self.source, found)
+
+    def in_xla_order(self, strategy: Strategy) -> Strategy:
+        """``strategy`` in XLA's order, as far as its kernels and buckets allow."""
+        asynchronous = self.backend.asynchronous
+        return check(self.source, in_the_order_of(self.source.graph, strategy, self.xla, asynchronous))
+
+    def threshold(self, size_bytes: int) -> Variant:
+        """XLA's own combiner where it has the option; elsewhere its rule, written by us."""
+        if THRESHOLD_OPTION in self.backend.combiners:
+            return Variant(self.request, options={THRESHOLD_OPTION: size_bytes})
+        graph, groups = self.source.graph, self.xla.groups
+        ordered = self.in_xla_order(replace(unfused(graph, groups), order=()))
+        buckets = combined_up_to(graph, ordered, size_bytes)
+        return Variant(self.request, self.in_xla_order(Strategy(groups, buckets)))
+
+
 def rows_of(context: Context) -> list[Row]:
     """All rows, in the order in which they are worth their time."""
-    default, no_combining, everything, pgle, no_op_fusion, o1, *thresholds = _baselines(context)
-    finalists = [name for name, _, _ in context.plans.strategies if name.startswith(PLAN)]
-    finalists = [name for name in finalists if name != PLAN_BUCKETS]
+    source, graph, xla, request = context.source, context.source.graph, context.xla, context.request
+    searched = [name for name, _, _ in context.plans.strategies]
+    earlier = context.plans.before_looks
+    absent = "" if context.backend.asynchronous else f"XLA:{graph.backend.upper()} has none"
+    has_loops = any(region.name.startswith("loop") for region in source.regions)
+    total_bytes = int(moved_bytes(graph).sum())
+    dice = 1000 * context.seed
+
+    def own(name: str, kind: str, strategy: Callable[[], Strategy], **more: Any) -> Row:
+        return Row(name, kind, lambda: Variant(request, strategy()), **more)
+
+    def found(name: str, called: str) -> Row:
+        return own(name, PLANNED, lambda: context.named(called), traced=name in (PLAN, ORDER_ONLY))
+
+    def tried(called: str, name: str, strategy: Callable[[], Strategy]) -> Row:
+        """Where the tool itself tries this, what it tried; elsewhere it is for comparison."""
+        return found(name, called) if called in searched else own(name, PART, strategy)
+
+    def with_groups(groups: tuple[Group, ...]) -> Strategy:
+        return Strategy(groups, xla.buckets)
+
+    def plan() -> Strategy:
+        return context.named(PLAN)
+
+    def guided() -> Variant:
+        return Variant(with_option(request, "fdo_profile", context.fdo_profile))
+
+    def with_effort() -> Variant:
+        from jax._src.compiler import CompilerEffortLevel
+
+        return Variant(with_option(request, "optimization_level", CompilerEffortLevel["O1"].value))
+
+    def threshold(name: str, size_bytes: int, **more: Any) -> Row:
+        return Row(name, BASELINE, lambda: context.threshold(size_bytes), **more)
+
+    def random_plan(number: int) -> Strategy:
+        costs = context.costs
+        return random_strategy(source, dice + number, (xla, plan()), costs, costs.machine)
+
+    # For comparison, not to be taken: what the plan would be if its kernels had not been measured.
+    looked = earlier is not None and earlier != plan()
+    before = [own(BEFORE_LOOKS, PART, lambda: earlier)] if looked else []
+    mebibytes = [1 << power for power in range(20) if 1 << power + 20 < total_bytes]
     return [
-        default,
-        *(_searched(name, name, PLANNED) for name in finalists),
-        *_before_looks(context),
-        no_combining,
-        everything,
-        pgle,
-        Row(
-            ALONE_XLA,
-            ALONE,
-            lambda c: _own(c, one_at_a_time(c.source.graph, c.xla)),
-            absent=_gpu_only(context),
-            traced=True,
+        Row(DEFAULT, BASELINE, lambda: Variant(request), traced=True),
+        *(found(name, name) for name in searched if name.startswith(PLAN) and name != PLAN_BUCKETS),
+        *before,
+        threshold(NO_COMBINING, 0, traced=True),
+        threshold(EVERYTHING, 1 << max(20, (2 * total_bytes).bit_length())),
+        Row(PGLE, BASELINE, guided, absent),
+        own(ALONE_XLA, ALONE, lambda: one_at_a_time(graph, xla), absent=absent, traced=True),
+        tried(OUR_ORDER, ORDER_ONLY, lambda: context.best_order(replace(xla, order=()))),
+        own(BUCKETS_ONLY, PART, lambda: context.in_xla_order(Strategy(xla.groups, plan().buckets))),
+        # The plan's kernels, as many as go with XLA's buckets.
+        tried(
+            OUR_KERNELS, FUSION_ONLY,
+            lambda: context.in_xla_order(without_unfit(source, with_groups(plan().groups))),
         ),
-        _tried(context, OUR_ORDER, ORDER_ONLY, lambda c: c.best_order(replace(c.xla, order=()))),
-        Row(BUCKETS_ONLY, PART, lambda c: _own(c, c.in_xla_order(Strategy(c.xla.groups, c.plan.buckets)))),
-        _fusion_only(context),
-        _searched(PLAN_BUCKETS, BUCKETS_AND_ORDER, PLANNED),
-        no_op_fusion,
-        o1,
-        *thresholds,
-        *(_random(number) for number in range(1, RANDOM_PLANS + 1)),
-        _searched(ONE_BUCKET, OURS_IN_ONE, PLANNED),
-        *_of_forms(context),
-    ]
-
-
-def _of_forms(context: Context) -> Iterator[Row]:
-    """What only forms of one step are measured as: their collectives are inside loops."""
-    loops = [region for region in context.source.regions if region.name.startswith("loop")]
-    yield Row(
-        DOUBLE_BUFFERED,
-        BASELINE,
-        lambda c: Variant(c.request, options={DOUBLE_BUFFERING_OPTION: True}),
-        absent=_gpu_only(context) or ("" if loops else "the step has no loop"),
-    )
-    for number, name in enumerate(_ORDERS, 1):
-        yield Row(
-            name, RANDOM, lambda c, n=number: _own(c, in_random_order(c.source, c.xla, 1000 * c.seed + n))
-        )
-
-
-def _gpu_only(context: Context) -> str:
-    return "" if context.on_gpu else f"XLA:{context.source.graph.backend.upper()} has none"
-
-
-def _baselines(context: Context) -> list[Row]:
-    """What a jax user has without us."""
-    return [
-        Row(DEFAULT, BASELINE, lambda c: Variant(c.request), traced=True),
-        Row(NO_COMBINING, BASELINE, lambda c: _threshold(c, 0), traced=True),
-        Row(EVERYTHING, BASELINE, lambda c: _threshold(c, _above_all(c))),
-        Row(
-            PGLE,
-            BASELINE,
-            lambda c: Variant(with_fdo_profile(c.request, c.fdo_profile)),
-            absent=_gpu_only(context),
+        found(BUCKETS_AND_ORDER, PLAN_BUCKETS),
+        own(NO_OP_FUSION, BASELINE, lambda: context.in_xla_order(with_groups(()))),
+        Row(O1, BASELINE, with_effort, absent),
+        *(threshold(f"threshold {size} MiB", size << 20) for size in mebibytes),
+        *(
+            own(f"random plan {number}", RANDOM, partial(random_plan, number))
+            for number in range(1, RANDOM_PLANS + 1)
         ),
-        Row(NO_OP_FUSION, BASELINE, lambda c: _own(c, c.in_xla_order(Strategy((), c.xla.buckets)))),
-        Row(O1, BASELINE, lambda c: Variant(with_effort(c.request, "O1")), absent=_gpu_only(context)),
-        *_thresholds(context),
-    ]
+        found(OURS_IN_ONE, ONE_BUCKET),
+        Row(
+            DOUBLE_BUFFERED, BASELINE, lambda: Variant(request, options={DOUBLE_BUFFERING_OPTION: True}),
+            absent or ("" if has_loops else "the step has no loop"),
+        ),
+        *(
+            own(name, RANDOM, partial(in_random_order, source, xla, dice + number))
+            for number, name in enumerate(_ORDERS, 1)
+        ),
+    ]  # fmt: skip
 
 
 def promised_ns(context: Context) -> dict[str, int]:
@@ -190,29 +208,6 @@ def promised_ns(context: Context) -> dict[str, int]:
         OUR_ORDER: ORDER_ONLY, OUR_KERNELS: FUSION_ONLY, PLAN_BUCKETS: BUCKETS_AND_ORDER, ONE_BUCKET: OURS_IN_ONE,
     }  # fmt: skip
     return {names.get(name, name): ns for name, _, ns in context.plans.strategies}
-
-
-def _before_looks(context: Context) -> Iterator[Row]:
-    """For comparison, not to be taken: what the plan would be if its kernels had not been measured."""
-    earlier = context.plans.before_looks
-    if earlier is not None and earlier != context.plan:
-        yield Row(BEFORE_LOOKS, PART, lambda c: _own(c, earlier))
-
-
-def _fusion_only(context: Context) -> Row:
-    """The plan's kernels, as many as go with XLA's buckets."""
-
-    def kernels(c: Context) -> Strategy:
-        return c.in_xla_order(without_unfit(c.source, Strategy(c.plan.groups, c.xla.buckets)))
-
-    return _tried(context, OUR_KERNELS, FUSION_ONLY, kernels)
-
-
-def _tried(context: Context, found: str, name: str, make: Callable[[Context], Strategy]) -> Row:
-    """Where the tool itself tries this, what it tried; elsewhere it is for comparison."""
-    if any(name == found for name, _, _ in context.plans.strategies):
-        return _searched(found, name, PLANNED)
-    return Row(name, PART, lambda c: _own(c, make(c)))
 
 
 def chosen_names(choice: str) -> set[str]:
@@ -245,60 +240,12 @@ def wanted(rows: Sequence[Row], choice: str) -> list[Row]:
     names = chosen_names(choice)
     if not names:
         return [row for row in rows if row.name not in _ONLY_FORM]
-    return [row for row in rows if row.name in names | {DEFAULT} or _family(row) in names]
+    starts = {"thresholds": "threshold ", "random": "random plan "}
+    families = tuple(start for family, start in starts.items() if family in names)
+    return [row for row in rows if row.name in names | {DEFAULT} or row.name.startswith(families)]
 
 
-def _family(row: Row) -> str:
-    if row.name.startswith("threshold "):
-        return "thresholds"
-    return "random" if row.name.startswith("random plan ") else ""
-
-
-def _searched(found: str, name: str, kind: str) -> Row:
-    return Row(name, kind, lambda c: Variant(c.request, c.named(found)), traced=name in (PLAN, ORDER_ONLY))
-
-
-def _own(context: Context, strategy: Strategy) -> Variant:
-    return Variant(context.request, strategy)
-
-
-def _total_bytes(context: Context) -> int:
-    graph = context.source.graph
-    return int(moved_bytes(graph).sum())
-
-
-def _above_all(context: Context) -> int:
-    return 1 << max(20, (2 * _total_bytes(context)).bit_length())
-
-
-def _thresholds(context: Context) -> Iterator[Row]:
-    """From 1 MiB, doubling, to below everything."""
-    mebibytes = 1
-    while mebibytes << 20 < _total_bytes(context):
-        size = mebibytes << 20
-        yield Row(f"threshold {mebibytes} MiB", BASELINE, lambda c, size=size: _threshold(c, size))
-        mebibytes *= 2
-
-
-def _threshold(context: Context, size_bytes: int) -> Variant:
-    """XLA's own combiner where it has the option (GPU); elsewhere its rule, written by us."""
-    if context.on_gpu:
-        return Variant(context.request, options={THRESHOLD_OPTION: size_bytes})
-    graph, xla = context.source.graph, context.xla
-    separate = replace(unfused(graph, xla.groups), order=())
-    ordered = context.in_xla_order(separate)
-    return _own(
-        context, context.in_xla_order(Strategy(xla.groups, combined_up_to(graph, ordered, size_bytes)))
-    )
-
-
-def _random(number: int) -> Row:
-    def make(context: Context) -> Variant:
-        bases, costs = (context.xla, context.plan), context.costs
-        seed = 1000 * context.seed + number
-        return _own(context, random_strategy(context.source, seed, bases, costs, costs.machine))
-
-    return Row(f"random plan {number}", RANDOM, make)
+# --- strategies -----------------------------------------------------------------------------------
 
 
 def check(source: CanonicalModule, strategy: Strategy) -> Strategy:
@@ -387,8 +334,8 @@ def in_random_order(source: CanonicalModule, strategy: Strategy, seed: int) -> S
 
 
 def _shuffled(source: CanonicalModule, strategy: Strategy, dice: random.Random) -> Strategy:
-    units = unit_graph(source.graph, strategy)
-    return replace(strategy, order=_random_order(units, source.graph.backend == "gpu", dice))
+    asynchronous = BACKENDS[source.graph.backend].asynchronous
+    return replace(strategy, order=_random_order(unit_graph(source.graph, strategy), asynchronous, dice))
 
 
 def _random_order(units: UnitGraph, asynchronous: bool, dice: random.Random) -> tuple[str, ...]:

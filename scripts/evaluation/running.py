@@ -17,8 +17,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.settings import Settings
 from evaluation import commands
-from evaluation.cell import AT_A_TIME, Asked, Cell
-from evaluation.commands import BAD_ARGUMENTS, DONE, NOT_MEASURED
+from evaluation.cell import AT_A_TIME, Cell
 from evaluation.record import CellName, RecordError
 from evaluation.rows import chosen_names
 
@@ -32,39 +31,24 @@ _LAST = object()
 def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
     """Do what the command line asks for; the exit status."""
     configure(args.log)
+    names = [CellName(model, args.size, args.link, args.devices) for model in args.models]
+    stages = _Stages(args, left_s)
     try:
         chosen_names(args.rows)
-    except ValueError as error:
-        print(f"benchmark.py: {error}", file=sys.stderr)
-        return BAD_ARGUMENTS
-    settings = Settings(
-        search=True,
-        directory=args.out,
-        budget_s=args.search_seconds,
-        seed=args.seed,
-        finalists=args.finalists,
-        looks=args.looks,
-    )
-    asked = Asked(args.rows, args.rounds, settings, _say, left_s, args.one_by_one)
-    names = [CellName(model, args.size, args.link, args.devices) for model in args.models]
-    watchdog = commands.end_in(left_s(), "benchmark.py", lambda: commands.stop(args.out, names))
-    stages = _Stages(asked)
-    try:
-        stages.run(names)
+        with commands.ending_in(left_s(), "benchmark.py", args.out, names):
+            stages.run(names)
     except (ValueError, RecordError) as error:
         print(f"benchmark.py: {one_line(error)}", file=sys.stderr)
-        return BAD_ARGUMENTS
-    finally:
-        watchdog.cancel()
-    return NOT_MEASURED if stages.failed else DONE
+        return commands.BAD_ARGUMENTS
+    return commands.NOT_MEASURED if stages.failed else commands.DONE
 
 
 class _Stages:
     """All cells through one stage, then all through the next. What compiles does so at once; what is timed has the
     machine to itself."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+    def __init__(self, args: argparse.Namespace, left_s: Callable[[], float]) -> None:
+        self.args, self.left_s = args, left_s
         self.failed = False
 
     def run(self, names: Sequence[CellName]) -> None:
@@ -72,17 +56,29 @@ class _Stages:
         cells = [cell for name in names for cell in self._opened(name)]
         cells = self._at_once(cells, lambda cell: cell.capture(environment))
         cells = self._at_once(cells, Cell.compile_first)
-        if not self._asked.one_by_one:
+        if not self.args.one_by_one:
             self._through(cells)
             return
         for cell in cells:
             self._through([cell])
             cell.release()
 
+    def _opened(self, name: CellName) -> list[Cell]:
+        args = self.args
+        settings = Settings(
+            search=True, directory=args.out, budget_s=args.search_seconds, seed=args.seed,
+            finalists=args.finalists, looks=args.looks,
+        )  # fmt: skip
+        try:
+            return [Cell(args, settings, name)]
+        except (DiscoError, RuntimeError) as error:
+            self._complain(name, error)
+            return []
+
     def _through(self, cells: Sequence[Cell]) -> None:
         cells = [cell for cell in cells if self._try(cell, cell.profile)]
         cells = [cell for cell in cells if self._try(cell, cell.search)]
-        for look in range(1, self._asked.settings.looks + 1):
+        for look in range(1, self.args.looks + 1):
             due = self._at_once([cell for cell in cells if cell.looks < look], Cell.compile_for_look)
             for cell in due:
                 self._try(cell, cell.look, look)
@@ -100,9 +96,8 @@ class _Stages:
     def _compile(self, cells: Sequence[Cell]) -> None:
         """The rows of all cells, the important ones first. One that was being compiled when an earlier run
         ended may have ended it: it comes last, with nothing beside it."""
-        ranked: list[tuple[int, Cell, Any]] = []
-        for cell in [cell for cell in cells if self._try(cell, cell.choose_rows)]:
-            ranked += [(rank, cell, row) for rank, row in enumerate(cell.left)]
+        cells = [cell for cell in cells if self._try(cell, cell.choose_rows)]
+        ranked = [(rank, cell, row) for cell in cells for rank, row in enumerate(cell.left)]
         ranked.sort(key=lambda one: one[0])
         suspects = [(c, row) for _, c, row in ranked if c.record.row(row.name).get("attempts", 0)]
         others = [(c, row) for _, c, row in ranked if (c, row) not in suspects]
@@ -110,22 +105,20 @@ class _Stages:
 
         def left_s() -> float:
             if (
-                self._asked.one_by_one
+                self.args.one_by_one
             ):  # a cell of some rows only says nothing: all are tried, or the next run's
                 return math.inf
-            return self._asked.left_s() - sum(cell.measuring_s() for cell in cells)
+            return self.left_s() - sum(cell.measuring_s() for cell in cells)
 
         with ThreadPoolExecutor(AT_A_TIME, "compile") as pool:
             list(pool.map(lambda one: one[0].compile(one[1], left_s), others))
         for cell, row in suspects:
             cell.compile(row, left_s)
         seconds = round(time.monotonic() - started, 1)
-        _say(f"{len(ranked)} rows of {len(cells)} cells compiled in {seconds} s")
+        print(f"{len(ranked)} rows of {len(cells)} cells compiled in {seconds} s", flush=True)
         for cell in cells:
             spent_s = round((cell.record.fact("compile_all_s") or 0) + seconds, 1)
-            cell.record.note_all(
-                compile_all_s=spent_s, predicted_until=time.strftime("%H:%M:%S", time.gmtime())
-            )
+            cell.record.note(compile_all_s=spent_s, predicted_until=time.strftime("%H:%M:%S", time.gmtime()))
 
     def _measure(self, cells: Sequence[Cell]) -> None:
         """Rounds of all cells in turn, as many of each, since a link changes by the minute; then, while there is time,
@@ -144,29 +137,22 @@ class _Stages:
 
         found = [(cell, rounds) for cell in cells if (rounds := cell.rounds()) is not None]
         found = [(cell, rounds) for cell, rounds in found if goes_well(cell, rounds.begin)]
-        for _ in range(self._asked.rounds - 1):
+        for _ in range(self.args.rounds - 1):
             began = time.monotonic()
             found = [(cell, rounds) for cell, rounds in found if goes_well(cell, rounds.run_one)]
-            if self._asked.left_s() < 2 * (time.monotonic() - began) + _ENDING_S:
+            if self.left_s() < 2 * (time.monotonic() - began) + _ENDING_S:
                 break
         found = [(cell, rounds) for cell, rounds in found if goes_well(cell, rounds.choose)]
-        tracing = [] if self._asked.one_by_one else [(cell, rounds.traces()) for cell, rounds in found]
-        while tracing and self._asked.left_s() > _TRACE_S:
+        tracing = [] if self.args.one_by_one else [(cell, rounds.traces()) for cell, rounds in found]
+        while tracing and self.left_s() > _TRACE_S:
             for cell, traces in list(tracing):
-                if self._asked.left_s() > _TRACE_S:
+                if self.left_s() > _TRACE_S:
                     with clock(cell):
                         ended = next(traces, _LAST) is _LAST
                     if ended:
                         tracing.remove((cell, traces))
         for cell, _ in found:
-            cell.record.note("measure_s", round(spent_s[cell.name.stem], 3))
-
-    def _opened(self, name: CellName) -> list[Cell]:
-        try:
-            return [Cell(self._asked, name)]
-        except (DiscoError, RuntimeError) as error:
-            self._complain(name, error)
-            return []
+            cell.record.note(measure_s=round(spent_s[cell.name.stem], 3))
 
     def _try(self, cell: Cell, stage: Callable[..., None], *values: Any) -> bool:
         try:
@@ -179,7 +165,3 @@ class _Stages:
     def _complain(self, name: CellName, error: Exception) -> None:
         self.failed = True
         print(f"benchmark.py: {name.stem}: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -6,6 +6,7 @@ beside the record, and a run begins where the files end: a search can be made on
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gzip
 import importlib.metadata
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from disco_hlo.backends import backend_of
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
@@ -52,22 +54,31 @@ STRUCTURED_EXPECTED = (
 _TINY_ADAM = 10
 
 
-def request_of(model: str, size: str) -> jaxlink.CompileRequest:
-    """The compile of the model's training step over all devices, as jax would ask for it; nothing is run.
+def request_of(name: str, size: str) -> jaxlink.CompileRequest:
+    """The compile of the named step over all devices, as jax would ask for it; nothing is run.
+
+    Names are those of ``examples/models``, of the demo's model (``transformer_lm``, which has one size), of forms of
+    examples/llama.py, and of steps whose collectives lie inside the layer (:data:`STRUCTURED`): ``tp-forward`` and
+    ``tp-train`` (examples/tensor_parallel.py), ``attention-8`` and so on (examples/self_attention.py: CoCoNet, figure 3
+    and section 6.2), ``adam-26`` for 2**26 elements (examples/sharded_adam.py: CoCoNet, section 6.1) and
+    ``adam-replicated-26``, its baseline: the moments whole everywhere.
 
     Raises:
-        DiscoError: jax compiled no training step.
+        DiscoError: jax compiled no such step.
     """
     if str(EXAMPLES) not in sys.path:
         sys.path.insert(0, str(EXAMPLES))
-    found = intercepted(_lowered(model, size), "jit_train_step")
+    if STRUCTURED.fullmatch(name):
+        made = _compilable(name, size)
+        found = intercepted(made.function.lower(*made.arguments))
+    else:
+        found = intercepted(_lowered(name, size), "jit_train_step")
     if found is None:
-        raise DiscoError(f"jax compiled nothing called train_step for {model}")
+        raise DiscoError(f"jax compiled no training step for {name}")
     return found
 
 
 def _lowered(model: str, size: str) -> Any:
-    """A model's step, lowered; `transformer_lm`, which has one size, is the demo's."""
     import jax
     import parallel
 
@@ -90,34 +101,14 @@ def _lowered(model: str, size: str) -> Any:
 
 
 def lowered_form(model: str, size: str) -> Any:
-    """The step of that form over all devices, lowered; examples/ must be on the path.
-
-    Raises:
-        ValueError: no form has this name.
-    """
+    """The step of that form over all devices, lowered; examples/ must be on the path."""
     import llama
 
     found = commands.FORM.fullmatch(model)
-    if found is None:
-        raise ValueError(f"{model!r} is no form: expected {commands.FORM_EXPECTED}")
+    assert found is not None
     form = llama.Form(found["shard"], found["layers"], accumulate=int(found["accumulate"] or 1))
     config, where = llama.load(size), llama.layout(form)
     return llama.compile_step(config, where).lower(*llama.abstract_arguments(config, where))
-
-
-def structured_request_of(step: str, size: str) -> jaxlink.CompileRequest:
-    """The compile of the named step over all devices, as jax would ask for it; nothing is run.
-
-    Raises:
-        DiscoError: jax compiled nothing.
-    """
-    if str(EXAMPLES) not in sys.path:
-        sys.path.insert(0, str(EXAMPLES))
-    made = _compilable(step, size)
-    found = intercepted(made.function.lower(*made.arguments))
-    if found is None:
-        raise DiscoError(f"jax compiled nothing for {step}")
-    return found
 
 
 def _compilable(step: str, size: str) -> Any:
@@ -231,7 +222,7 @@ class Files:
 
 def keep_tuner_results(request: jaxlink.CompileRequest, out: Path) -> None:
     """Let XLA:GPU's autotuner pick the same in all runs that write to ``out``: what they measure is one module."""
-    if request.backend.platform != "cpu":
+    if backend_of(request.backend.platform).autotunes:
         request.tuner_results = out / "autotune"
         request.tuner_results.mkdir(parents=True, exist_ok=True)
 
@@ -287,19 +278,8 @@ def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans 
     )
 
 
-def with_effort(request: jaxlink.CompileRequest, level: str) -> jaxlink.CompileRequest:
-    """The same compile at an optimization level such as ``O1`` (JAX_OPTIMIZATION_LEVEL)."""
-    from jax._src.compiler import CompilerEffortLevel
-
-    return _with_option(request, "optimization_level", CompilerEffortLevel[level].value)
-
-
-def with_fdo_profile(request: jaxlink.CompileRequest, fdo_profile: bytes) -> jaxlink.CompileRequest:
-    """The same compile guided by a profile that jax collected (JAX_ENABLE_PGLE)."""
-    return _with_option(request, "fdo_profile", fdo_profile)
-
-
-def _with_option(request: jaxlink.CompileRequest, name: str, value: object) -> jaxlink.CompileRequest:
+def with_option(request: jaxlink.CompileRequest, name: str, value: object) -> jaxlink.CompileRequest:
+    """The same compile with another value of one of XLA's build options."""
     options = copy.deepcopy(request.options)
     setattr(options.executable_build_options, name, value)
     return replace(request, options=options)
@@ -307,11 +287,8 @@ def _with_option(request: jaxlink.CompileRequest, name: str, value: object) -> j
 
 def versions() -> dict[str, str]:
     """Software that a result was made with."""
-    names = ("jax", "jaxlib", "flax", "optax", "numpy", "disco-hlo")
     found = {"python": sys.version.split()[0]}
-    for name in names:
-        try:
+    for name in ("jax", "jaxlib", "flax", "optax", "numpy", "disco-hlo"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found

@@ -17,7 +17,7 @@ from disco_hlo.search.moves.duplicate import duplicate
 from disco_hlo.search.moves.move import Move, random_unit
 from disco_hlo.search.moves.refusals import NO_KEY, was_refused, with_number, with_unit
 from disco_hlo.search.ordering import successors
-from disco_hlo.search.state import has_room, roll_back
+from disco_hlo.search.state import has_room, refuse
 
 MOST_READERS = 32
 
@@ -56,9 +56,7 @@ def absorb(g: GraphView, s: StateView, w: ScratchView, producer: int, _b: int) -
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     for i in range(count):
         if not duplicate(g, s, w, s.owner[w.readers[i]], producer):
-            roll_back(w, mark)
-            w.number[at.CHANGES] = changes
-            return False
+            return refuse(w, mark, changes)
     return True
 
 

@@ -16,7 +16,7 @@ from disco_hlo.search.kernels import adopt_orphans, all_stand, fell_at_sight, re
 from disco_hlo.search.layout import GraphView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move, random_reader
 from disco_hlo.search.moves.refusals import key_of_pair, never_recomputed
-from disco_hlo.search.ordering import settle
+from disco_hlo.search.ordering import next_member, settle
 from disco_hlo.search.state import computes, has_room, roll_back
 
 
@@ -114,11 +114,7 @@ def _read_of(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer
                 w.inside[source] = stamp
                 w.needed[count] = source
                 count += 1
-        following = s.next[x] if s.owner[x] == consumer else -1
-        if following == -1 and cell != -1:
-            following = s.cell_node[cell]
-            cell = s.next_of_unit[cell]
-        x = following
+        x, cell = next_member(s, consumer, x, cell)
     return count
 
 

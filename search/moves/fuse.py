@@ -14,7 +14,7 @@ from disco_hlo.search.layout import GraphView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move, random_reader
 from disco_hlo.search.moves.refusals import key_of_pair, never_joined
 from disco_hlo.search.ordering import settle
-from disco_hlo.search.state import has_room, roll_back
+from disco_hlo.search.state import has_room, refuse
 
 
 @inner
@@ -32,9 +32,7 @@ def fuse(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: in
     unit, first = adopt_orphans(g, s, w, join(g, s, w, producer, consumer))
     if all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit]):
         return True
-    roll_back(w, mark)
-    w.number[at.CHANGES] = changes
-    return False
+    return refuse(w, mark, changes)
 
 
 MOVE = Move(

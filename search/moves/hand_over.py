@@ -12,7 +12,7 @@ from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.merge import merge, neighbouring_bucket
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.ordering import reseat
-from disco_hlo.search.state import has_room, roll_back
+from disco_hlo.search.state import has_room, refuse
 
 
 @inner
@@ -28,9 +28,7 @@ def hand_over(g: GraphView, s: StateView, w: ScratchView, gradient: int, bucket:
     part(g, s, w, gradient)
     if reseat(g, s, w, gradient, place) and merge(g, s, w, gradient, bucket):
         return True
-    roll_back(w, mark)
-    w.number[at.CHANGES] = changes
-    return False
+    return refuse(w, mark, changes)
 
 
 @inner

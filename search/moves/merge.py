@@ -14,7 +14,7 @@ from disco_hlo.search.kernels import join
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move, random_unit
 from disco_hlo.search.ordering import settle, successors
-from disco_hlo.search.state import has_room, roll_back
+from disco_hlo.search.state import has_room, refuse
 
 
 @inner
@@ -33,9 +33,7 @@ def merge(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     if settle(g, s, w, join(g, s, w, a, b), low, high):
         return True
-    roll_back(w, mark)
-    w.number[at.CHANGES] = changes
-    return False
+    return refuse(w, mark, changes)
 
 
 @inner

@@ -14,7 +14,7 @@ from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import draw
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
-from disco_hlo.search.ordering import mark_copies
+from disco_hlo.search.ordering import mark_copies, next_member
 from disco_hlo.search.state import PRODUCERS
 
 Compiled = Callable[..., Any]
@@ -103,11 +103,7 @@ def _list_producers(g: GraphView, s: StateView, w: ScratchView, unit: int) -> No
             last = _list_producer(g, s, w, g.edge[e], copied, stamp, last)
         for e in range(g.earlier_at[x], g.earlier_at[x + 1]):
             last = _list_producer(g, s, w, g.edge[e], copied, stamp, last)
-        following = s.next[x] if s.owner[x] == unit else -1
-        if following == -1 and cell != -1:
-            following = s.cell_node[cell]
-            cell = s.next_of_unit[cell]
-        x = following
+        x, cell = next_member(s, unit, x, cell)
     w.producers_of[unit], w.producers_at[unit], w.producer_count[unit] = s.computed[unit], first, last - first
     w.number[at.LISTED] = last
 

@@ -33,15 +33,16 @@ from disco_hlo.search.kernels import UNJUDGED, judge, known_verdict
 from disco_hlo.search.layout import GraphView, ScratchView, StateView
 from disco_hlo.search.ordering import gather_members, is_read_inside, sort_runs
 from disco_hlo.search.state import (
+    COPY,
     MAXIMUM_MEMBERS,
     NOTHING,
+    OWNED,
     REFUSALS,
+    RESULT,
     computes,
-    copy_share,
     holds_copy,
-    owned_share,
     put,
-    result_share,
+    share,
     special_slot,
 )
 
@@ -129,7 +130,7 @@ def never_recomputed(g: GraphView, s: StateView, w: ScratchView, unit: int, memb
     """Whether a unit that computes so many ``members`` may not recompute the ``added`` nodes in row ``needed``."""
     computed, hidden = s.computed[unit], False
     for i in range(added):
-        computed += copy_share(w.needed[i])
+        computed += share(w.needed[i], COPY)
         hidden = hidden or g.flags[w.needed[i]] & at.MUST_BE_RETURNED != 0
     if members + added <= MAXIMUM_MEMBERS and not hidden:
         return False
@@ -141,16 +142,16 @@ def never_without(g: GraphView, s: StateView, w: ScratchView, unit: int, node: i
     """Whether what is left of a unit may not stand without a node that it owns, or recomputes."""
     owned = s.owner[node] == unit
     computed, returned = s.computed[unit], s.returned[unit]
-    computed -= owned_share(node) if owned else copy_share(node)
+    computed -= share(node, OWNED) if owned else share(node, COPY)
     read = fresh_stamp(w)
     if owned:
         if s.leaves[node]:
-            returned -= result_share(node)
+            returned -= share(node, RESULT)
         for e in range(g.sources_at[node], g.sources_at[node + 1]):
             x = g.edge[e]
             w.mark[x] = read
             if s.owner[x] == unit and not s.leaves[x]:
-                returned += result_share(x)
+                returned += share(x, RESULT)
     gone = fresh_stamp(w)
     others = _copies_gone(g, s, w, unit, node, gone)
     if not owned and others == 0 and _never_returned(g, s, w, unit, node):
@@ -186,13 +187,13 @@ def _never_returned(g: GraphView, s: StateView, w: ScratchView, unit: int, node:
     home = s.owner[node]
     if s.leaves[node] or (s.count[home] == 1 and s.copies[home] == -1):
         return False
-    returned = s.returned[home] + result_share(node)
+    returned = s.returned[home] + share(node, RESULT)
     lost = fresh_stamp(w)
     for e in range(g.sources_at[node], g.sources_at[node + 1]):
         x = g.edge[e]
         if s.owner[x] == home and s.leaves[x] and not _is_needed_elsewhere(g, s, x, home, unit, node):
             w.judging[x] = lost
-            returned -= result_share(x)
+            returned -= share(x, RESULT)
     verdict = known_verdict(w, s.computed[home] + returned)
     if verdict == UNJUDGED:
         owned, count = gather_members(s, home, w.members)
@@ -230,9 +231,9 @@ def _copies_gone(g: GraphView, s: StateView, w: ScratchView, unit: int, node: in
     """Mark in row ``reached`` a node that leaves a unit, and what the unit recomputes for it alone; the hash of the
     latter (see ``upkeep.drop_idle_copies``)."""
     w.reached[node] = gone
-    share = np.int64(0)
+    hashed = np.int64(0)
     if s.copies[unit] == -1:
-        return share
+        return hashed
     w.queue[0], pending = node, 1
     while pending > 0:  # ends: a node is put there once, being marked before
         pending -= 1
@@ -243,10 +244,10 @@ def _copies_gone(g: GraphView, s: StateView, w: ScratchView, unit: int, node: in
                 continue
             if not _is_still_read(g, s, w, unit, source, gone):
                 w.reached[source] = gone
-                share += copy_share(source)
+                hashed += share(source, COPY)
                 w.queue[pending] = source
                 pending += 1
-    return share
+    return hashed
 
 
 @inner
@@ -268,7 +269,7 @@ def _together(s: StateView, w: ScratchView, a: int, b: int) -> Any:
         while cell != -1:  # ends with the list
             x = s.cell_node[cell]
             if s.owner[x] == other or w.inside[x] == stamp:
-                computed -= copy_share(x)
+                computed -= share(x, COPY)
             else:
                 w.inside[x] = stamp
                 count += 1
@@ -293,7 +294,7 @@ def _results_together(g: GraphView, s: StateView, w: ScratchView, a: int, b: int
                 w.results[results] = x
                 results += 1
             else:
-                returned -= result_share(x)
+                returned -= share(x, RESULT)
         x = s.next[x]
     sort_runs(w.results, w.queue, results)
     return results, returned

@@ -11,7 +11,7 @@ from disco_hlo.search.kernels import join, part
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.ordering import reseat
-from disco_hlo.search.state import has_room, roll_back
+from disco_hlo.search.state import has_room, refuse
 
 
 @inner
@@ -40,9 +40,7 @@ def split(g: GraphView, s: StateView, w: ScratchView, bucket: int, rank: int) ->
         later = join(g, s, w, later, w.readers[i])
     if reseat(g, s, w, rest, 0) and reseat(g, s, w, later, place):
         return True
-    roll_back(w, mark)
-    w.number[at.CHANGES] = changes
-    return False
+    return refuse(w, mark, changes)
 
 
 @inner

@@ -68,17 +68,10 @@ def _by_number(functions: Iterable[Compiled], arguments: str) -> Compiled:
     return chosen
 
 
-_propose = _by_number([move.propose for move in MOVES], "g, s, w, generator, pools")
+random_move = _by_number([move.propose for move in MOVES], "g, s, w, generator, pools")
+"""Arguments for the move of a number; (-1, -1) where those drawn are refused at sight."""
 _apply = _by_number(_APPLIES, "g, s, w, a, b")
 _key = _by_number([move.cache_key or no_key for move in MOVES], "g, s, w, salt, a, b")
-
-
-@inner
-def random_move(
-    g: GraphView, s: StateView, w: ScratchView, generator: Row, pools: PoolView, number: int
-) -> Any:
-    """Arguments for a move of this kind; (-1, -1) where those drawn are refused at sight."""
-    return _propose(number, g, s, w, generator, pools)
 
 
 @inner
@@ -152,7 +145,7 @@ def random_apply(
         if not has_room(g, w):  # for no move any more
             break
         for _ in range(tries):
-            a, b = random_move(g, s, w, generator, pools, number)
+            a, b = random_move(number, g, s, w, generator, pools)
             if make_move(g, s, w, number, a, b):
                 made[done, 0], made[done, 1], made[done, 2] = number, a, b
                 done += 1

@@ -14,7 +14,7 @@ from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.moves.refusals import never_without, with_number, with_unit
 from disco_hlo.search.ordering import reseat
-from disco_hlo.search.state import has_room, holds_copy, roll_back
+from disco_hlo.search.state import has_room, holds_copy, refuse
 
 
 @inner
@@ -27,28 +27,23 @@ def unfuse(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int) -> 
     """
     if not g.flags[unit] & at.FUSIBLE or not has_room(g, w):
         return False
-    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
-    if s.owner[node] == unit and s.count[unit] > 1:
-        if stays(g, s, unit, node):
-            return False
-        if never_without(g, s, w, unit, node):
-            fell_at_sight(w, unit)
-            return False
-        made = _take_out(g, s, w, unit, node, changes)
-    elif holds_copy(s, unit, node):
-        if never_without(g, s, w, unit, node):
-            fell_at_sight(w, unit)
-            return False
+    owned = s.owner[node] == unit and s.count[unit] > 1
+    if (owned and stays(g, s, unit, node)) or (not owned and not holds_copy(s, unit, node)):
+        return False
+    if never_without(g, s, w, unit, node):
+        fell_at_sight(w, unit)
+        return False
+    mark, changes, place = w.number[at.LOGGED], w.number[at.CHANGES], s.place[unit]
+    if owned:
+        drop_idle_copies(g, s, w, part(g, s, w, node), node)
+    else:
         read_again(g, s, w, unit, node)
         drop_idle_copies(g, s, w, unit, node)
-        made = all_stand(g, s, w, changes) and reseat(g, s, w, unit, 0)
-    else:
-        return False
-    if made:
+    # What is left of an owner is tied to nothing new but the op, which gets a place that suits both.
+    moved, near = (node, place) if owned else (unit, 0)
+    if all_stand(g, s, w, changes) and reseat(g, s, w, moved, near):
         return True
-    roll_back(w, mark)
-    w.number[at.CHANGES] = changes
-    return False
+    return refuse(w, mark, changes)
 
 
 @inner
@@ -68,14 +63,6 @@ def stays(g: GraphView, s: StateView, unit: int, node: int) -> Any:
             if s.owner[g.edge[e]] == unit:
                 return True
     return False
-
-
-@inner
-def _take_out(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int, changes: int) -> Any:
-    place = s.place[unit]
-    drop_idle_copies(g, s, w, part(g, s, w, node), node)
-    # The rest is tied to nothing new but the op, which gets a place that suits both.
-    return all_stand(g, s, w, changes) and reseat(g, s, w, node, place)
 
 
 @inner

@@ -1,3 +1,5 @@
+"""``disco capture`` and ``disco calibrate``: from a training command to its step and to a profile."""
+
 from __future__ import annotations
 
 import json
@@ -6,19 +8,25 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from disco_hlo.cli import training
 from disco_hlo.cli.inputs import open_named
+from disco_hlo.cli.training import _facts, _print_profile
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
+from disco_hlo.profiler.profile import Contention, load
 from disco_hlo.report.bundle import read_module
 from tests.cli.conftest import Disco
 from tests.e2e.jobs import QUICK_COMPILES
 from tests.known_times import know_all
 from tests.ports import free_port
+from tests.report import plans
 
 TRAIN = Path(__file__).with_name("train.py")
 FILES = ["capture.json", "default.hlo.pb.gz", "profile.json", "unfused.hlo.pb.gz"]
@@ -123,3 +131,100 @@ def test_two_ranks_capture_and_rank_0_writes(tmp_path: Path) -> None:
     check(folder)
     record = json.loads((folder / "capture.json").read_text())
     assert (record["target"]["device_count"], record["target"]["process_count"]) == (2, 2)
+
+
+def test_a_machine_is_measured_once_and_its_times_are_reused(disco: Disco, tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "profile.json", tmp_path / "b.json"
+    outcome = disco("calibrate", "-o", first, "--json", "--", sys.executable, TRAIN)
+    assert outcome.code == 0, outcome
+    profile = load(first)
+    assert profile.ops
+    assert profile.all_reduce is not None
+    assert outcome.json["ops"] == len(profile.ops)
+    assert outcome.json["noise"] == profile.noise
+    assert outcome.json["all_reduce"]["median_error"] == profile.all_reduce.median_error
+    again = disco("calibrate", "-o", second, "--", sys.executable, TRAIN)
+    assert load(second) == profile
+    assert "its residuals" in again.out
+    assert "noise of a step" in again.out
+
+
+def test_what_slows_kernels_and_collectives_is_told_where_it_was_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def told(**measured: Any) -> tuple[str, dict[str, Any]]:
+        profile = replace(plans.sockets_profile(), **measured)
+        _print_profile(profile)
+        return capsys.readouterr().out, _facts(profile)
+
+    out, facts = told()
+    assert "wait of a collective" not in out
+    assert "delay collectives" not in out
+    assert (facts["transfer_wait_ns"], facts["contention_by_kind"]) == (0, None)
+    out, facts = told(contention=Contention(1.25, 1.5, 32_500, products=4.0, others=1.0625))
+    assert "wait of a collective during kernels" in out
+    assert "32.5 µs" in out
+    assert "matmuls 4.000, others 1.062" in out
+    assert (facts["transfer_wait_ns"], facts["contention_by_kind"]) == (32_500, [4.0, 1.0625])
+    holds = {"dot": 0.75, "other dot": 0.85, "convolution": 0.0}
+    out, facts = told(holds=holds)
+    assert "2 of 3 kinds seen, 80 % of their time" in out
+    assert facts["holds"] == holds
+    out, _ = told(holds={"convolution": 0.0})
+    assert "0 of 1 kinds seen " in out
+    assert "% of their time" not in out
+
+
+def test_a_command_that_cannot_be_measured_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
+    output = tmp_path / "profile.json"
+    message = refused("calibrate", "-o", output, "--", sys.executable, "-c", "raise SystemExit(7)")
+    assert "ended with exit code 7 and compiled no training step" in message
+    message = refused(
+        "calibrate", "-o", output, "--seconds", "1", "--", sys.executable, "-c", "import time; time.sleep(60)"
+    )
+    assert "nothing was measured within 1 s" in message
+    assert "no such command" in refused("calibrate", "-o", output, "--", "no/such/command")
+    assert "is a folder; name a file" in refused("calibrate", "-o", tmp_path, "--", sys.executable)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_a_command_prints_does_not_get_into_our_json(
+    quiet: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    process = training._start([sys.executable, "-c", "print('loss 0.1')"], tmp_path, quiet=quiet)
+    assert process.wait(60) == 0
+    out, err = capfd.readouterr()
+    assert ("loss 0.1" in out, "loss 0.1" in err) == (not quiet, quiet)
+
+
+def test_a_command_is_started_though_stdout_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert training._start([sys.executable, "-c", ""], tmp_path, quiet=False).wait(60) == 0
+
+
+@pytest.mark.parametrize("command", ["capture", "calibrate"])
+def test_a_file_that_is_no_program_is_refused(
+    command: str, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train"
+    script.write_text("import jax\n")
+    script.chmod(0o755)
+    message = refused(command, "-o", tmp_path / "out", "--", script)
+    assert f"{script} cannot be started: Exec format error" in message
+    script.chmod(0o644)
+    message = refused(command, "-o", tmp_path / "out", "--", script)
+    assert f"{script}: not an executable program; expected: disco {command} -o" in message
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    refused: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    started = tmp_path / "started"
+    touch = [sys.executable, "-c", f"open({str(started)!r}, 'w')"]
+    message = refused("calibrate", "-o", tmp_path / "file" / "profile.json", "--", *touch)
+    assert "is not a folder" in message
+    assert not started.exists()

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.cli.main import COMMANDS, load
+from disco_hlo.cli.main import COMMANDS, load, main
 from tests.cli.conftest import Disco
 
 
@@ -126,47 +127,54 @@ def test_the_shell_completes_commands_and_options() -> None:
     assert "--bandwidth" in completions("disco simulate --b")
 
 
-RUN = "from disco_hlo.cli.main import main; import sys; sys.argv[0] = 'disco'; main()"
 PLAN = Path(__file__).parents[1] / "data" / "demo_plan"
 
 
-def test_an_output_that_cannot_hold_every_sign_is_printed_all_the_same() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, "inspect", PLAN], env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True, text=True, check=True, timeout=200,
-    )  # fmt: skip
-    assert "? " in done.stdout
-    assert done.stderr == ""
+def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """Of ``disco`` in this process, with its output where it is."""
+    monkeypatch.setattr(sys, "argv", ["disco", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code if isinstance(ended.value.code, int) else 0
+
+
+def test_an_output_that_cannot_hold_every_sign_is_printed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert exit_code(monkeypatch, "inspect", PLAN) == 0
+    sys.stdout.flush()
+    assert b"? " in written.getvalue()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_an_output_on_a_full_disk_is_one_line() -> None:
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-c", RUN, "inspect", PLAN]
-        done = subprocess.run(
-            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=200
-        )
-    assert done.returncode == 1
-    assert done.stderr == "disco: the output could not be written: No space left on device\n"
+def test_an_output_on_a_full_disk_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full:  # closing it fails once more
+        monkeypatch.setattr(sys, "stdout", full)
+        assert exit_code(monkeypatch, "inspect", PLAN) == 1
+    said = "disco: the output could not be written: No space left on device\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_closed_stderr_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert exit_code(monkeypatch, "simulate", PLAN, "--json") == 0
+    sys.stderr.close()
+    assert json.loads(capsys.readouterr().out)["module"].startswith("jit_")
 
 
 def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, "list", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "disco_hlo.cli.main", "list", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()
     assert "Traceback" not in process.stderr.read()
     process.wait(60)
     process.stderr.close()
-
-
-def test_a_closed_stderr_is_no_failure() -> None:
-    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(RUN)} simulate {shlex.quote(str(PLAN))} --json 2>&-"
-    done = subprocess.run(["sh", "-c", command], check=False, stdout=subprocess.PIPE, timeout=200)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["module"].startswith("jit_")

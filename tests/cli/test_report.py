@@ -1,35 +1,21 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.cli.conftest import Disco
+from tests.cli.test_simulate import processes
 
 
-def test_a_page_is_written(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
-    page = tmp_path / "deep" / "plan.html"
-    outcome = disco("report", cpu_plan, "-o", page)
+def test_a_page_and_a_trace_are_written(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
+    page, trace = tmp_path / "deep" / "plan.html", tmp_path / "step.json"
+    outcome = disco("report", cpu_plan, "-o", page, "--trace", trace, "--json")
     assert outcome.code == 0
-    assert str(page) in outcome.out
+    assert outcome.json["head"]["module"] == "jit_mlp_step"
+    assert len(outcome.json["timelines"]) == 2
     assert page.read_text().startswith("<!doctype html>")
     assert list(page.parent.iterdir()) == [page]
-
-
-def test_its_content_comes_as_json(disco: Disco, cpu_plan: Path) -> None:
-    found = disco("report", cpu_plan, "--json").json
-    assert found["head"]["module"] == "jit_mlp_step"
-    assert len(found["timelines"]) == 2
-
-
-def test_the_timelines_are_written_as_a_trace_with_named_tracks(
-    disco: Disco, cpu_plan: Path, tmp_path: Path
-) -> None:
-    outcome = disco("report", cpu_plan, "--trace", tmp_path / "step.json")
-    assert outcome.code == 0
-    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
-    processes = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert processes == ["XLA default, simulated", "plan, simulated"]
+    assert processes(trace) == ["XLA default, simulated", "plan, simulated"]
 
 
 def test_a_trace_without_the_module_is_refused(

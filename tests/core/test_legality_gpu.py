@@ -11,7 +11,7 @@ from disco_hlo.core.rows import plain_rows
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph
 from tests.captured import captured
-from tests.core.gpu_graphs import graph
+from tests.plan.small_graphs import gpu_graph as graph
 
 # What XLA itself does ---------------------------------------------------------------------------
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled_search import compile_search
-from tests.e2e.jobs import Job, Run
+from tests.e2e.jobs import FORKS, Job, Run
 from tests.known_times import know_device
 
 CACHED = {
@@ -21,9 +20,7 @@ CACHED = {
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_search() -> None:
     """The jobs' searches have less time than compiling takes."""
-    compile_search(
-        (Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb").read_bytes(), "cpu"
-    )
+    FORKS.prepare()
 
 
 def new_job(base: Path, start_from: Path | None = None) -> Job:

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.forks import Forked, Forks
 from tests.ports import free_port
 
 HERE = Path(__file__).parent
 LIMIT_S = 400
+FORKS = Forks()
 QUICK_COMPILES = "--xla_backend_optimization_level=0"
 """For XLA_FLAGS: without LLVM's optimizations, which take a third of a compile (see tests/conftest.py)."""
 _FOREIGN = (
@@ -58,7 +60,7 @@ class Run:
 class Started:
     """Training runs that are under way."""
 
-    processes: list[subprocess.Popen[str]]
+    processes: list[subprocess.Popen[str] | Forked]
     folder: Path
     ranks: int
     first: int = 0
@@ -108,15 +110,14 @@ class Job:
     def train_with_each(self, plans: Path, *arguments: str, **environment: str) -> dict[str, Run]:
         """One process with two devices that trains once with each plan directory in ``plans``; runs by name."""
         folder = self._fresh_folder()
-        command = [*_observe(folder), "--each", str(plans), str(HERE / "train.py"), *arguments]
-        Started([_popen(command, self._environment(2, environment))], folder, 0).finish()
+        told = [str(folder), "--each", str(plans), str(HERE / "train.py"), *arguments]
+        Started([self._process(told, 2, environment)], folder, 0).finish()
         return {path.name: run_of(folder / path.name, 0) for path in plans.iterdir()}
 
     def start(self, *arguments: str, fault: str = "", **environment: str) -> Started:
         """As :meth:`train`, not waited for."""
         folder = self._fresh_folder()
-        env = self._environment(2, environment)
-        return Started([_popen(_command(folder, fault, arguments), env)], folder, 1)
+        return Started([self._process(_told(folder, fault, arguments), 2, environment)], folder, 1)
 
     def train_ranks(
         self, *arguments: str, fault: str = "", each: Sequence[dict[str, Any]] = ({}, {}), **environment: str
@@ -153,11 +154,9 @@ class Job:
         arguments: Sequence[str],
         told: dict[str, str],
         script: str = "train.py",
-    ) -> subprocess.Popen[str]:
-        own = dict(told)
-        command = _command(folder, own.pop("fault"), arguments, script)
-        env = self._environment(1, own) | {"TRAIN_RANK": str(rank), "TRAIN_SIZE": str(size)}
-        return _popen(command, env)
+    ) -> subprocess.Popen[str] | Forked:
+        own = told | {"TRAIN_RANK": str(rank), "TRAIN_SIZE": str(size)}
+        return self._process(_told(folder, own.pop("fault"), arguments, script), 1, own)
 
     def train_mpi(self, *arguments: str, fault: str = "", ranks: int = 2, **environment: str) -> list[Run]:
         """Processes under ``mpiexec``, with one device each."""
@@ -170,8 +169,17 @@ class Job:
             pytest.fail("mpiexec is not on PATH; it comes with pip install 'disco-hlo[mpi]'")
         folder = self._fresh_folder()
         env = self._environment(1, environment) | {"TRAIN_PORT": str(free_port())}
-        command = [mpiexec, "--oversubscribe", "-n", str(ranks), *_command(folder, fault, arguments)]
-        return Started([_popen(command, env)], folder, ranks)
+        told = _told(folder, fault, arguments)
+        return Started(
+            [_popen([mpiexec, "--oversubscribe", "-n", str(ranks), *OBSERVE, *told], env)], folder, ranks
+        )
+
+    def _process(self, told: list[str], devices: int, own: dict[str, str]) -> subprocess.Popen[str] | Forked:
+        """A run; with a Python of its own where it is told what is read as Python or JAX starts."""
+        env = self._environment(devices, own)
+        if "not_installed" in told or any(name.startswith(("JAX_", "LD_PRELOAD")) for name in own):
+            return _popen([*OBSERVE, *told], env)
+        return FORKS.start(told, env)
 
     def _fresh_folder(self) -> Path:
         number = sum(1 for _ in self.folder.iterdir())
@@ -193,13 +201,13 @@ class Job:
         }
 
 
-def _command(folder: Path, fault: str, arguments: Sequence[str], script: str = "train.py") -> list[str]:
+OBSERVE = (sys.executable, str(HERE / "forks.py"))
+
+
+def _told(folder: Path, fault: str, arguments: Sequence[str], script: str = "train.py") -> list[str]:
+    """The arguments of observe.py."""
     faults = [word for name in fault.split() for word in ("--fault", name)]
-    return [*_observe(folder), *faults, str(HERE / script), *arguments]
-
-
-def _observe(folder: Path) -> list[str]:
-    return [sys.executable, str(HERE / "observe.py"), str(folder)]
+    return [str(folder), *faults, str(HERE / script), *arguments]
 
 
 def _popen(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
@@ -208,7 +216,7 @@ def _popen(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def until_it_says(process: subprocess.Popen[str], text: str) -> str:
+def until_it_says(process: subprocess.Popen[str] | Forked, text: str) -> str:
     """Read the process's stderr until a line begins with ``text``, and return that; fails where it ends
     before."""
     assert process.stderr is not None

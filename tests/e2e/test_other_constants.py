@@ -92,8 +92,8 @@ def test_a_plan_that_does_not_fit_other_constants_leaves_the_step_to_xla(copied:
 
 @pytest.mark.mpi
 def test_ranks_apply_a_plan_to_other_constants_alike(shared: Job) -> None:
-    default = shared.train_mpi("--rate", "0.01")
-    runs = shared.train_mpi("--rate", "0.01", ENABLE_SEARCH="0")
+    default = shared.train_ranks("--rate", "0.01")
+    runs = shared.train_ranks("--rate", "0.01", ENABLE_SEARCH="0")
     assert len(runs[0].lines(APPLIED)) == 1
     assert runs[1].lines(APPLIED) == []
     assert len({digest(run) for run in runs}) == 1

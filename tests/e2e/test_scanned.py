@@ -63,10 +63,10 @@ def test_a_scanned_step_is_searched_and_enacted_and_so_is_a_plan_with_buckets_in
 ) -> None:
     job = fresh()
     know_device(job.directory)
-    search = job.train_mpi(*SCANNED, fault="plan_wins", ENABLE_SEARCH="1", DISCO_BUDGET_S="5")
+    search = job.train_ranks(*SCANNED, fault="plan_wins", ENABLE_SEARCH="1", DISCO_BUDGET_S="5")
     assert assert_all_execute(search, job.directory, default).regions
 
     bucketed(slot_of(job.directory))
-    strategy = assert_all_execute(job.train_mpi(*SCANNED, ENABLE_SEARCH="0"), job.directory, default)
+    strategy = assert_all_execute(job.train_ranks(*SCANNED, ENABLE_SEARCH="0"), job.directory, default)
     (gathers,) = dict(strategy.regions)["loop1"].buckets
     assert (len(gathers.all_reduces), gathers.form) == (2, "variadic")

@@ -61,7 +61,7 @@ def test_ranks_look_again_together(fresh: Callable[..., Job]) -> None:
     ):  # by its noise, a profile may lead to a plan of kernels that ran, with nothing to look at
         job = fresh()
         know_device(job.directory)
-        first, second = job.train_mpi(ENABLE_SEARCH="1", DISCO_LOOKS="2")
+        first, second = job.train_ranks(ENABLE_SEARCH="1", DISCO_LOOKS="2")
         looks = len(first.lines("kernels of the plan that had never run"))
         assert len(first.lines("searched ")) == 1 + looks
         assert second.lines("searched ") == []

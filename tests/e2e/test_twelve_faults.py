@@ -182,6 +182,8 @@ def run(row: Row, job: Job, folder: Path) -> Watched:
         "ENABLE_SEARCH": "0" if row.phase == "enact" else "1", "DISCO_LOG": "debug", "DISCO_TIMEOUT_S": "600",
         "DISCO_PATIENCE": "1", "DISCO_BUDGET_S": "20", **row.own,
     }  # fmt: skip
+    if row.restarted:
+        told["JAX_PLATFORMS"] = "cpu"  # with a Python of its own it can be started again by its command line
     if row.mpi:
         started = job.start_mpi(fault=fault, **told)
     else:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
-from functools import cache
-from pathlib import Path
-
 import numpy as np
 
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.estimator.architecture import Architecture
 from disco_hlo.estimator.weights import Weights, expected_shapes
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
+from tests.captured import captured
 
-DATA = Path(__file__).parents[1] / "data"
 DEVICE = DeviceModel(
     1e12, 1e13, hoists=False, shortest_kernel_ns=900.0, streaming=((1e4, 1000.0), (1e9, 1e6)), strided_ns=0.01
 )
 SMALL = Architecture(layers=2, heads=2, width=8, dense=(8, 4))
 
 
-@cache
 def transformer() -> CanonicalModule:
     """The step of tests/data, as XLA runs it on a GPU."""
-    return canonicalize(gzip.decompress((DATA / "h200_transformer_default.hlo.pb.gz").read_bytes()))
+    return captured("h200_transformer_default")
 
 
 def random_weights(architecture: Architecture = SMALL, seed: int = 0, **about: object) -> Weights:

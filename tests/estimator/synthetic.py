@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +11,9 @@ from disco_hlo.estimator.dataset import Dataset, Measurement
 from disco_hlo.estimator.features import encode, graph_features
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, single_ops
 from disco_hlo.hlo.cost_model import Kernels
-from tests.estimator.steps import DATA, transformer
+from tests.captured import captured, stored
 
+STEP = "h200_models/rnnlm"
 CONFIG = {"bandwidth": 2e12, "flops": 2e13}
 
 
@@ -22,8 +22,7 @@ def write(path: Path, count: int = 240) -> None:
 
     Single ops, by which the estimate is calibrated, do not show that.
     """
-    module = gzip.decompress((DATA / "h200_transformer_default.hlo.pb.gz").read_bytes())
-    graph = transformer().graph
+    graph = captured(STEP).graph
     grower = Grower(graph, [], Growth(most_members=10), 0)
     drawn = (grower.draw() for _ in range(20 * count))
     fused = list({op.members: op for op in drawn if op is not None}.values())[:count]
@@ -32,7 +31,7 @@ def write(path: Path, count: int = 240) -> None:
         data.describe({"backend": "gpu", "device_kind": "Test GPU", "jax": "0", "config": CONFIG})
         halves = (singles + fused[::2], fused[1::2])
         for name, ops in zip(("one", "two"), halves, strict=True):
-            source = data.add_source(name, f"{name} full", name, module)
+            source = data.add_source(name, f"{name} full", name, stored(STEP))
             data.add_samples(source, {_key(op): op for op in ops})
         samples = data.samples()
         times = dict(zip([s.id for s in samples], _times([s.op for s in samples]), strict=True))
@@ -45,12 +44,12 @@ def write(path: Path, count: int = 240) -> None:
 
 
 def _key(op: FusedOp) -> str:
-    graph = transformer().graph
+    graph = captured(STEP).graph
     return graph.nodes[op.members[0]].key if len(op.members) == 1 else f"g:{op.members}"
 
 
 def _times(ops: list[FusedOp]) -> list[float]:
-    graph = transformer().graph
+    graph = captured(STEP).graph
     model = AnalyticModel(DeviceModel(CONFIG["bandwidth"], CONFIG["flops"], hoists=False))
     kernels = Kernels.of_lists([op.members for op in ops], [op.results for op in ops])
     estimate = encode(graph_features(graph, model, {}), kernels, model.scratch(graph)).estimate_ns

@@ -59,12 +59,6 @@ def test_streaming_follows_the_measured_curve():
     assert model.op_ns(beyond).tolist() == [0, 100]
 
 
-def test_one_graph_is_prepared_once():
-    model = AnalyticModel(SLOW)
-    assert model.tables(STEP) is model.tables(STEP)
-    assert model.scratch(STEP) is model.scratch(STEP)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -72,13 +72,14 @@ def test_a_source_of_the_same_name_must_be_the_same_step(path: Path) -> None:
             data.add_source("bert", "bert tiny", "beef", b"module")
 
 
-def test_pending_are_those_measured_too_seldom_that_did_not_fail(path: Path) -> None:
+def test_claimed_are_those_measured_too_seldom_that_did_not_fail(path: Path) -> None:
     with filled(path) as data:
         first, second, third = data.samples()
         data.record(data.begin([first]), {first.id: measured(100)})
         data.fail(second, "XLA refused it")
-        assert data.pending() == [third]
-        assert data.pending(times=2) == [first, third]
+        assert data.claim(1, lambda ids: ids) == (2, [third.id])
+        data.forget(2)
+        assert data.claim(2, lambda ids: ids) == (2, [first.id, third.id])
         assert data.failures() == {second.id: "XLA refused it"}
 
 
@@ -119,29 +120,6 @@ def test_times_measured_otherwise_are_not_mixed_in(path: Path) -> None:
         data.describe({"device_kind": "A", "jax": "1"})
         with pytest.raises(ProfileError, match="device_kind = 'A', this is 'B'"):
             data.describe({"device_kind": "B"})
-
-
-def test_a_file_of_something_else_is_refused(path: Path) -> None:
-    path.write_text("not a database at all" * 100)
-    with pytest.raises(ProfileError, match="cannot be used as a data set"):
-        Dataset(path)
-
-
-def test_another_program_s_database_is_refused(path: Path) -> None:
-    with sqlite3.connect(path) as other:
-        other.execute("CREATE TABLE mine (a)")
-    other.close()
-    with pytest.raises(ProfileError, match="is no data set of fused ops"):
-        Dataset(path)
-
-
-def test_a_newer_version_is_refused(path: Path) -> None:
-    filled(path).close()
-    with sqlite3.connect(path) as other:
-        other.execute("PRAGMA user_version = 9")
-    other.close()
-    with pytest.raises(ProfileError, match="is of version 9; this program reads version 1"):
-        Dataset(path)
 
 
 @pytest.mark.parametrize(

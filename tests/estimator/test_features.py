@@ -75,26 +75,20 @@ def test_edges_say_how_one_index_follows_from_the_other() -> None:
     assert (2, 3) in edges(batch, "broadcast")
 
 
+def drawn(most_members: int, count: int) -> Kernels:
+    """Random fused ops of the step of tests/data."""
+    grower = Grower(transformer().graph, [], Growth(most_members=most_members), 2)
+    ops = [op for op in (grower.draw() for _ in range(2 * count)) if op][:count]
+    return Kernels.of_lists([o.members for o in ops], [o.results for o in ops])
+
+
 def test_the_estimate_is_the_analytical_model_s() -> None:
-    graph = transformer().graph
-    model = AnalyticModel(DEVICE)
-    features = graph_features(graph, model, {})
-    grower = Grower(graph, [], Growth(), 1)
-    ops = [op for op in (grower.draw() for _ in range(80)) if op]
-    batch = encode(
-        features,
-        Kernels.of_lists([o.members for o in ops], [o.results for o in ops]),
-        model.scratch(graph),
-    )
-    expected, kernels = (
-        np.zeros(len(ops)),
-        Kernels.of_lists([o.members for o in ops], [o.results for o in ops]),
-    )
+    graph, model, kernels = transformer().graph, AnalyticModel(DEVICE), drawn(48, 60)
+    batch = encode(graph_features(graph, model, {}), kernels, model.scratch(graph))
+    expected = np.zeros(len(kernels))
     kernels_ns(model.tables(graph), kernels.flat, model.scratch(graph), expected)
     assert batch.estimate_ns.tolist() == np.maximum(expected, 1.0).tolist()
-    assert np.isfinite(batch.node).all()
-    assert np.isfinite(batch.edge).all()
-    assert np.isfinite(batch.kernel).all()
+    assert all(np.isfinite(numbers).all() for numbers in (batch.node, batch.edge, batch.kernel))
 
 
 def test_equal_structure_gives_equal_features_wherever_it_stands() -> None:
@@ -138,26 +132,8 @@ def test_triton_computes_every_value_once() -> None:
     assert batch.kernel[0, spec.KERNEL.index("tiled")] == 1
 
 
-def test_bitcasts_are_looked_through() -> None:
-    graph = graph_of(
-        ("parameter", f32(4, 8), ()),
-        ("log", f32(4, 8), (0,)),
-        ("bitcast", f32(32), (1,)),
-        ("add", f32(32), (2, 2)),
-    )
-    assert [spec.VOCABULARY[op] for op in encoded(graph, (1, 2, 3), (3,)).op] == ["read", "log", "add"]
-
-
-def many() -> Batch:
-    graph = transformer().graph
-    model = AnalyticModel(DEVICE)
-    grower = Grower(graph, [], Growth(most_members=12), 2)
-    ops = [op for op in (grower.draw() for _ in range(40)) if op][:20]
-    kernels = Kernels.of_lists([o.members for o in ops], [o.results for o in ops])
-    return encode(graph_features(graph, model, {}), kernels, model.scratch(graph))
-
-
-MANY = many()
+STEP, ANALYTIC = transformer().graph, AnalyticModel(DEVICE)
+MANY = encode(graph_features(STEP, ANALYTIC, {}), drawn(12, 20), ANALYTIC.scratch(STEP))
 
 
 @given(st.lists(st.integers(0, 19), max_size=30))

@@ -199,12 +199,6 @@ def test_what_is_known_is_not_computed_again() -> None:
     assert set(priced(larger)) == {7}
 
 
-def test_a_table_with_room_is_left_alone() -> None:
-    known = nothing_known(16)
-    assert with_room(known, 8) is known
-    assert with_room(known, 9).time_ns.size == 32
-
-
 def test_every_number_of_a_kernel_counts() -> None:
     one = selected(MANY, np.array([len(MANY.estimate_ns) - 1]))
     found = {digests(one).tobytes()}

@@ -1,9 +1,6 @@
 """Loop nests of fused kernels: what they move and how often they compute."""
 
-import gzip
 from functools import cache
-from math import prod
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -13,8 +10,8 @@ from hypothesis import strategies as st
 
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.kernel_cost import MAXIMUM_CONTEXTS, kernel_work
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Kind, Shape
+from tests.captured import captured
 from tests.estimator.kernels import f32, graph_of
 from tests.estimator.obvious_cost import obvious_work
 
@@ -211,57 +208,6 @@ def test_dead_duplicates_cost_nothing():
     assert work_of(graph, {1, 2}, {2}) == (32, 0, 0)
 
 
-# The same rules, slow and obvious: contexts as tuples, evaluated by recursion over all readers.
-
-
-def reference(graph, members, results, hoists):
-    """(bytes moved, logs) of the kernel, for row-major graphs without bitcasts."""
-    found = {node.id: set() for node in graph.nodes}
-    for result in results:
-        dims = graph.nodes[result].shape.dims
-        found[result].add((tuple((extent, "own") for extent in dims), tuple(range(len(dims)))))
-    for member in sorted(members, reverse=True):
-        node = graph.nodes[member]
-        for context in found[member]:
-            for operand in node.operands:
-                found[operand].add(operand_context(graph, node, operand, context, hoists))
-    times = {x: sum(evaluations(context, hoists) for context in contexts) for x, contexts in found.items()}
-    reads = {
-        o for member in members if found[member] for o in graph.nodes[member].operands if o not in members
-    }
-    moved = sum(4 * min(graph.nodes[x].shape.element_count, times[x]) for x in reads)
-    moved += sum(4 * graph.nodes[x].shape.element_count for x in results)
-    return moved, sum(times[x] for x in members if graph.nodes[x].opcode == "log")
-
-
-def evaluations(context, hoists):
-    loops, follows = context
-    deepest = max(follows, default=-1)
-    if deepest < 0:
-        return 1
-    return prod(extent for extent, _ in (loops[: deepest + 1] if hoists else loops))
-
-
-def operand_context(graph, node, operand, context, hoists):
-    loops, follows = context
-    target = graph.nodes[operand].shape
-    if hoists:
-        loops = loops[: max(follows, default=-1) + 1]
-    if node.opcode == "broadcast":
-        mapped = tuple(follows[dimension] for dimension in node.dimensions)
-    elif node.opcode == "transpose":
-        mapped = tuple(follows[node.dimensions.index(dimension)] for dimension in range(len(target.dims)))
-    elif node.opcode == "reduce":
-        (reduced,) = node.dimensions
-        mapped = (*follows[:reduced], len(loops), *follows[reduced:])
-        loops = (*loops, (target.dims[reduced], node.id))
-    else:
-        mapped = follows
-    if target.element_count == 1:
-        mapped = (-1,) * len(target.dims)
-    return loops, mapped
-
-
 @st.composite
 def kernels(draw):
     """A chain-like graph over arrays of up to three dimensions, and the kernel of all its ops."""
@@ -292,18 +238,13 @@ def kernels(draw):
 @settings(max_examples=300, deadline=None)
 @given(kernels(), st.booleans())
 def test_compiled_and_obvious_counting_agree(graph, hoists):
-    members = range(1, len(graph))
-    device = CPU if hoists else GPU
-    moved, work, _ = work_of(graph, members, [len(graph) - 1], device)
-    assert (moved, work) == reference(graph, set(members), [len(graph) - 1], hoists)
+    model, members = AnalyticModel(CPU if hoists else GPU), np.arange(1, len(graph))
+    tables, scratch, results = model.tables(graph), model.scratch(graph), members[-1:]
+    found = kernel_work(tables, members, results, False, scratch)
+    assert found == obvious_work(tables, scratch.loops, members, results)
 
 
-STEPS = Path(__file__).parents[1] / "data" / "h200_models"
-
-
-@cache
-def captured(name):
-    return canonicalize(gzip.decompress((STEPS / f"{name}.hlo.pb.gz").read_bytes())).graph
+STEP = captured("h200_models/rnnlm").graph
 
 
 @cache
@@ -331,7 +272,7 @@ def grown_kernel(graph, random, size):
 @given(seed=st.integers(0, 2**32), size=st.sampled_from([2, 10, 60, 400]))
 def test_captured_kernels_are_counted_as_the_obvious_way_counts_them(hoists, seed, size):
     """To the last bit, in whatever order they are asked for: all examples share what the model keeps."""
-    graph, model = captured("rnnlm"), model_of(hoists)
+    graph, model = STEP, model_of(hoists)
     members, results = grown_kernel(graph, Random(seed), size)
     tables, scratch = model.tables(graph), model.scratch(graph)
     found = kernel_work(tables, np.array(members), np.array(results), False, scratch)
@@ -341,7 +282,7 @@ def test_captured_kernels_are_counted_as_the_obvious_way_counts_them(hoists, see
 @pytest.mark.parametrize("hoists", [True, False])
 def test_nothing_depends_on_what_is_kept(hoists):
     """With room for the contexts of one kernel only, these are forgotten all the time."""
-    graph, model = captured("rnnlm"), model_of(hoists)
+    graph, model = STEP, model_of(hoists)
     tables, scratch = model.tables(graph), model.scratch(graph)
     most = 401 * MAXIMUM_CONTEXTS
     small = scratch._replace(

@@ -54,7 +54,8 @@ def _generate(dice: random.Random, seed: int, max_devices: int) -> Program:
     sharded = tuple(_result_is_sharded(scope, body.types[x], devices) for x in results)
     if mode == "jit" and devices > 1:
         sharded = tuple(
-            one and _divides(body.types[x], devices) for one, x in zip(sharded, results, strict=True)
+            one and bool(shape := body.types[x].shape) and shape[0] % devices == 0
+            for one, x in zip(sharded, results, strict=True)
         )
     small_calls = dice.random() < 0.25
     return Program(body, tuple(scope.arguments), devices, mode, sharded, seed, small_calls)
@@ -123,10 +124,6 @@ def _result_is_sharded(scope: Scope, of: Type, devices: int) -> bool:
         if parameter == of and one.donated
     ]
     return scope.dice.choice(alike) if alike else scope.dice.random() < 0.5
-
-
-def _divides(of: Type, devices: int) -> bool:
-    return bool(of.shape) and of.shape[0] % devices == 0
 
 
 # Writing ----------------------------------------------------------------------------------------
@@ -279,17 +276,13 @@ class Scope(Builder):
         self.results: list[int] = []
         """Values that some production wants returned."""
 
-    def pick(self, fits: Callable[[Type], bool] = lambda _: True, *, exact: bool = False) -> int:
+    def pick(self, fits: Callable[[Type], bool] = lambda _: True) -> int:
         """A value of a type that fits, more often a late one.
 
         Raises:
             ProgramError: there is none.
         """
-        found = [
-            x
-            for x, one in enumerate(self.types)
-            if fits(one) and (self.exact[x] or not exact) and self.is_number(x)
-        ]
+        found = [x for x, one in enumerate(self.types) if fits(one) and self.is_number(x)]
         if not found:
             raise ProgramError("no value fits")
         if self.dice.random() < 0.5:
@@ -313,13 +306,13 @@ class Scope(Builder):
         """Whether a value is no index, key or decision."""
         return x >= len(self.arguments) or self.arguments[x].role in ("values", "flags")
 
-    def role(self, role: str, fits: Callable[[int], bool] = lambda _: True) -> int:
+    def role(self, role: str) -> int:
         """An argument of a role.
 
         Raises:
             ProgramError: there is none.
         """
-        found = [x for x, one in enumerate(self.arguments) if one.role == role and fits(x)]
+        found = [x for x, one in enumerate(self.arguments) if one.role == role]
         if not found:
             raise ProgramError(f"no argument is a {role}")
         return self.dice.choice(found)

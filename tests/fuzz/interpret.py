@@ -55,14 +55,10 @@ def run_op(op: Op, operands: Sequence[Any]) -> tuple[Any, ...]:
 
 def _cond(op: Op, operands: Sequence[Any]) -> tuple[Any, ...]:
     decides, *rest = operands
-    branches = [functools.partial(_flat, body) for body in op.bodies]
+    branches = [lambda *xs, body=body: run_body(body, xs) for body in op.bodies]
     if len(branches) == 2:
         return tuple(lax.cond(decides > 0, *branches, *rest))
     return tuple(lax.switch(decides, branches, *rest))
-
-
-def _flat(body: Body, *arguments: Any) -> tuple[Any, ...]:
-    return run_body(body, arguments)
 
 
 def _scan(op: Op, operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -132,15 +128,8 @@ def infer(
     Raises:
         ProgramError: jax refuses the op.
     """
-    return _inferred(name, tuple(operands), json.dumps(attributes, sort_keys=True), tuple(bodies), devices)
-
-
-def _inferred(
-    name: str, operands: tuple[Type, ...], attributes: str, bodies: tuple[Body, ...], devices: int
-) -> tuple[Type, ...]:
-    if bodies:
-        return _traced(name, operands, attributes, bodies, devices)
-    return _traced_once(name, operands, attributes, devices)
+    given = tuple(operands), json.dumps(attributes, sort_keys=True)
+    return _traced(name, *given, tuple(bodies), devices) if bodies else _traced_once(name, *given, devices)
 
 
 @functools.lru_cache(maxsize=20_000)
@@ -335,21 +324,17 @@ def evaluate(program: Program) -> ByHand:
     devices = program.devices if apart else 1
     found = ByHand()
     with jax.default_device(jax.devices("cpu")[0]), jax.disable_jit():
-        results = _evaluated(program, inputs, devices, found)
+        held = [
+            [jnp.asarray(part) for part in parts_of(one, argument.sharded and devices > 1, devices)]
+            for one, argument in zip(inputs, program.arguments, strict=True)
+        ]
+        results = _Evaluator(devices, found).body(program.body, held)
     for value, sharded in zip(results, program.sharded, strict=True):
         if apart or program.devices == 1:
             found.outputs.append([np.asarray(part) for part in value])
         else:
             found.outputs.append(parts_of(np.asarray(value[0]), sharded, program.devices))
     return found
-
-
-def _evaluated(program: Program, inputs: Sequence[NDArray[Any]], devices: int, found: ByHand) -> list[Held]:
-    held = [
-        [jnp.asarray(part) for part in parts_of(one, argument.sharded and devices > 1, devices)]
-        for one, argument in zip(inputs, program.arguments, strict=True)
-    ]
-    return _Evaluator(devices, found).body(program.body, held)
 
 
 class _Evaluator:

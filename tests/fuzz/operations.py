@@ -27,14 +27,6 @@ Attributes = Mapping[str, Any]
 Function = Callable[..., Any]
 
 
-def _scale(a: Attributes, x: Any) -> Any:
-    return x * jnp.asarray(a["by"], x.dtype) + jnp.asarray(a["plus"], x.dtype)
-
-
-def _compare(a: Attributes, x: Any, y: Any) -> Any:
-    return x > y if a["how"] == "gt" else x <= y
-
-
 def _reduce(a: Attributes, x: Any) -> Any:
     axes = tuple(a["axes"])
     if a["how"] == "sum":
@@ -62,24 +54,12 @@ def _scatter(a: Attributes, x: Any, index: Any, update: Any) -> Any:
     return how(update, unique_indices=bool(a["unique"]), mode=str(a["mode"]))
 
 
-def _gather(a: Attributes, x: Any, index: Any) -> Any:
-    return jnp.take(x, index, axis=int(a["axis"]), mode=str(a["mode"]))
-
-
-def _update(a: Attributes, x: Any, part: Any, *starts: Any) -> Any:
-    return lax.dynamic_update_slice(x, part, starts)
-
-
 def _dot(a: Attributes, x: Any, y: Any) -> Any:
     contract, batch = a["contract"], a["batch"]
     return lax.dot_general(
         x, y, ((tuple(contract[0]), tuple(contract[1])), (tuple(batch[0]), tuple(batch[1]))),
         preferred_element_type=x.dtype,
     )  # fmt: skip
-
-
-def _conv(a: Attributes, x: Any, w: Any) -> Any:
-    return lax.conv_general_dilated(x, w, tuple(a["stride"]), str(a["padding"]))
 
 
 def _random(a: Attributes, key: Any) -> Any:
@@ -97,10 +77,6 @@ def _pad(a: Attributes, x: Any) -> Any:
     )
 
 
-def _sort_pairs(a: Attributes, x: Any, y: Any) -> Any:
-    return tuple(lax.sort((x, y), dimension=int(a["axis"]), num_keys=1))
-
-
 OPS: dict[str, Function] = {
     "tanh": lambda a, x: jnp.tanh(x),
     "sin": lambda a, x: jnp.sin(x),
@@ -110,7 +86,7 @@ OPS: dict[str, Function] = {
     "decay": lambda a, x: jnp.exp(-jnp.abs(x)),
     "rsqrt": lambda a, x: lax.rsqrt(jnp.abs(x) + jnp.asarray(1, x.dtype)),
     "not": lambda a, x: ~x,
-    "scale": _scale,
+    "scale": lambda a, x: x * jnp.asarray(a["by"], x.dtype) + jnp.asarray(a["plus"], x.dtype),
     "add": lambda a, x, y: x + y,
     "sub": lambda a, x, y: x - y,
     "mul": lambda a, x, y: x * y,
@@ -119,7 +95,7 @@ OPS: dict[str, Function] = {
     "div": lambda a, x, y: x / (jnp.abs(y) + jnp.asarray(1, y.dtype)),
     "and": lambda a, x, y: x & y,
     "xor": lambda a, x, y: x ^ y,
-    "compare": _compare,
+    "compare": lambda a, x, y: x > y if a["how"] == "gt" else x <= y,
     "select": lambda a, p, x, y: jnp.where(p, x, y),
     "convert": lambda a, x: x.astype(DTYPE_OF[a["to"]]),
     "reduce": _reduce,
@@ -133,17 +109,17 @@ OPS: dict[str, Function] = {
     "roll": lambda a, x: jnp.roll(x, int(a["by"]), int(a["axis"])),
     "iota": lambda a: lax.broadcasted_iota(jnp.int32, tuple(a["shape"]), int(a["axis"])),
     "full": lambda a: jnp.full(tuple(a["shape"]), a["value"], DTYPE_OF[a["dtype"]]),
-    "gather": _gather,
+    "gather": lambda a, x, index: jnp.take(x, index, axis=int(a["axis"]), mode=str(a["mode"])),
     "scatter": _scatter,
     "dynamic_slice": lambda a, x, *starts: lax.dynamic_slice(x, starts, tuple(a["size"])),
-    "dynamic_update_slice": _update,
+    "dynamic_update_slice": lambda a, x, part, *starts: lax.dynamic_update_slice(x, part, starts),
     "window": _window,
     "cumulative": _cumulative,
     "dot": _dot,
-    "conv": _conv,
+    "conv": lambda a, x, w: lax.conv_general_dilated(x, w, tuple(a["stride"]), str(a["padding"])),
     "random": _random,
     "sort": lambda a, x: lax.sort(x, dimension=int(a["axis"])),
-    "sort_pairs": _sort_pairs,
+    "sort_pairs": lambda a, x, y: tuple(lax.sort((x, y), dimension=int(a["axis"]), num_keys=1)),
     "argmax": lambda a, x: jnp.argmax(x, int(a["axis"])).astype(jnp.int32),
     "barrier": lambda a, *xs: lax.optimization_barrier(xs),
 }

@@ -6,7 +6,6 @@ body with what its arguments are. Loops and branches hold bodies of their own, w
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -177,23 +176,6 @@ def from_json(raw: Any) -> Program:
         raise ProgramError(f"no program: {type(error).__name__}: {error}") from None
     check(program)
     return program
-
-
-def decode(data: bytes, source: str) -> dict[str, Any]:
-    """A saved finding: the program under ``program`` and what went wrong with it.
-
-    Raises:
-        ProgramError: not JSON of that kind; names ``source``.
-    """
-    if len(data) > MAX_BYTES:
-        raise ProgramError(f"{source}: {len(data)} bytes, expected at most {MAX_BYTES}")
-    try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ProgramError(f"{source}: expected JSON: {error}") from None
-    if not isinstance(raw, dict) or "program" not in raw:
-        raise ProgramError(f"{source}: expected an object with a program")
-    return raw
 
 
 def _body_from_json(raw: Any, depth: int) -> Body:

@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 120.0
 """Until a process has imported jax and found its devices."""
 _LAST_BYTES = 2000
+_MOST_TASKS = 200
+"""So many are given to one process, which bounds its memory."""
 # Asking -----------------------------------------------------------------------------------------
 
 
@@ -77,7 +79,6 @@ class Worker:
     Args:
         jobs: how many workers share the machine; of a GPU's memory each has a part.
         pair_limit_s: a pair that takes longer hangs.
-        tasks: so many are given to one process, which bounds its memory.
         command: what to start; speaks as ``worker`` does.
     """
 
@@ -87,12 +88,11 @@ class Worker:
         devices: int,
         jobs: int = 1,
         pair_limit_s: float = 60.0,
-        tasks: int = 200,
         command: Sequence[str] = (sys.executable, "-m", "tests.fuzz.worker"),
     ) -> None:
         self.command = command
         self.environment = environment(platform, devices, jobs)
-        self.pair_limit_s, self.most_tasks = pair_limit_s, tasks
+        self.pair_limit_s = pair_limit_s
         self.process: subprocess.Popen[bytes] | None = None
         self.tasks = 0
         self.unread = b""
@@ -158,7 +158,7 @@ class Worker:
         self.process, self.errors, self.unread, self.tasks = None, None, b"", 0
 
     def _ready(self, deadline: float) -> None:
-        if self.process is not None and self.tasks >= self.most_tasks:
+        if self.process is not None and self.tasks >= _MOST_TASKS:
             self.stop()
         if self.process is not None:
             return

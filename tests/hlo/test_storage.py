@@ -96,33 +96,33 @@ def ordered(source: CanonicalModule) -> set[tuple[str, str]]:
     return {(nodes[a].opcode, nodes[b].opcode) for a, b in source.graph.before}
 
 
+def made(entry: str, header: str = "") -> CanonicalModule:
+    return canonicalize(small_module(entry, header))
+
+
 ALIAS = ", input_output_alias={ {0}: (0, {}, may-alias) }"
 SWAPPED = ", input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }"
 
 
 def test_readers_of_a_donated_argument_come_before_what_is_updated_into_its_place() -> None:
     """The update's operand is made in the argument's buffer already, as the update must end there."""
-    source = canonicalize(
-        small_module(
-            """%first = f32[8]{0} reverse(%x), dimensions={0}
+    source = made(
+        """%first = f32[8]{0} reverse(%x), dimensions={0}
 %seed = f32[8]{0} negate(%y)
 %part = f32[2]{0} slice(%y), slice={[0:2]}
 %new = f32[8]{0} dynamic-update-slice(%seed, %part, %n)
 ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%new, %first)""",
-            ALIAS,
-        )
+        ALIAS,
     )
     assert ("reverse", "negate") in ordered(source)
 
 
 def test_an_argument_that_is_read_behind_its_new_value_is_not_overwritten() -> None:
-    source = canonicalize(
-        small_module(
-            """%new = f32[8]{0} reverse(%x), dimensions={0}
+    source = made(
+        """%new = f32[8]{0} reverse(%x), dimensions={0}
 %late = f32[8]{0} subtract(%new, %x)
 ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%new, %late)""",
-            ALIAS,
-        )
+        ALIAS,
     )
     assert source.dropped_aliases == ((0, 0),)
     written = apply(unfused(source.graph), source)
@@ -133,36 +133,28 @@ ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%new, %late)""",
 
 def test_two_arguments_that_take_each_others_place_do_not_wait_in_a_circle() -> None:
     """Each result reads both: one kernel could write both in place, and single ops cannot."""
-    source = canonicalize(
-        small_module(
-            """%sum = f32[8]{0} add(%x, %y)
+    source = made(
+        """%sum = f32[8]{0} add(%x, %y)
 %difference = f32[8]{0} subtract(%x, %y)
 ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%sum, %difference)""",
-            SWAPPED,
-        )
+        SWAPPED,
     )
     assert len(source.dropped_aliases) == 1
     verify(source, apply(unfused(source.graph), source), unfused(source.graph))
 
 
 def test_an_op_that_moves_elements_does_not_write_where_it_reads() -> None:
-    source = canonicalize(
-        small_module("ROOT %new = f32[8]{0} reverse(%x), dimensions={0}", ALIAS.replace("{0}", "{}"))
-    )
+    source = made("ROOT %new = f32[8]{0} reverse(%x), dimensions={0}", ALIAS.replace("{0}", "{}"))
     assert source.dropped_aliases == ((0, 0),)
 
 
-@pytest.mark.parametrize("made", ["negate(%x)", "parameter"])
-def test_a_value_that_is_two_results_gets_a_second_buffer(made: str) -> None:
+@pytest.mark.parametrize("op", ["negate(%x)", "parameter"])
+def test_a_value_that_is_two_results_gets_a_second_buffer(op: str) -> None:
     """XLA:CPU aborts on two results in one buffer; a kernel of XLA's that only moves the layout is a bitcast here."""
-    first = "%own = f32[8]{0} copy(%x)" if made == "parameter" else f"%own = f32[8]{{0}} {made}"
-    source = canonicalize(
-        small_module(
-            f"""{first}
+    first = "%own = f32[8]{0} copy(%x)" if op == "parameter" else f"%own = f32[8]{{0}} {op}"
+    source = made(f"""{first}
 %other = f32[2,4]{{1,0}} bitcast(%own)
-ROOT %out = (f32[8]{{0}}, f32[2,4]{{1,0}}) tuple(%own, %other)"""
-        )
-    )
+ROOT %out = (f32[8]{{0}}, f32[2,4]{{1,0}}) tuple(%own, %other)""")
     shown = source.graph.shown
     results = [shown[x] for x in source.graph.nodes[source.graph.root].operands]
     assert results[0] != results[1]
@@ -170,13 +162,13 @@ ROOT %out = (f32[8]{{0}}, f32[2,4]{{1,0}}) tuple(%own, %other)"""
 
 
 def test_an_argument_that_is_returned_under_other_dimensions_is_copied() -> None:
-    source = canonicalize(small_module("ROOT %other = f32[2,4]{1,0} bitcast(%x)"))
+    source = made("ROOT %other = f32[2,4]{1,0} bitcast(%x)")
     assert [node.opcode for node in source.graph.nodes].count("copy") == 1
 
 
 def test_what_is_returned_is_not_scattered_into() -> None:
     """XLA had the transpose twice, and merging made one buffer of it."""
-    source = canonicalize(small_module(RETURNED_AND_UPDATED))
+    source = made(RETURNED_AND_UPDATED)
     assert [node.opcode for node in source.graph.nodes].count("reverse") == 2
     assert canonicalize(apply(unfused(source.graph), source)).graph.fingerprint == source.graph.fingerprint
 

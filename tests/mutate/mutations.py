@@ -20,21 +20,8 @@ NUMBERS = (
 )  # fmt: skip
 FLOATS = (0.0, -0.0, -1.0, 0.5, 1.0, 1e-300, 1e9, 1e18, 1e19, 1e200, 1e308, math.inf, -math.inf, math.nan)
 TEXTS = (
-    "",
-    "x",
-    "0",
-    "add",
-    "tuple",
-    "while",
-    "fusion",
-    "cpu",
-    "gpu",
-    "g0",
-    "n1",
-    "b0.done",
-    "\u0000",
-    "é" * 5000,
-)
+    "", "x", "0", "add", "tuple", "while", "fusion", "cpu", "gpu", "g0", "n1", "b0.done", "\u0000", "é" * 5000,
+)  # fmt: skip
 Mutation = Callable[[Random, bytes], bytes]
 
 

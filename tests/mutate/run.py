@@ -1,9 +1,9 @@
 """Change files and see that every command refuses them in one line, or works.
 
-    python -m tests.mutate.run --count 20000 --seed 0 --workers 1 -o out.json
+    python -m tests.mutate.run --count 20000 --seed 0
 
-Each case has a number, from which everything about it follows: ``--only 1234`` runs that one here and shows what it
-says. The cases run in processes of their own, whose memory is bounded; one that takes too long ends its process.
+Each case has a number, from which everything about it follows: ``--first 1234 --count 1`` runs that one. The memory of
+the process is bounded; where a case ends it, the number of that case is the last that it said.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import os
 import resource
 import shutil
@@ -21,21 +20,18 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from disco_hlo.cli import main as cli
 from disco_hlo.errors import DiscoError
-from tests.fuzz.worker import Worker
 from tests.mutate import cases
 from tests.mutate.cases import KINDS, Kind
 
 MOST_BYTES = 1 << 30
-"""What a command may take beyond what the process held before the first one."""
-MOST_S = 600.0
-"""And how long."""
+"""What a command may take beyond what the process held after the first twenty."""
 
 
 @dataclass(frozen=True)
@@ -153,40 +149,7 @@ def _called(arguments: list[str], environment: dict[str, str]) -> Iterator[None]
         os.environ.update(before[1])
 
 
-# In processes of their own ------------------------------------------------------------------------
-
-
-def _work(place: Path, seed: int) -> None:
-    """Run the cases that standard input names; the memory is bounded once some have been run."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    runner = Runner(place, seed)
-    out.write(json.dumps({"ready": True}) + "\n")
-    for position, line in enumerate(sys.stdin):
-        if position == 20:
-            _bound_memory()
-        result = runner.run(json.loads(line)["number"])
-        out.write(json.dumps(asdict(result) | {"done": True}) + "\n")
-
-
-def _bound_memory() -> None:
-    fields = Path("/proc/self/status").read_text().split("VmData:")[1].split()
-    resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(fields[0]) + MOST_BYTES,) * 2)
-
-
-def run_all(place: Path, seed: int, numbers: Sequence[int]) -> Iterator[Result]:
-    """Run the cases in one process after the other, begun anew after one that ended it."""
-    command = (sys.executable, "-m", "tests.mutate.run", "--work", str(place), "--seed", str(seed))
-    with Worker("cpu", 1, pair_limit_s=MOST_S, tasks=2000, command=command) as worker:
-        for number in numbers:
-            heard: list[dict[str, Any]] = []
-            end = worker.ask({"number": number}, heard.append)
-            if end.how == "done":
-                del heard[0]["done"]
-                yield Result(**heard[0])
-            else:
-                case, _ = Case.of(number, seed)
-                yield Result(number, case.kind.name, case.label, end.how, end.said, 0.0)
+# Many -----------------------------------------------------------------------------------------------
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -210,33 +173,23 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int)
     parser.add_argument("--without", default="", help="a command to leave out: search takes longest")
-    parser.add_argument("--work", type=Path)
-    parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()
-    if given.work is not None:
-        _work(given.work, given.seed)
-        return
+    numbers = range(given.first, given.first + given.count)
+    kept = [number for number in numbers if Case.of(number, given.seed)[0].label != given.without]
+    results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="disco_mutate_") as folder:
-        if given.only is not None:
-            print(Case.of(given.only, given.seed)[0])
-            print(Runner(Path(folder), given.seed).run(given.only).text)
-            return
-        cases.build(Path(folder) / "corpus")
-        results: list[Result] = []
-        numbers = range(given.first, given.first + given.count)
-        kept = [number for number in numbers if Case.of(number, given.seed)[0].label != given.without]
-        for one in run_all(Path(folder), given.seed, kept):
+        runner = Runner(Path(folder), given.seed)
+        for number in kept:
+            print(f"case {number}", end="\r", file=sys.stderr, flush=True)  # where it ends the process
+            if len(results) == 20:
+                held = Path("/proc/self/status").read_text().split("VmData:")[1].split()[0]
+                resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(held) + MOST_BYTES,) * 2)
+            one = runner.run(number)
             results.append(one)
             if one.outcome not in ("0", "2"):
-                last = one.text.strip().splitlines()[-1:] or [""]
-                print(f"{one.number}: {one.kind}, {one.command}: {one.outcome}: {last[0][:300]}", flush=True)
-            if given.output is not None and len(results) % 200 == 0:
-                given.output.write_text(json.dumps([asdict(each) for each in results]))
-        print(summary(results))
-        if given.output is not None:
-            given.output.write_text(json.dumps([asdict(each) for each in results]))
+                print(f"{number}: {one.kind}, {one.command}: {one.outcome}\n{one.text}")
+    print(summary(results))
 
 
 if __name__ == "__main__":

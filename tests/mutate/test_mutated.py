@@ -1,6 +1,6 @@
-"""A few hundred changed files, each read by a command: it works, or says in one line why it does not.
+"""Two hundred changed files, each read by a command: it works, or says in one line why it does not.
 
-``python -m tests.mutate.run --count 20000`` runs as many as one likes, in processes whose memory is bounded.
+``python -m tests.mutate.run --count 20000`` runs as many as one likes, in a process whose memory is bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 def test_changed_files_are_read_or_refused_in_one_line(runner: Runner) -> None:
     # Searches and the larger module take longest, and are left to the script.
     quick = [
-        n for n in range(400) if (case := Case.of(n, 7)[0]).label != "search" and "gpu" not in case.kind.name
+        n for n in range(240) if (case := Case.of(n, 7)[0]).label != "search" and "gpu" not in case.kind.name
     ]
     results = [runner.run(number) for number in quick]
     wrong = [one for one in results if one.outcome not in ("0", "2")]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,10 @@ from disco_hlo.plan.store import PlanStore
 A, B, C = (letter * 64 for letter in "abc")
 
 PROGRAM = """
-import ctypes, faulthandler, os, signal, sys, threading, time
+import ctypes, faulthandler, json, os, signal, sys, threading, time, traceback
 from pathlib import Path
+import llvmlite.binding
 from disco_hlo.plan.bans import Bans, withdraw_marks
-folder, stage, processes, code = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # ignored in the background of a shell
-    signal.signal(number, signal.SIG_DFL)
 libc = ctypes.CDLL(None)
 
 def kill(number):
@@ -40,25 +38,46 @@ def abort_elsewhere(name=b"grpc"):
     time.sleep(60)
 
 def ready():
-    print("ready", flush=True)
+    os.write(1, b"ready %d\\n" % os.getpid())
     time.sleep(60)
 
 def trying(module="a"):
     return Bans(folder).trying(module * 64, stage, processes)
 
-if "trying(" in code:
-    exec(code)
-else:
-    with trying():
-        exec(code)
+for line in sys.stdin:
+    folder, stage, processes, code = json.loads(line)
+    child = os.fork()
+    if not child:
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):  # ignored in the background of a shell
+            signal.signal(number, signal.SIG_DFL)
+        folder = Path(folder)
+        try:
+            if "trying(" in code:
+                exec(code)
+            else:
+                with trying():
+                    exec(code)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    os.write(1, b"ended %d\\n" % os.waitstatus_to_exitcode(status))
 """
+"""Forks a process for each line: what they need is imported once."""
+FORKING: list[subprocess.Popen[str]] = []
 
 
-def start(folder: Path, code: str, stage: str = "compile", processes: int = 1) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, folder, stage, str(processes), code],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+@pytest.fixture(scope="module", autouse=True)
+def _forking() -> Iterator[None]:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:  # fmt: skip
+        FORKING[:] = [process]
+        yield
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def end(folder: Path, code: str, *sent: signal.Signals, stage: str = "compile", processes: int = 1) -> int:
@@ -67,18 +86,20 @@ def end(folder: Path, code: str, *sent: signal.Signals, stage: str = "compile", 
     Args:
         sent: what it is sent once it says that it is ready, one after the other.
     """
-    process = start(folder, code, stage, processes)
-    try:
-        if sent:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        for number in sent:
-            process.send_signal(number)
-            time.sleep(0.1)
-        process.communicate(timeout=60)
-    finally:
-        process.kill()
-    return process.returncode
+    (process,) = FORKING
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps([str(folder), stage, processes, code]) + "\n")
+    process.stdin.flush()
+    word, number = process.stdout.readline().split()
+    if sent:
+        assert word == "ready"
+        for one in sent:
+            os.kill(int(number), one)
+            time.sleep(0.1 if len(sent) > 1 else 0.0)  # the first is heard before the second is sent
+        word, number = process.stdout.readline().split()
+    assert word == "ended"
+    return int(number)
 
 
 def names(folder: Path) -> list[str]:

@@ -14,23 +14,16 @@ def said(data: bytes, backend: str = "cpu") -> str:
     return "; ".join(faults(data, backend))
 
 
+MADE = "x = f32[8] parameter\ny = f32[8] negate x\n"
+BEGIN = MADE + "i = s32[] constant value=3\nu = f32[1] constant\n"
+"""What most steps begin with: a value, and what is written into it."""
+
 # --- one value after the other in a buffer -----------------------------------------------------------
 
 
 def test_a_reader_after_an_update_in_place_is_refused_and_one_before_it_is_not() -> None:
-    late = """
-        x = f32[8] parameter
-        y = f32[8] negate x
-        i = s32[] constant value=3
-        u = f32[1] constant
-        w = f32[8] dynamic-update-slice y u i
-        s = f32[8] add y w
-    """
-    early = """
-        x = f32[8] parameter
-        y = f32[8] negate x
-        i = s32[] constant value=3
-        u = f32[1] constant
+    late = BEGIN + "w = f32[8] dynamic-update-slice y u i\ns = f32[8] add y w"
+    early = f"""{BEGIN}
         r = f32[8] exponential y
         w = f32[8] dynamic-update-slice y u i
         s = f32[8] add r w
@@ -40,11 +33,7 @@ def test_a_reader_after_an_update_in_place_is_refused_and_one_before_it_is_not()
 
 
 def test_a_copy_in_between_makes_a_late_reader_right() -> None:
-    assert said(module("""
-        x = f32[8] parameter
-        y = f32[8] negate x
-        i = s32[] constant value=3
-        u = f32[1] constant
+    assert said(module(f"""{BEGIN}
         c = f32[8] copy y
         w = f32[8] dynamic-update-slice c u i
         s = f32[8] add y w
@@ -53,9 +42,7 @@ def test_a_copy_in_between_makes_a_late_reader_right() -> None:
 
 @pytest.mark.parametrize("hands_on", ["bitcast y", "opt-barrier y", "get-tuple-element t", "copy-done d"])
 def test_a_value_is_the_same_under_each_of_its_names(hands_on: str) -> None:
-    text = f"""
-        x = f32[8] parameter
-        y = f32[8] negate x
+    text = f"""{MADE}
         t = (f32[8]) tuple y
         d = (f32[8],f32[8],u32[]) copy-start x
         n = f32[8] {hands_on}
@@ -78,11 +65,7 @@ def test_a_fusion_with_an_update_at_its_root_writes_in_place_through_bitcasts_an
         n = f32[1] negate u
         t = (f32[1],f32[8]) tuple n c
     """}  # fmt: skip
-    text = """
-        x = f32[8] parameter
-        y = f32[8] negate x
-        i = s32[] constant value=3
-        u = f32[1] constant
+    text = f"""{BEGIN}
         f = (f32[1],f32[8]) fusion y u i calls=update
         w = f32[8] get-tuple-element f number=1
         s = f32[8] add y w
@@ -192,7 +175,7 @@ t = (f32[8],f32[8],f32[8]) tuple {}
 """
 
 
-def _carried(begin: str, returned: str, backend: str = "cpu") -> str:
+def _carried(begin: str, returned: str) -> str:
     text = f"""
         x = f32[8] parameter
         y = f32[8] parameter number=1
@@ -204,7 +187,7 @@ def _carried(begin: str, returned: str, backend: str = "cpu") -> str:
         s = f32[8] add r a
     """
     go = "p = (f32[8],f32[8],f32[8]) parameter\ng = pred[] constant"
-    return said(module(text, {"turn": CARRIES.format(returned), "go": go}), backend)
+    return said(module(text, {"turn": CARRIES.format(returned), "go": go}))
 
 
 def test_what_a_loop_only_moves_among_equals_is_what_it_began_with() -> None:
@@ -237,6 +220,7 @@ def test_loops_inside_of_loops_are_checked() -> None:
     )
 
 
+CHOICE = "p = s32[] parameter\nx = f32[8] parameter number=1\ny = f32[8] negate x\n"
 BRANCHES = {
     "one": "v = f32[8] parameter\ni = s32[] constant value=1\nu = f32[1] constant\n"
     "n = f32[8] dynamic-update-slice v u i",
@@ -245,10 +229,7 @@ BRANCHES = {
 
 
 def test_exclusive_branches_do_not_meet() -> None:
-    text = """
-        p = s32[] parameter
-        x = f32[8] parameter number=1
-        y = f32[8] negate x
+    text = f"""{CHOICE}
         c = f32[8] conditional p y y calls=one,two
     """
     assert said(module(text, BRANCHES)) == ""
@@ -259,13 +240,7 @@ def test_exclusive_branches_do_not_meet() -> None:
 
 
 def test_a_branch_that_hands_its_operand_on_makes_it_the_conditionals_result() -> None:
-    text = """
-        p = s32[] parameter
-        x = f32[8] parameter number=1
-        y = f32[8] negate x
-        c = f32[8] conditional p y y calls=one,two
-        s = f32[8] add c y
-    """
+    text = CHOICE + "c = f32[8] conditional p y y calls=one,two\ns = f32[8] add c y"
     handing_on = "v = f32[8] parameter\nb = f32[8] bitcast v"
     called = {"one": "v = f32[8] parameter\ne = f32[8] exponential v", "two": handing_on}
     assert said(module(text, called)) == "s reads y, which c has overwritten before, in entry"
@@ -273,12 +248,7 @@ def test_a_branch_that_hands_its_operand_on_makes_it_the_conditionals_result() -
 
 
 def test_a_call_works_on_the_buffers_of_its_caller() -> None:
-    text = """
-        x = f32[8] parameter
-        y = f32[8] negate x
-        c = f32[8] call y calls=one
-        s = f32[8] add c y
-    """
+    text = MADE + "c = f32[8] call y calls=one\ns = f32[8] add c y"
     assert (
         said(module(text, {"one": BRANCHES["one"]})) == "s reads y, which n has overwritten before, in entry"
     )
@@ -302,13 +272,9 @@ GATHER = {"gathering": "v = f32[8] parameter\ng = f32[16] all-gather v"}
 
 
 def test_an_async_op_reads_until_it_is_done() -> None:
-    text = """
-        x = f32[8] parameter
-        y = f32[8] negate x
-        i = s32[] constant value=3
-        u = f32[1] constant
+    text = f"""{BEGIN}
         g = ((f32[8]),f32[16]) async-start y calls=gathering
-        {}
+        {{}}
         e = f32[8] exponential w
     """
     write, wait = "w = f32[8] dynamic-update-slice y u i", "d = f32[16] async-done g"
@@ -324,11 +290,7 @@ def test_what_an_all_gather_reads_is_there_until_it_is_done(reader: str) -> None
         reader
     ]
     waits = {"d": "d = f32[16] all-gather-done g", "all-gather": "d = f32[16] negate g"}[reader]
-    text = f"""
-        x = f32[8] parameter
-        y = f32[8] negate x
-        i = s32[] constant value=3
-        u = f32[1] constant
+    text = f"""{BEGIN}
         {started}
         w = f32[8] dynamic-update-slice y u i
         {waits}
@@ -339,12 +301,10 @@ def test_what_an_all_gather_reads_is_there_until_it_is_done(reader: str) -> None
 
 def test_an_async_start_in_place_overwrites_what_it_reads_but_for_itself() -> None:
     called = {"reducing": "v = f32[8] parameter\nr = f32[8] all-reduce v"}
-    text = """
-        x = f32[8] parameter
-        y = f32[8] negate x
+    text = f"""{MADE}
         g = ((f32[8]),f32[8]) async-start y calls=reducing aliases=1:0
         d = f32[8] async-done g
-        {}
+        {{}}
     """
     assert said(module(text.format("s = f32[8] negate d"), called), "gpu") == ""
     assert "s reads y, which g{1} has" in said(module(text.format("s = f32[8] add d y"), called), "gpu")
@@ -460,9 +420,7 @@ def test_of_one_operand_twice_xla_looks_at_the_first_place() -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_a_sort_has_copied_each_operand_before_it_begins(backend: str) -> None:
-    text = """
-        x = f32[8] parameter
-        y = f32[8] negate x
+    text = f"""{MADE}
         s = (f32[8],f32[8]) sort y y
         a = f32[8] get-tuple-element s number=0
         b = f32[8] get-tuple-element s number=1
@@ -509,7 +467,16 @@ def test_a_sort_of_numbers_that_it_makes_itself_may_be_written_over_its_other_op
     assert "other elements" in said(module(first, {"sorting": computed}, [(0, 0)]), "gpu")
 
 
-IN_PLACE = "x = f32[4,4] parameter\nf = f32[4,4] fusion x calls=kernel"
+ELSEWHERE = "f writes f over p and reads that at other elements than it writes, in entry"
+
+
+def fused(kernel: str, *, donated: bool = True) -> str:
+    """What is said of a step that is one kernel, whose result takes the place of its first argument if that is
+    donated."""
+    lines = [line.strip() for line in kernel.splitlines() if line.strip()]
+    given = [line for line in lines if line.split()[3] == "parameter"]
+    call = f"f = {lines[-1].split()[2]} fusion {' '.join(line.split()[0] for line in given)} calls=kernel"
+    return said(module("\n".join([*given, call]), {"kernel": kernel}, [(0, 0)] * donated))
 
 
 @pytest.mark.parametrize(
@@ -527,11 +494,8 @@ IN_PLACE = "x = f32[4,4] parameter\nf = f32[4,4] fusion x calls=kernel"
 )  # fmt: skip
 def test_a_kernel_reads_what_it_must_write_over_only_where_it_writes(lines: str, is_right: bool) -> None:
     kernel = f"p = f32[4,4] parameter\n{lines}"
-    found = said(module(IN_PLACE, {"kernel": kernel}, aliases=[(0, 0)]))
-    assert found == (
-        "" if is_right else "f writes f over x and reads that at other elements than it writes, in entry"
-    )
-    assert said(module(IN_PLACE, {"kernel": kernel})) == ""
+    assert fused(kernel) == ("" if is_right else ELSEWHERE)
+    assert fused(kernel, donated=False) == ""
 
 
 @pytest.mark.parametrize(
@@ -551,16 +515,7 @@ def test_an_update_may_be_made_of_what_it_replaces(cut: str, is_right: bool) -> 
         u = f32[2,1] sine s
         w = f32[4,4] dynamic-update-slice p u i j
     """
-    text = """
-        x = f32[4,4] parameter
-        i = s32[] parameter number=1
-        j = s32[] parameter number=2
-        f = f32[4,4] fusion x i j calls=kernel
-    """
-    found = said(module(text, {"kernel": kernel}, aliases=[(0, 0)]))
-    assert found == (
-        "" if is_right else "f writes f over x and reads that at other elements than it writes, in entry"
-    )
+    assert fused(kernel) == ("" if is_right else ELSEWHERE)
 
 
 def test_an_update_at_constant_places_may_be_made_of_a_slice_there() -> None:
@@ -573,11 +528,8 @@ def test_an_update_at_constant_places_may_be_made_of_a_slice_there() -> None:
         w = f32[4] dynamic-update-slice p o i
         n = f32[4] negate w
     """
-    text = "x = f32[4] parameter\nf = f32[4] fusion x calls=kernel"
-    assert said(module(text, {"kernel": kernel.format(2)}, aliases=[(0, 0)])) == ""
-    assert "reads that at other elements" in said(
-        module(text, {"kernel": kernel.format(1)}, aliases=[(0, 0)])
-    )
+    assert fused(kernel.format(2)) == ""
+    assert fused(kernel.format(1)) == ELSEWHERE
 
 
 @pytest.mark.parametrize(
@@ -608,16 +560,7 @@ def test_a_row_may_be_made_of_itself_or_of_another_row_by_any_shape(
         b = f32[3,4] bitcast p
         w = f32[3,4] dynamic-update-slice b u {at}
     """.replace("sine c", "bitcast c" if "f32[1,4] dyn" in cut else "sine c")
-    text = """
-        x = f32[12] parameter
-        i = s32[] parameter number=1
-        j = s32[] parameter number=2
-        f = f32[3,4] fusion x i j calls=kernel
-    """
-    found = said(module(text, {"kernel": kernel}, aliases=[(0, 0)]))
-    assert found == (
-        "" if is_right else "f writes f over x and reads that at other elements than it writes, in entry"
-    )
+    assert fused(kernel) == ("" if is_right else ELSEWHERE)
 
 
 def test_what_is_not_replaced_may_be_read_only_where_nothing_else_is_written() -> None:
@@ -627,10 +570,8 @@ def test_what_is_not_replaced_may_be_read_only_where_nothing_else_is_written() -
         c = f32[4] slice p starts=0
         w = f32[12] dynamic-update-slice p c one
     """
-    text = "x = f32[12] parameter\nf = f32[12] fusion x calls=kernel"
-    assert said(module(text, {"kernel": kernel}, aliases=[(0, 0)])) == ""
-    after = f"{kernel}\nn = f32[12] negate w"
-    assert "reads that at other elements" in said(module(text, {"kernel": after}, aliases=[(0, 0)]))
+    assert fused(kernel) == ""
+    assert fused(f"{kernel}\nn = f32[12] negate w") == ELSEWHERE
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
@@ -692,10 +633,8 @@ def test_one_element_may_be_made_of_all_that_were_there_but_not_one_of_two() -> 
         u = f32[1] broadcast r dims=
         w = f32[4] dynamic-update-slice p u i
     """
-    twice = f"{kernel.rstrip()}\n        v = f32[4] dynamic-update-slice w u i"
-    text = "x = f32[4] parameter\ni = s32[] parameter number=1\nf = f32[4] fusion x i calls=kernel"
-    assert said(module(text, {"kernel": kernel}, aliases=[(0, 0)])) == ""
-    assert "reads that at other elements" in said(module(text, {"kernel": twice}, aliases=[(0, 0)]))
+    assert fused(kernel) == ""
+    assert fused(f"{kernel.rstrip()}\nv = f32[4] dynamic-update-slice w u i") == ELSEWHERE
 
 
 def test_a_reduction_beside_the_result_reads_where_that_is_written_on_gpu() -> None:
@@ -797,9 +736,7 @@ def test_an_op_alone_is_a_kernel_that_reads_what_its_operand_is_called_there() -
 
 
 def test_an_all_reduce_of_one_value_by_two_names_is_refused_where_it_may_write_over_it() -> None:
-    text = """
-        x = f32[8] parameter
-        y = f32[8] negate x
+    text = f"""{MADE}
         b = f32[2,4] bitcast y
         r = (f32[8],f32[2,4]) all-reduce y b
         m = f32[8] get-tuple-element r number=0

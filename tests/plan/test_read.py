@@ -1,4 +1,4 @@
-"""Which of XLA's kernels a strategy holds, and when a module may be enacted.
+"""Which of XLA's kernels a strategy holds, and when a module is enacted: if it is its source, as the plan says.
 
 Every step that XLA runs can be read and written again, also where its kernels compute again what others compute.
 """
@@ -239,58 +239,23 @@ def test_a_branch_that_acts_and_gives_nothing_is_kept() -> None:
 STEP = graph("param\nmul 0\nneg 1\nadd 2\nexp 3\ntuple 3 4")
 
 
-def one_kernel(*nodes: int, returns: int, role: str = "fusion", name: str = "") -> Any:
-    return Namespace(
-        name=name or f"{role}.{nodes}.{returns}",
-        role=role,
-        proto=Instruction(opcode="fusion", fusion_kind="kLoop"),
-        nodes=nodes,
-        results=(returns,),
-        transfer_order=nodes,
-    )
-
-
 def test_a_kernel_that_owns_nothing_is_a_repeat_and_runs_before_the_next_that_does() -> None:
-    again = one_kernel(1, 2, returns=2, name="again")
-    twice = one_kernel(2, returns=2, name="twice")
-    source: Any = Namespace(
-        graph=STEP,
-        cut=(),
-        origins=(
-            one_kernel(1, 2, returns=2),
-            again,
-            one_kernel(3, returns=3),
-            twice,
-            one_kernel(4, returns=4),
-        ),
-    )
+    source = module(STEP, kernel(1, 2), kernel(1, 2), kernel(3), kernel(2), kernel(4))
     assert repeats(source) == (Repeat((1, 2), (2,), before=3), Repeat((2,), (2,), before=4))
 
 
 def test_a_repeat_at_the_end_runs_before_nothing_and_another_before_an_op_alone() -> None:
-    again = one_kernel(1, 2, returns=2, name="again")
-    last = one_kernel(3, returns=3, name="last")
-    source: Any = Namespace(
-        graph=STEP,
-        cut=(),
-        origins=(
-            one_kernel(1, 2, returns=2), one_kernel(3, returns=3), again, one_kernel(4, returns=4, role="op"), last,
-        ),
-    )  # fmt: skip
+    source = module(STEP, kernel(1, 2), kernel(3), kernel(1, 2), kernel(4, role="op"), kernel(3))
     assert repeats(source) == (Repeat((1, 2), (2,), before=4), Repeat((3,), (3,), before=-1))
 
 
 def test_a_kernel_that_owns_something_is_none() -> None:
-    kernels = (one_kernel(1, 2, returns=2), one_kernel(3, returns=3), one_kernel(1, 2, 3, 4, returns=4))
-    source: Any = Namespace(graph=STEP, cut=(), origins=kernels)
-    assert repeats(source) == ()
+    assert repeats(module(STEP, kernel(1, 2), kernel(3), kernel(1, 2, 3, 4))) == ()
 
 
 def test_a_kernel_that_only_cuts_a_gradient_out_of_its_bucket_runs_before_the_first_that_reads_it() -> None:
-    step = graph("param\nmul 0\nallreduce 1\nneg 2\nexp 2\nadd 3 4")
-    source: Any = Namespace(
-        graph=step, cut=(2,), origins=(one_kernel(1, returns=1), one_kernel(3, 4, 5, returns=5))
-    )
+    source = module(graph("param\nmul 0\nallreduce 1\nneg 2\nexp 2\nadd 3 4"), kernel(1), kernel(3, 4, 5))
+    source.cut = (2,)
     assert repeats(source) == (Repeat((), (2,), before=3),)
 
 

@@ -29,7 +29,7 @@ FORMS = dict(variants())
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_legal_strategy_computes_what_xla_does(name: str) -> None:
-    """XLA's own plan, the unfused step, one kernel where it is legal, and twenty random strategies."""
+    """XLA's own plan, the unfused step, one kernel where it is legal, and six random strategies."""
 
     def body(request: CompileRequest) -> None:
         source = canonicalize(compiles.capture(request))
@@ -50,7 +50,7 @@ def strategies(source: CanonicalModule) -> dict[str, Strategy]:
     whole = _one_kernel(source)
     if whole is not None:
         found["one kernel"] = whole
-    return found | {f"random {seed}": random_strategy(source, seed) for seed in range(20)}
+    return found | {f"random {seed}": random_strategy(source, seed) for seed in range(6)}
 
 
 def _one_kernel(source: CanonicalModule) -> Strategy | None:

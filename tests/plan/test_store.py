@@ -557,7 +557,7 @@ def test_what_was_compared_is_known_under_the_same_software_alone(made_slot: Pla
     note_compared(made_slot, OTHER, NOW)
     assert was_compared(made_slot, ONE, NOW)
     assert was_compared(made_slot, OTHER, NOW)
-    assert len(store.compared_modules(made_slot.read_compared())) == 2
+    assert len(store.compared_modules((made_slot.path / "compared.json").read_bytes())) == 2
 
 
 def test_the_oldest_of_many_are_forgotten(made_slot: PlanSlot) -> None:

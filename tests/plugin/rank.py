@@ -31,7 +31,7 @@ LATE_S = 0.5
 
 def waits_for_a_late_rank(step: runner.Runner, rank: int, store: CoordinationStore) -> bool:
     """Whether rank 0, ready half a second before rank 1 has its inputs, does not start its clock before that."""
-    inputs, fresh = step._inputs, step._inputs.fresh
+    inputs, fresh = step.runs_on, step.runs_on.fresh
     waited = True
 
     def late() -> list[Any]:
@@ -79,8 +79,9 @@ def runs_with_a_decision(request: CompileRequest) -> list[int]:
     """What decides about a step's collective, after some runs of that step on made-up inputs."""
     module = compiles.capture(request)
     fit_inputs(request, canonicalize(module))
+    executable = compiles.compile_module(request, module)
     for seed in range(8):
-        runner.Runner(request, compiles.compile_module(request, module), seed=seed).run()
+        runner.Runner(request, executable, seed=seed).run()
     return sorted(request.equal)
 
 

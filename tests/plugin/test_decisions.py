@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from disco_hlo.plugin.measuring.inputs.decisions import (
 )
 from tests.plugin.handled import named_parameters
 from tests.steps import models
+from tests.steps.intercept import captured_step
 
 Array = Any
 FLOATS, WHOLE = np.float32, np.int32
@@ -45,9 +47,12 @@ def equal_in(*step: Any) -> set[str]:
     return {names[number].partition("[")[0] for number in found}
 
 
-def equal(local: Callable[..., Any], donate: tuple[int, ...] = (), **whole: bool) -> set[str]:
-    """Names of the arguments that are made equal; each is 8 floats a device, or as many whole numbers."""
-    shapes = [jax.ShapeDtypeStruct((16,), WHOLE if integer else FLOATS) for integer in whole.values()]
+def equal(local: Callable[..., Any], donate: tuple[int, ...] = ()) -> set[str]:
+    """Names of the arguments that are made equal; each is 8 floats a device, or as many whole numbers: ``n``."""
+    shapes = [
+        jax.ShapeDtypeStruct((16,), WHOLE if name == "n" else FLOATS)
+        for name in inspect.signature(local).parameters
+    ]
     mapped = jax.shard_map(local, mesh=models.mesh(), in_specs=SPLIT, out_specs=SPLIT, check_vma=False)
     return equal_in(jax.jit(mapped, donate_argnums=donate), tuple(shapes))
 
@@ -56,118 +61,85 @@ def mean(x: Array) -> Array:
     return lax.pmean(x.sum(), "data")
 
 
-def test_what_decides_a_branch_that_holds_a_collective_is_equal() -> None:
-    """XLA ended the job after 40 s: one device took the branch, and the other did not."""
-    found = equal(lambda s, x: lax.cond(s[0] > 0, lambda: mean(x) + x, lambda: x), s=False, x=False)
-    assert found == {"s"}
+def branch(decides: Array, x: Array) -> Array:
+    """A branch that holds a collective."""
+    return lax.cond(decides, lambda: mean(x) + x, lambda: x)
 
 
-def test_branches_without_a_collective_ask_for_nothing() -> None:
-    assert (
-        equal(lambda s, x: lax.cond(s[0] > 0, lambda: x * 2, lambda: x) + mean(x), s=False, x=False) == set()
-    )
+def until(limit: Array, x: Array) -> Array:
+    return lax.while_loop(lambda y: y.sum() < limit[0], lambda y: y * 2 + mean(y * x), jnp.ones(8))
 
 
-def test_what_decides_how_often_a_loop_turns_that_holds_a_collective_is_equal() -> None:
-    def until(limit: Array, x: Array) -> Array:
-        return lax.while_loop(lambda y: y.sum() < limit[0], lambda y: y * 2 + mean(y * x), jnp.ones(8))
+def carried(a: Array, b: Array, c: Array, x: Array) -> Array:
+    """The numbers come after some turns, three members away from what the condition reads."""
 
-    assert equal(until, limit=False, x=False) == {"limit"}
+    def turn(carry: Any) -> Any:
+        first, second, third, total = carry
+        return second, third, first * 0.9, total + mean(total * x) * first
 
-
-def test_what_a_loop_carries_decides_after_some_turns() -> None:
-    """Three members away from what the condition reads."""
-
-    def until(a: Array, b: Array, c: Array, x: Array) -> Array:
-        def turn(carry: Any) -> Any:
-            first, second, third, total = carry
-            return second, third, first * 0.9, total + mean(total * x) * first
-
-        return lax.while_loop(lambda carry: carry[0].sum() > 1, turn, (a, b, c, x))[3]
-
-    assert equal(until, a=False, b=False, c=False, x=False) == {"a", "b", "c"}
+    return lax.while_loop(lambda carry: carry[0].sum() > 1, turn, (a, b, c, x))[3]
 
 
-def test_a_loop_that_counts_to_a_whole_number_asks_for_that() -> None:
-    def counted(n: Array, x: Array) -> Array:
-        return lax.fori_loop(0, n[0], lambda _, y: x + mean(y), x)
-
-    assert equal(counted, n=True, x=False) == {"n"}
+def switched(s: Array, x: Array) -> Array:
+    branches = [lambda: x, lambda: x + mean(x), lambda: x * mean(x * 2)]
+    return lax.switch((s[0] * 3).astype(jnp.int32), branches)
 
 
-def test_a_scan_asks_for_nothing() -> None:
-    assert equal(lambda x: lax.scan(lambda c, _: (c + mean(c) * x, None), x, length=3)[0], x=False) == set()
+def branch_in_a_loop(s: Array, x: Array) -> Array:
+    def turn(carry: Any, _: Any) -> Any:
+        scale, total = carry
+        total = lax.cond(scale.sum() > 1, lambda: total + mean(x), lambda: total)
+        return (scale * 0.5, total), None
+
+    return lax.scan(turn, (s, x), length=4)[0][1]
 
 
-def test_a_switch_asks_for_its_index() -> None:
-    def switched(s: Array, x: Array) -> Array:
-        branches = [lambda: x, lambda: x + mean(x), lambda: x * mean(x * 2)]
-        return lax.switch((s[0] * 3).astype(jnp.int32), branches)
-
-    assert equal(switched, s=False, x=False) == {"s"}
+def decided_twice(a: Array, b: Array, x: Array) -> Array:
+    first = lax.cond(a.sum() > 1, lambda: jnp.sin(b).sum(), lambda: jnp.cos(b).prod())
+    return branch(first > 0, x)
 
 
-def test_a_branch_inside_a_branch_asks_for_both_decisions() -> None:
-    def nested(a: Array, b: Array, x: Array) -> Array:
-        inner = lambda: lax.cond(b.sum() > 1, lambda: mean(x) + x, lambda: x)  # noqa: E731
-        return lax.cond(a.sum() > 1, inner, lambda: x * 3)
-
-    assert equal(nested, a=False, b=False, x=False) == {"a", "b"}
+def scattered(s: Array, x: Array) -> Array:
+    part = lax.all_gather(lax.psum_scatter(s, "data", tiled=True), "data")
+    return branch(part.sum() > 0, x)
 
 
-def test_a_branch_inside_a_loop_asks_for_what_the_loop_carries() -> None:
-    def looped(s: Array, x: Array) -> Array:
-        def turn(carry: Any, _: Any) -> Any:
-            scale, total = carry
-            total = lax.cond(scale.sum() > 1, lambda: total + mean(x), lambda: total)
-            return (scale * 0.5, total), None
+STEPS: dict[str, tuple[Callable[..., Any], str]] = {
+    # XLA ended the job after 40 s: one device took the branch, and the other did not.
+    "branch": (lambda s, x: branch(s[0] > 0, x), "s"),
+    "branch without a collective": (
+        lambda s, x: lax.cond(s[0] > 0, lambda: x * 2, lambda: x) + mean(x), ""
+    ),
+    "loop": (until, "limit"),
+    "loop that carries": (carried, "a b c"),
+    "loop that counts": (lambda n, x: lax.fori_loop(0, n[0], lambda _, y: x + mean(y), x), "n"),
+    "scan": (lambda x: lax.scan(lambda c, _: (c + mean(c) * x, None), x, length=3)[0], ""),
+    "switch": (switched, "s"),
+    "branch in a branch": (
+        lambda a, b, x: lax.cond(a.sum() > 1, lambda: branch(b.sum() > 1, x), lambda: x * 3), "a b"
+    ),
+    "branch in a loop": (branch_in_a_loop, "s"),
+    "decision that another decides": (decided_twice, "a b"),
+    # What comes out of a collective over all devices is equal by itself, as loss scaling decides about its update.
+    "largest": (lambda s, x: branch(lax.pmax(s.sum(), "data") > 0, x), ""),
+    "gathered": (lambda s, x: branch(lax.all_gather(s, "data").sum() > 0, x), ""),
+    "all finite": (
+        lambda s, x: branch(lax.pmean(jnp.isfinite(s).all().astype(jnp.float32), "data") > 0.5, x), ""
+    ),
+    "scattered": (scattered, ""),
+}  # fmt: skip
 
-        return lax.scan(turn, (s, x), length=4)[0][1]
 
-    assert equal(looped, s=False, x=False) == {"s"}
-
-
-def test_a_decision_that_another_decides_asks_for_both() -> None:
-    def chosen(a: Array, b: Array, x: Array) -> Array:
-        first = lax.cond(a.sum() > 1, lambda: jnp.sin(b).sum(), lambda: jnp.cos(b).prod())
-        return lax.cond(first > 0, lambda: mean(x) + x, lambda: x)
-
-    assert equal(chosen, a=False, b=False, x=False) == {"a", "b"}
-
-
-@pytest.mark.parametrize(
-    "reduced",
-    [
-        lambda s: lax.pmax(s.sum(), "data"),
-        lambda s: lax.all_gather(s, "data").sum(),
-        lambda s: lax.pmean(jnp.isfinite(s).all().astype(jnp.float32), "data") - 0.5,
-    ],
-    ids=["largest", "gathered", "all finite"],
-)
-def test_what_comes_out_of_a_collective_over_all_devices_is_equal_by_itself(
-    reduced: Callable[[Array], Array],
-) -> None:
-    """As loss scaling decides about its update."""
-    found = equal(lambda s, x: lax.cond(reduced(s) > 0, lambda: mean(x) + x, lambda: x), s=False, x=False)
-    assert found == set()
+@pytest.mark.parametrize("name", STEPS)
+def test_what_decides_whether_a_collective_runs_or_how_often_is_equal(name: str) -> None:
+    local, expected = STEPS[name]
+    assert equal(local) == set(expected.split())
 
 
 def test_what_is_handed_on_as_such_an_input_is_equal_too() -> None:
     """Steps are timed one behind the other, each with what the one before returned."""
-
-    def stepped(s: Array, rate: Array, x: Array) -> tuple[Array, Array]:
-        y = lax.cond(s[0] > 0, lambda: mean(x) + x, lambda: x)
-        return s * rate, y
-
-    assert equal(stepped, donate=(0,), s=False, rate=False, x=False) == {"s", "rate"}
-
-
-def test_the_parts_of_what_is_scattered_ask_for_what_they_were() -> None:
-    def scattered(s: Array, x: Array) -> Array:
-        part = lax.all_gather(lax.psum_scatter(s, "data", tiled=True), "data")
-        return lax.cond(part.sum() > 0, lambda: mean(x) + x, lambda: x)
-
-    assert equal(scattered, s=False, x=False) == set()
+    found = equal(lambda s, rate, x: (s * rate, branch(s[0] > 0, x)), donate=(0,))
+    assert found == {"s", "rate"}
 
 
 @pytest.mark.parametrize(
@@ -185,25 +157,18 @@ def test_what_no_input_makes_equal_is_refused(decides: Callable[[Array], Array],
     with pytest.raises(
         UnsupportedError, match=f"^a branch .* holds a collective and depends on {why}: "
     ) as refused:
-        equal(lambda s, x: lax.cond(decides(s), lambda: mean(x) + x, lambda: x), s=False, x=False)
+        equal(lambda s, x: branch(decides(s), x))
     assert is_shared(refused.value)
 
 
 def test_a_loop_that_turns_as_often_as_its_device_says_is_refused() -> None:
-    def counted(x: Array) -> Array:
-        return lax.fori_loop(0, lax.axis_index("data") + 1, lambda _, y: x + mean(y), x)
-
     with pytest.raises(UnsupportedError, match=r"^a loop .* depends on the device's own number"):
-        equal(counted, x=False)
+        equal(lambda x: lax.fori_loop(0, lax.axis_index("data") + 1, lambda _, y: x + mean(y), x))
 
 
 def test_a_step_that_hands_on_what_differs_is_refused() -> None:
-    def stepped(s: Array, x: Array) -> tuple[Array, Array]:
-        y = lax.cond(s[0] > 0, lambda: mean(x) + x, lambda: x)
-        return s * lax.axis_index("data"), y
-
     with pytest.raises(UnsupportedError, match=r"hands on to itself .* depends on the device's own number"):
-        equal(stepped, donate=(0,), s=False, x=False)
+        equal(lambda s, x: (s * lax.axis_index("data"), branch(s[0] > 0, x)), donate=(0,))
 
 
 def test_partitioned_code_finds_its_shard_by_the_device_s_number_and_its_sum_is_equal() -> None:
@@ -228,9 +193,9 @@ def test_pmap_stacks_what_decides() -> None:
     assert len(equal_in(step, shapes)) == 1
 
 
-def test_a_step_of_any_usual_kind_asks_for_nothing() -> None:
-    for make in (models.scanned_layers, models.mapped_by_hand, models.lstm):
-        assert equal_in(*make()) == set()
+@pytest.mark.parametrize("name", ["scanned_layers", "mapped_by_hand", "lstm"])
+def test_a_step_of_any_usual_kind_asks_for_nothing(name: str) -> None:
+    assert equal_parameters(captured_step(name), Devices(1, models.DEVICES)) == frozenset()
 
 
 def collective(opcode: str, groups: tuple[tuple[int, ...], ...] = (), **more: object) -> Message:

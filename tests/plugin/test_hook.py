@@ -1,3 +1,5 @@
+"""What the hook does with modules of our own compiles, and that it leaves all others alone."""
+
 from __future__ import annotations
 
 import re
@@ -12,34 +14,41 @@ from disco_hlo.plugin.xla.hook import CapturedError, OwnCompile
 STEP = b"\x0a\x08jit_step" + b"\x28\x96\x01" + b"\x30\x07"  # name, id 150, entry_computation_id 7
 
 
-def test_reads_the_module_name_from_the_first_field() -> None:
-    assert hook.module_name(STEP) == "jit_step"
-    assert hook.module_name(b"\x0a\x96\x01" + b"a" * 150 + b"\x28\x01") == "a" * 150
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (STEP, "jit_step"),
+        (b"\x0a\x96\x01" + b"a" * 150 + b"\x28\x01", "a" * 150),
+        (b"", ""),
+        (b"\x30\x07", ""),
+    ],
+    ids=["short", "long", "empty", "without a name"],
+)
+def test_the_name_of_a_module_is_in_its_first_field(module: bytes, name: str) -> None:
+    assert hook.module_name(module) == name
 
 
-def test_a_module_without_a_leading_name_has_none() -> None:
-    assert hook.module_name(b"") == ""
-    assert hook.module_name(b"\x30\x07") == ""
+FIELDS = b"\x0a\x01m" + b"\x21" + bytes(8) + b"\x2d\x01\x02\x03\x04" + b"\x1a\x02\x28\x05"
+"""Of every wire type."""
 
 
-def test_the_running_number_of_a_module_is_left_out() -> None:
-    assert hook.without_id(STEP) == b"\x0a\x08jit_step" + b"\x30\x07"
-    assert hook.without_id(b"\x0a\x08jit_step\x30\x07") == b"\x0a\x08jit_step\x30\x07"
-
-
-def test_leaving_out_the_number_skips_fields_of_every_wire_type() -> None:
-    before = b"\x0a\x01m" + b"\x21" + bytes(8) + b"\x2d\x01\x02\x03\x04" + b"\x1a\x02\x28\x05"
-    assert hook.without_id(before + b"\x28\x05" + b"\x30\x07") == before + b"\x30\x07"
+@pytest.mark.parametrize(
+    ("module", "left"),
+    [
+        (STEP, b"\x0a\x08jit_step\x30\x07"),
+        (b"\x0a\x08jit_step\x30\x07", b"\x0a\x08jit_step\x30\x07"),
+        (FIELDS + b"\x28\x05\x30\x07", FIELDS + b"\x30\x07"),
+    ],
+    ids=["with one", "without", "behind other fields"],
+)
+def test_the_running_number_of_a_module_is_left_out(module: bytes, left: bytes) -> None:
+    assert hook.without_id(module) == left
 
 
 def test_what_is_left_is_the_same_module() -> None:
     module = proto.parse(hook.without_id(STEP + b"\x1a\x02\x28\x07"))
     assert module.name == "jit_step"
     assert module.entry_computation_id == 7
-
-
-def test_modules_are_left_alone_when_no_compile_is_ours() -> None:
-    assert hook.on_module(STEP) is None
 
 
 def test_only_the_module_of_that_name_is_replaced() -> None:
@@ -88,14 +97,6 @@ def test_an_ordinary_compile_waits_for_ours_of_the_same_name() -> None:
     assert order == ["other", "ours", "ordinary"]
 
 
-def test_a_capture_ends_the_compile() -> None:
-    own = OwnCompile(stop=True)
-    with hook.own_compile("jit_step", own) as name, pytest.raises(CapturedError):
-        hook.on_module(hook.named(STEP, name))
-    assert own.seen is not None
-    assert own.interrupt is None
-
-
 @pytest.mark.parametrize("name", ["jit_step", "x", "n" * 150, "n" * 20_000])
 def test_a_module_can_be_given_another_name(name: str) -> None:
     renamed = hook.named(STEP, name)
@@ -127,20 +128,16 @@ def test_the_early_stage_replaces_the_module_under_the_name_it_is_compiled_under
     assert hook.on_early_module(STEP) is None
 
 
-def test_a_capture_at_the_early_stage_ends_the_compile_there() -> None:
-    own = OwnCompile(stop_early=True)
-    with hook.own_compile("jit_step", own) as name, pytest.raises(CapturedError):
+def test_a_capture_ends_the_compile_at_its_stage() -> None:
+    early, late = OwnCompile(stop_early=True), OwnCompile(stop=True)
+    with hook.own_compile("jit_step", early) as name, pytest.raises(CapturedError):
         hook.on_early_module(hook.named(STEP, name))
-    assert own.seen_early is not None
-    assert own.seen is None
-
-
-def test_a_capture_of_the_scheduled_module_lets_the_early_one_pass() -> None:
-    own = OwnCompile(stop=True)
-    with hook.own_compile("jit_step", own):
+    assert (early.seen_early, early.seen) == (STEP, None)
+    with hook.own_compile("jit_step", late):
         assert hook.on_early_module(STEP) is None
         with pytest.raises(CapturedError):
             hook.on_module(STEP)
+    assert (late.seen, late.interrupt) == (STEP, None)
 
 
 def test_a_name_that_xla_would_change_is_changed_before() -> None:

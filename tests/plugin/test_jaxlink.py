@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.extend.xla
 import numpy as np
 import pytest
+from jax._src import compiler
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib.xla_client import AutotuneCacheMode
 
@@ -49,10 +51,6 @@ def test_jit_shard_map_and_pmap_all_reach_the_handler(install: Install) -> None:
     assert jax.pmap(by_pmap, axis_name="data")(x).tolist() == [[4.0, 4.0]] * 4
     assert [devices for _, devices in reached if devices > 1] == [4, 4, 4]
     assert ("jit_by_jit", 4) in reached
-
-
-def test_none_means_the_default() -> None:
-    assert handled(lambda _: None, lambda x: x + 1, 1.0) == 2.0
 
 
 def test_an_error_of_the_handler_is_one_line_and_training_goes_on(
@@ -121,8 +119,6 @@ def test_the_default_is_compiled_once() -> None:
 
 
 def test_uninstalling_gives_jax_its_own_function_back(install: Install) -> None:
-    from jax._src import compiler
-
     own = compiler.compile_or_get_cached
     install(lambda request: None)
     install(lambda request: None)
@@ -131,34 +127,25 @@ def test_uninstalling_gives_jax_its_own_function_back(install: Install) -> None:
     assert compiler.compile_or_get_cached is own
 
 
-@pytest.mark.parametrize("name", ["compile_or_get_cached", "backend_compile_and_load"])
-def test_a_jax_without_the_compile_functions_is_unsupported(
-    name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("module", "name", "instead", "said"),
+    [
+        (compiler, "compile_or_get_cached", None, "jax._src.compiler.compile_or_get_cached is missing"),
+        (compiler, "backend_compile_and_load", None, "jax._src.compiler.backend_compile_and_load is missing"),
+        (
+            compiler, "compile_or_get_cached", lambda backend, computation, devices: None,
+            "takes no compile_options, executable_devices, host_callbacks",
+        ),
+        (jax.extend.xla, "register_hlo_module_transformation", None, "transformation is missing"),
+    ],
+)  # fmt: skip
+def test_a_jax_that_compiles_otherwise_is_unsupported(
+    module: Any, name: str, instead: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jax._src import compiler
-
-    monkeypatch.delattr(compiler, name)
-    with pytest.raises(UnsupportedError, match=f"jax._src.compiler.{name} is missing"):
-        jaxlink.install(lambda request: None)
-
-
-def test_a_jax_whose_compile_function_takes_other_arguments_is_unsupported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from jax._src import compiler
-
-    monkeypatch.setattr(compiler, "compile_or_get_cached", lambda backend, computation, devices: None)
-    with pytest.raises(
-        UnsupportedError, match="takes no compile_options, executable_devices, host_callbacks"
-    ):
-        jaxlink.install(lambda request: None)
-
-
-def test_a_jax_without_the_hook_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    import jax.extend.xla
-
-    monkeypatch.delattr(jax.extend.xla, "register_hlo_module_transformation")
-    with pytest.raises(UnsupportedError, match="register_hlo_module_transformation is missing"):
+    monkeypatch.delattr(module, name)
+    if instead is not None:
+        monkeypatch.setattr(module, name, instead, raising=False)
+    with pytest.raises(UnsupportedError, match=said):
         jaxlink.install(lambda request: None)
 
 

@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.microbenchmarks import AFTER_COMPUTE
-from disco_hlo.plugin.xla import compiles
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.collectives import InStep, SweepPoint
 from disco_hlo.profiler.profile import Contention, Link, LoopTime, OpTime, Platform
 from disco_hlo.profiler.store import ProfileStore
-from tests.steps import models
-from tests.steps.intercept import intercept
+from tests.steps.intercept import captured_step
 
 CPU = Platform("some cpu", "cpu", "", "0.12", "0.12")
 GPU = Platform("some gpu", "gpu", "", "0.12", "0.12")
@@ -29,9 +27,9 @@ GATHER = "all-gather {0,1},{2,3}"
 GATHERED = tuple(SweepPoint(1 << k, 100 + k, 1, 7) for k in (10, 11, 12))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def step() -> CanonicalModule:
-    return canonicalize(intercept(*models.mlp(), compiles.capture))
+    return captured_step("mlp")
 
 
 @pytest.fixture
@@ -49,12 +47,12 @@ def test_a_second_search_computes_with_the_very_numbers_of_the_first(store: Prof
     first = KnownTimes(GPU, NVLINK, store)
     first.add_constants(CONSTANTS)
     first.add_gap("f00d", 123)
-    first.add_contention(Contention(1.1, 4 / 3, 300, products=1.7, others=1.0, hold=1 / 3), "f00d")
+    first.add_facts("f00d", contention=Contention(1.1, 4 / 3, 300, products=1.7, others=1.0, hold=1 / 3))
     first.add_holds({"dot": 1 / 3})
     first.add_holds({"convolution": 0.5})
     apart = {GATHER: InStep(((64, 2),), 500, 3, 5)}
-    first.add_collectives("f00d", apart, {"all-reduce": InStep(((16, 1),), 1000, 100, 3)})
-    first.add_loops("f00d", {"body": LoopTime(16, 300, -20)})
+    first.add_facts("f00d", apart=apart, together={"all-reduce": InStep(((16, 1),), 1000, 100, 3)})
+    first.add_facts("f00d", loops={"body": LoopTime(16, 300, -20)})
     first.add_sweep(GATHERED, kind)
     told = first.profile("f00d", [kind])
     assert KnownTimes(GPU, NVLINK, store).profile("f00d", [kind]) == told
@@ -85,7 +83,7 @@ def test_the_launch_cost_is_that_of_the_step_before_it_is_any_others(store: Prof
 def test_slow_downs_and_holds_are_of_one_link(store: ProfileStore, link: Link) -> None:
     first = KnownTimes(GPU, NVLINK, store)
     first.add_constants(CONSTANTS)
-    first.add_contention(Contention(1.5, 1.25), "f00d")
+    first.add_facts("f00d", contention=Contention(1.5, 1.25))
     first.add_holds({"dot": 0.9})
     other = KnownTimes(GPU, link, store).profile("f00d")
     assert (other.contention, other.holds) == (None, {})
@@ -137,25 +135,17 @@ def test_what_a_steps_all_reduces_took_in_it_is_asked_once_of_processes_on_cpu(
     first.add_ops(fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
     assert first.lacks(step, read(step))["ops"] is True
     apart, together = InStep(((8, 1), (64, 2)), 4000, 1000, 3), InStep(((136, 1),), 700, 100, 3)
-    first.add_collectives(fingerprint, {"all-reduce": apart}, {"all-reduce": together})
+    first.add_facts(fingerprint, apart={"all-reduce": apart}, together={"all-reduce": together})
     second = KnownTimes(CPU, link, store)
     assert second.lacks(step, read(step))["ops"] is False
     found = second.profile(fingerprint)
     assert (found.in_step, found.together) == (apart, together)
     assert set(found.ops) == {"dot"}
-    assert second.profile("f00d").in_step is None
-    assert second.profile("f00d").together is None
-
-
-def test_traces_that_tell_nothing_of_all_reduces_are_not_taken_again(
-    step: CanonicalModule, store: ProfileStore
-) -> None:
-    known = KnownTimes(CPU, Link(2, 2, AFTER_COMPUTE), store)
-    known.add_constants(CONSTANTS)
-    known.add_ops(step.graph.fingerprint, {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
-    known.add_collectives(step.graph.fingerprint, {}, {})
-    assert known.lacks(step, read(step))["ops"] is False
-    assert known.profile(step.graph.fingerprint).in_step is None
+    assert (second.profile("f00d").in_step, second.profile("f00d").together) == (None, None)
+    # Where the traces of a step tell nothing of all-reduces, they are not taken again.
+    second.add_facts(fingerprint, apart={}, together={})
+    assert second.lacks(step, read(step))["ops"] is False
+    assert second.profile(fingerprint).in_step is None
 
 
 def test_the_noise_is_that_of_the_whole_step(step: CanonicalModule, store: ProfileStore) -> None:
@@ -203,9 +193,9 @@ def test_what_xlas_buckets_took_on_gpus_is_asked_once_for_a_step(
     platform, link, fingerprint = GPU, Link(2, 1), step.graph.fingerprint
     first = KnownTimes(platform, link, store)
     first.add_constants(CONSTANTS)
-    first.add_contention(Contention(1.1, 1.2), fingerprint)
+    first.add_facts(fingerprint, contention=Contention(1.1, 1.2))
     assert first.lacks(step, read(step))["contention"] is True
-    first.add_collectives(fingerprint, {}, {"all-reduce": InStep(((64, 3),), 700, 100, 3)})
+    first.add_facts(fingerprint, apart={}, together={"all-reduce": InStep(((64, 3),), 700, 100, 3)})
     second = KnownTimes(platform, link, store)
     assert second.lacks(step, read(step))["contention"] is False
     found = second.profile(fingerprint)

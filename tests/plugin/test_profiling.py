@@ -42,17 +42,17 @@ from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Link, OpTime, Profile
 from disco_hlo.profiler.store import ProfileStore
-from tests.known_times import PLATFORM, SWEEP, know_device
+from tests.known_times import PLATFORM, SWEEP, know_all, know_device
 from tests.plugin.handled import in_session
 from tests.steps import models
-from tests.steps.intercept import intercept
+from tests.steps.intercept import captured_step, intercept
 
 LAYERS, WIDTH = 5, 64
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def step() -> CanonicalModule:
-    return canonicalize(intercept(*models.mlp(), compiles.capture))
+    return captured_step("mlp")
 
 
 @pytest.mark.parametrize(("backend", "expected"), [("cpu", one_bucket), ("gpu", unfused)])
@@ -87,6 +87,21 @@ def test_every_other_bucket_of_several_is_taken_apart() -> None:
     assert varied_buckets(Strategy((), buckets, ("b0",))) == Strategy((), apart)
 
 
+def profiled(folder: Path) -> tuple[set[str], set[str]]:
+    """Cost keys of XLA's kernels of a step, and those of which profiling it finds the time."""
+    know_all(folder, devices=models.DEVICES, processes=1)
+
+    def look(session: Session, source: CanonicalModule) -> tuple[set[str], set[str]]:
+        with ProfileStore(folder / STORE_NAME) as store:
+            found = profile_step(session, source, read(source), store)
+        assert found is not None
+        xlas = kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels(source.graph))
+        return {*xlas}, {*found.profile.ops}
+
+    keys: tuple[set[str], set[str]] = in_session(folder, look)
+    return keys
+
+
 @pytest.mark.parametrize("too_large", [("unfused step",), ("unfused step", "XLA's kernels")])
 def test_a_module_without_room_is_not_run_and_the_other_tells(
     too_large: tuple[str, ...],
@@ -95,34 +110,22 @@ def test_a_module_without_room_is_not_run_and_the_other_tells(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A step that all but fills the device has no room for its unfused form: the search was given up."""
-    arguments_bytes = {True: 1 << 50, False: 1 << 10}
-    sizes = [
-        Memory(arguments_bytes[name in too_large], 0, 0, 0) for name in ("unfused step", "XLA's kernels")
-    ]
+    names = "unfused step", "XLA's kernels"
+    sizes = [Memory(1 << 50 if name in too_large else 1 << 10, 0, 0, 0) for name in names]
     monkeypatch.setattr(room, "memory", lambda executable: sizes.pop(0))
     monkeypatch.setattr(room, "room_bytes", lambda session: 1 << 30)
-
-    def look(session: Session, source: CanonicalModule) -> tuple[CanonicalModule, Profile]:
-        found = profile_step(session, source, read(source), None)
-        assert found is not None
-        return source, found.profile
 
     with caplog.at_level(logging.INFO, "disco_hlo"):
         if len(too_large) == 2:
             with pytest.raises(
                 ProfileError, match="neither the unfused step nor XLA's own could be profiled"
             ):
-                in_session(tmp_path, look)
+                profiled(tmp_path)
         else:
-            source, profile = in_session(tmp_path, look)
-            xlas = {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels(source.graph))}
-            assert xlas & set(profile.ops)
-    assert (
-        caplog.messages.count(
-            "unfused step: not profiled: rank 0: it needs 1073741824 MiB a device, 1024 MiB of what is free are usable"
-        )
-        == 1
-    )
+            xlas, found = profiled(tmp_path)
+            assert xlas & found
+    said = "unfused step: not profiled: rank 0: it needs 1073741824 MiB a device, 1024 MiB of what is free are usable"
+    assert caplog.messages.count(said) == 1
 
 
 def test_a_module_that_fails_is_done_without_and_asked_for_again(
@@ -138,21 +141,14 @@ def test_a_module_that_fails_is_done_without_and_asked_for_again(
 
     monkeypatch.setattr(profiling, "take", take)
 
-    def look(session: Session, source: CanonicalModule) -> tuple[CanonicalModule, Profile]:
-        with ProfileStore(tmp_path / "profile.sqlite") as store:
-            found = profile_step(session, source, read(source), store)
-        assert found is not None
-        return source, found.profile
-
     with caplog.at_level(logging.INFO, "disco_hlo"):
-        source, first = in_session(tmp_path, look)
+        xlas, first = profiled(tmp_path)
     assert "XLA's kernels: not profiled: MemoryError: out of memory" in caplog.messages
-    xlas = {*kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels(source.graph))}
-    assert first.ops
-    assert not xlas & set(first.ops)
+    assert first
+    assert not xlas & first
     fails = False
-    _, second = in_session(tmp_path, look)
-    assert xlas & set(second.ops)
+    _, second = profiled(tmp_path)
+    assert xlas & second
 
 
 @pytest.mark.parametrize(

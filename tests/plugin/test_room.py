@@ -53,7 +53,8 @@ def test_devices_and_processes_of_a_host_share_its_memory(
 def test_a_candidate_without_room_is_not_run_and_the_others_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was run, whatever it needed: on CPU the process is killed then."""
+    """It was run, whatever it needed: on CPU the process is killed then. And a step for whose made-up inputs there is
+    no room is refused."""
 
     def body(request: CompileRequest) -> list[Trial]:
         source = canonicalize(compiles.capture(request))
@@ -69,6 +70,11 @@ def test_a_candidate_without_room_is_not_run_and_the_others_are(
 
         monkeypatch.setattr(room, "memory", memory)
         assert measure(session, trials, budget_s=0.01)
+        monkeypatch.setattr(room, "room_bytes", lambda _session: 0)
+        with pytest.raises(
+            UnsupportedError, match=r"^XLA default has no room on made-up inputs: rank 0: it needs "
+        ):
+            measure(session, trials[:1], budget_s=0.01)
         return trials
 
     default, plan, large = intercept(*models.mlp(), body)
@@ -76,24 +82,6 @@ def test_a_candidate_without_room_is_not_run_and_the_others_are(
     assert plan.times_ns
     assert large.times_ns == []
     assert large.error.startswith("rank 0: it needs 1073741824 MiB a device, ")
-
-
-def test_a_step_without_room_for_made_up_inputs_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "room_bytes", lambda _session: 0)
-
-    def body(request: CompileRequest) -> None:
-        source = canonicalize(compiles.capture(request))
-        session = join(request, Settings(search=True, directory=tmp_path))
-        trials = [Trial(DEFAULT, None, 1)]
-        compile_trials(session, source, trials, tag="test")
-        measure(session, trials, budget_s=0.01)
-
-    with pytest.raises(
-        UnsupportedError, match=r"^XLA default has no room on made-up inputs: rank 0: it needs "
-    ):
-        intercept(*models.mlp(), body)
 
 
 def host(*numbers: int) -> list[int]:

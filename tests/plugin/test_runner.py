@@ -23,7 +23,7 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.measuring.inputs import arguments, made_up
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs
-from disco_hlo.plugin.measuring.inputs.made_up import floats_at, synthetic_values
+from disco_hlo.plugin.measuring.inputs.made_up import PLAIN, Floats, floats_at, synthetic_values
 from disco_hlo.plugin.measuring.runner import Runner, steps_at_once
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables
@@ -123,64 +123,76 @@ def test_two_modules_are_compared_on_equal_inputs() -> None:
     assert np.all(rewritten > 0)
 
 
-@pytest.mark.parametrize("donate", [False, True])
-def test_steps_in_a_row_are_timed_from_the_end_of_one_ahead_of_them(
-    donate: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def noted(patched: pytest.MonkeyPatch) -> list[str]:
+    """What happens from now on: arguments are made, a step is executed, waited for, the clock is read."""
     happened: list[str] = []
-    execute, several, clock = executables.execute, Inputs.several, time.perf_counter_ns
+    token_of = executables.token_of
 
-    def noted(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             happened.append(name)
             return of(*arguments)
 
         return call
 
-    def look(request: CompileRequest) -> None:
+    def token(result: Any) -> Any:
+        return SimpleNamespace(block_until_ready=noting("wait", token_of(result).block_until_ready))
+
+    patched.setattr(executables, "execute", noting("execute", executables.execute))
+    patched.setattr(Inputs, "several", noting("arguments", Inputs.several))
+    patched.setattr(executables, "token_of", token)
+    patched.setattr(runner.time, "perf_counter_ns", noting("clock", time.perf_counter_ns))
+    return happened
+
+
+def given_from_now_on(patched: pytest.MonkeyPatch) -> list[list[np.ndarray]]:
+    """The arguments of each execution."""
+    given: list[list[np.ndarray]] = []
+    execute = executables.execute
+
+    def noting(executable: Any, arguments: Sequence[Any]) -> Any:
+        given.append([np.asarray(argument) for argument in arguments])
+        return execute(executable, arguments)
+
+    patched.setattr(executables, "execute", noting)
+    return given
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_steps_in_a_row_are_timed_from_the_end_of_one_ahead_of_them(
+    donate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(request: CompileRequest) -> list[str]:
         on_device = Runner(request, request.call_default(), seed=7)
         before = on_device.outputs()
+        on_device.run_in_a_row(2)  # the first of all; what it takes over is learned before, and handed on
         with monkeypatch.context() as patched:
-            patched.setattr(executables, "execute", noted("execute", execute))
-            patched.setattr(Inputs, "several", noted("arguments", several))
-            patched.setattr(runner.time, "perf_counter_ns", noted("clock", clock))
-            on_device.run_in_a_row(2)  # the first of all; what it takes over is learned before, and handed on
-            del happened[:]
+            happened = noted(patched)
             assert on_device.run_in_a_row(5) > 0
         assert on_device.donated_bytes() == 0
         assert_equal(before, on_device.outputs())
+        return happened
 
-    of_sgd_step(look, donate=donate)
+    happened, _ = of_sgd_step(look, donate=donate)
     # A thread reads the first clock while the next step is dispatched: one has been by then, or two.
     assert happened[:2] == ["arguments", "execute"]
     assert happened[-1] == "clock"
-    assert Counter(happened) == {"arguments": 1, "execute": 6, "clock": 2}
+    counts = Counter(happened)
+    assert (counts["arguments"], counts["execute"], counts["clock"]) == (1, 6, 2)
 
 
 def test_awaited_steps_in_a_row_start_when_the_one_before_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: list[str] = []
-    execute, token_of, clock = executables.execute, executables.token_of, time.perf_counter_ns
-
-    def executed(*arguments: Any) -> Any:
-        happened.append("execute")
-        return execute(*arguments)
-
-    def token(result: Any) -> Any:
-        ended = token_of(result)
-        return SimpleNamespace(block_until_ready=lambda: (happened.append("wait"), ended.block_until_ready()))
-
-    def look(request: CompileRequest) -> None:
+    def look(request: CompileRequest) -> list[str]:
         on_device = Runner(request, request.call_default(), seed=7)
         on_device.run_in_a_row(2)
         with monkeypatch.context() as patched:
-            patched.setattr(executables, "execute", executed)
-            patched.setattr(executables, "token_of", token)
-            patched.setattr(runner.time, "perf_counter_ns", lambda: (happened.append("clock"), clock())[1])
+            happened = noted(patched)
             on_device.run_in_a_row(2, awaited=True)
+        return happened
 
-    of_sgd_step(look, donate=True)
-    assert happened[0] == "execute"
-    assert {*happened[1 : happened.index("clock")]} == {"wait"}
+    happened, _ = of_sgd_step(look, donate=True)
+    assert happened[:2] == ["arguments", "execute"]
+    assert "wait" in happened[2 : happened.index("clock")]  # by a thread that may come late
     begun = [place for place, what in enumerate(happened) if what == "execute"]
     assert len(begun) == 3
     assert all("wait" in happened[one:other] for one, other in itertools.pairwise(begun))
@@ -192,41 +204,33 @@ def test_steps_in_a_row_hand_on_what_takes_the_storage_of_their_arguments(
 ) -> None:
     """As a training loop does: the second step takes what the first returned, and where donated arguments are not
     handed on each step gets its own."""
-    returned: list[runner.Outputs] = []
-    given: list[list[np.ndarray]] = []
-    bytes_of_one_more: list[int] = []
-    execute = executables.execute
 
-    def noted(executable: Any, arguments: Sequence[Any]) -> Any:
-        given.append([np.asarray(argument) for argument in arguments])
-        return execute(executable, arguments)
-
-    def look(request: CompileRequest) -> None:
+    def look(request: CompileRequest) -> int:
         executable = request.call_default()
         on_device = Runner(request, executable, seed=7)
-        returned.append(on_device.outputs())
+        returned = on_device.outputs()
+        on_device.learn_handing_on(3)
         with monkeypatch.context() as patched:
-            patched.setattr(executables, "execute", noted)
-            on_device.learn_handing_on(3)
-            del given[:]
+            given = given_from_now_on(patched)
             on_device.run_in_a_row(3)
             patched.setattr(executables, "storage_taken", lambda _: {})
             alone = Runner(request, executable, seed=7)
             alone.run()
-            bytes_of_one_more.append(alone.donated_bytes())
+            bytes_of_one_more = alone.donated_bytes()
             alone.run_in_a_row(2)
         taken = executables.storage_taken(executable)
         assert sorted(taken) == [0, 1]
         for index, output in taken.items():
-            expected = returned[0][output][0]  # jax 0.10.2 shows the devices' parts one behind the other
+            expected = returned[output][0]  # jax 0.10.2 shows the devices' parts one behind the other
             np.testing.assert_array_equal(given[1][index][: len(expected)], expected)
             assert not np.array_equal(given[2][index], given[1][index])
             np.testing.assert_array_equal(given[-1][index], given[0][index])
         for index in range(2, len(given[0])):
             np.testing.assert_array_equal(given[1][index], given[0][index])
+        return bytes_of_one_more
 
-    of_sgd_step(look, donate=True)
-    assert bytes_of_one_more == [180]  # the weights, [6, 5] and [5, 3] of float32
+    bytes_of_one_more, _ = of_sgd_step(look, donate=True)
+    assert bytes_of_one_more == 180  # the weights, [6, 5] and [5, 3] of float32
 
 
 @pytest.mark.parametrize("factor", [10.0, 1e30])
@@ -234,25 +238,20 @@ def test_a_state_that_grows_without_bound_is_not_handed_on(
     factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """VGG19's made-up weights are infinite after three updates, and a GPU multiplies infinities faster."""
-    given: list[float] = []
-    execute = executables.execute
 
-    def noted(executable: Any, arguments: Sequence[Any]) -> Any:
-        given.append(float(np.asarray(arguments[0])[0]))
-        return execute(executable, arguments)
-
-    def look(request: CompileRequest) -> None:
+    def look(request: CompileRequest) -> list[list[np.ndarray]]:
         on_device = Runner(request, request.call_default(), seed=7)
         assert on_device.donated_bytes() == 0
         on_device.learn_handing_on(3)
         assert on_device.donated_bytes() == 16
         with monkeypatch.context() as patched:
-            patched.setattr(executables, "execute", noted)
+            given = given_from_now_on(patched)
             on_device.run_in_a_row(3)
+        return given
 
-    seen(look, lambda state: state * factor, np.ones(4, np.float32), donate_argnums=0)
+    given = seen(look, lambda state: state * factor, np.ones(4, np.float32), donate_argnums=0)
     assert len(given) == 4
-    assert len(set(given)) == 1
+    assert len({float(arguments[0][0]) for arguments in given}) == 1
 
 
 @pytest.mark.parametrize("donate", [False, True])
@@ -260,9 +259,9 @@ def test_runners_of_one_step_share_their_inputs(donate: bool, monkeypatch: pytes
     made: list[int] = []
     original = synthetic_values
 
-    def counted(parameter: Parameter, seed: int, index: int, place: int, **more: Any) -> Any:
+    def counted(parameter: Parameter, seed: int, index: int, *more: Any, **named: Any) -> Any:
         made.append(index)
-        return original(parameter, seed, index, place, **more)
+        return original(parameter, seed, index, *more, **named)
 
     monkeypatch.setattr(arguments, "synthetic_values", counted)
 
@@ -302,14 +301,27 @@ def test_every_kind_of_parameter_can_be_made() -> None:
     assert len(outputs) == len(values) + 1
 
 
+# --- the values -------------------------------------------------------------------------------------
+
+
+def values_of(
+    dtype: Any,
+    *shape: int,
+    at: tuple[int, int, int] = (1, 2, 0),
+    how: Floats = PLAIN,
+    sharded: bool = True,
+    **more: Any,
+) -> Any:
+    """Values of a parameter, ``at`` a seed, a number and a device."""
+    return synthetic_values(Parameter(shape, np.dtype(dtype), sharded), *at, how, **more)
+
+
 @pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.uint32, ml_dtypes.int4])
 def test_integers_are_0_or_1_and_equal_on_every_device(dtype: Any) -> None:
-    parameter = Parameter((50, 4), np.dtype(dtype), sharded=True)
-    values = synthetic_values(parameter, 0, 0, 0)
-    assert values.dtype == dtype
-    assert values.shape == (50, 4)
+    values = values_of(dtype, 50, 4)
+    assert (values.dtype, values.shape) == (dtype, (50, 4))
     assert set(values.astype(int).flatten().tolist()) == {0, 1}
-    np.testing.assert_array_equal(values, synthetic_values(parameter, 0, 0, 3))
+    np.testing.assert_array_equal(values, values_of(dtype, 50, 4, at=(1, 2, 3)))
 
 
 @given(
@@ -323,26 +335,24 @@ def test_indices_are_not_negative_and_below_their_bound(
     dtype: Any, bound: int, seed: int, count: int
 ) -> None:
     bound = min(bound, int(np.iinfo(dtype).max) + 1)
-    values = synthetic_values(Parameter((count,), np.dtype(dtype), sharded=True), seed, 1, 0, bound=bound)
+    values = values_of(dtype, count, at=(seed, 1, 0), bound=bound)
     assert values.dtype == dtype
     assert all(0 <= value < bound for value in values.tolist())
 
 
 def test_indices_are_spread_over_all_rows_and_equal_on_every_device() -> None:
     """Small ones most often: half of all are below the root of the number of rows."""
-    parameter = Parameter((300, 200), np.dtype(np.int32), sharded=True)
-    values = synthetic_values(parameter, 0, 0, 0, bound=10_000)
+    values, elsewhere = (values_of(np.int32, 300, 200, at=(0, 0, on), bound=10_000) for on in (0, 3))
     assert 0.45 < np.mean(values < 100) < 0.55
     assert values.min() == 0
     assert values.max() > 9_900
     assert np.unique(values).size > 3_000
-    np.testing.assert_array_equal(values, synthetic_values(parameter, 0, 0, 3, bound=10_000))
+    np.testing.assert_array_equal(values, elsewhere)
 
 
 @pytest.mark.parametrize(("bound", "count"), [(3, 100), (50, 50), (50, 49), (1000, 2500), (1 << 31, 40)])
 def test_permuted_indices_take_all_rows_as_often_and_not_by_turns(bound: int, count: int) -> None:
-    parameter = Parameter((count,), np.dtype(np.int64), sharded=False)
-    values = synthetic_values(parameter, 0, 0, 0, bound=bound, permuted=True)
+    values = values_of(np.int64, count, at=(0, 0, 0), bound=bound, permuted=True)
     assert values.min() >= 0
     assert values.max() < bound
     runs = [values[start : start + bound].tolist() for start in range(0, count, bound)]
@@ -353,9 +363,8 @@ def test_permuted_indices_take_all_rows_as_often_and_not_by_turns(bound: int, co
 
 def test_no_two_floats_are_equal_and_nothing_repeats() -> None:
     """Of a pattern that was repeated, one row of 256 looked like the 256th after it."""
-    parameter = Parameter((1500, 4096), np.dtype(np.float32), sharded=False)
     for signed in (False, True):
-        values = synthetic_values(parameter, 1, 2, 0, signed=signed)
+        values = values_of(np.float32, 1500, 4096, how=Floats(signed))
         assert np.unique(np.abs(values.reshape(-1)[: 1 << 22])).size == 1 << 22
         flat = values.reshape(-1)
         for distance in (1, 256, 4096, 1 << 16, 1 << 18, 1 << 22):
@@ -368,43 +377,41 @@ def test_no_two_floats_are_equal_and_nothing_repeats() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("nudge", [0.0, 2.0**-8])
 def test_floats_at_some_places_are_those_of_the_array(dtype: Any, nudge: float) -> None:
-    parameter = Parameter((3, 1 << 21), np.dtype(dtype), sharded=True)
-    more = {"signed": True, "nudge": nudge, "change": 3}
-    values = synthetic_values(parameter, 5, 1, 1, **more).reshape(-1)
+    parameter, floats = Parameter((3, 1 << 21), np.dtype(dtype), sharded=True), Floats(True, nudge, 3)
+    values = synthetic_values(parameter, 5, 1, 1, floats).reshape(-1)
     for places in (
         np.arange(10, 20),
         np.arange((1 << 22) - 5, (1 << 22) + 5),
         np.arange(0, values.size, 100_003),
     ):
-        np.testing.assert_array_equal(floats_at(places, parameter, 5, 1, 1, **more), values[places])
+        np.testing.assert_array_equal(floats_at(places, parameter, 5, 1, 1, floats), values[places])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize(
-    "more", [{}, {"signed": True}, {"signed": True, "nudge": 1e-6, "change": 13}], ids=str
+    ("dtype", "floats"),
+    [
+        (np.float32, Floats()),
+        (np.float32, Floats(True, 1e-6, 13)),
+        (np.float16, Floats(signed=True)),
+        (ml_dtypes.bfloat16, Floats(True, 1e-6, 13)),
+    ],
+    ids=str,
 )
-def test_devices_make_the_very_numbers_that_the_host_makes(dtype: Any, more: dict[str, Any]) -> None:
+def test_devices_make_the_very_numbers_that_the_host_makes(dtype: Any, floats: Floats) -> None:
     parameter = Parameter((3, (1 << 21) + 5), np.dtype(dtype), sharded=True)
     assert made_up.are_made_on_devices(parameter)
-    devices = tuple(jax.local_devices()[:2])
+    devices, places = tuple(jax.local_devices()[:2]), (1, 3)
     tables = [jax.device_put(made_up.table(), device) for device in devices]
-    for place, made in zip(
-        (1, 3),
-        made_up.floats_on_devices(devices, tables, parameter, 5, 1, (1, 3), **more),
-        strict=True,
-    ):
+    found = made_up.floats_on_devices(devices, tables, parameter, 5, 1, places, floats)
+    for place, made in zip(places, found, strict=True):
         assert made.shape == parameter.shape
-        np.testing.assert_array_equal(np.asarray(made), synthetic_values(parameter, 5, 1, place, **more))
+        np.testing.assert_array_equal(np.asarray(made), synthetic_values(parameter, 5, 1, place, floats))
 
 
 def test_each_draw_changes_other_floats_upwards() -> None:
-    parameter = Parameter((4000,), np.dtype(np.float32), sharded=False)
-    plain = synthetic_values(parameter, 1, 2, 0, signed=True)
-    raised = [
-        np.abs(synthetic_values(parameter, 1, 2, 0, signed=True, nudge=1e-4, change=n)) > np.abs(plain)
-        for n in range(9)
-    ]
-    for one, other in itertools.combinations(raised, 2):
+    plain = values_of(np.float32, 4000, how=Floats(signed=True))
+    nudged = [values_of(np.float32, 4000, how=Floats(True, 1e-4, draw)) for draw in range(9)]
+    for one, other in itertools.combinations([np.abs(values) > np.abs(plain) for values in nudged], 2):
         assert 0.45 < np.mean(one == other) < 0.55
 
 
@@ -414,9 +421,8 @@ def test_each_draw_changes_other_floats_upwards() -> None:
 )
 @pytest.mark.parametrize("shape", [(), (3,), (100_000,), (128, 4096)])
 def test_floats_are_finite_normal_and_positive(dtype: Any, shape: tuple[int, ...]) -> None:
-    values = synthetic_values(Parameter(shape, np.dtype(dtype), sharded=False), 1, 2, 0)
-    assert values.dtype == dtype
-    assert values.shape == shape
+    values = values_of(dtype, *shape)
+    assert (values.dtype, values.shape) == (dtype, shape)
     wide = values.astype(np.float64)
     assert np.all(np.isfinite(wide))
     assert np.all(wide >= float(ml_dtypes.finfo(dtype).smallest_normal))
@@ -427,7 +433,7 @@ def test_floats_are_finite_normal_and_positive(dtype: Any, shape: tuple[int, ...
 )
 @pytest.mark.parametrize("shape", [(3,), (128, 4096)])
 def test_signed_floats_are_of_both_signs_and_none_is_near_zero(dtype: Any, shape: tuple[int, ...]) -> None:
-    values = synthetic_values(Parameter(shape, np.dtype(dtype), sharded=False), 1, 2, 0, signed=True)
+    values = values_of(dtype, *shape, how=Floats(signed=True), sharded=False)
     assert values.dtype == dtype
     wide = values.astype(np.complex128).real
     assert wide.min() < 0 < wide.max()
@@ -438,8 +444,7 @@ def test_signed_floats_are_of_both_signs_and_none_is_near_zero(dtype: Any, shape
 
 
 def test_floats_that_have_no_sign_stay_positive() -> None:
-    parameter = Parameter((64,), np.dtype(ml_dtypes.float8_e8m0fnu), sharded=False)
-    assert np.all(synthetic_values(parameter, 1, 2, 0, signed=True).astype(np.float64) > 0)
+    assert np.all(values_of(ml_dtypes.float8_e8m0fnu, 64, how=Floats(signed=True)).astype(np.float64) > 0)
 
 
 @pytest.mark.parametrize(
@@ -453,23 +458,23 @@ def test_floats_that_have_no_sign_stay_positive() -> None:
 def test_a_nudge_changes_every_float_by_that_part_or_its_last_digit(
     dtype: Any, nudge: float, most: float
 ) -> None:
-    parameter = Parameter((4, 100), np.dtype(dtype), sharded=False)
-    plain, nudged = (
-        synthetic_values(parameter, 1, 2, 0, signed=True, nudge=by).astype(np.float64) for by in (0, nudge)
-    )
+    plain, nudged = (values_of(dtype, 4, 100, how=Floats(True, by)).astype(np.float64) for by in (0, nudge))
     changed = np.abs(nudged / plain - 1)
     assert np.all(changed > 0)
     assert changed.max() <= 1.01 * most
 
 
 def test_values_depend_on_seed_parameter_and_for_sharded_floats_on_the_device() -> None:
-    whole = Parameter((40,), np.dtype(np.float32), sharded=False)
-    split = Parameter((40,), np.dtype(np.float32), sharded=True)
-    first = synthetic_values(whole, 1, 2, 0)
-    np.testing.assert_array_equal(synthetic_values(whole, 1, 2, 3), first)
-    assert not np.array_equal(synthetic_values(whole, 2, 2, 0), first)
-    assert not np.array_equal(synthetic_values(whole, 1, 3, 0), first)
-    assert not np.array_equal(synthetic_values(split, 1, 2, 3), synthetic_values(split, 1, 2, 0))
+    def at(*place: int, sharded: bool = False) -> list[float]:
+        found: list[float] = values_of(np.float32, 40, at=place, sharded=sharded).tolist()  # type: ignore[arg-type]
+        return found
+
+    assert at(1, 2, 0) == at(1, 2, 3)
+    assert at(1, 2, 0) not in (at(2, 2, 0), at(1, 3, 0))
+    assert at(1, 2, 0, sharded=True) != at(1, 2, 3, sharded=True)
+
+
+# --- what is not run --------------------------------------------------------------------------------
 
 
 def test_a_module_that_calls_python_is_not_run_unless_allowed() -> None:

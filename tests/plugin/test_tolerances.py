@@ -150,9 +150,17 @@ def test_types_are_compared_to_their_own_last_digits(dtype: Any) -> None:
 # --- large outputs are compared on the devices ------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("updates", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "updates"),
+    [
+        *((shape, np.float32, True) for shape in SHAPES),
+        (SHAPES[0], np.float16, True),
+        (SHAPES[1], ml_dtypes.bfloat16, True),
+        (SHAPES[2], ml_dtypes.bfloat16, False),
+        (SHAPES[3], np.float32, False),
+    ],
+    ids=str,
+)
 def test_devices_and_host_come_to_one_verdict(
     shape: tuple[int, ...], dtype: Any, updates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +191,7 @@ def test_devices_and_host_come_to_one_verdict(
         if run:
             host.learn(moved, *told)
             there.learn(placed(moved), *(one and placed(one) for one in told))
-        for by in (0, 1e-6, 1e-5, 1e-4, 1e-3, 4e-3, 1e-2, 0.1, np.inf, np.nan):
+        for by in (0, 1e-6, 1e-4, 4e-3, 1e-2, 0.1, np.inf, np.nan):
             for place in (size - 1, size // 2, 3, slice(None)):
                 got = [one.copy() for one in values]
                 changed = got[1].reshape(-1)

@@ -27,6 +27,7 @@ from disco_hlo.plugin.xla.executables import Memory
 from disco_hlo.profiler.trace import Trace
 from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace
 
+without = trace("jit_b", *[NAMED] * 3)
 said: list[str] = []
 others: list[bytes] = []
 """What ranks beside this one say."""
@@ -44,36 +45,33 @@ def session(backend: str = "gpu") -> Any:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NamedTrace]:
-    """Take a module whose two executables are the names of their modules in the traces given."""
+    """Take a module that ran these kernels in command buffers, and :data:`NAMED` without."""
     said.clear()
     others.clear()
     asked: list[tuple[str, int, bool]] = []
 
     def of(
-        traces: dict[str, Trace], *, timed: bool = False, untraced: Any = lambda: 40_000, in_a_row: int = 3
+        kernels: Any = BUFFERED, *, timed: bool = True, untraced: Any = lambda: 40_000, in_a_row: int = 3
     ) -> NamedTrace:
+        traces = {"step": trace("jit_a", *[kernels] * 5), "step, by name": without}
+
+        def posed(name: str, function: Any) -> None:
+            monkeypatch.setattr(traced_modules, name, function)
+
         def traced_on_all(
             _session: Any, name: str, _runner: Any, runs: int, _first: Any, *, warm: bool = True, **_: Any
         ) -> tuple[Trace, list[int]]:
             asked.append((name, runs, warm))
             return traces[name], [70_000]
 
-        monkeypatch.setattr(traced_modules, "traced_on_all", traced_on_all)
-        monkeypatch.setattr(
-            traced_modules,
-            "repeated",
-            lambda _session, _what, run, count, _guard: [run() for _ in range(count)],
-        )
-        monkeypatch.setattr(traced_modules, "time_once", lambda _runner, _at_once: untraced())
-        monkeypatch.setattr(traced_modules, "steps_in_a_row", lambda _session, _runner: in_a_row)
-        monkeypatch.setattr(
-            traced_modules, "runner_with", lambda _session, trial, _inputs, _first: trial.name
-        )
-        monkeypatch.setattr(
-            traced_modules, "marked", lambda _session, _trial, _stage: contextlib.nullcontext()
-        )
+        posed("traced_on_all", traced_on_all)
+        posed("repeated", lambda _session, _what, run, count, _guard: [run() for _ in range(count)])
+        posed("time_once", lambda _runner, _at_once: untraced())
+        posed("steps_in_a_row", lambda _session, _runner: in_a_row)
+        posed("runner_with", lambda _session, trial, _inputs, _first: trial.name)
+        posed("marked", lambda _session, _trial, _stage: contextlib.nullcontext())
+        posed("module_name", lambda executed: executed)
         monkeypatch.setattr(traced_modules.executables, "read_executable", lambda executable: executable)
-        monkeypatch.setattr(traced_modules, "module_name", lambda executed: executed)
         module = traceable(session(), Trial("step", None, 0))
         assert module.by_name is not None
         module.trial.executable, module.by_name.executable = "jit_a", "jit_b"
@@ -104,9 +102,7 @@ def test_what_cannot_be_compiled_either_way_cannot_be_traced() -> None:
 
 
 def test_times_are_those_of_command_buffers_and_names_those_without(run: Callable[..., NamedTrace]) -> None:
-    found = run(
-        {"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": trace("jit_b", *[NAMED] * 3)}, timed=True
-    )
+    found = run()
     assert found.executable == "jit_b"
     assert {one.module for one in found.trace.executions} == {"jit_b"}
     assert len({one.run for one in found.trace.executions}) == 5
@@ -116,9 +112,8 @@ def test_times_are_those_of_command_buffers_and_names_those_without(run: Callabl
 
 def test_a_trace_that_the_other_cannot_name_is_done_without(run: Callable[..., NamedTrace]) -> None:
     other = [(op, "cutlass_gemm", *at) for op, _, *at in BUFFERED]
-    named = trace("jit_b", *[NAMED] * 3)
-    found = run({"step": trace("jit_a", *[other] * 5), "step, by name": named})
-    assert found.trace is found.by_name is named
+    found = run(other, timed=False)
+    assert found.trace is found.by_name is without
     assert found.step_ns == 0
     assert len(said) == 1
     assert said[0].startswith(
@@ -130,8 +125,7 @@ def test_a_step_that_cannot_be_timed_untraced_is_traced_nevertheless(run: Callab
     def fails() -> int:
         raise ProfileError("no memory for the copies")
 
-    traces = {"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": trace("jit_b", *[NAMED] * 3)}
-    assert run(traces, timed=True, untraced=fails).step_ns == 0
+    assert run(untraced=fails).step_ns == 0
     assert said == ["step: not timed: no memory for the copies"]
 
 
@@ -139,22 +133,19 @@ def test_a_step_that_is_too_long_to_be_run_several_times_in_a_row_has_the_way_fr
     run: Callable[..., NamedTrace],
 ) -> None:
     """Over 200 ms one was timed, and what lay between its kernels was the host's time."""
-    traces = {"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": trace("jit_b", *[NAMED] * 3)}
-    assert run(traces, timed=True, in_a_row=1).step_ns == 0
+    assert run(in_a_row=1).step_ns == 0
     assert not said
 
 
 def test_what_has_no_name_is_no_launch(run: Callable[..., NamedTrace]) -> None:
     """Of an untraced step it was left over, and shared out among the kernels that have one."""
     copied = [*BUFFERED[:3], ("command_buffer_1", "MemcpyD2D", 51, 52), *BUFFERED[3:]]
-    traces = {"step": trace("jit_a", *[copied] * 5), "step, by name": trace("jit_b", *[NAMED] * 3)}
-    assert run(traces, timed=True).step_ns == 39_000
+    assert run(copied).step_ns == 39_000
 
 
 def test_where_one_rank_finds_no_names_all_go_without(run: Callable[..., NamedTrace]) -> None:
-    named = trace("jit_b", *[NAMED] * 3)
     others.append(b"1")
-    assert run({"step": trace("jit_a", *[BUFFERED] * 5), "step, by name": named}).trace is named
+    assert run(timed=False).trace is without
     assert said == ["step: its kernels are timed without command buffers, and these times are not stored"]
 
 

@@ -63,7 +63,7 @@ def test_kernels_go_by_the_names_of_those_in_their_places_and_transfers_by_their
 
 def test_times_are_those_in_command_buffers() -> None:
     found = with_names(trace("jit_a", *[BUFFERED] * 3), "jit_a", trace("jit_b", *[NAMED] * 3), "jit_b").trace
-    times = {op: time.median_ns for op, time in instruction_times(found, "jit_b").items()}
+    times = {op: time.median_ns for op, time in instruction_times(found, "jit_b", {}).items()}
     assert times == {
         "g0_fusion": 10_000, "n1_dot": 39_000, "b0_all-reduce": 16_000, "n2_dot": 19_000,
         "b1_all-reduce": 10_000, "g3_fusion.1": 10_000,
@@ -194,7 +194,7 @@ def test_memsets_without_names_that_take_little_of_a_step_do_not_cost_its_profil
     assert found.lanes["copies D2D"] == Lane(5 * 16 * 20_000, 5 * 16 * 20_000, {})
     assert found.lanes["kernels"].unnamed == {}
     assert found.unnamed_ns == 16 * 3_000
-    times = instruction_times(found.trace, "jit_b")
+    times = instruction_times(found.trace, "jit_b", {})
     assert (times["n72_custom-call"].median_ns, times["n75_custom-call"].median_ns) == (321_000, 632_000)
     assert times["n74_copy"].median_ns == 20_000
 

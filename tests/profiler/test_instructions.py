@@ -10,29 +10,31 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.instructions import (
     InstructionTimes,
-    Span,
     body_times,
     coverage,
     instruction_times,
+    median_run,
     scaled,
-    spans,
     stretch,
-    time_in,
 )
-from disco_hlo.profiler.trace import Execution, RunWindow, Trace, read
+from disco_hlo.profiler.trace import Execution, RunWindow, Trace, joined, read
 
 DATA = Path(__file__).parent / "data"
 
 
-def ran(op, run, start, end, device=0, track="worker 1", launched=None, kernel=""):
-    return Execution(
-        op, "step", run, device, start, end, track, end if launched is None else launched, kernel
-    )
+def ran(op, run, start, end, device=0):
+    return Execution(op, "step", run, device, start, end, "worker", end)
 
 
 def trace_of(*executions, windows=()):
     ordered = sorted(executions, key=lambda item: (item.start_ns, -item.end_ns))
     return Trace(tuple(ordered), tuple(windows))
+
+
+def medians(trace, owner, **options):
+    """Of one run, seen three times."""
+    times = instruction_times(joined([trace] * 3), "step", owner, **options)
+    return {op: time.median_ns for op, time in times.items()}
 
 
 def test_median_and_spread_over_runs_and_devices():
@@ -41,132 +43,61 @@ def test_median_and_spread_over_runs_and_devices():
         ran("a", 1, 100, 111), ran("a", 1, 100, 119, device=1),
         ran("a", 2, 200, 212), ran("a", 2, 200, 290, device=1),
     )  # fmt: skip
-    # durations 10 14 | 11 19 | 12 90: median 13, deviations 3 1 2 6 1 77
-    assert instruction_times(trace, "step") == {"a": InstructionTimes(13, 2, 6, 11)}
+    # durations 10 14 | 11 19 | 12 90: median 13, deviations 3 1 2 6 1 77; the last device's are 10, 11, 12
+    assert instruction_times(trace, "step", {}) == {"a": InstructionTimes(13, 2, 6, 11)}
 
 
-def test_a_collective_is_timed_from_its_last_arrival():
-    trace = trace_of(
-        ran("all-reduce", 0, 0, 100), ran("all-reduce", 0, 80, 100, device=1),
-        ran("all-reduce", 1, 270, 300), ran("all-reduce", 1, 200, 300, device=1),
-        ran("all-reduce", 2, 400, 425), ran("all-reduce", 2, 400, 430, device=1),
-    )  # fmt: skip
-    assert instruction_times(trace, "step")["all-reduce"].last_arrival_ns == 25
+OWNER = {"dot": "while", "add": "while"}
 
 
-def test_a_loop_counts_once_with_its_body():
+def test_a_loop_with_an_event_counts_once_with_its_body():
     trace = trace_of(
         ran("while", 0, 0, 100), ran("dot", 0, 10, 40), ran("add", 0, 40, 45),
         ran("dot", 0, 50, 80), ran("add", 0, 80, 85), ran("tail", 0, 110, 120),
     )  # fmt: skip
-    times = instruction_times(trace, "step", minimum_runs=1)
-    assert {op: time.median_ns for op, time in times.items()} == {"while": 100, "tail": 10}
-
-
-def test_the_outermost_loop_is_the_instruction():
-    trace = trace_of(ran("while", 0, 0, 100), ran("inner while", 0, 10, 90), ran("dot", 0, 20, 30))
-    assert list(instruction_times(trace, "step", minimum_runs=1)) == ["while"]
-
-
-def test_a_body_that_hopped_to_another_thread_belongs_to_the_loop():
-    # The loop's launch ends at 30 with its first dot still running; the second turn runs elsewhere.
-    trace = trace_of(
-        ran("while", 0, 0, 100, launched=30),
-        ran("dot", 0, 10, 50, launched=20),
-        ran("add", 0, 50, 55, track="worker 2"),
-        ran("dot", 0, 56, 90, track="worker 2"),
-        ran("add", 0, 90, 95, track="worker 2"),
-        ran("beside", 0, 40, 60, track="worker 3"),
-    )
-    times = instruction_times(trace, "step", minimum_runs=1)
-    assert {op: time.median_ns for op, time in times.items()} == {"while": 100, "beside": 20}
-
-
-def test_what_runs_beside_a_loop_on_another_device_is_not_its_body():
-    trace = trace_of(ran("while", 0, 0, 100), ran("dot", 0, 10, 40, device=1))
-    assert list(instruction_times(trace, "step", minimum_runs=1)) == ["dot", "while"]
+    assert medians(trace, OWNER) == {"while": 100, "tail": 10}
 
 
 def test_several_kernels_of_one_instruction_add_up():
-    trace = trace_of(
-        ran("sort", 0, 0, 10, kernel="k1"), ran("sort", 0, 20, 25, kernel="k2")
-    )  # fmt: skip
-    assert instruction_times(trace, "step", minimum_runs=1)["sort"].median_ns == 15
-
-
-def test_a_gpu_loop_lasts_from_its_first_kernel_to_its_last():
-    trace = trace_of(
-        ran("dot", 0, 5, 10, kernel="k"), ran("add", 0, 12, 14, kernel="k"),
-        ran("dot", 0, 20, 26, kernel="k"), ran("add", 0, 27, 30, kernel="k"),
-        ran("tail", 0, 31, 33, kernel="k")
-    )  # fmt: skip
-    times = instruction_times(trace, "step", {"dot": "while", "add": "while"}, minimum_runs=1)
-    assert {op: time.median_ns for op, time in times.items()} == {"while": 25, "tail": 2}
+    assert medians(trace_of(ran("sort", 0, 0, 10), ran("sort", 0, 20, 25)), {}) == {"sort": 15}
 
 
 @pytest.mark.parametrize(("launch_ns", "loop_ns"), [(None, 90), (4, 79), (100, 90)])
-def test_kernels_of_a_gpu_loop_do_not_wait_for_the_host(launch_ns, loop_ns):
+def test_a_gpu_loop_lasts_from_its_first_kernel_to_its_last_and_does_not_wait_for_the_host(
+    launch_ns, loop_ns
+):
     trace = trace_of(
         ran("dot", 0, 10, 40), ran("add", 0, 55, 60), ran("dot", 0, 64, 95), ran("add", 0, 99, 100),
         ran("tail", 0, 110, 120)
     )  # fmt: skip
-    owner = {"dot": "while", "add": "while"}
-    times = instruction_times(trace, "step", owner, minimum_runs=1, launch_ns=launch_ns)
     # 30 + 5 + 31 + 1 ns of kernels, three gaps
-    assert {op: time.median_ns for op, time in times.items()} == {"while": loop_ns, "tail": 10}
+    assert medians(trace, OWNER, launch_ns=launch_ns) == {"while": loop_ns, "tail": 10}
 
 
 def test_too_few_runs_and_unknown_modules_are_refused():
     trace = trace_of(ran("a", 0, 0, 10), ran("a", 1, 20, 30))
     with pytest.raises(ProfileError, match="2 runs of step, need 3"):
-        instruction_times(trace, "step")
+        instruction_times(trace, "step", {})
     with pytest.raises(ProfileError, match="no run of other; it holds step"):
-        instruction_times(trace, "other")
+        instruction_times(trace, "other", {})
 
 
 def test_coverage_compares_with_the_wall_time_of_the_call():
-    trace = trace_of(
-        ran("a", 0, 10, 40), ran("b", 0, 30, 60, track="worker 2"),
-        ran("a", 1, 110, 140), ran("b", 1, 130, 160, track="worker 2"),
-        windows=[RunWindow(0, 100), RunWindow(100, 200)],
-    )  # fmt: skip
-    found = coverage(trace, "step")
-    assert (found.wall_ns, found.busy_share, found.parallelism, found.runs) == (100, 0.5, 0.6, 2)
+    executions = ran("a", 0, 10, 40), ran("b", 0, 30, 60), ran("a", 1, 110, 140), ran("b", 1, 130, 160)
+    found = coverage(trace_of(*executions, windows=[RunWindow(0, 100), RunWindow(100, 200)]), "step", {})
+    assert (found.wall_ns, found.busy_share, found.parallelism) == (100, 0.5, 0.6)
 
 
-def test_coverage_without_marks_spans_the_events():
-    found = coverage(trace_of(ran("a", 0, 10, 40), ran("b", 0, 50, 60)), "step")
-    assert (found.wall_ns, found.busy_share, found.unnamed_share) == (50, 0.8, 0.0)
+def test_coverage_without_marks_goes_by_the_events():
+    found = coverage(trace_of(ran("a", 0, 10, 40), ran("b", 0, 50, 60)), "step", {})
+    assert (found.wall_ns, found.busy_share) == (50, 0.8)
 
 
-def test_coverage_tells_what_command_buffers_hide():
-    found = coverage(trace_of(ran("command_buffer_1", 0, 0, 30), ran("b", 0, 30, 40)), "step")
-    assert found.unnamed_share == 0.75
-
-
-def test_spans_are_the_run_of_median_wall_time():
+def test_a_timeline_is_of_the_run_of_median_wall_time():
     trace = trace_of(
         ran("a", 0, 1000, 1090), ran("a", 1, 2000, 2050), ran("b", 1, 2060, 2070), ran("a", 2, 3000, 3020)
     )  # fmt: skip
-    assert spans(trace, "step") == (
-        Span("a", "a", 0, 50, "worker 1", 0, ""),
-        Span("b", "b", 60, 70, "worker 1", 0, ""),
-    )
-
-
-@pytest.mark.parametrize("name", ["cpu_jax_0_10_2", "cpu_jax_0_12_0"])
-def test_loops_of_a_real_cpu_trace_hold_their_bodies(name):
-    trace = read(gzip.decompress((DATA / f"{name}.xspace.gz").read_bytes()))
-    times = instruction_times(trace, "jit_step")
-    assert len(times) == 29
-    assert {time.samples for time in times.values()} == {6}
-    assert {"while.22", "while.27", "dot.6", "dot.7", "all-reduce.8", "wrapped_tanh"} <= times.keys()
-    inside = {"dot.14", "all-reduce.7", "wrapped_sine", "copy.12", "ynn_fusion.1"}
-    assert not inside & times.keys()
-    owners = {span.op: span.owner for span in spans(trace, "jit_step")}
-    assert {owners[op] for op in ("dot.14", "all-reduce.7", "ynn_fusion.1")} == {"while.27"}
-    assert {owners[op] for op in ("copy.12", "wrapped_sine")} == {"while.22"}
-    assert coverage(trace, "jit_step").parallelism >= coverage(trace, "jit_step").busy_share
+    assert median_run(trace, "step") == {0: [ran("a", 1, 2000, 2050), ran("b", 1, 2060, 2070)]}
 
 
 def test_asynchronous_all_reduces_of_a_real_gpu_trace_belong_to_their_start():
@@ -274,9 +205,9 @@ def test_what_others_take_of_a_step_is_spread_over_its_instructions() -> None:
     calls = [RunWindow(10_000 * run - 500, 10_000 * run + 5000) for run in range(3)]
     trace = trace_of(*executions, windows=tuple(calls))  # which copy inputs, too
     # Walls less the all-reduce: 290, 290, 190. Two launches of 10 and medians of 80 and 90 are in it.
-    assert stretch(trace, "step", {"all-reduce"}, 10, walls) == pytest.approx((290 - 20) / 170)
+    assert stretch(trace, "step", {"all-reduce"}, 10, walls, {}) == pytest.approx((290 - 20) / 170)
     with pytest.raises(ProfileError, match="3 runs of step, 2 were timed"):
-        stretch(trace, "step", {"all-reduce"}, 10, walls[:2])
+        stretch(trace, "step", {"all-reduce"}, 10, walls[:2], {})
 
 
 def test_compute_that_runs_under_an_all_reduce_takes_no_time_of_the_step() -> None:
@@ -285,19 +216,18 @@ def test_compute_that_runs_under_an_all_reduce_takes_no_time_of_the_step() -> No
         for run in range(3)
         for execution in (
             ran("a", run, 1000 * run, 1000 * run + 100),
-            ran("all-reduce", run, 1000 * run + 50, 1000 * run + 300, track="worker 2"),
+            ran("all-reduce", run, 1000 * run + 50, 1000 * run + 300),
             ran("b", run, 1000 * run + 200, 1000 * run + 330),
             ran("c", run, 1000 * run + 330, 1000 * run + 350),
             ran("all-reduce.2", run, 1000 * run + 350, 1000 * run + 400),
         )
     ))  # fmt: skip
     talks = {"all-reduce", "all-reduce.2"}
-    alone = {op: time.median_ns for op, time in instruction_times(trace, "step", blocking=talks).items()}
+    alone = {op: time.median_ns for op, time in instruction_times(trace, "step", {}, blocking=talks).items()}
     assert alone == {"a": 50, "b": 30, "c": 20, "all-reduce": 250, "all-reduce.2": 50}
-    assert instruction_times(trace, "step")["a"].median_ns == 100
-    assert time_in(trace, "step", talks) == {(0, 0): 300, (1, 0): 300, (2, 0): 300}
-    assert stretch(trace, "step", talks, 0, [400] * 3) == 1.0
-    assert stretch(trace, "step", talks, 0, [500] * 3) == 2.0
+    assert instruction_times(trace, "step", {})["a"].median_ns == 100
+    assert stretch(trace, "step", talks, 0, [400] * 3, {}) == 1.0
+    assert stretch(trace, "step", talks, 0, [500] * 3, {}) == 2.0
 
 
 def test_ops_are_not_free_where_launches_leave_nothing_of_the_step() -> None:
@@ -309,12 +239,11 @@ def test_ops_are_not_free_where_launches_leave_nothing_of_the_step() -> None:
             ran("all-reduce", run, 1000 * run + 100, 1000 * run + 300),
         )
     ))  # fmt: skip
-    assert stretch(trace, "step", {"all-reduce"}, 10, [310] * 3) == 1.0
-    assert (
-        stretch(trace, "step", {"all-reduce"}, 500, [310] * 3) == 1.0
-    )  # as slow as launches may be elsewhere
-    assert stretch(trace, "step", {"all-reduce"}, 10, [200] * 3) == 1.0
-    assert stretch(trace, "step", {"all-reduce"}, 10, [320] * 3) == 1.1
+    assert stretch(trace, "step", {"all-reduce"}, 10, [310] * 3, {}) == 1.0
+    # Launches may be as slow as this elsewhere.
+    assert stretch(trace, "step", {"all-reduce"}, 500, [310] * 3, {}) == 1.0
+    assert stretch(trace, "step", {"all-reduce"}, 10, [200] * 3, {}) == 1.0
+    assert stretch(trace, "step", {"all-reduce"}, 10, [320] * 3, {}) == 1.1
 
 
 def test_scaled_times_keep_their_samples() -> None:

@@ -111,21 +111,8 @@ def test_transfers_on_a_gpu_are_as_much_slower_as_those_of_the_step():
 
 
 def test_equal_profiles_give_equal_text():
-    turned = Profile(
-        H200,
-        dict(reversed(PROFILE.ops.items())),
-        900,
-        4.3e12,
-        3.9e14,
-        FIT,
-        PROFILE.link,
-        PROFILE.contention,
-        dict(reversed(PROFILE.holds.items())),
-        0.004,
-        PROFILE.in_step,
-        PROFILE.together,
-        PROFILE.collectives,
-        PROFILE.loops,
+    turned = replace(
+        PROFILE, ops=dict(reversed(PROFILE.ops.items())), holds=dict(reversed(PROFILE.holds.items()))
     )
     assert to_json(turned) == to_json(PROFILE)
     assert json.loads(to_json(PROFILE))["ops"] == {"abc": [1500, 20, 9], "g:0": [0, 0, 3]}

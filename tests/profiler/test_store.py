@@ -99,15 +99,15 @@ def _add_many(path, name):
 
 def test_processes_share_one_file(path):
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_add_many, args=(path, name)) for name in "abc"]
+    workers = [context.Process(target=_add_many, args=(path, name)) for name in "ab"]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert [worker.exitcode for worker in workers] == [0, 0]
     with ProfileStore(path) as store:
         times = store.ops(CPU)
-    assert len(times) == 3 * 20 + 1
+    assert len(times) == 2 * 20 + 1
     assert times["shared"].samples == KEPT_MEASUREMENTS
 
 

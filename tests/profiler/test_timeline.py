@@ -16,11 +16,11 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.timeline import MeasuredStep, decode, encode, measured_step
 from disco_hlo.profiler.trace import Execution, Trace
-from tests.report import plans
+from tests.captured import captured, stored
 from tests.steps import models
 from tests.steps.intercept import intercept
 
-SHA = "a" * 64
+SHA, STEP_OF_A_GPU = "a" * 64, "h200_models/rnnlm"
 STEP = MeasuredStep(
     "plan", 30, ("compute", "communication"), (("g0_add", 4), ("b0_all-reduce", -1)),
     ((0, 0, 10, 0), (1, 5, 20, 1), (0, 10, 20, 0)),
@@ -84,7 +84,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_kernels_of_a_gpu_are_joined_to_their_instructions_on_one_device() -> None:
-    module = plans.h200()
+    module = captured(STEP_OF_A_GPU)
     fusion = next(one for one in module.origins if one.role == "fusion")
     start = next(one for one in module.origins if one.role == "start")
 
@@ -98,7 +98,7 @@ def test_kernels_of_a_gpu_are_joined_to_their_instructions_on_one_device() -> No
         kernel("memset", 145, 150, "Stream #13"),
         kernel(fusion.name, 90, 130, "Stream #13", device=1),
     ]
-    step = measured_step("plan", Trace(tuple(executions), ()), plans.h200_module())
+    step = measured_step("plan", Trace(tuple(executions), ()), stored(STEP_OF_A_GPU))
     assert step.lanes == ("compute", "communication")
     assert step.instructions == (
         (fusion.name, (*fusion.results, *fusion.nodes)[0]),

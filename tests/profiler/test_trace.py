@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.profiler import ProfileData
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.flatten import ModuleIndex
+from disco_hlo.hlo.proto import parse
 from disco_hlo.profiler.command_buffers import with_names
 from disco_hlo.profiler.contention import contention
-from disco_hlo.profiler.instructions import instruction_times
+from disco_hlo.profiler.instructions import coverage, instruction_times
+from disco_hlo.profiler.keys import owners
 from disco_hlo.profiler.trace import (
     RUN_MARK,
     Execution,
@@ -26,7 +30,7 @@ from disco_hlo.profiler.trace import (
     is_transfer,
     joined,
     read,
-    unit_of,
+    unit_of_name,
 )
 
 DATA = Path(__file__).parent / "data"
@@ -196,81 +200,44 @@ def test_traces_of_every_supported_xla_are_read(name, runs, executions):
     assert all(execution.start_ns < execution.end_ns for execution in trace.executions)
 
 
-LIVE = """
-import json, re, sys
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from disco_hlo.errors import ProfileError
-from disco_hlo.profiler.instructions import coverage, instruction_times
-from disco_hlo.profiler.trace import collect, read
-
-mesh = Mesh(np.array(jax.devices()), ("d",))
-
-def step(w, x):
-    def loss(w):
-        h = jnp.tanh(x @ w["a"])
-        h, _ = jax.lax.scan(lambda h, _: (jnp.sin(h @ w["b"]), None), h, None, length=3)
-        return jnp.mean(jax.nn.softmax(h) ** 2)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
-
-w = {k: jax.device_put(np.ones((64, 64), "f"), NamedSharding(mesh, PartitionSpec())) for k in "ab"}
-x = jax.device_put(np.ones((128, 64), "f"), NamedSharding(mesh, PartitionSpec("d")))
-compiled = jax.jit(step).lower(w, x).compile()
-calls = []
-
-def run_once():
-    calls.append(0)
-    jax.block_until_ready(compiled(w, x))
-
-trace = read(collect(run_once, repeats=4, warmup=2))
-times = instruction_times(trace, "jit_step")
-text = compiled.as_text()
-entry = re.findall(r"^ +(?:ROOT )?%([\\w.\\-]+) = (.*?) ([a-z\\-]+)\\(", text[text.index("ENTRY"):], re.M)
-
-def nested():
-    try:
-        collect(run_once, repeats=1)
-    except ProfileError as error:
-        return str(error)
-
-jax.profiler.start_trace(sys.argv[1])
-refusal = nested()
-jax.profiler.stop_trace()
-json.dump({
-    "calls": len(calls),
-    "samples": {name: time.samples for name, time in times.items()},
-    "median": {name: time.median_ns for name, time in times.items()},
-    "entry": {name: opcode for name, _, opcode in entry},
-    "busy": coverage(trace, "jit_step").busy_share,
-    "refusal": refusal,
-}, sys.stdout)
-"""
-
-
 def test_a_real_run_gives_every_entry_instruction_a_time(tmp_path):
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", LIVE, str(tmp_path)],
-        check=False,
-        capture_output=True,
-        env=environment,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+
+    def step(w, x):
+        def loss(w):
+            h, _ = jax.lax.scan(
+                lambda h, _: (jnp.sin(h @ w["b"]), None), jnp.tanh(x @ w["a"]), None, length=3
+            )
+            return jnp.mean(jax.nn.softmax(h) ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+    whole, rows = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("d",)))
+    w = {name: jax.device_put(np.ones((64, 64), "f"), whole) for name in "ab"}
+    x = jax.device_put(np.ones((128, 64), "f"), rows)
+    compiled = jax.jit(step).lower(w, x).compile()
+    calls = []
+
+    def run_once():
+        calls.append(0)
+        jax.block_until_ready(compiled(w, x))
+
+    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    trace, inside = read(collect(run_once, repeats=4, warmup=2)), owners(module)
+    times = instruction_times(trace, "jit_step", inside)
+    index = ModuleIndex(parse(module))
+    entry = {i.name: i.opcode for i in index.computation(index.module.entry_computation_id).instructions}
     free = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
-    computing = {name for name, opcode in found["entry"].items() if opcode not in free}
-    assert found["samples"] == dict.fromkeys(computing, 4 * 2)
-    assert {"while", "all-reduce", "fusion"} <= {found["entry"][name] for name in computing}
-    assert all(median > 0 for median in found["median"].values())
-    assert 0.0 < found["busy"] <= 1.0
-    assert found["calls"] == 2 + 4 + 1
-    assert "cannot start a profiler trace" in found["refusal"]
+    computing = {name for name, opcode in entry.items() if opcode not in free}
+    assert {name: time.samples for name, time in times.items()} == dict.fromkeys(computing, 4 * 2)
+    assert {"while", "all-reduce", "fusion"} <= {entry[name] for name in computing}
+    assert all(time.median_ns > 0 for time in times.values())
+    assert 0.0 < coverage(trace, "jit_step", inside).busy_share <= 1.0
+    jax.profiler.start_trace(str(tmp_path))
+    with pytest.raises(ProfileError, match="cannot start a profiler trace"):
+        collect(run_once, repeats=1)
+    jax.profiler.stop_trace()
+    assert len(calls) == 2 + 4 + 1
 
 
 TRACES = Path(__file__).parents[1] / "data" / "h100_traces"
@@ -312,7 +279,7 @@ def test_kernels_take_less_in_command_buffers() -> None:
     inside, outside = (
         sum(
             time.median_ns
-            for op, time in instruction_times(trace, "jit_b", {}, minimum_runs=1).items()
+            for op, time in instruction_times(joined([trace] * 3), "jit_b", {}).items()
             if not op.startswith("b")
         )
         for trace in (named("rnnlm-alone"), kept("rnnlm-alone-named", "jit_b"))
@@ -322,7 +289,7 @@ def test_kernels_take_less_in_command_buffers() -> None:
 
 def test_what_vgg19_s_kernels_and_transfers_cost_each_other() -> None:
     alone, beside = named("vgg19-alone"), named("vgg19-beside")
-    products = {unit_of(one) for one in alone.executions if any(word in one.op for word in PRODUCTS)}
+    products = {unit_of_name(one.op) for one in alone.executions if any(word in one.op for word in PRODUCTS)}
     assert sum(is_transfer(one) for one in alone.executions) == 108
     found = contention(alone, beside, "jit_b", products=products)
     assert found is not None

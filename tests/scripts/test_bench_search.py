@@ -57,13 +57,10 @@ def test_checkouts_take_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_a_run_that_fails_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(command: list[str], **_options: object) -> Any:
-        raise subprocess.CalledProcessError(3, command)
-
-    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(sys, "argv", ["bench_search.py"])
+    monkeypatch.setattr(sys, "executable", "false")
     assert bench_search.main() == 1
-    assert "a run ended with exit status 3" in capsys.readouterr().err
+    assert "a run ended with exit status 1" in capsys.readouterr().err
 
 
 def test_the_package_is_the_checkouts_whatever_is_installed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from evaluation.predicting import Ran, predict_in_rounds, predicted
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
 from evaluation.rows import chosen_names, combined_up_to, random_strategy
 
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.legal import check_order, check_strategy
 from disco_hlo.plan.plan import DEFAULT, Prediction, Strategy
 from disco_hlo.plan.read import read as read_strategy
@@ -142,23 +142,6 @@ def test_row_names_are_checked_before_anything_runs() -> None:
         chosen_names("plan,nonsense")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nosuch", "--link", "nvlink"], "invalid choice: 'nosuch'"),
-        (["bert", "--link", "nvlink", "--rounds", "1"], "--rounds of at least 2"),
-        (["bert", "--link", "carrier-pigeon"], "invalid choice: 'carrier-pigeon'"),
-    ],
-)
-def test_bad_arguments_are_refused_in_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "benchmark.py"), *arguments, "--out", str(tmp_path / "out")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert ended.returncode == 2
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert not (tmp_path / "out").exists()
-
-
 # --- runs -----------------------------------------------------------------------------------------
 
 
@@ -186,6 +169,17 @@ def kept_files(out: Path, cell: CellName, module: bytes) -> None:
     files.save_plans(step.FoundPlans(graph.fingerprint, found, prediction, 10, 0.5, unfused(graph)))
 
 
+@pytest.fixture
+def kept(
+    request_and_module: tuple[CompileRequest, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> CanonicalModule:
+    """The step of a cell that was profiled and searched before."""
+    request, module = request_and_module
+    monkeypatch.setattr(step, "request_of", lambda model, size: request)
+    kept_files(tmp_path, CELL, module)
+    return canonicalize(module)
+
+
 def run(out: Path, rows: str, seconds: float = 1e6, looks: int = 0, **more: Any) -> int:
     started = time.monotonic()
     values = {
@@ -201,12 +195,7 @@ def statuses(record: dict[str, Any]) -> dict[str, str]:
     return {name: row["status"] for name, row in record["rows"].items()}
 
 
-def test_a_run_measures_resumes_and_records_what_fails(
-    request_and_module: tuple[CompileRequest, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request, module = request_and_module
-    monkeypatch.setattr(step, "request_of", lambda model, size: request)
-    kept_files(tmp_path, CELL, module)
+def test_a_run_measures_resumes_and_records_what_fails(kept: CanonicalModule, tmp_path: Path) -> None:
     path = tmp_path / f"{CELL.stem}.json"
 
     assert run(tmp_path, "plan,plan 2,PGLE,plan before a look") == 0
@@ -260,52 +249,39 @@ def test_a_form_is_timed_in_a_row_and_awaited_and_only_small_outputs_are_compare
 
 
 def test_the_plan_s_kernels_are_measured_once_before_the_next_search(
-    request_and_module: tuple[CompileRequest, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: CanonicalModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request, module = request_and_module
     searched: list[str] = []
 
     def search(captured: Step, told: Profile, settings: object, before: step.FoundPlans) -> step.FoundPlans:
         searched.append(before.fingerprint)
         return before
 
-    monkeypatch.setattr(step, "request_of", lambda model, size: request)
     monkeypatch.setattr(step, "search", search)
-    kept_files(tmp_path, CELL, module)
     assert run(tmp_path, "plan", looks=1) == 0
     assert run(tmp_path, "plan", looks=1) == 0
-    assert searched == [canonicalize(module).graph.fingerprint]
+    assert searched == [kept.graph.fingerprint]
     facts = read(tmp_path / f"{CELL.stem}.json")["facts"]
     known = step.Files(tmp_path, CELL).profile()
     assert known is not None
-    graph = canonicalize(module).graph
-    plan = one_bucket(graph, read_strategy(canonicalize(module)).groups)
+    plan = one_bucket(kept.graph, read_strategy(kept).groups)
     assert facts["looks"] == 1
     assert facts["look_1_kernels"] == len(plan.groups) > 0
-    assert {*kernel_keys(graph, unit_graph(graph, plan).kernels(graph))} <= set(known.ops)
+    assert {*kernel_keys(kept.graph, unit_graph(kept.graph, plan).kernels(kept.graph))} <= set(known.ops)
 
 
 def test_a_cell_of_another_step_is_left_alone(
-    request_and_module: tuple[CompileRequest, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    kept: CanonicalModule, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    request, module = request_and_module
-    monkeypatch.setattr(step, "request_of", lambda model, size: request)
-    kept_files(tmp_path, CELL, module)
-    Record.open(tmp_path, CELL).note("fingerprint", "another")
+    Record.open(tmp_path, CELL).note(fingerprint="another")
     assert run(tmp_path, "plan") == 1
     assert "is of another step (another, now" in capsys.readouterr().err
 
 
 def test_a_row_that_the_time_does_not_allow_is_not_begun(
-    request_and_module: tuple[CompileRequest, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: CanonicalModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request, module = request_and_module
-    monkeypatch.setattr(step, "request_of", lambda model, size: request)
     monkeypatch.setattr(cell, "CELL_S", 1e9)
-    kept_files(tmp_path, CELL, module)
     assert run(tmp_path, "plan") == 0
     record = read(tmp_path / f"{CELL.stem}.json")
     assert statuses(record) == {"XLA default": "ok", "plan": "no time"}
@@ -313,20 +289,17 @@ def test_a_row_that_the_time_does_not_allow_is_not_begun(
 
 
 def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     # Once with 291 s for four cells the time to measure all rows was set aside before the first was compiled: none was.
     one: Any = object.__new__(cell.Cell)
     one.record, one.default, one.default_s = Record.open(tmp_path, CELL), None, 8.0
     one.record.update(DEFAULT, predicted={"step_ms": 140.0})
-    one.asked, one.name, one.compiled, one.ran, one._compiling = Namespace(rounds=6), CELL, [], {}, set()
-    one.context, one.choose_rows = Namespace(on_gpu=False), lambda: None
-    monkeypatch.setattr(
-        cell, "try_row", lambda _c, _r, row, left_s, takes_s: (row, None) if left_s() > takes_s else None
-    )
-    stages: Any = object.__new__(running._Stages)
-    stages._asked = Namespace(left_s=lambda: 60.0, one_by_one=False)
-    one.left = [Namespace(name=f"row {number}") for number in range(40)]
+    one.args, one.name, one.compiled, one._compiling = Namespace(rounds=6), CELL, [], set()
+    one.context, one.choose_rows = Namespace(backend=Namespace(queues=False)), lambda: None
+    one._compile = one.compiled.append
+    stages = running._Stages(Namespace(one_by_one=False), lambda: 60.0)
+    one.left = [Namespace(name=f"row {number}", kind="") for number in range(40)]
     stages._compile([one])
     assert 5 < len(one.compiled) < 20
     assert one.measuring_s() < 60.0
@@ -356,7 +329,6 @@ def test_all_cells_have_as_many_rounds_and_then_traces_while_there_is_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log: list[str] = []
-    stages: Any = object.__new__(running._Stages)
 
     def measured(left_s: float, fails: str = "") -> list[str]:
         del log[:]
@@ -367,20 +339,12 @@ def test_all_cells_have_as_many_rounds_and_then_traces_while_there_is_time(
             )
             for name in "ab"
         ]  # fmt: skip
-        stages._asked = Namespace(left_s=lambda: left_s, rounds=3, one_by_one=False)
+        stages: Any = running._Stages(Namespace(rounds=3, one_by_one=False), lambda: left_s)
         stages._measure(cells)
         return log
 
-    rounds = [
-        "begin a",
-        "begin b",
-        "run_one a",
-        "run_one b",
-        "run_one a",
-        "run_one b",
-        "choose a",
-        "choose b",
-    ]
+    stages_run = ("begin", "run_one", "run_one", "choose")
+    rounds = [f"{stage} {name}" for stage in stages_run for name in "ab"]
     traces = [f"trace {number} of {name}" for number in range(2) for name in "ab"]
     assert measured(1000.0) == [*rounds, *traces]
     assert measured(1.0) == [*rounds[:4], *rounds[-2:]]
@@ -397,14 +361,7 @@ def test_a_link_that_is_slower_in_the_rounds_is_predicted_so(
     gpu = replace(profile(), platform=Platform("Nobody's GPU", "gpu", "", "0", "0"))
     captured = Step(module, canonicalize(module))
     graph, xla = captured.source.graph, read_strategy(captured.source)
-    ran = {
-        "status": "ok",
-        "attempts": 1,
-        "spread_ms": 1.0,
-        "times_ms": [38.0] * 3,
-        "median_ms": 38.0,
-        "of_default": 0.8,
-    }
+    ran = {"status": "ok", "spread_ms": 1.0, "times_ms": [38.0] * 3, "median_ms": 38.0, "of_default": 0.8}
     record.update(DEFAULT, **ran | {"median_ms": 50.0, "of_default": 1.0})  # the row's ratio says 40 ms
     plan = Ran(captured.source, one_at_a_time(graph, one_bucket(graph, xla.groups)))
     rows = {"plan": plan, ALONE_XLA: Ran(captured.source, one_at_a_time(graph, xla))}
@@ -463,11 +420,11 @@ def test_random_plans_are_legal_and_repeatable(request_and_module: tuple[Compile
     costs = step.costs(profile(), Step(module, source))
     bases = (read_strategy(source),)
 
-    def made(seed: int) -> Strategy:
-        return random_strategy(source, seed, bases, costs, costs.machine)
+    def made() -> list[Strategy]:
+        return [random_strategy(source, seed, bases, costs, costs.machine) for seed in range(6)]
 
-    strategies = [made(seed) for seed in range(6)]
-    assert strategies == [made(seed) for seed in range(6)]
+    strategies = made()
+    assert strategies == made()
     assert len(set(strategies)) > 1
     for strategy in strategies:
         units = unit_graph(source.graph, strategy)

@@ -18,23 +18,6 @@ from evaluation.fidelity import cpu_plans, fidelity
 from disco_hlo.plan.plan import DEFAULT
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["no-such-model", "--out", "o"],
-        ["bert"],
-        ["bert", "--out", "o", "--batches", "0"],
-        ["bert", "--out", "o", "--others", "1.5"],
-        ["bert", "--out", "o", "--processes", "1"],
-        ["bert", "--out", __file__],
-    ],
-)
-def test_wrong_arguments_are_refused(wrong: list[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        benchmark_ranks.arguments(wrong)
-    assert refused.value.code == 2
-
-
 def processes_that_mention(text: str) -> list[str]:
     found = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):

@@ -93,12 +93,3 @@ def test_a_terminated_run_cleans_up_and_a_killed_one_is_cleaned_up_by_the_next()
     while left_behind(process.pid) and time.monotonic() < end:
         time.sleep(0.1)
     assert left_behind(process.pid) == []
-
-
-@pytest.mark.parametrize("rate", ["fast", "0mbit", "100", "1gbit; reboot"])
-def test_a_rate_that_is_none_is_refused_in_one_line(rate: str) -> None:
-    done = subprocess.run(
-        command_line("--rate", rate, "--", "true"), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith(f"expected a rate like 100mbit or 1gbit, got {rate!r}")

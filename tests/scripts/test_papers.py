@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import papers
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "papers.py"
-
-
-def run(*arguments: str | Path) -> str:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=True, timeout=200
-    )
-    return done.stdout
 
 
 @pytest.mark.parametrize(("paper", "rows"), [("t3", 28), ("coconet", 16 + 13), ("fused", 11)])
-def test_a_paper_s_table_has_all_rows_and_is_drawn(paper: str, rows: int, tmp_path: Path) -> None:
-    text = run(paper, "--svg", tmp_path / "drawn.svg")
+def test_a_paper_s_table_has_all_rows_and_is_drawn(
+    paper: str, rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert papers.main([paper, "--svg", str(tmp_path / "drawn.svg")]) == 0
+    text = capsys.readouterr().out
     table = [line for line in text.splitlines() if line.startswith("| ")]
+    page = (Path(papers.__file__).parents[1] / "docs" / "benchmarks" / "papers.md").read_text()
+    assert [line for line in text.splitlines() if line.startswith(("| ", "* ")) and line not in page] == []
     assert len(table) == 2 + rows
     said = sum(line.endswith("| yes |") for line in table)
     compared = rows - sum(line.endswith("| fitted |") for line in table)
@@ -33,7 +28,7 @@ def test_a_paper_s_table_has_all_rows_and_is_drawn(paper: str, rows: int, tmp_pa
 
 
 def test_coconet_wins_where_it_wins_in_the_paper() -> None:
-    rows = [[cell.strip() for cell in line.split("|")] for line in run("coconet").splitlines()]
+    rows = [[cell.strip() for cell in line.split("|")] for line in papers.markdown("coconet").splitlines()]
     factors = [(row[2], float(row[4].removesuffix("x"))) for row in rows if row[-2:-1] in (["yes"], ["no"])]
     assert len(factors) == 28
     losing = [what for what, factor in factors if factor <= 1 and "GShard-Eq" not in what]
@@ -41,6 +36,6 @@ def test_coconet_wins_where_it_wins_in_the_paper() -> None:
 
 
 def test_the_ring_is_within_six_percent_where_it_was_not_fitted() -> None:
-    held_out = [line for line in run("scatter").splitlines() if line.startswith("Held out")]
+    held_out = [line for line in papers.scatter().splitlines() if line.startswith("Held out")]
     assert held_out
     assert all(float(line.split()[2]) < 6 for line in held_out)

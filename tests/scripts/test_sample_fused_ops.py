@@ -48,14 +48,7 @@ change = { width = 16, length = 4 }
 
 
 def run(config: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        str(ROOT / "scripts" / "sample_fused_ops.py"),
-        str(config),
-        "-o",
-        str(out),
-        *more,
-    ]
+    command = [sys.executable, ROOT / "scripts" / "sample_fused_ops.py", config, "-o", out, *more]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
@@ -75,8 +68,12 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The configuration and the file, after a run that had no time and one that had enough."""
     folder = tmp_path_factory.mktemp("samples")
     (folder / "c.toml").write_text(CONFIG)
+    stopped = run(folder / "c.toml", folder / "s.sqlite", "--seconds", "0")
+    assert stopped.returncode == 3
+    assert "out of time: run again to go on" in stopped.stdout
     done = run(folder / "c.toml", folder / "s.sqlite")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "c.toml", folder / "s.sqlite"
@@ -109,12 +106,6 @@ def test_a_second_run_has_nothing_left_to_do(measured: tuple[Path, Path]) -> Non
     assert measured[1].read_bytes() == before
 
 
-def test_a_run_without_time_stops_and_says_how_to_go_on(measured: tuple[Path, Path], tmp_path: Path) -> None:
-    done = run(measured[0], tmp_path / "s.sqlite", "--seconds", "0")
-    assert done.returncode == 3
-    assert "out of time: run again to go on" in done.stdout
-
-
 def test_kernels_that_searches_choose_are_drawn_without_a_device(tmp_path: Path) -> None:
     steps = CONFIG.index("[[steps]]")
     file = "tests/data/h200_models/rnnlm.hlo.pb.gz"
@@ -130,7 +121,7 @@ def test_kernels_that_searches_choose_are_drawn_without_a_device(tmp_path: Path)
                for op in draw_fused_ops.xla_kernels(module)}  # fmt: skip
         graph = canonicalize(data.module(source)).graph
         assert data.measurements() == {}
-    chosen = samples.keys() & set(about[draw_fused_ops.chosen_mark(source.name)])
+    chosen = samples.keys() & set(about[draw_fused_ops.mark("chosen", source.name, 1)])
     assert len(chosen - own) > 5
     assert all(is_plain(graph, samples[key].op.members, samples[key].op.results) for key in chosen)
     assert "device_kind" not in about
@@ -153,18 +144,16 @@ def test_bad_configuration_exits_with_one_line(
     assert message in refused(tmp_path / "c.toml", tmp_path / "s.sqlite")
 
 
-def test_a_missing_folder_or_a_foreign_file_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
-    (tmp_path / "c.toml").write_text(CONFIG)
-    assert "does not exist" in refused(tmp_path / "c.toml", tmp_path / "no" / "s.sqlite")
-    (tmp_path / "s.sqlite").write_bytes(b"something else" * 99)
-    assert "cannot be used as a data set" in refused(tmp_path / "c.toml", tmp_path / "s.sqlite")
-
-
-def test_a_time_that_is_none_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
-    (tmp_path / "c.toml").write_text(CONFIG)
-    files = (tmp_path / "c.toml", tmp_path / "s.sqlite")
-    assert "--seconds nan: expected a number from 0 on" in refused(*files, "--seconds", "nan")
-    assert not (tmp_path / "s.sqlite").exists()
+def test_a_missing_folder_a_foreign_file_and_a_time_that_is_none_are_named(
+    tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    config, out = tmp_path / "c.toml", tmp_path / "s.sqlite"
+    config.write_text(CONFIG)
+    assert "does not exist" in refused(config, tmp_path / "no" / "s.sqlite")
+    assert "--seconds nan: expected a number from 0 on" in refused(config, out, "--seconds", "nan")
+    assert not out.exists()
+    out.write_bytes(b"something else" * 99)
+    assert "cannot be used as a data set" in refused(config, out)
 
 
 def test_the_configurations_that_ship_are_read() -> None:

@@ -87,24 +87,3 @@ def test_files_that_are_no_profiles_are_refused(tmp_path: Path, capsys: pytest.C
     (tmp_path / "profile.json").write_text("{")
     assert run(tmp_path / "profile.json") == 2
     assert "is not JSON" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        ship_profile.main([str(tmp_path / "profile.json"), "--name", "../x"])
-
-
-def test_the_same_ops_serve_another_link(tmp_path: Path, profile: Profile) -> None:
-    link = Link(8, 1, "fast")
-    other = replace(profile, ops={}, link=link, contention=Contention(1.25, 2.0))
-    save(other, tmp_path / "other.json")
-    path = cell(tmp_path / "cell", profile)
-    assert run(path, "--link-of", tmp_path / "other.json", "--write", tmp_path) == 0
-    written = load(tmp_path / "nvidia-h200-nvlink.json")
-    assert written == replace(profile, link=link, contention=Contention(1.25, 2.0))
-
-
-def test_a_link_of_another_device_is_refused(
-    tmp_path: Path, profile: Profile, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save(replace(profile, platform=replace(profile.platform, driver="other")), tmp_path / "other.json")
-    path = cell(tmp_path / "cell", profile)
-    assert run(path, "--link-of", tmp_path / "other.json", "--write", tmp_path / "out") == 2
-    assert "--link-of is of" in capsys.readouterr().err

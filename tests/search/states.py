@@ -12,16 +12,18 @@ from disco_hlo.compiled import compiled
 from disco_hlo.core.legality import group_refusal
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, kernel_nodes
-from disco_hlo.plan.legal import bucket_refusal, check_order, unit_graph
+from disco_hlo.plan.legal import bucket_refusal, check_order
 from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import unfused
 from disco_hlo.search import layout as at
 from disco_hlo.search.costs import UnitCosts
 from disco_hlo.search.kernels import unit_refusal
 from disco_hlo.search.layout import open_views
-from disco_hlo.search.moves.table import MOVES, NUMBERS, make_move
+from disco_hlo.search.moves.refusals import was_refused
+from disco_hlo.search.moves.table import MOVES, NUMBERS, make_move, refusal_key, remember_refusal
 from disco_hlo.search.ready_queue import schedule
-from disco_hlo.search.segments import Segments, catch_up, open_segments, segments_ns
+from disco_hlo.search.segments import Segments, catch_up, count_all, open_segments, segments_ns
 from disco_hlo.search.state import Scratch, State, copy_state, new_scratch, roll_back
 from disco_hlo.search.step import Step
 from disco_hlo.search.strategies import members_of, prepare, to_strategy
@@ -29,6 +31,7 @@ from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import MachineModel
 from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
+from tests.search.steps import random_step
 
 FUSE = NUMBERS["fuse"]
 DUPLICATE = NUMBERS["duplicate"]
@@ -42,10 +45,17 @@ SIBLING = NUMBERS["sibling"]
 
 
 @compiled
-def make_one(step: Step, state: State, scratch: Scratch, method: int, a: int, b: int) -> Any:
-    """Make one move between the units with heads ``a`` and ``b``; whether it was legal."""
+def proposed(step: Step, state: State, scratch: Scratch, kind: int, a: int, b: int) -> Any:
+    """Propose a move as a climb does: whether it was made; else whether that was known, and whether a kernel was the
+    reason."""
     g, s, w = open_views(step, state, scratch)
-    return make_move(g, s, w, method, a, b)
+    key, _ = refusal_key(g, s, w, kind, a, b)
+    known = was_refused(w, key)
+    w.number[at.FELL] = 0
+    made = make_move(g, s, w, kind, a, b)
+    if not made:
+        remember_refusal(g, s, w, kind, a, b)
+    return made, known, w.number[at.FELL] != 0
 
 
 @compiled
@@ -53,6 +63,15 @@ def refusal_of(step: Step, state: State, scratch: Scratch, unit: int) -> Any:
     """Why the unit with this head may not stand as it is, 0 where it may (see ``legality``)."""
     g, s, w = open_views(step, state, scratch)
     return unit_refusal(g, s, w, unit)
+
+
+@compiled
+def count_order(step: Step, state: State, scratch: Scratch, segments: Segments) -> Any:
+    """What the order of a priced state takes by its segments, which are then ready to follow its changes."""
+    g, s, _ = open_views(step, state, scratch)
+    c = open_segments(segments)
+    count_all(g, s, c)
+    return segments_ns(g, s, c)
 
 
 @compiled
@@ -107,7 +126,12 @@ class Bench:
 
     def move(self, method: int, a: int, b: int) -> bool:
         """Try one move."""
-        return bool(make_one(self.step, self.state, self.scratch, method, a, b))
+        return self.propose(method, a, b)[0]
+
+    def propose(self, method: int, a: int, b: int) -> tuple[bool, bool, bool]:
+        """The same: whether it was made; else whether that was known, and whether a kernel was the reason."""
+        made, known, by_kernel = proposed(self.step, self.state, self.scratch, method, a, b)
+        return bool(made), bool(known), bool(by_kernel)
 
     def random_arguments(self, random: Random, method: int) -> tuple[int, int]:
         """What a move may be asked for, by what its record says of its arguments."""
@@ -158,6 +182,22 @@ class Bench:
         """The same strategy as a state made from scratch."""
         other = Bench(self.graph, self.machine, self.model, self.strategy())
         return other.state
+
+
+def moved(
+    seed: int,
+    count: int,
+    machine: MachineModel = CPU,
+    costs: CostModel | None = None,
+    *,
+    moves: int | None = None,
+    methods: int = len(MOVES),
+) -> tuple[Bench, Random]:
+    """A random step of about ``count`` ops after random moves, as many unless ``moves`` says otherwise."""
+    random = Random(seed)
+    bench = Bench(random_step(random, count, backend=machine.name), machine, costs)
+    bench.random_moves(random, count if moves is None else moves, methods)
+    return bench, random
 
 
 def check_legal(bench: Bench) -> None:

@@ -19,11 +19,12 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.legal import check_order, unit_graph
+from disco_hlo.plan.legal import check_order
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import all_reduce_depths, unfused
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.backtracking import Backtracking
-from disco_hlo.search.explore import CANDIDATES, QUEUED, evaluate, go_to, grown, new_tree
+from disco_hlo.search.explore import CANDIDATES, QUEUED, evaluate, go_to, new_tree
 from disco_hlo.search.hashing import new_table
 from disco_hlo.search.ready_queue import schedule
 from disco_hlo.search.run import search
@@ -31,7 +32,7 @@ from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts, TrafficCosts
-from tests.search.states import Bench
+from tests.search.states import Bench, moved
 from tests.search.steps import chain, random_step
 from tests.simulator.reference import simulate_slowly
 
@@ -60,15 +61,12 @@ def test_the_same_seed_accepts_the_same_candidates_for_ever() -> None:
 
 def test_two_processes_find_the_same() -> None:
     script = "from tests.search.test_backtracking import run, trace; r = run(3); print(trace(r), r.strategy)"
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True,
-            env={**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": str(ROOT)},
-        ).stdout
-        for salt in ("1", "2")
-    }  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True,
+        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)},
+    ).stdout  # fmt: skip
     result = run(3)
-    assert found == {f"{trace(result)} {result.strategy}\n"}
+    assert found == f"{trace(result)} {result.strategy}\n"
 
 
 def test_another_seed_takes_another_way() -> None:
@@ -97,7 +95,7 @@ def test_two_all_reduces_of_fixed_cost_travel_together() -> None:
     assert [sorted(bucket.all_reduces) for bucket in result.strategy.buckets] == [[3, 4]]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32), machine=st.sampled_from([CPU, replace(GPU, launch_ns=7)]))
 def test_its_promise_is_what_the_simulator_says(seed: int, machine) -> None:
     graph = random_step(Random(seed), 40, backend=machine.name)
@@ -140,61 +138,43 @@ def test_every_candidate_is_what_it_was(seed: int, count: int) -> None:
     assert run.state.word.tobytes() == start
 
 
-def test_a_grown_tree_has_what_it_had() -> None:
-    graph = random_step(Random(3), 40, backend="gpu")
-    chosen = SearchSettings(method="backtracking", evaluations=50)
-    run = Backtracking(graph, TrafficCosts(), GPU, unfused(graph), chosen)
-    while not run.explore():
-        pass
-    larger = grown(run.tree)
-    count = int(run.tree.number[CANDIDATES])
-    assert larger.cost_ns[:count].tolist() == run.tree.cost_ns[:count].tolist()
-    assert larger.writes_at[: count + 1].tolist() == run.tree.writes_at[: count + 1].tolist()
-    assert larger.parent.size == larger.writes_at.size - 1 == 2 * run.tree.parent.size
-
-
 BUSY = replace(
     GPU, launch_ns=3, compute_speed_ppm=800_000, transfer_speed_ppm=900_000, memory_bytes_per_us=2000
 )
 WAITING = replace(BUSY, transfer_wait_ns=40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(8, 50),
     machine=st.sampled_from([CPU, GPU, BUSY, WAITING, replace(WAITING, channels=2)]),
 )
 def test_the_queue_of_the_search_is_that_of_the_reference(seed: int, count: int, machine) -> None:
-    random = Random(seed)
-    bench = Bench(random_step(random, count, backend=machine.name), machine)
-    bench.random_moves(random, count)
+    bench, _ = moved(seed, count, machine)
     built = build(bench.graph, bench.strategy(), bench.model, machine)
     if any(".unpack" in name for name in built.problem.names):
         return  # the search slices a bucket apart in one go
     assert bench.makespan_ns() == simulate_slowly(built.problem, ready_queue=True).now
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(8, 50), machine=st.sampled_from([GPU, BUSY, WAITING]))
 def test_the_order_written_down_takes_as_long_as_the_queue(seed: int, count: int, machine) -> None:
-    random = Random(seed)
-    graph = random_step(random, count, backend="gpu")
-    bench = Bench(graph, machine)
-    bench.random_moves(random, count)
-    built = build(graph, bench.strategy(), bench.model, machine)
-    depths = all_reduce_depths(graph)
-    if any(".unpack" in name for name in built.problem.names) or any(depths[x] for x in graph.all_reduces):
+    bench, _ = moved(seed, count, machine)
+    built = build(bench.graph, bench.strategy(), bench.model, machine)
+    depths = all_reduce_depths(bench.graph)
+    if any(".unpack" in name for name in built.problem.names) or any(
+        depths[x] for x in bench.graph.all_reduces
+    ):
         return  # a transfer that waits for a transfer is issued by the device, after the op it is busy with
     assert bench.makespan_ns() == simulate(built.problem).makespan_ns
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(8, 50))
 def test_where_collectives_block_the_cost_is_the_sum(seed: int, count: int) -> None:
-    random = Random(seed)
-    bench = Bench(random_step(random, count), replace(CPU, launch_ns=3, memory_bytes_per_us=2000))
-    bench.random_moves(random, count)
+    bench, _ = moved(seed, count, replace(CPU, launch_ns=3, memory_bytes_per_us=2000))
     table = new_table(1)
     cost, _ = evaluate(bench.step, bench.state, bench.scratch, bench.progress, table, bench.started)
     assert cost == bench.makespan_ns()

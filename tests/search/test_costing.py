@@ -34,7 +34,7 @@ def climbed(seed: int, count: int) -> Climber:
     return climber
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=SEEDS, count=st.integers(20, 80))
 def test_kernels_alike_that_read_what_others_made_have_prices_of_their_own(seed: int, count: int) -> None:
     climber = climbed(seed, count)

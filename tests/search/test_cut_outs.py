@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.estimator.gnn import GnnModel
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.costs import Costs, costs_for
@@ -31,6 +30,7 @@ from disco_hlo.search.strategies import prepare
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import PPM
 from disco_hlo.simulator.timeline import simulate
+from tests.captured import captured
 from tests.machines import GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.states import SPLIT, UNFUSE, Bench, check_consistent, undo
@@ -168,7 +168,7 @@ def moved(seed: int, count: int, speed_ppm: int) -> Iterator[tuple[Followed, int
         yield followed, mark
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(20, 80), speed_ppm=st.sampled_from((PPM, 870_000)))
 def test_clocks_follow_what_is_cut_out_through_every_move(seed: int, count: int, speed_ppm: int) -> None:
     for followed, mark in moved(seed, count, speed_ppm):
@@ -183,19 +183,20 @@ def test_clocks_follow_what_is_cut_out_through_every_move(seed: int, count: int,
         assert built.problem.duration_ns[runs_on_stream].sum() == bench.state.word[at.TOTAL, at.COMPUTE_NS]
 
 
-def captured(model: str) -> tuple[Graph, Strategy, Costs]:
+@cache
+def step_of(model: str) -> tuple[Graph, Strategy, Costs]:
     """A step that was captured on an H200, XLA's plan of it, and costs over staged links."""
-    module = canonicalize(gzip.decompress((ROOT / f"tests/data/h200_models/{model}.hlo.pb.gz").read_bytes()))
+    module = captured(f"h200_models/{model}")
     profile = load(ROOT / "disco_hlo/data/profiles/nvidia-h200-staged.json")
     return module.graph, read(module), costs_for(module, profile, None)
 
 
-MODELS = pytest.mark.parametrize("model", ["resnet50", "bert"])
+MODELS = pytest.mark.parametrize("model", ["vgg19", "rnnlm"])
 
 
 @MODELS
 def test_the_clock_is_the_simulators_for_xlas_plan_and_plans_near_it(model: str) -> None:
-    graph, default, costs = captured(model)
+    graph, default, costs = step_of(model)
     # By ops alone, so that a kernel of XLA's that must be written anew takes what it took.
     assert isinstance(costs.estimator, GnnModel)
     costs = Costs(replace(costs.profile, ops={}), costs.estimator.analytic)
@@ -206,16 +207,16 @@ def test_the_clock_is_the_simulators_for_xlas_plan_and_plans_near_it(model: str)
         if moves:
             climber.climb(moves, 1500, allowed_loss_ns, ordered=ordered)
         built = build(graph, climber.strategy(climber.state), costs, costs.machine)
-        assert (len(cut_outs(built)) > 30) == (model == "bert")  # it has Triton kernels that read gradients
+        if not moves:
+            assert bool(cut_outs(built)) == (model == "rnnlm")  # it has Triton kernels that read gradients
         assert simulate(built.problem).makespan_ns == climber.makespan_ns()
 
 
 @MODELS
 def test_the_clock_is_the_simulators_for_the_plan_of_a_search(model: str) -> None:
-    graph, default, costs = captured(model)
+    graph, default, costs = step_of(model)
     chosen = SearchSettings(evaluations=6000, seeds=1, finalists=1)
     found = search(graph, costs, costs.machine, start=default, settings=chosen)
     built = build(graph, found.strategy, costs, costs.machine)
-    assert bool(cut_outs(built)) == (model == "bert")
     assert found.predicted_ns == simulate(built.problem).makespan_ns
     assert found.trace[-1].cost_ns == found.predicted_ns

@@ -51,7 +51,7 @@ def both(graph: Graph, owned: list[int]) -> tuple[int, str | None, str | None]:
     return found, said, plain
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(6, 40),
@@ -75,7 +75,7 @@ def test_a_unit_is_refused_for_what_its_kernel_is_refused_for(
         assert said == plain
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 2**32), backend=st.sampled_from(("cpu", "gpu")))
 def test_compiled_rules_count_alike_what_a_kernel_evaluates(seed: int, backend: str) -> None:
     random = Random(seed)

@@ -29,7 +29,7 @@ from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.plan.small_graphs import graph
 from tests.search.cost_models import OneDevice, ResultCosts, TrafficCosts
-from tests.search.states import Bench, check_consistent, check_topological
+from tests.search.states import check_consistent, check_topological, moved
 from tests.search.steps import chain, random_step
 from tests.simulator.random_steps import TableCosts
 
@@ -138,12 +138,10 @@ MACHINE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
 SEEDS = st.integers(0, 2**32)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=SEEDS, count=st.integers(8, 50))
 def test_the_order_is_that_of_the_list_schedule(seed: int, count: int) -> None:
-    random = Random(seed)
-    bench = Bench(random_step(random, count, backend="gpu"), MACHINE)
-    bench.random_moves(random, count)
+    bench, _ = moved(seed, count, MACHINE)
     strategy = bench.strategy()
     built = build(bench.graph, strategy, bench.model, MACHINE)
     durations, transfers = [0] * len(built.units.units), [0] * len(built.units.units)
@@ -159,12 +157,10 @@ def test_the_order_is_that_of_the_list_schedule(seed: int, count: int) -> None:
     assert heads == [smallest[token] for token in starts]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=SEEDS, count=st.integers(8, 50))
 def test_all_reduces_made_into_other_buckets_leave_a_whole_state(seed: int, count: int) -> None:
-    random = Random(seed)
-    bench = Bench(random_step(random, count, backend="gpu"), MACHINE)
-    bench.random_moves(random, count)
+    bench, _ = moved(seed, count, MACHINE)
     bench.scratch.number[at.LOGGED] = 0
     alone = np.array(bench.graph.all_reduces, np.int64)
     regroup(bench.step, bench.state, bench.scratch, alone, np.arange(alone.size + 1))

@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.plan.legal import check_order, unit_graph
+from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.search import layout as at
 from disco_hlo.search.moves.table import MOVES
-from disco_hlo.search.segments import ORDER_DIGEST, Segments, count_order, new_segments, run_order
+from disco_hlo.search.segments import ORDER_DIGEST, Segments, new_segments, run_order
 from disco_hlo.search.strategies import to_strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import PPM, MachineModel
 from disco_hlo.simulator.timeline import simulate
 from tests.machines import CPU, GPU
 from tests.search.cost_models import HoldingCosts, TrafficCosts
-from tests.search.states import FUSE, REORDER, Bench, recount_order, undo
+from tests.search.states import FUSE, REORDER, Bench, count_order, moved, recount_order, undo
 from tests.search.steps import chain, random_step
 
 SEEDS = st.integers(0, 2**32)
@@ -89,15 +90,13 @@ def followed_moves(followed: Followed, random: Random, count: int) -> Iterator[i
             yield mark
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=SEEDS, count=st.integers(8, 90), machine=st.sampled_from(MACHINES), fast=st.booleans())
 def test_sums_follow_every_move_and_every_undo(
     seed: int, count: int, machine: MachineModel, fast: bool
 ) -> None:
-    random = Random(seed)
-    costs = FAST_LINK if fast else TrafficCosts()
-    followed = Followed(Bench(random_step(random, count, backend="gpu"), machine, costs))
-    bench = followed.bench
+    bench, random = moved(seed, count, machine, FAST_LINK if fast else TrafficCosts(), moves=0)
+    followed = Followed(bench)
     for mark in followed_moves(followed, random, 2 * count):
         followed.check(followed.follow(mark))
         if random.random() < 0.4:
@@ -110,19 +109,18 @@ def test_sums_follow_every_move_and_every_undo(
 @settings(max_examples=20, deadline=None)
 @given(seed=SEEDS, count=st.integers(8, 60))
 def test_where_transfers_block_everything_adds_up(seed: int, count: int) -> None:
-    random = Random(seed)
-    followed = Followed(Bench(random_step(random, count), replace(CPU, launch_ns=2)))
+    bench, random = moved(seed, count, replace(CPU, launch_ns=2), moves=0)
+    followed = Followed(bench)
     for mark in followed_moves(followed, random, count):
         total = followed.bench.state.word[at.TOTAL]
         assert followed.follow(mark) == total[at.COMPUTE_NS] == followed.engine_ns()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=SEEDS, count=st.integers(8, 60))
 def test_the_digest_tells_orders_apart_and_nothing_else(seed: int, count: int) -> None:
-    random = Random(seed)
-    followed = Followed(Bench(random_step(random, count, backend="gpu"), ALONE))
-    bench, orders = followed.bench, {}
+    bench, random = moved(seed, count, ALONE, moves=0)
+    followed, orders = Followed(bench), {}
     for _ in range(4 * count):
         mark, head = int(bench.scratch.number[at.LOGGED]), random.choice(bench.heads())
         if bench.move(REORDER, head, random.randrange(count)):
@@ -187,7 +185,7 @@ def test_a_product_that_holds_a_transfer_is_charged_for_it_once_and_goes_at_full
     assert slowed.engine_ns() == slowed.follow(0) == 163 + 29
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=SEEDS, count=st.integers(8, 60), wait=st.sampled_from((0, 25)))
 def test_one_transfer_is_held_as_in_the_engine(seed: int, count: int, wait: int) -> None:
     random = Random(seed)
@@ -243,7 +241,7 @@ def run(bench: Bench) -> tuple[int, Strategy]:
     return int(cost_ns), strategy
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(8, 60),
@@ -251,10 +249,8 @@ def run(bench: Bench) -> tuple[int, Strategy]:
     costs=st.sampled_from([TrafficCosts(), HoldingCosts()]),
 )
 def test_an_order_takes_what_the_simulator_says(seed: int, count: int, machine, costs: TrafficCosts) -> None:
-    random = Random(seed)
-    graph = random_step(random, count, backend=machine.name)
-    bench = Bench(graph, machine, costs)
-    bench.random_moves(random, 2 * count)
+    bench, _ = moved(seed, count, machine, costs, moves=2 * count)
+    graph = bench.graph
     cost_ns, strategy = run(bench)
     units = unit_graph(graph, strategy)
     check_order(units, strategy.order, machine.asynchronous)
@@ -264,11 +260,9 @@ def test_an_order_takes_what_the_simulator_says(seed: int, count: int, machine, 
 
 
 def test_an_op_that_all_its_readers_recompute_is_in_no_order() -> None:
-    random, machine = Random(213), ORDERED_MACHINES[0]
-    graph = random_step(random, 41, backend=machine.name)
-    bench = Bench(graph, machine)
-    bench.random_moves(random, 82)
+    machine = ORDERED_MACHINES[0]
+    bench, _ = moved(213, 41, machine, moves=82)
     _, strategy = run(bench)
-    units = unit_graph(graph, strategy)
+    units = unit_graph(bench.graph, strategy)
     assert len(units.units) < bench.state.word[at.TOTAL, at.UNITS]
     check_order(units, strategy.order, machine.asynchronous)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from disco_hlo.core.reasons import LEGAL
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.optimize.costs import costs_for
 from disco_hlo.optimize.pipeline import searchable
@@ -33,29 +32,26 @@ from disco_hlo.search.strategies import Signature, kernels_of, members_of, prepa
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
+from tests.captured import captured
 from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts
-from tests.search.states import MACHINES, Bench, check_consistent, check_legal, ranked, refusal_of
+from tests.search.states import MACHINES, Bench, check_consistent, check_legal, moved, ranked, refusal_of
 from tests.search.steps import chain, random_step
-
-H200 = Path(__file__).parents[1] / "data" / "h200_transformer_default.hlo.pb.gz"
 
 
 @pytest.fixture(scope="module")
 def h200() -> CanonicalModule:
-    return canonicalize(gzip.decompress(H200.read_bytes()))
+    return captured("h200_models/vgg19")
 
 
 def without_order(strategy: Strategy) -> tuple[object, object]:
     return strategy.groups, strategy.buckets
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(8, 60))
 def test_a_strategy_survives_the_round_trip(seed: int, count: int) -> None:
-    random = Random(seed)
-    bench = Bench(random_step(random, count))
-    bench.random_moves(random, 2 * count)
+    bench, _ = moved(seed, count, moves=2 * count)
     strategy = normal_form(bench.graph, bench.strategy())
     again = Bench(bench.graph, start=strategy)
     assert without_order(normal_form(bench.graph, again.strategy())) == without_order(strategy)
@@ -99,19 +95,16 @@ def as_xla_writes(random: Random, graph: Graph, strategy: Strategy) -> Strategy:
     return Strategy(groups, buckets)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @example(seed=246, count=60, machine=CPU)
 @example(seed=320, count=40, machine=CPU)
 @given(seed=st.integers(0, 2**32), count=st.integers(8, 90), machine=st.sampled_from(MACHINES))
 def test_every_state_is_written_down(seed: int, count: int, machine: MachineModel) -> None:
-    random = Random(seed)
-    graph = random_step(random, count, backend=machine.name)
-    made = Bench(graph, machine)
-    made.random_moves(random, count)
-    check_written_down(random, made, as_xla_writes(random, graph, made.strategy()), count)
+    made, random = moved(seed, count, machine)
+    check_written_down(random, made, as_xla_writes(random, made.graph, made.strategy()), count)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(8, 60), machine=st.sampled_from(MACHINES))
 def test_every_state_with_kernels_that_only_xla_has_is_written_down(
     seed: int, count: int, machine: MachineModel
@@ -254,9 +247,8 @@ def test_a_search_from_the_plan_of_xla_promises_what_the_simulator_says(h200: Ca
 
 
 def test_plans_found_from_the_plan_of_xla_on_cpu_are_executed_as_they_say() -> None:
-    module = Path(__file__).parents[1] / "data" / "demo_plan" / "default.hlo.pb.gz"
-    source = canonicalize(gzip.decompress(module.read_bytes()))
-    settings = SearchSettings(evaluations=4000, seeds=1)
+    source = captured("demo_plan/default")
+    settings = SearchSettings(evaluations=1500, seeds=1)
     found = search(source.graph, ResultCosts(), CPU, start=read(source), settings=settings)
     for one in found.finalists:
         verify(source, apply(one.strategy, source), one.strategy)

@@ -45,10 +45,10 @@ def versions():
     }
 
 root = Path(sys.argv[1])
-source = canonicalize(gzip.decompress((root / "tests/data/h200_transformer_default.hlo.pb.gz").read_bytes()))
+source = canonicalize(gzip.decompress((root / "tests/data/h200_models/rnnlm.hlo.pb.gz").read_bytes()))
 profile = load(root / "disco_hlo/data/profiles/nvidia-h200-staged.json")
 costs, machine = costs_of(profile, source), machine_of(profile)
-settings = SearchSettings(evaluations=40_000, seeds=1, processes=1)
+settings = SearchSettings(evaluations=20_000, seeds=1, processes=1)
 warm_up(source.graph, costs, machine, settings)
 before = versions()
 search(source.graph, costs, machine, start=read(source), settings=settings)

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, behind_bitcasts
-from disco_hlo.plan.legal import unit_graph
 from disco_hlo.plan.plan import Bucket, Group, Strategy
-from disco_hlo.plan.units import UnitGraph
+from disco_hlo.plan.units import UnitGraph, unit_graph
 from tests.cost_models import MadeUpCosts
 
 

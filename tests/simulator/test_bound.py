@@ -138,7 +138,7 @@ def test_small_buckets_can_be_the_least_where_they_take_another_algorithm() -> N
 
 
 @given(st.integers(0, 2**32), st.integers(2, 30))
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
     random = Random(seed)
     step, table = random_step(random, nodes, dots=random.choice((0, 8)))

@@ -50,45 +50,27 @@ def times(units: UnitGraph, compute_ns: int, transfer_ns: int) -> tuple[list[int
     )
 
 
-def test_the_all_reduce_that_can_start_first_does() -> None:
-    units = units_of(STEP)
-    assert list_schedule(units, *times(units, 10, 15)) == (
-        "n1", "n5", "b1.start", "n2", "n3", "b0.start", "b1.done", "n9", "b0.done", "n7", "n8",
-    )  # fmt: skip
-
-
-def test_without_an_asynchronous_channel_a_bucket_is_one_token() -> None:
-    units = units_of(STEP)
-    assert list_schedule(units, *times(units, 10, 15), asynchronous=False) == (
-        "n1", "n5", "b1", "n2", "n3", "b0", "n7", "n8", "n9",
-    )  # fmt: skip
-
-
-def test_a_reader_waits_while_another_unit_can_run() -> None:
-    units = units_of("""
-        param
-        dot 0
-        all-reduce 1
-        add 2 0
-        dot 0
-        dot 4
-        tuple 3 5
-    """)
-    assert list_schedule(units, *times(units, 10, 15)) == ("n1", "b0.start", "n4", "n5", "b0.done", "n3")
-
-
-def test_an_all_reduce_that_waits_for_another_one() -> None:
-    units = units_of("""
-        param
-        dot 0
-        all-reduce 1
-        add 2 0
-        all-reduce 3
-        dot 0
-        tuple 4 5
-    """)
-    order = list_schedule(units, *times(units, 10, 15))
-    assert order == ("n1", "b0.start", "n5", "b0.done", "n3", "b1.start", "b1.done")
+@pytest.mark.parametrize(
+    ("step", "asynchronous", "order"),
+    [
+        pytest.param(
+            STEP, True, "n1 n5 b1.start n2 n3 b0.start b1.done n9 b0.done n7 n8",
+            id="the all-reduce that can start first does",
+        ),
+        pytest.param(STEP, False, "n1 n5 b1 n2 n3 b0 n7 n8 n9", id="where they block a bucket is one token"),
+        pytest.param(
+            "param\ndot 0\nall-reduce 1\nadd 2 0\ndot 0\ndot 4\ntuple 3 5", True, "n1 b0.start n4 n5 b0.done n3",
+            id="a reader waits while another unit can run",
+        ),
+        pytest.param(
+            "param\ndot 0\nall-reduce 1\nadd 2 0\nall-reduce 3\ndot 0\ntuple 4 5", True,
+            "n1 b0.start n5 b0.done n3 b1.start b1.done", id="an all-reduce waits for another one",
+        ),
+    ],
+)  # fmt: skip
+def test_kernels_run_while_collectives_do(step: str, asynchronous: bool, order: str) -> None:
+    units = units_of(step)
+    assert " ".join(list_schedule(units, *times(units, 10, 15), asynchronous=asynchronous)) == order
 
 
 def test_the_longer_transfer_goes_first_among_equals() -> None:
@@ -113,7 +95,7 @@ def test_a_missing_duration_is_refused() -> None:
 
 
 def test_the_order_of_a_real_step_is_legal_and_starts_its_all_reduces_early() -> None:
-    source = captured("h200_transformer_default")
+    source = captured("h200_models/vgg19")
     strategy = read(source)
     units = unit_graph(source.graph, strategy)
     durations = [1000 * len(unit.nodes) for unit in units.units]
@@ -130,8 +112,8 @@ def test_the_order_of_a_real_step_is_legal_and_starts_its_all_reduces_early() ->
             before += [done] if token.endswith(".start") else []
         return sum(before) / len(before)
 
-    assert mean_matmuls_before_a_start(order) < 125
-    assert mean_matmuls_before_a_start(strategy.order) > 160
+    assert mean_matmuls_before_a_start(order) < 30
+    assert mean_matmuls_before_a_start(strategy.order) > 45
 
 
 # Each of two layers converts its weight (n1, n4), gathers it (b0, b1) and multiplies with it (n3, n6); b2 reduces.

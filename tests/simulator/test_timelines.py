@@ -429,7 +429,7 @@ CHANNELS = st.integers(0, 3)
 
 
 @given(SEEDS, st.integers(1, 60), CHANNELS)
-@settings(max_examples=300)
+@settings(max_examples=120)
 def test_the_engine_agrees_with_the_reference(seed: int, tasks: int, channels: int) -> None:
     posed = random_problem(seed, tasks, channels)
     timeline, slowly = simulate(posed), simulate_slowly(posed)
@@ -442,7 +442,7 @@ def test_the_engine_agrees_with_the_reference(seed: int, tasks: int, channels: i
 @given(SEEDS, st.integers(1, 12), CHANNELS, st.booleans())
 @example(7, 12, 1, True)  # transfers without duration that a kernel holds
 @example(65, 12, 1, False)
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_the_reference_agrees_with_going_through_the_nanoseconds(
     seed: int, tasks: int, channels: int, ready_queue: bool
 ) -> None:
@@ -464,7 +464,7 @@ def test_progress_can_be_used_for_one_order_after_another() -> None:
 
 
 @given(SEEDS, st.integers(1, 40), CHANNELS)
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_a_timeline_adds_up(seed: int, tasks: int, channels: int) -> None:
     posed = random_problem(seed, tasks, channels)
     timeline = simulate(posed)

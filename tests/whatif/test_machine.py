@@ -56,7 +56,6 @@ def test_every_machine_that_ships_states_a_source_for_every_parameter() -> None:
 def test_a_machine_says_what_it_can_do_and_what_was_assumed(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(LINES)
     machine = load(str(tmp_path / "two.toml"))
-    assert machine.gpu.peak_flops_per_ns == 1500
     assert machine.gpu.matmul_flops_per_ns == 750
     assert machine.sourced("assumed") == ("gpu.matmul_efficiency", "gpu.launch_us")
     assert machine.sourced("a paper")[0] == "gpu.compute_units"

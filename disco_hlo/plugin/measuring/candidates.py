@@ -96,13 +96,7 @@ def local_module(source: CanonicalModule, strategy: Strategy, received: bytes) -
     return received
 
 
-def compile_trials(
-    session: Session,
-    source: CanonicalModule,
-    trials: Sequence[Trial],
-    *,
-    tag: str,
-) -> None:
+def compile_trials(session: Session, source: CanonicalModule, trials: Sequence[Trial], *, tag: str) -> None:
     """Compile ``trials`` on every rank; what goes wrong anywhere is noted in them, not raised.
 
     Several are compiled at once where a rank has the cores: XLA uses one for each.
@@ -144,9 +138,8 @@ def _hand_out(session: Session, source: CanonicalModule, trial: Trial, *, tag: s
             mine, why = (None, f"it is banned: {banned}") if banned else (mine, why)
         except Exception as error:  # the others wait for what is sent here
             why = one_line(error)
-    sent, trial.error = broadcast_plan(
-        session.channel, mine, reason=why, timeout_s=session.timeout_s, tag=tag
-    )
+    timeout_s = session.timeout_s
+    sent, trial.error = broadcast_plan(session.channel, mine, reason=why, timeout_s=timeout_s, tag=tag)
     if sent is not None:
         trial.module, trial.error = sent.module, ""
 
@@ -222,14 +215,7 @@ def compare_with_default(
     session: Session, default: Trial, others: Sequence[Trial], inputs: RealInputs | None = None
 ) -> None:
     """See which trials compute what XLA's default computes; one that does not on any rank is out on all, and its times
-    with it.
-
-    Args:
-        inputs: of a call of the training; None: made-up ones.
-
-    Raises:
-        As :func:`~disco_hlo.plugin.measuring.comparing.compare`.
-    """
+    with it. ``inputs`` and errors are those of :func:`~disco_hlo.plugin.measuring.comparing.compare`."""
     programs = [_program(session, trial) for trial in (default, *others)]
     compare(session, programs, inputs)
     for trial, program in zip(others, programs[1:], strict=True):

@@ -87,6 +87,12 @@ class Program:
     error: str = ""
     """Why it is not what the default is."""
 
+    @property
+    def running(self) -> Runner:
+        """Its runner, once it has one."""
+        assert self.runner is not None
+        return self.runner
+
 
 def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | None = None) -> None:
     """Compare programs with the first, XLA's default, on all ranks at once; what is wrong anywhere is noted in them.
@@ -101,7 +107,7 @@ def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | 
     """
     seed, hardly = session.settings.seed, Counter[str]()
     if inputs is not None:
-        _say_hardly(session, _Inputs(session, programs, seed, False, inputs).compare())
+        _say_hardly(session, _Inputs(session, programs, seed, real=inputs).compare())
         return
     for number, permuted in enumerate((True, False)):
         started = time.monotonic()
@@ -131,14 +137,9 @@ def compile_comparison(devices: tuple[Any, ...], default: LoadedExecutable) -> N
 
 def settle_inputs(session: Session, default: Program) -> Runner:
     """A runner of XLA's default, which has run once, on the inputs that steps are timed on; whether these are positive
-    is settled.
-
-    Raises:
-        As :func:`compare`.
-    """
-    _Inputs(session, [default], session.settings.seed, False).settled()
-    assert default.runner is not None
-    return default.runner
+    is settled. Raises as :func:`compare`."""
+    _Inputs(session, [default], session.settings.seed).settled()
+    return default.running
 
 
 def make_runner(
@@ -149,8 +150,7 @@ def make_runner(
     permuted: bool = False,
     inputs: RealInputs | None = None,
 ) -> Runner:
-    """A program's runner on made-up inputs, those of another runner or real ones where these are given; on all
-    ranks."""
+    """A program's runner on made-up inputs, another runner's or real ones; on all ranks."""
     # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
     with session.stage(f"inputs of {program.name}"):
         return Runner(
@@ -174,55 +174,45 @@ def _say_hardly(session: Session, hardly: Counter[str]) -> None:
         )  # fmt: skip
 
 
+@dataclass
 class _Inputs:
-    """Programs on one set of inputs."""
+    """Programs, XLA's default first, on one set of inputs."""
 
-    def __init__(
-        self,
-        session: Session,
-        programs: Sequence[Program],
-        seed: int,
-        permuted: bool,
-        real: RealInputs | None = None,
-    ) -> None:
-        self._session = session
-        self._real = real
-        self._default, self._others = programs[0], programs[1:]
-        self._seed, self._permuted = seed, permuted
-        self._first: list[list[Any]] | None = None
-        """What the default's first run returned."""
+    session: Session
+    programs: Sequence[Program]
+    seed: int
+    permuted: bool = False
+    real: RealInputs | None = None
+    first: list[list[Any]] | None = None
+    """What the default's first run returned."""
 
     def compare(self) -> Counter[str]:
         """Compare the programs; returns which outputs are hardly compared, with the number of their elements."""
         survey = self.settled()
-        assert self._default.runner is not None
         hardly = Counter[str]()
         every = self._passes(survey)
-        first, self._first = self._first if len(every) == 1 else None, None
+        first, self.first = self.first if len(every) == 1 else None, None
         for outputs in every:
-            on_host = self._real is not None
-            reference = Reference(self._session, self._default, survey, outputs, first, on_host)
-            for program in self._others:
-                if not program.error:
-                    self._check(reference, program)
+            on_host = self.real is not None
+            reference = Reference(self.session, self.programs[0], survey, outputs, first, on_host)
+            for program in self.programs[1:]:
+                if program.error:
+                    continue
+                try:
+                    if program.runner is None:
+                        self._make_runner(program)
+                    reference.check(program)
+                except Exception as error:
+                    program.error = one_line(error)
             hardly |= reference.hardly_compared()
         return hardly
-
-    def _check(self, reference: Reference, program: Program) -> None:
-        """Note what is wrong with a program on any rank."""
-        try:
-            if program.runner is None:
-                self._make_runner(program)
-            reference.check(program)
-        except Exception as error:
-            program.error = one_line(error)
 
     def settled(self) -> Survey:
         """The default's first run. Where signs among its inputs give infinities and NaNs that positive ones do not,
         its inputs and those of all that follow are positive."""
-        session, request = self._session, self._session.request
+        session, request = self.session, self.session.request
         asked, survey = request.positive, self._first_run()
-        if self._real is not None or asked is None or not (signed := self._not_finite(survey)):
+        if self.real is not None or asked is None or not (signed := self._not_finite(survey)):
             return survey
         request.positive = None
         survey = self._first_run()
@@ -237,39 +227,32 @@ class _Inputs:
         return self._first_run()
 
     def _first_run(self) -> Survey:
-        default = self._default
-        default.runner = self._first = None
+        default = self.programs[0]
+        default.runner = self.first = None
         runner = self._make_runner(default)
         with default.guard():
-            survey, self._first = run_on_all(
-                self._session, f"first run of {default.name}", lambda: survey_of(runner)
-            )
+            what = f"first run of {default.name}"
+            survey, self.first = run_on_all(self.session, what, lambda: survey_of(runner))
         return survey
 
     def _not_finite(self, survey: Survey) -> int:
         """How many numbers are not finite on all ranks together."""
-        session, mine = self._session, str(survey.not_finite).encode()
+        session, mine = self.session, str(survey.not_finite).encode()
         answers = session.channel.all_gather(mine, tag="not finite", timeout_s=session.timeout_s)
         return sum(map(int, answers))
 
     def _make_runner(self, program: Program) -> Runner:
-        runner = make_runner(
-            self._session, program, self._default.runner, self._seed, self._permuted, self._real
-        )
-        program.runner = runner
-        return runner
+        inputs_of = self.programs[0].runner
+        program.runner = make_runner(self.session, program, inputs_of, self.seed, self.permuted, self.real)
+        return program.runner
 
     def _passes(self, survey: Survey) -> list[frozenset[int]]:
-        """The outputs that are compared in one pass each; the same on every rank.
-
-        Raises:
-            UnsupportedError: memory does not do for it.
-        """
-        if self._real is not None:
+        """The outputs that are compared in one pass each; the same on every rank."""
+        if self.real is not None:
             return [frozenset(range(len(survey.shapes)))]
-        session, room = self._session, room_bytes(self._session)
+        session, room = self.session, room_bytes(self.session)
         with session.stage("room for comparing"):
-            needs = [memory(program.executable) for program in (self._default, *self._others)]
+            needs = [memory(program.executable) for program in self.programs]
         # A run takes what it returns and writes in between; a look at an output, a few arrays like that. What the first
         # run returned is there already.
         run = max(one.outputs_bytes + one.temporaries_bytes for one in needs)
@@ -308,12 +291,8 @@ class Reference:
         self._learn(_RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS)
 
     def check(self, program: Program) -> None:
-        """Compare another program; on all ranks at once.
-
-        Raises:
-            IllegalStrategyError: it does not compute the same on this rank.
-            ActivationError: nor on another.
-        """
+        """Compare another program; on all ranks at once. Raises IllegalStrategyError: it does not compute the same
+        on this rank, ActivationError: nor on another."""
         unlike = self._unlike(program)
         looks_again = self._runs < _MORE_RUNS
         if anywhere(self.session, bool(unlike), "comparison") and looks_again:
@@ -338,14 +317,11 @@ class Reference:
     def _run(
         self, what: str, take: Callable[[int, list[Any]], None], ran: list[list[Any]] | None = None
     ) -> None:
-        runner, guard = self.default.runner, self.default.guard
-        assert runner is not None
-
         def run() -> None:
-            for number, arrays in self._chosen(ran or runner.output_arrays()):
+            for number, arrays in self._chosen(ran or self.default.running.output_arrays()):
                 take(number, arrays)
 
-        with guard():
+        with self.default.guard():
             run_on_all(self.session, what, run)
 
     def _chosen(self, arrays: list[list[Any]]) -> Iterator[tuple[int, list[Any]]]:
@@ -361,37 +337,34 @@ class Reference:
 
     def _learn(self, runs: int) -> None:
         """Run on inputs that are changed by a rounding until that has been done so often."""
-        assert self.default.runner is not None
+        inputs = self.default.running.runs_on
         try:
             while self._runs < runs:
                 self._runs += 1
                 with self.session.stage("inputs changed by a rounding"):
-                    self.default.runner.nudge(self._rounding, self._runs)
+                    inputs.nudge(self._rounding, self._runs)
                 self._run("a run on changed inputs", self._take_in)
         finally:
             with self.session.stage("inputs as they were"):
-                self.default.runner.nudge(0.0)
+                inputs.nudge(0.0)
 
     def _take_in(self, number: int, arrays: list[Any]) -> None:
-        index, runner = self.survey.updated[number], self.default.runner
-        assert runner is not None
+        index = self.survey.updated[number]
         if self._allowed[number].is_float:
-            before = None if index is None else runner.inputs_as_they_were(index)
+            before = None if index is None else self.default.running.runs_on.made(index)
             self._allowed[number].learn(arrays, before, self._before(number))
 
     def _before(self, number: int) -> list[Any] | None:
         """What an output is the new value of, as the inputs are now."""
-        index, runner = self.survey.updated[number], self.default.runner
-        assert runner is not None
-        return None if index is None else runner.input_arrays(index)
+        index = self.survey.updated[number]
+        return None if index is None else self.default.running.runs_on.arrays(index)
 
     # --- another program --------------------------------------------------------------------------
 
     def _unlike(self, program: Program) -> str:
-        runner = program.runner
-        assert runner is not None
         with program.guard():
-            return run_on_all(self.session, f"a run of {program.name}", lambda: self._first_unlike(runner))
+            what = f"a run of {program.name}"
+            return run_on_all(self.session, what, lambda: self._first_unlike(program.running))
 
     def _first_unlike(self, runner: Runner) -> str:
         for number, arrays in self._chosen(runner.output_arrays()):
@@ -400,9 +373,8 @@ class Reference:
             place, how = self._allowed[number].unlike(arrays)
             if how:
                 at = list(map(int, np.unravel_index(place, arrays[0].shape)))
-                return (
-                    f"output {number} differs from XLA's default at {at} of {self.survey.name(number)}: {how}"
-                )
+                name = self.survey.name(number)
+                return f"output {number} differs from XLA's default at {at} of {name}: {how}"
         return ""
 
 
@@ -467,11 +439,8 @@ def survey_of(runner: Runner) -> tuple[Survey, list[list[Any]]]:
 
 
 def passes(survey: Survey, limit_bytes: int | None) -> list[frozenset[int]]:
-    """The outputs that are compared in one pass each: as many as fit into so much, or one.
-
-    Raises:
-        UnsupportedError: there would be too many passes.
-    """
+    """The outputs that are compared in one pass each: as many as fit into so much, or one. Raises UnsupportedError:
+    there would be too many passes."""
     found: list[set[int]] = [set()]
     used, kept = 0, [survey.kept_bytes(number) for number in range(len(survey.shapes))]
     for number, takes in enumerate(kept):
@@ -526,10 +495,10 @@ def not_finite(values: NDArray[Any]) -> int:
 
 def _samples(runner: Runner) -> _Samples:
     found: dict[tuple[str, tuple[int, ...]], list[tuple[int, NDArray[Any]]]] = {}
-    for index, parameter in enumerate(runner.parameters):
+    for index, parameter in enumerate(runner.runs_on.parameters):
         places = _places(math.prod(parameter.shape))
         if places.size and not is_whole(parameter.dtype):
-            few = widened(runner.floats(index, 0, places))
+            few = widened(runner.runs_on.floats(index, 0, places))
             found.setdefault((str(parameter.dtype), parameter.shape), []).append((index, few))
     return found
 

@@ -28,15 +28,13 @@ from disco_hlo.plan.variants import by_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.collectives import MINIMUM_POINTS, AllReduceFit, InStep, SweepPoint, fit, sweep_sizes
+from disco_hlo.profiler.collectives import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit, sweep_sizes
 from disco_hlo.profiler.keys import kernel_keys, travelling
 from disco_hlo.profiler.profile import (
     Collectives,
-    Contention,
     DeviceFacts,
     Link,
     LinkFacts,
-    LoopTime,
     OpTime,
     Platform,
     Profile,
@@ -98,11 +96,10 @@ class KnownTimes:
         self._known(LinkFacts, place_of(link))
 
     def _read(self) -> None:
-        def read(store: ProfileStore) -> None:
-            self._ops = store.ops(self._platform)
+        ops = self._use(lambda store: store.ops(self._platform), None)
+        if ops is not None:
+            self._ops = ops
             self._points.clear()
-
-        self._use(read, None)
 
     def _swept(self, kind: CollectiveKind) -> tuple[SweepPoint, ...]:
         if str(kind) not in self._points:
@@ -151,7 +148,8 @@ class KnownTimes:
         wanted = _step_keys(source, xla)
         missing = wanted - set(self._ops)
         LOGGER.debug("%d of %d op times are unknown", len(missing), len(wanted))
-        return bool(missing) and not self._was_traced(source.graph.fingerprint)
+        # What a trace of this very step did not show, another one will not show either.
+        return bool(missing) and self._traced(source.graph.fingerprint) is None
 
     def _lacks_waits(self, source: CanonicalModule) -> bool:
         """Processes on CPU wait for each other in all-reduces, and in each step otherwise."""
@@ -159,12 +157,12 @@ class KnownTimes:
         step = self._step(source.graph.fingerprint)
         return blocks and bool(travelling(source)) and None in (step.apart, step.together)
 
-    def _was_traced(self, fingerprint: str) -> bool:
-        """What a trace of this very step did not show, another one will not show either."""
-        return any(step.plan == _UNFUSED_STEP for step in self._steps(fingerprint))
-
-    def _steps(self, fingerprint: str) -> Sequence[StepTime]:
-        return self._use(lambda store: store.steps(self._platform, fingerprint), ())
+    def _traced(self, fingerprint: str) -> OpTime | None:
+        """The time of the whole unfused step, where one was traced."""
+        if fingerprint in self._unfused:
+            return self._unfused[fingerprint]
+        steps: Sequence[StepTime] = self._use(lambda store: store.steps(self._platform, fingerprint), ())
+        return next((one.time for one in steps if one.plan == _UNFUSED_STEP), None)
 
     def _lacking_sizes(self, source: CanonicalModule) -> dict[str, list[int]]:
         """A line is trusted between the sizes it was measured at, not far beyond."""
@@ -189,17 +187,13 @@ class KnownTimes:
         constants = self._device.constants
         timed = (self._step(fingerprint).launch_ns, self._device.launch_ns)
         launch_ns = next((ns for ns in timed if ns is not None), None)
-        return (
-            constants if constants is None or launch_ns is None else replace(constants, launch_ns=launch_ns)
-        )
+        if constants is None or launch_ns is None:
+            return constants
+        return replace(constants, launch_ns=launch_ns)
 
     @property
     def _device(self) -> DeviceFacts:
         return self._known(DeviceFacts, "")
-
-    @property
-    def _holds(self) -> Mapping[str, float]:
-        return self._known(LinkFacts, place_of(self._link)).holds
 
     def _step(self, fingerprint: str) -> StepFacts:
         return self._known(StepFacts, place_of(self._link, fingerprint))
@@ -225,7 +219,7 @@ class KnownTimes:
     def add_gap(self, fingerprint: str, gap_ns: int) -> None:
         """Take in what one step takes beyond its kernels and transfers, for each of them."""
         self._change(DeviceFacts, "", lambda known: structs.replace(known, launch_ns=gap_ns))
-        self._change_step(fingerprint, launch_ns=gap_ns)
+        self.add_facts(fingerprint, launch_ns=gap_ns)
 
     def add_ops(self, fingerprint: str, times: dict[str, OpTime], step_ns: Sequence[int]) -> None:
         """Take in op times, and the times of the whole unfused step that they were traced in."""
@@ -237,32 +231,16 @@ class KnownTimes:
         time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
         self._keep(lambda store: store.add_step(self._platform, fingerprint, time))
 
-    def add_collectives(
-        self, fingerprint: str, apart: Mapping[str, InStep], together: Mapping[str, InStep]
-    ) -> None:
-        """Take in what the collectives of each kind took, by its name, in traces of one step that transfer them one by
-        one or together (on GPU: in ``varied_buckets``).
-
-        Where a trace does not tell, another one will not either.
-        """
-        self._change_step(fingerprint, apart=dict(apart), together=dict(together))
-
-    def add_loops(self, fingerprint: str, loops: Mapping[str, LoopTime]) -> None:
-        """Take in what the loops of one step take besides their bodies, by the keys of these."""
-        self._change_step(fingerprint, loops=dict(loops))
-
-    def add_contention(self, contention: Contention, fingerprint: str) -> None:
-        """Take in how one step's kernels and its transfers slow each other."""
-        self._change_step(fingerprint, contention=contention)
+    def add_facts(self, fingerprint: str, **facts: Any) -> None:
+        """Take in what one step's traces tell, by the fields of ``StepFacts``. Where a trace does not tell, another one
+        will not either: that is a fact as well, an empty one."""
+        place = place_of(self._link, fingerprint)
+        self._change(StepFacts, place, lambda known: structs.replace(known, **facts))
 
     def add_holds(self, holds: Mapping[str, float]) -> None:
         """Take in what ops keep transfers from beginning beside them, by cost key."""
         place = place_of(self._link)
         self._change(LinkFacts, place, lambda known: structs.replace(known, holds={**known.holds, **holds}))
-
-    def _change_step(self, fingerprint: str, **found: Any) -> None:
-        place = place_of(self._link, fingerprint)
-        self._change(StepFacts, place, lambda known: structs.replace(known, **found))
 
     def add_sweep(self, points: tuple[SweepPoint, ...], kind: CollectiveKind = ALL_REDUCE) -> None:
         """Take in the points of a sweep of one kind of collectives."""
@@ -270,13 +248,14 @@ class KnownTimes:
         self._keep(lambda store: store.add_sweep(self._platform, self._link, points, kind))
 
     def profile(self, fingerprint: str, kinds: Iterable[CollectiveKind] = ()) -> Profile:
-        """Everything that is known, for the step with this fingerprint.
-
-        Args:
-            kinds: of its collectives.
-        """
-        constants, step = self._constants(fingerprint), self._step(fingerprint)
+        """Everything that is known, for the step with this fingerprint and these kinds of collectives."""
+        constants, step, traced = (
+            self._constants(fingerprint),
+            self._step(fingerprint),
+            self._traced(fingerprint),
+        )
         assert constants is not None, "constants are measured where they are not known"
+        apart, together = step.apart or {}, step.together or {}
         return Profile(
             platform=self._platform,
             ops=dict(self._ops),
@@ -286,27 +265,16 @@ class KnownTimes:
             all_reduce=_fit(self._swept(ALL_REDUCE)),
             link=self._link,
             contention=step.contention,
-            holds=dict(self._holds),
-            noise=self._noise(fingerprint, constants),
-            in_step=(step.apart or {}).get(str(ALL_REDUCE)),
-            together=(step.together or {}).get(str(ALL_REDUCE)),
+            holds=dict(self._known(LinkFacts, place_of(self._link)).holds),
+            noise=traced.spread_ns / traced.median_ns if traced and traced.median_ns else constants.noise,
+            in_step=apart.get(str(ALL_REDUCE)),
+            together=together.get(str(ALL_REDUCE)),
             collectives={
-                str(kind): Collectives(
-                    _fit(self._swept(kind)),
-                    (step.apart or {}).get(str(kind)),
-                    (step.together or {}).get(str(kind)),
-                )
+                str(kind): Collectives(_fit(self._swept(kind)), apart.get(str(kind)), together.get(str(kind)))
                 for kind in sorted({*kinds} - {ALL_REDUCE}, key=str)
             },
             loops=step.loops or {},
         )
-
-    def _noise(self, fingerprint: str, constants: DeviceConstants) -> float:
-        """From run to run of the whole step; where none was traced, of the device's constants."""
-        step = self._unfused.get(fingerprint)
-        if step is None:
-            step = next((one.time for one in self._steps(fingerprint) if one.plan == _UNFUSED_STEP), None)
-        return constants.noise if step is None or not step.median_ns else step.spread_ns / step.median_ns
 
 
 def _fit(points: Sequence[SweepPoint]) -> AllReduceFit | None:

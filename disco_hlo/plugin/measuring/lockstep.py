@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from disco_hlo.activation.channel import name_ranks
@@ -39,15 +40,12 @@ def all_have(session: Session, what: str) -> contextlib.AbstractContextManager[N
 
 
 def anywhere(session: Session, here: bool, what: str) -> bool:
-    """Whether something is so on any rank: the same answer on all.
-
-    Raises:
-        ActivationError: ranks were silent.
-    """
+    """Whether something is so on any rank: the same answer on all. Raises ActivationError: ranks were silent."""
     answers = session.channel.all_gather(b"1" if here else b"", tag=what, timeout_s=session.timeout_s)
     return any(answers)
 
 
+@dataclass(eq=False)
 class FirstRuns:
     """As a runner's ``together``: ranks agree on the inputs of a module's first runs, and trust those of the others.
 
@@ -55,21 +53,21 @@ class FirstRuns:
     ranks meet before each run, a GPU's trace shows the later one's delay as an all-reduce's time.
     """
 
-    def __init__(self, session: Session, what: str) -> None:
-        self._session = session
-        self._what = what
-        self._left = 0.0
+    session: Session
+    what: str
+    left: float = 0.0
+    """Runs that are still to be agreed on."""
 
     def begin(self, runs: float = math.inf) -> None:
         """Agree on the next ``runs``, on every rank; on all that follow where it is not said on how many."""
-        self._left = runs
+        self.left = runs
 
     def __call__(self) -> contextlib.AbstractContextManager[None]:
         """Around the making of one run's inputs."""
-        if self._left == 0:
+        if self.left == 0:
             return contextlib.nullcontext()
-        self._left -= 1
-        return all_have(self._session, self._what)
+        self.left -= 1
+        return all_have(self.session, self.what)
 
 
 def run_on_all(
@@ -84,7 +82,6 @@ def run_on_all(
         ActivationError: it failed on another rank, or ranks were silent before anything ran.
         Exception: what ``run`` raised on this rank; the others fail, too.
     """
-    result: Result | None = None
     failure: Exception | None = None
     try:
         with session.alone(what), guard():
@@ -97,9 +94,8 @@ def run_on_all(
     except ActivationError as silence:
         # Where ranks are gone, nobody waits in an all-reduce: what failed here is what their death does to one. But one
         # that stood still goes on later, and would come to an all-reduce that had no room on this rank.
-        alike = isinstance(failure, ActivationError) or (
-            isinstance(silence, GoneError) and not _lacked_memory(failure)
-        )
+        lacked_memory = isinstance(failure, MemoryError) or "RESOURCE_EXHAUSTED" in str(failure)
+        alike = isinstance(failure, ActivationError) or (isinstance(silence, GoneError) and not lacked_memory)
         if failure is None or alike:
             raise shared(silence) from failure
         _end_job(session, what, reason, silence)
@@ -109,7 +105,7 @@ def run_on_all(
     if others:
         listed = "; ".join(f"{name_ranks([rank])}: {why}" for why, rank in others.items())
         raise shared(ActivationError(f"{what}: {listed}"))
-    return result  # type: ignore[return-value]  # it ran
+    return result
 
 
 def repeated(
@@ -150,19 +146,12 @@ def in_a_slice(session: Session, run_ns: int) -> int:
     return int(session.tell(max(1, SLICE_NS // max(1, run_ns)), "runs in a slice"))
 
 
-def _lacked_memory(failure: Exception | None) -> bool:
-    return isinstance(failure, MemoryError) or "RESOURCE_EXHAUSTED" in str(failure)
-
-
 def _end_job(session: Session, what: str, reason: str, silence: ActivationError) -> NoReturn:
     LOGGER.error(
         "%s failed on rank %d (%s), but not on all ranks (%s): the others wait for it in an all-reduce that cannot be "
         "interrupted, so the job ends; start it again without ENABLE_SEARCH, or with another DISCO_SEED",
-        what,
-        session.channel.rank,
-        reason,
-        silence,
-    )
+        what, session.channel.rank, reason, silence,
+    )  # fmt: skip
     withdraw_marks()
     _end_now()
 
@@ -183,9 +172,8 @@ def _end_endless(name: str) -> None:
     LOGGER.error(
         "a run of %s on made-up inputs has not ended after %g s: it may have a loop that ends only with the training's "
         "own inputs; the run cannot be interrupted, so the job ends; start it again without ENABLE_SEARCH=1",
-        name,
-        _ENDLESS_S,
-    )
+        name, _ENDLESS_S,
+    )  # fmt: skip
     _end_now()
 
 

@@ -17,7 +17,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -31,7 +31,6 @@ from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.lockstep import repeated
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.executables import jax_dtype
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.own_programs import Chain, compile_chain, in_clean_thread
 from disco_hlo.profiler import trace as tracing
@@ -45,21 +44,15 @@ _ATTEMPTS = 4
 _CHAIN_MODULE = "jit_links"
 _CHAINS = (8, 32, 128)
 _SMALL: Mapping[str, Sequence[int]] = {
-    "copy_bytes": (1 << 24, 1 << 25, 1 << 26),
-    "matmul_widths": (256, 512, 1024),
-    "chain_lengths": _CHAINS,
-}
+    "copy_bytes": (1 << 24, 1 << 25, 1 << 26), "matmul_widths": (256, 512, 1024),
+}  # fmt: skip
 _LARGE: Mapping[str, Sequence[int]] = {
-    "copy_bytes": (1 << 28, 1 << 29, 1 << 30),
-    "matmul_widths": (2048, 4096, 8192),
-    "chain_lengths": _CHAINS,
-}
+    "copy_bytes": (1 << 28, 1 << 29, 1 << 30), "matmul_widths": (2048, 4096, 8192),
+}  # fmt: skip
 """A GPU does in 10 us what calling it takes: only work of this size shows its rates."""
 _LARGE_BESIDE: Mapping[str, Sequence[int]] = {
-    "copy_bytes": (1 << 26, 1 << 27, 1 << 28),
-    "matmul_widths": (2048, 4096),
-    "chain_lengths": _CHAINS,
-}
+    "copy_bytes": (1 << 26, 1 << 27, 1 << 28), "matmul_widths": (2048, 4096),
+}  # fmt: skip
 """Where a training has its memory."""
 _CALLS = 8
 _LINK_ELEMENTS, _LONG_LINK_ELEMENTS = 4, 1 << 24
@@ -157,7 +150,7 @@ def _measure(device: Any, backend: Backend, repeat: Repeat, beside: bool) -> Dev
 
     run = calling(*links_of(_CHAINS[-1], _LONG_LINK_ELEMENTS if backend.queues else _LINK_ELEMENTS))
     [gap_ns] = repeat(lambda: _gap_ns(run, 1 if backend.queues else repeats), 1)
-    found = device_constants(copy, matmul, chain, **sizes)
+    found = device_constants(copy, matmul, chain, **sizes, chain_lengths=_CHAINS)
     return found if gap_ns is None else replace(found, launch_ns=gap_ns)
 
 
@@ -190,65 +183,119 @@ def link_label() -> str:
     return ",".join(settings)
 
 
-def collective_times(
+def collective_runner(
     request: CompileRequest,
-    kind: CollectiveKind,
     size_bytes: int,
-    seed: int,
     *,
-    without_call: bool,
+    kind: CollectiveKind = ALL_REDUCE,
+    repeats: int = 1,
+    seed: int = 0,
+    inputs_of: Runner | None = None,
+    chain: Chain = Chain.TIGHT,
     together: Together = contextlib.nullcontext,
-    repeat: Repeat = in_a_row,
-) -> Sequence[int]:
-    """Repeated times in ns of a collective for ``size_bytes`` a device, over the devices of ``request``.
+) -> Runner:
+    """A runner of ``repeats`` collectives, each waiting for the one before, over the request's devices (DisCo, section
+    4.2: T = Cx + D). In a multi-process job every process calls this with the same arguments.
 
-    In a multi-process job every process calls this with the same arguments.
+    On GPU they go through the communication library, as those of a plan do.
 
     Args:
-        without_call: leave out what calling an executable costs, by subtracting runs with one collective from
-            runs with several. A GPU's link is done with a small one sooner than its host with the call.
-        together: as for :func:`collective_runner`.
-        repeat: runs them.
+        size_bytes: what each device reads or gets, whichever is more, rounded up to whole elements of f32.
+        together: how it is made where a rank that cannot must not leave the others in an all-reduce.
 
     Raises:
-        UnsupportedError: as :func:`collective_runner`.
+        UnsupportedError: as :func:`~disco_hlo.plugin.xla.own_programs.compile_chain`.
     """
-    length = _LONG_CHAIN if without_call and size_bytes <= _LONG_CHAIN_BYTES else _CHAIN
-    chain = collective_runner(
-        request, size_bytes, kind=kind, repeats=length + without_call, seed=seed, together=together
-    )
-    if not without_call:
-        return [max(1, ns // length) for ns in repeat(chain.run, 1 + REPEATS)[1:]]
-    single = collective_runner(
-        request, size_bytes, kind=kind, repeats=1, seed=seed, inputs_of=chain, together=together
-    )
-    pairs = repeat(lambda: (single.run(), chain.run()), 1 + REPEATS)[1:]
-    call_ns = median(alone for alone, _ in pairs)
-    return [max(1, round((whole - call_ns) / length)) for _, whole in pairs]
+    element = np.dtype(np.float32)
+    count = max(1, -(-size_bytes // element.itemsize))
+    with together():
+        executable = in_clean_thread(lambda: compile_chain(request, kind, count, element, repeats, chain))
+        return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of, of_step=False)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Collectives of one kind over the devices of a request, to be timed. In a multi-process job every process does the
+    same with the same arguments; errors are those of :func:`collective_runner`."""
+
+    request: CompileRequest
+    kind: CollectiveKind
+    seed: int = 0
+    together: Together = contextlib.nullcontext
+    """As for :func:`collective_runner`."""
+    repeat: Repeat = in_a_row
+
+    def chain(self, size_bytes: int, repeats: int, **more: Any) -> Runner:
+        """As :func:`collective_runner`."""
+        how: dict[str, Any] = {"kind": self.kind, "seed": self.seed, "together": self.together}
+        return collective_runner(self.request, size_bytes, repeats=repeats, **how, **more)
+
+    def times(self, size_bytes: int, *, without_call: bool) -> Sequence[int]:
+        """Repeated times in ns of a collective for ``size_bytes`` a device.
+
+        Args:
+            without_call: leave out what calling an executable costs, by subtracting runs with one collective from
+                runs with several. A GPU's link is done with a small one sooner than its host with the call.
+        """
+        length = _LONG_CHAIN if without_call and size_bytes <= _LONG_CHAIN_BYTES else _CHAIN
+        chain = self.chain(size_bytes, length + without_call)
+        if not without_call:
+            return [max(1, ns // length) for ns in self.repeat(chain.run, 1 + REPEATS)[1:]]
+        single = self.chain(size_bytes, 1, inputs_of=chain)
+        pairs = self.repeat(lambda: (single.run(), chain.run()), 1 + REPEATS)[1:]
+        call_ns = median(alone for alone, _ in pairs)
+        return [max(1, round((whole - call_ns) / length)) for _, whole in pairs]
+
+    def times_in_steps(
+        self, sizes_bytes: Sequence[int], kept: Chains | None = None
+    ) -> dict[int, Sequence[int]]:
+        """Repeated times in ns of collectives where they block the rank that issues them (CPU), by size. Chains of
+        an earlier call that were ``kept`` are run again; those made now are added.
+
+        What one adds to a step is measured: a chain in which compute on all cores stands before each, less the same
+        compute without them; up to a half more than back to back. Whether a waiting rank is woken at once (0.3 ms)
+        or at the scheduler's next tick (3 ms) stays alike for seconds: so the sizes take turns.
+        """
+        small = [size for size in sizes_bytes if size <= _TOGETHER_BYTES]
+        batches = [small, *([size] for size in sizes_bytes if size > _TOGETHER_BYTES)]
+        found: dict[int, Sequence[int]] = {}
+        for batch in batches:
+            found |= self._in_turn(batch, {} if kept is None else kept)
+        return found
+
+    def _in_turn(self, sizes_bytes: Sequence[int], pairs: Chains) -> dict[int, Sequence[int]]:
+        for size in sizes_bytes:
+            if (self.kind, size) in pairs:
+                continue
+            chain = self.chain(size, _STEP_CHAIN, chain=Chain.AFTER_WORK)
+            work = self.chain(size, _STEP_CHAIN, chain=Chain.WORK_ALONE, inputs_of=chain)
+            pairs[self.kind, size] = work, chain
+            for runner in pairs[self.kind, size]:
+                self.repeat(runner.run, 1)
+        times: dict[int, list[tuple[int, int]]] = {size: [] for size in sizes_bytes}
+        turns = itertools.cycle(sizes_bytes)
+
+        def run() -> None:
+            size = next(turns)
+            work, chain = pairs[self.kind, size]
+            times[size].append((work.run(), chain.run()))
+
+        self.repeat(run, _ROUNDS * len(sizes_bytes))
+        return {size: _added_ns(taken) for size, taken in times.items()}
+
+
+def _added_ns(taken: Sequence[tuple[int, int]]) -> Sequence[int]:
+    """What each collective of a chain added to the compute's own time."""
+    work_ns = median(alone for alone, _ in taken)
+    return [max(1, round((whole - work_ns) / _STEP_CHAIN)) for _, whole in taken]
 
 
 class TransferChains:
-    """A chain of collectives for each size, run one size after the other.
+    """A chain of collectives for each size, run one size after the other."""
 
-    In a multi-process job every process makes and runs them with the same arguments.
-
-    Raises:
-        UnsupportedError: as :func:`collective_runner`.
-    """
-
-    def __init__(
-        self,
-        request: CompileRequest,
-        kind: CollectiveKind,
-        sizes_bytes: Sequence[int],
-        seed: int,
-        together: Together,
-    ) -> None:
+    def __init__(self, sweep: Sweep, sizes_bytes: Sequence[int]) -> None:
         self.sizes_bytes = tuple(sizes_bytes)
-        self._runners = [
-            collective_runner(request, size, kind=kind, repeats=TRACED_CHAIN, seed=seed, together=together)
-            for size in sizes_bytes
-        ]
+        self._runners = [sweep.chain(size, TRACED_CHAIN) for size in sizes_bytes]
 
     def run(self) -> int:
         """Wall time in ns."""
@@ -256,13 +303,11 @@ class TransferChains:
 
 
 def traced_transfers(trace: Trace, sizes_bytes: Sequence[int], runs: int) -> dict[int, Sequence[int]]:
-    """Times in ns of the transfers that a trace of :class:`TransferChains` shows, by size.
+    """Times in ns of the transfers that a trace of :class:`TransferChains` shows, by size. Raises ProfileError: it
+    holds another number of transfers than ``runs`` runs make.
 
-    No host's clock is in them. Of a chain's first, which waits for the later device, nothing is said; of the
-    others the time on the device that arrived last counts.
-
-    Raises:
-        ProfileError: the trace holds another number of transfers than ``runs`` runs make.
+    No host's clock is in them. Of a chain's first, which waits for the later device, nothing is said; of the others
+    the time on the device that arrived last counts.
     """
     by_device: dict[int, list[Execution]] = {}
     for item in sorted(trace.executions, key=lambda item: item.start_ns):
@@ -275,106 +320,3 @@ def traced_transfers(trace: Trace, sizes_bytes: Sequence[int], runs: int) -> dic
     lengths = np.array([[item.end_ns - item.start_ns for item in items] for items in by_device.values()])
     shaped = lengths.min(axis=0).reshape(runs, len(sizes_bytes), TRACED_CHAIN)[:, :, 1:]
     return {size: [max(1, int(ns)) for ns in shaped[:, i].flat] for i, size in enumerate(sizes_bytes)}
-
-
-def collective_times_in_steps(
-    request: CompileRequest,
-    kind: CollectiveKind,
-    sizes_bytes: Sequence[int],
-    seed: int,
-    kept: Chains | None = None,
-    together: Together = contextlib.nullcontext,
-    repeat: Repeat = in_a_row,
-) -> dict[int, Sequence[int]]:
-    """Repeated times in ns of collectives where they block the rank that issues them (CPU), by size.
-
-    What one adds to a step is measured: a chain in which compute on all cores stands before each, less the
-    same compute without them; up to a half more than back to back. Whether a waiting rank is woken at once
-    (0.3 ms) or at the scheduler's next tick (3 ms) stays alike for seconds: so the sizes take turns.
-
-    In a multi-process job every process calls this with the same arguments.
-
-    Args:
-        kept: chains of an earlier call, which are run again; those made now are added.
-        together: as for :func:`collective_runner`.
-        repeat: runs them.
-
-    Raises:
-        UnsupportedError: as :func:`collective_runner`.
-    """
-    small = [size for size in sizes_bytes if size <= _TOGETHER_BYTES]
-    batches = [small, *([size] for size in sizes_bytes if size > _TOGETHER_BYTES)]
-    found: dict[int, Sequence[int]] = {}
-    for batch in batches:
-        found |= _in_turn(request, kind, batch, seed, {} if kept is None else kept, together, repeat)
-    return found
-
-
-def _in_turn(
-    request: CompileRequest,
-    kind: CollectiveKind,
-    sizes_bytes: Sequence[int],
-    seed: int,
-    pairs: Chains,
-    together: Together,
-    repeat: Repeat,
-) -> dict[int, Sequence[int]]:
-    for size in sizes_bytes:
-        if (kind, size) in pairs:
-            continue
-        make = functools.partial(
-            collective_runner, request, size, kind=kind, repeats=_STEP_CHAIN, seed=seed, together=together
-        )
-        chain = make(chain=Chain.AFTER_WORK)
-        work = make(inputs_of=chain, chain=Chain.WORK_ALONE)
-        pairs[kind, size] = work, chain
-        for runner in pairs[kind, size]:
-            repeat(runner.run, 1)
-    times: dict[int, list[tuple[int, int]]] = {size: [] for size in sizes_bytes}
-    turns = itertools.cycle(sizes_bytes)
-
-    def run() -> None:
-        size = next(turns)
-        work, chain = pairs[kind, size]
-        times[size].append((work.run(), chain.run()))
-
-    repeat(run, _ROUNDS * len(sizes_bytes))
-    return {size: _added_ns(taken) for size, taken in times.items()}
-
-
-def _added_ns(taken: Sequence[tuple[int, int]]) -> Sequence[int]:
-    """What each collective of a chain added to the compute's own time."""
-    work_ns = median(alone for alone, _ in taken)
-    return [max(1, round((whole - work_ns) / _STEP_CHAIN)) for _, whole in taken]
-
-
-def collective_runner(
-    request: CompileRequest,
-    size_bytes: int,
-    *,
-    kind: CollectiveKind = ALL_REDUCE,
-    dtype: str = "f32",
-    repeats: int = 1,
-    seed: int = 0,
-    inputs_of: Runner | None = None,
-    chain: Chain = Chain.TIGHT,
-    together: Together = contextlib.nullcontext,
-) -> Runner:
-    """A runner of ``repeats`` collectives, each waiting for the one before, over the request's devices.
-
-    ``size_bytes`` is what each device reads or gets, whichever is more, rounded up to whole elements of ``dtype`` (an
-    HLO type name). In a multi-process job every process calls this with the same arguments. (DisCo, section 4.2:
-    T = Cx + D.)
-    On GPU they go through the communication library, as those of a plan do.
-
-    Args:
-        together: how it is made where a rank that cannot must not leave the others in an all-reduce.
-
-    Raises:
-        UnsupportedError: as :func:`~disco_hlo.plugin.xla.own_programs.compile_chain`.
-    """
-    element = np.dtype(jax_dtype(dtype))
-    count = max(1, -(-size_bytes // element.itemsize))
-    with together():
-        executable = in_clean_thread(lambda: compile_chain(request, kind, count, element, repeats, chain))
-        return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of, of_step=False)

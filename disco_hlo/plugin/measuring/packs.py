@@ -13,9 +13,9 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -108,24 +108,22 @@ def _tiler(vector: Vector) -> Any:
         return jax.jit(tiled).lower(short).compile()
 
 
+@dataclass(eq=False)
 class PackCompiler:
     """Compiles packs while it is open; takes JAX's compiles over for as long (see ``jaxlink.install``)."""
 
-    def __init__(self, parallelism: int, reuse_after_bytes: int, held_bytes: int | None = None) -> None:
-        self.parallelism = parallelism
-        self.reuse_after_bytes = reuse_after_bytes
-        self.held_bytes = held_bytes
-        self._waiting: dict[str, Pack] = {}
-        self._number = itertools.count()
-        self._lock = threading.Lock()
+    parallelism: int
+    reuse_after_bytes: int
+    held_bytes: int | None = None
+    _waiting: dict[str, Pack] = field(default_factory=dict)
+    _number: Iterator[int] = field(default_factory=itertools.count)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> Self:
         jaxlink.install(self._compile)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         jaxlink.uninstall()
 
     def compile(self, kernels: Sequence[PackedKernel]) -> CompiledPack:
@@ -233,11 +231,7 @@ class CompiledPack:
                 f"one run of {len(self.pack.names)} kernels takes {once:.1f} s, too long to repeat"
             )
         repeats = min(repeats, max(-(-FEWEST_RUNS // sessions), int(seconds / once) // sessions))
-
-        def run_once() -> None:
-            self._run(arguments)
-
-        return [(trace.collect(run_once, repeats), repeats) for _ in range(sessions)]
+        return [(trace.collect(lambda: self._run(arguments), repeats), repeats) for _ in range(sessions)]
 
     def outputs(self, inputs: Inputs) -> list[Any]:
         """Run once; the results of all kernels as vectors, in their order."""

@@ -37,9 +37,8 @@ from disco_hlo.plugin.measuring.microbenchmarks import (
     REPEATS,
     Chains,
     Repeat,
+    Sweep,
     TransferChains,
-    collective_times,
-    collective_times_in_steps,
     link_label,
     measure_constants,
     traced_transfers,
@@ -208,11 +207,8 @@ def _as_alone_was(
 def kernels_of(
     session: Session, source: CanonicalModule, plan: Strategy, marks: PlanSlot | None = None
 ) -> Traceable:
-    """A plan's kernels compiled for :func:`kernel_times`; what went wrong is noted in it.
-
-    Args:
-        marks: as for :func:`profile_step`.
-    """
+    """A plan's kernels compiled for :func:`kernel_times`; what went wrong is noted in it. ``marks`` are as for
+    :func:`profile_step`."""
     apart = BACKENDS[session.facts.backend].asynchronous
     strategy = in_every_region(source, plan, one_at_a_time) if apart else plan
     module = traceable(session, Trial(_PLANS_KERNELS, strategy, 0, marks=marks))
@@ -228,10 +224,7 @@ def kernel_times(
     inputs_of: Runner | None = None,
 ) -> dict[str, OpTime]:
     """Times of the kernels of :func:`kernels_of`, under the keys they are asked for by; empty on ranks other than 0.
-
-    Args:
-        launch_ns: launch cost, as far as it is known.
-        inputs_of: a runner of the step whose inputs are used, where there is one.
+    ``launch_ns`` is the launch cost as far as it is known, ``inputs_of`` a runner of the step whose inputs are used.
 
     Raises:
         ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.
@@ -352,19 +345,19 @@ def _sweep_all(
 def _sweep(
     session: Session, kind: CollectiveKind, sizes_bytes: Sequence[int], kept: Kept | None
 ) -> tuple[SweepPoint, ...]:
-    request, seed = session.request, session.settings.seed
     together = functools.partial(all_have, session, f"{kind} to time")
     repeat: Repeat = functools.partial(repeated, session, f"timing {kind}")
+    sweep = Sweep(session.request, kind, session.settings.seed, together, repeat)
     if ranks_block(session):
         chains = None if kept is None else kept.chains
         with session.stage(f"{kind} of {sizes_bytes[0]} to {sizes_bytes[-1]} bytes"):
-            found = collective_times_in_steps(request, kind, sizes_bytes, seed, chains, together, repeat)
+            found = sweep.times_in_steps(sizes_bytes, chains)
             return tuple(point_of(size, times) for size, times in found.items())
     queues = BACKENDS[session.facts.backend].queues
     try:
         if queues:
             with session.stage(f"{kind}, traced"):
-                transfers = TransferChains(request, kind, sizes_bytes, seed, together)
+                transfers = TransferChains(sweep, sizes_bytes)
                 trace, runs = _traced(session, f"traced {kind}", transfers)
                 times = traced_transfers(trace, transfers.sizes_bytes, runs)
                 return tuple(point_of(size, taken) for size, taken in times.items())
@@ -375,10 +368,7 @@ def _sweep(
     points = []
     for size in sizes_bytes:
         with session.stage(f"{kind} of {size} bytes"):
-            times_ns = collective_times(
-                request, kind, size, seed, without_call=queues, together=together, repeat=repeat
-            )
-            points.append(point_of(size, times_ns))
+            points.append(point_of(size, sweep.times(size, without_call=queues)))
     return tuple(points)
 
 

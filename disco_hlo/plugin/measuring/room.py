@@ -41,35 +41,21 @@ class RankMemory:
 
 
 def room_bytes(session: Session, *, on_host: bool = False) -> int | None:
-    """Usable memory of each device, the least of all ranks; None where nobody says.
-
-    Args:
-        on_host: what the host has for each device, where devices have memory of their own, too.
-
-    Raises:
-        ActivationError: ranks were silent.
-    """
+    """Usable memory of each device, the least of all ranks; None where nobody says. ``on_host``: what the host has
+    for each device, where devices have memory of their own, too. Raises ActivationError: ranks were silent."""
     request = session.request
     own = None if on_host else free_device_bytes(request)
-    mine = (
-        socket.gethostname(),
-        len(request.local_devices),
-        own,
-        None if own is not None else free_host_bytes(),
-    )
+    on_this_host = free_host_bytes() if own is None else None
+    mine = socket.gethostname(), len(request.local_devices), own, on_this_host
     answers = session.channel.all_gather(json.dumps(mine).encode(), tag="room", timeout_s=session.timeout_s)
     least = least_bytes(RankMemory(*json.loads(answer)) for answer in answers)
     return None if least is None else int(_USABLE * least)
 
 
 def needed_on_host_bytes(needs: Memory, runs_there: bool) -> int:
-    """Host memory for each device while a step is compared on real inputs: a copy of its arguments, what XLA's default
-    computed of them, and how far each number may be off.
-
-    Args:
-        needs: of the step.
-        runs_there: the devices have the host's memory, so that a run takes it as well.
-    """
+    """Host memory for each device while a step that ``needs`` so much is compared on real inputs: a copy of its
+    arguments, what XLA's default computed of them, and how far each number may be off; a run's own where it
+    ``runs_there``, on devices that have the host's memory."""
     return needs.arguments_bytes + 3 * needs.outputs_bytes // 2 + (needs.total_bytes if runs_there else 0)
 
 
@@ -95,10 +81,10 @@ def lack_of_memory(
     inputs_of: Runner | None = None,
     given_back_bytes: int = 0,
 ) -> str:
-    """On which ranks a module has too little room to be run, the same on all; empty where it has enough.
+    """On which ranks a module, by its name in words, has too little room to be run, the same on all; empty where it has
+    enough.
 
     Args:
-        name: of the module, in words.
         inputs_of: whose inputs it runs on; those that it does not take over need no room of their own.
         given_back_bytes: what will be free on each device by then, besides.
 
@@ -121,10 +107,7 @@ def lack_of_memory(
 
 def compiles_at_once(session: Session) -> int:
     """How many modules every rank compiles at once; the same number on all. A training that goes on keeps a core.
-
-    Raises:
-        ActivationError: ranks were silent.
-    """
+    Raises ActivationError: ranks were silent."""
     mine = json.dumps([socket.gethostname(), own_cores()]).encode()
     answers = session.channel.all_gather(mine, tag="cores", timeout_s=session.timeout_s)
     fewest = fewest_cores(json.loads(answer) for answer in answers)
@@ -132,12 +115,8 @@ def compiles_at_once(session: Session) -> int:
 
 
 def fewest_cores(ranks: Iterable[tuple[str, list[int]]]) -> int:
-    """The least number of cores that a rank has to itself, at least 1, where those of one host share what they may all
-    run on.
-
-    Args:
-        ranks: each rank's host, and the cores it may run on.
-    """
+    """The least number of cores that a rank has to itself, at least 1. For each of the ``ranks`` its host and the
+    cores it may run on: those of one host share what they may all run on."""
     hosts: dict[str, list[list[int]]] = defaultdict(list)
     for host, cores in ranks:
         hosts[host].append(cores)

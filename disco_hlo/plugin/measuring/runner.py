@@ -30,7 +30,7 @@ from disco_hlo.plugin.measuring.inputs.arguments import Inputs, Together
 from disco_hlo.plugin.measuring.lockstep import coming_back
 from disco_hlo.plugin.refusals import refuse_callbacks
 from disco_hlo.plugin.xla import executables, jaxlink
-from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter
+from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.own_programs import Chain, compile_chain, in_clean_thread
 
@@ -90,7 +90,7 @@ class Runner:
         positive = request.positive if of_step else None
         index_bounds = request.index_bounds if of_step else {}
         equal = request.equal if of_step else frozenset()
-        shared = inputs_of._inputs if inputs_of is not None and inputs is None else inputs
+        shared = inputs_of.runs_on if inputs_of is not None and inputs is None else inputs
         if inputs is not None and inputs.parameters != parameters:
             raise UnsupportedError(
                 f"it takes other arguments than the step: expected {inputs.parameters}, got {parameters}"
@@ -104,8 +104,9 @@ class Runner:
         ):
             shared = Inputs(request, parameters, seed, together, positive, index_bounds, equal, permuted)
         assert shared is not None
-        self._inputs: Inputs = shared
-        known = inputs_of is not None and inputs_of._inputs.request is request
+        self.runs_on: Inputs = shared
+        """Perhaps with other runners of the step: what changes them holds for all."""
+        known = inputs_of is not None and inputs_of.runs_on.request is request
         self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)
         self._has_run = False
         self._next_of: dict[int, int] = executables.storage_taken(executable) if of_step else {}
@@ -115,39 +116,38 @@ class Runner:
 
     def inputs(self) -> list[Any]:
         """Arguments for one execution; what an execution takes over is not among those of the next."""
-        return self._inputs.fresh()
+        return self.runs_on.fresh()
 
     def run(self) -> int:
         """Run once; returns wall nanoseconds from dispatch until every local device has finished.
 
         Where collectives block (CPU processes), all ranks begin together.
         """
-        arguments = self._inputs.fresh()
+        arguments = self.runs_on.fresh()
         self._meeting.wait()
-        with contextlib.nullcontext() if self._has_run else coming_back(self._inputs.request.module_name):
+        with contextlib.nullcontext() if self._has_run else coming_back(self.runs_on.request.module_name):
             start = time.perf_counter_ns()
             result = executables.execute(self._executable, arguments)
             executables.wait(result)
             elapsed_ns = time.perf_counter_ns() - start
-        self._inputs.learn_donation(arguments)
+        self.runs_on.learn_donation(arguments)
         self._has_run = True
         return elapsed_ns
 
     def run_in_a_row(self, count: int, *, awaited: bool = False) -> int:
         """Run ``count`` times as a training loop does, which hands on what a step returns in the storage of its
-        arguments, and does not wait for a step before it starts the next; returns wall nanoseconds of one.
+        arguments, and does not wait for a step before it starts the next, unless it is ``awaited``; returns wall
+        nanoseconds of one.
 
-        The clock starts when one more run ahead of them ends, with the next one under way: the devices never wait for
-        the host, unless they do in every step. Arguments that lie elsewhere each time make a GPU's command buffers be
-        written anew. All others are there before the first run, ``count + 1`` times :meth:`donated_bytes` of them.
-
-        Args:
-            awaited: wait for each step before the next one is started.
+        The clock starts when one more run ahead of them ends, with the next one under way: the devices never wait
+        for the host, unless they do in every step. Arguments that lie elsewhere each time make a GPU's command
+        buffers be written anew. All others are there before the first run, ``count + 1`` times :meth:`donated_bytes`
+        of them.
         """
         self.learn_handing_on(count + 1)
         handed_on = self._handed_on()
-        prepared = self._inputs.several(count + 1, handed_on)
-        _, first_ended_ns = self._run_all(prepared, handed_on, self._handlers(handed_on), awaited=awaited)
+        prepared = self.runs_on.several(count + 1, handed_on)
+        _, first_ended_ns = self._run_all(prepared, handed_on, awaited=awaited)
         return (time.perf_counter_ns() - first_ended_ns) // count
 
     def learn_handing_on(self, count: int) -> None:
@@ -158,31 +158,24 @@ class Runner:
         """
         if not self._has_run:  # What a step takes over must be known before it is handed out more than once.
             self.run()
-        if self._inputs.diverges is not None or not self._next_of or count < 2:
+        if self.runs_on.diverges is not None or not self._next_of or count < 2:
             return
-        like = {index: self._inputs.like(index) for index in self._next_of}
+        like = {index: self.runs_on.like(index) for index in self._next_of}
         small = [index for index, array in like.items() if array.nbytes <= _SMALL_BYTES]
         looked_at = small or [min(like, key=lambda index: int(like[index].nbytes))]
-        prepared = self._inputs.several(count, self._next_of)
-        outputs, _ = self._run_all(prepared, self._next_of, self._handlers(self._next_of))
+        prepared = self.runs_on.several(count, self._next_of)
+        outputs, _ = self._run_all(prepared, self._next_of)
         before = _largest(like[index] for index in looked_at)
         after = _largest(outputs[self._next_of[index]] for index in looked_at)
-        self._inputs.diverges = not after <= _GROWN * max(1.0, before)
+        self.runs_on.diverges = not after <= _GROWN * max(1.0, before)
 
     def _handed_on(self) -> Mapping[int, int]:
-        return {} if self._inputs.diverges else self._next_of
-
-    def _handlers(self, handed_on: Mapping[int, int]) -> list[Any]:
-        chosen = {
-            output: jaxlink.array_handler(self._inputs.like(index)) for index, output in handed_on.items()
-        }
-        return executables.output_handlers(self._executable, chosen)
+        return {} if self.runs_on.diverges else self._next_of
 
     def _run_all(
         self,
         prepared: Sequence[list[Any]],
         handed_on: Mapping[int, int],
-        handlers: Sequence[Any],
         *,
         awaited: bool = False,
     ) -> tuple[list[Any], int]:
@@ -192,6 +185,9 @@ class Runner:
         A thread of its own looks at the clock: to dispatch a step takes up to 30 ms, and may begin when the one before
         has ended.
         """
+        like = self.runs_on.like
+        chosen = {output: jaxlink.array_handler(like(index)) for index, output in handed_on.items()}
+        handlers = executables.output_handlers(self._executable, chosen)
         tokens: list[Any] = []
         outputs: list[Any] = []
         with ThreadPoolExecutor(1) as clock:
@@ -213,38 +209,9 @@ class Runner:
             assert first_ended_ns is not None
             return outputs, first_ended_ns.result()
 
-    def nudge(self, by: float, change: int = 0) -> None:
-        """Change each made-up float by this part of it, up or down; 0 takes that back. It holds for all runners that
-        share these inputs.
-
-        Args:
-            change: which of them are raised, which lowered: the number of a draw.
-        """
-        self._inputs.nudge(by, change)
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        """What the executable takes."""
-        return self._inputs.parameters
-
-    def floats(
-        self, index: int, device: int, places: NDArray[np.int64], nudge: float = 0.0, change: int = 0
-    ) -> NDArray[Any]:
-        """What parameter ``index``, an array of floats, holds on a local device at some places of the flat array;
-        changed as by :meth:`nudge`."""
-        return self._inputs.floats(index, device, places, nudge, change)
-
-    def input_arrays(self, index: int) -> list[Any]:
-        """What parameter ``index`` holds on each local device."""
-        return self._inputs.arrays(index)
-
-    def inputs_as_they_were(self, index: int) -> list[Any]:
-        """What parameter ``index`` holds on each local device when nothing is changed, made for the caller."""
-        return self._inputs.made(index)
-
     def donated_bytes(self) -> int:
         """Device memory that the arguments of one more run in a row take, as the runs so far have shown."""
-        return self._inputs.donated_bytes(self._handed_on())
+        return self.runs_on.donated_bytes(self._handed_on())
 
     def outputs(self) -> Outputs:
         """Run once; returns the outputs of the local devices as numpy arrays, ``[output][local device]``."""
@@ -257,11 +224,11 @@ class Runner:
         """Run once; returns the outputs where they lie, ``[output][local device]``."""
         import jax
 
-        arguments = self._inputs.fresh()
-        with coming_back(self._inputs.request.module_name), jax.transfer_guard("allow"):
+        arguments = self.runs_on.fresh()
+        with coming_back(self.runs_on.request.module_name), jax.transfer_guard("allow"):
             arrays = executables.result_arrays(executables.execute(self._executable, arguments))
             jax.block_until_ready(arrays)
-        self._inputs.learn_donation(arguments)
+        self.runs_on.learn_donation(arguments)
         return arrays
 
 
@@ -291,13 +258,8 @@ def waited_for_ns(runner: Runner) -> int:
 def at_once_of(
     runner: Runner, step_ns: int, free_bytes: int | None = None, within_ns: int = AT_ONCE_NS
 ) -> int:
-    """How many runs of a step one measurement takes, of a runner that has run; runs it a few times more.
-
-    Args:
-        step_ns: of one run that is waited for: the same on all ranks, which run it as often as each other.
-        free_bytes: what is free on each device; None where nobody says.
-        within_ns: about what one measurement should take.
-    """
+    """:func:`steps_at_once` of a runner that has run; it runs a few times more, on all ranks as often, since
+    ``step_ns`` is the same there."""
     count = steps_at_once(step_ns, 0, None, within_ns)
     if count > 1:
         runner.learn_handing_on(count + 1)

@@ -55,12 +55,8 @@ def take_in(
     taken: Mapping[str, Findings],
     wanted: Mapping[str, Any],
 ) -> Contention | None:
-    """Add what the traces tell to what is known, but for how kernels and transfers slow each other, which is returned;
-    None where it was not asked for, or not shown.
-
-    Args:
-        wanted: as of :meth:`KnownTimes.lacks`.
-    """
+    """Add what the traces tell of what is ``wanted`` (:meth:`KnownTimes.lacks`) to what is known, but for how
+    kernels and transfers slow each other, which is returned; None where it was not asked for, or not shown."""
     fingerprint = source.graph.fingerprint
     if not all(one.as_run for one in taken.values()):
         known.keep_no_more()
@@ -71,15 +67,15 @@ def take_in(
     if wanted["ops"]:
         known.add_ops(fingerprint, op_times(taken), taken[UNFUSED].walls_ns if whole else ())
     if wanted["ops"]:
-        known.add_loops(fingerprint, taken[ALONE].loops or taken[UNFUSED].loops)
+        known.add_facts(fingerprint, loops=dict(taken[ALONE].loops or taken[UNFUSED].loops))
     if wanted["ops"] and not BACKENDS[source.graph.backend].asynchronous and whole:
-        known.add_collectives(fingerprint, in_step(taken[ALONE]), in_step(taken[UNFUSED]))
+        known.add_facts(fingerprint, apart=in_step(taken[ALONE]), together=in_step(taken[UNFUSED]))
     if not wanted["contention"] or any(taken[name].trace is None for name in (ALONE, BESIDE)):
         return None
     alike = _alike(taken)
     held = _held_by_ops(source, xla, alike[BESIDE])
     known.add_holds(held)
-    known.add_collectives(fingerprint, {}, in_step(alike[ALONE]))
+    known.add_facts(fingerprint, apart={}, together=in_step(alike[ALONE]))
     slowed = _slow_downs(alike, _products(source, xla))
     return replace(slowed, hold=median(held.values()) if held else 0.0)
 
@@ -167,21 +163,16 @@ def step_profile(
         return as_known()
     if alone_ns and beside_ns:
         slowed = adding_up(replace(as_known(), contention=slowed), source, xla, alone_ns, beside_ns)
-    known.add_contention(slowed, graph.fingerprint)
+    known.add_facts(graph.fingerprint, contention=slowed)
     return as_known()
 
 
 def adding_up(
     profile: Profile, source: CanonicalModule, xla: Strategy, alone_ns: int, beside_ns: int
 ) -> Contention:
-    """The profile's slow-downs, or larger ones that explain what a step took.
-
-    Args:
-        profile: what is known of the step, with slow-downs as traces show them.
-        xla: XLA's own plan.
-        alone_ns: what XLA's kernels took in the order in which transfers run alone; buckets of varied sizes in both.
-        beside_ns: and in the order in which they run beside.
-    """
+    """The profile's slow-downs, as traces show them, or larger ones that explain what XLA's kernels took:
+    ``alone_ns`` in the order in which transfers run alone, ``beside_ns`` in the order in which they run beside;
+    buckets of varied sizes in both."""
     found = profile.contention or Contention(1.0, 1.0)
     one_by_one = in_every_region(source, varied(source, xla), one_at_a_time)
     overlapping = in_every_region(source, varied(source, xla), beside_transfers)

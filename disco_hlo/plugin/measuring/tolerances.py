@@ -244,11 +244,7 @@ def are_compared_on_devices(values: Any) -> bool:
 
 
 def compile_rules(devices: tuple[Any, ...], output: Fact, updates: bool) -> None:
-    """Compile what :class:`Allowed` runs on the devices for a large output.
-
-    Args:
-        updates: whether it is the new value of an input.
-    """
+    """Compile what :class:`Allowed` runs on the devices for a large output, which ``updates`` an input or does not."""
     import jax
 
     parts, is_float = parts_of(output[0]), not is_whole(output[1])
@@ -308,12 +304,8 @@ class Allowed:
     def learn(
         self, moved: Sequence[Any], before: Sequence[Any] | None, moved_before: Sequence[Any] | None
     ) -> None:
-        """Take in what the default computes on changed inputs.
-
-        Args:
-            before: as of the class.
-            moved_before: what became of that by the change of inputs.
-        """
+        """Take in what the default computes on changed inputs, with ``before`` as of the class and what became of
+        that by the change."""
         self._runs += 1
         if not self._seen:
             return
@@ -440,13 +432,8 @@ def _are_wrong(in_jax: bool, every: tuple[Parts, ...], is_float: bool, *told: An
 
 
 def rounding_of(module: bytes, backend: Backend) -> float:
-    """By what part of it a number changes where a step rounds it in the coarsest type that it computes in, or where its
-    longest sum is added up in another order.
-
-    Args:
-        module: what runs, as a serialized HloModuleProto.
-        backend: where.
-    """
+    """By what part of it a number changes where a step, a serialized HloModuleProto, rounds it in the coarsest type
+    that it computes in, or where its longest sum is added up in another order."""
     import jax.numpy as jnp
 
     message = parse(module)

@@ -19,7 +19,7 @@ from typing import Any
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
@@ -139,13 +139,8 @@ def traced_on_all(
     warm: bool = True,
     guard: Guard = contextlib.nullcontext,
 ) -> tuple[tracing.Trace, Sequence[int]]:
-    """:func:`traced` on all ranks; where one fails, all do, or the job ends if they cannot.
-
-    Args:
-        first_runs: what ``runner`` makes its inputs with.
-        warm: whether a GPU computes for a while before.
-        guard: around the runs.
-    """
+    """:func:`traced` on all ranks, with a GPU ``warm`` or as it is; where one fails, all do, or the job ends if they
+    cannot. ``first_runs`` is what ``runner`` makes its inputs with."""
     first_runs.begin(_WARM_UPS)
     step_ns = min(repeated(session, f"a first run of {name}", runner.run, _WARM_UPS, guard))
     if session.between_steps is not None:  # the training keeps a GPU warm
@@ -166,11 +161,8 @@ def traced_in_slices(
     run_ns: int,
     guard: Guard = contextlib.nullcontext,
 ) -> tuple[tracing.Trace, Sequence[int]]:
-    """As :func:`traced`, between the steps of a training, a few runs in each trace: at least so many in all.
-
-    Args:
-        run_ns: about what one run takes.
-    """
+    """As :func:`traced`, between the steps of a training, a few runs, of about ``run_ns`` each, in each trace: at least
+    so many in all."""
     at_once = min(runs, in_a_slice(session, run_ns))
     taken = [
         run_on_all(session, what, lambda: _collected(runner, at_once, 0), guard)
@@ -279,11 +271,8 @@ def untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: Firs
 def traced(
     runner: Runner | TransferChains, runs: int, warm_ups: int = _WARM_UPS
 ) -> tuple[tracing.Trace, Sequence[int]]:
-    """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank.
-
-    Raises:
-        ProfileError: this rank has no trace; it has run as often as the others nevertheless.
-    """
+    """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank. Raises
+    ProfileError: this rank has no trace; it has run as often as the others nevertheless."""
     trace, walls = _collected(runner, runs, warm_ups)
     return tracing.read(trace), walls
 
@@ -336,7 +325,6 @@ def findings(
     )  # fmt: skip
     if not by_itself:
         return shown
-    computed = computed_ns(trace, name) if backend.queues else {}
     gap_ns = gap_in_step_ns(trace, name, taken.step_ns, inside) if taken.step_ns and shown.as_run else None
     launch_ns = launch_ns if gap_ns is None else gap_ns
     times = instruction_times(
@@ -347,12 +335,11 @@ def findings(
         "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
         trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
     )  # fmt: skip
+    factor = 1.0
     if not backend.queues:
         factor = stretch(trace, name, talks, launch_ns, walls_ns, inside)
         LOGGER.debug("%s: compute takes %.2f times what its parts do alone", trial.name, factor)
         times = scaled(times, factor)
-    else:
-        factor = 1.0
     in_bodies = _in_bodies(trace, name, bodies, all_talks, launch_ns)
     found = _keyed_in_bodies(bodies, in_bodies, factor)
     found |= keyed_times(written.graph, written.origins, times)
@@ -364,6 +351,7 @@ def findings(
         for body, one in zip(bodies, in_bodies, strict=True)
         if body.repeats and one is not None
     }
+    computed = computed_ns(trace, name) if backend.queues else {}
     return replace(shown, times=found, loops=loops, gap_ns=gap_ns, computed=computed)
 
 
@@ -374,11 +362,12 @@ def _in_bodies(
     talks: frozenset[str],
     launch_ns: int,
 ) -> list[BodyTimes | None]:
-    """Times of what each body runs."""
     found: list[BodyTimes | None] = []
     for body in bodies:
-        outer = None if body.around is None else found[body.around]
-        around = 1 if body.around is None else 0 if outer is None else outer.executions
+        around = 1
+        if body.around is not None:
+            outer = found[body.around]
+            around = 0 if outer is None else outer.executions
         told = body_times(trace, name, body.owner, body.turns, around, talks, launch_ns) if around else None
         found.append(told)
     return found
@@ -390,9 +379,7 @@ def _keyed_in_bodies(
     """By cost key; of what several bodies run, the merged times."""
     found: dict[str, list[OpTime]] = {}
     for body, one in zip(bodies, told, strict=True):
-        if one is None:
-            continue
-        times = scaled(one.times, factor)
+        times = {} if one is None else scaled(one.times, factor)
         for key, time in keyed_times(body.canonical.graph, body.canonical.origins, times).items():
             found.setdefault(key, []).append(time)
     return {key: merged(times) for key, times in found.items()}
@@ -469,11 +456,8 @@ def tell_of_uneven_devices(session: Session, shown: Findings) -> None:
 
 def _talks(module: CanonicalModule) -> frozenset[str]:
     """Instructions that communicate."""
-    return frozenset(one.name for one in module.origins if _communicates(module, one))
-
-
-def _communicates(module: CanonicalModule, origin: Origin) -> bool:
-    return any(module.graph.nodes[node].opcode in COLLECTIVES for node in origin.nodes)
+    talking = {place for place, node in enumerate(module.graph.nodes) if node.opcode in COLLECTIVES}
+    return frozenset(one.name for one in module.origins if not talking.isdisjoint(one.nodes))
 
 
 def ranks_block(session: Session) -> bool:
@@ -492,17 +476,14 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
         first_runs = FirstRuns(session, "inputs for the timelines")
         for trial in _trials_with_names(session, step, trials):
             with session.stage(f"inputs for the timeline of {trial.name}"):
-                seed = session.settings.seed
-                inputs_of = Runner(
-                    session.request, trial.executable, seed, inputs_of=inputs_of, together=first_runs
-                )
+                inputs_of = runner_with(session, trial, inputs_of, first_runs)
             with session.stage(f"timeline of {trial.name}"):
                 trace, _ = traced_on_all(session, trial.name, inputs_of, _TIMELINE_RUNS, first_runs)
                 executed = executables.read_executable(trial.executable)
                 taken.append(measured_step(trial.name, trace, executed))
     except (
         Exception
-    ) as error:  # also what jax raises: the others go on with the winner, and so must this rank
+    ) as error:  # what jax raises, too: the others go on with the winner, and so must this rank
         session.say("no measured timelines: %s", one_line(error))
         return ()
     return tuple(taken)

@@ -39,11 +39,8 @@ def capture(request: CompileRequest, structure: bytes | None = None) -> bytes:
     """The module XLA would run by default: a serialized, scheduled HloModuleProto. Generates no code.
 
     The compile is ended from inside the hook. Costs XLA's HLO passes (and, on GPU, its autotuning). The bytes
-    depend on the request alone: the number XLA gives each module it compiles is left out.
-
-    Args:
-        structure: what to put in the place of the module that :func:`capture_structure` gives; what XLA makes
-            of that is captured.
+    depend on the request alone: the number XLA gives each module it compiles is left out. With ``structure`` in the
+    place of the module that :func:`capture_structure` gives, what XLA makes of that is captured.
 
     Raises:
         UnsupportedError: the hook was not called.
@@ -53,38 +50,28 @@ def capture(request: CompileRequest, structure: bytes | None = None) -> bytes:
     own = OwnCompile(stop=True, structure=structure)
     try:
         _own_compile(request, own, {})
-    except Exception as error:  # ending a compile from inside the hook is an XLA error; told apart below
+    except Exception as error:  # ending a compile from inside the hook is an XLA error; told apart here
         if own.seen is None and structure is not None and own.seen_early is not None:
             raise IllegalStrategyError(
                 f"XLA refused the restructured {request.module_name}: {error}"
             ) from error
         if own.seen is None:
             raise
-    if own.seen is None:
-        raise UnsupportedError(_silent_hook(request))
     _check_early_stage(request, own)
-    return hook.named(hook.without_id(own.seen), request.module_name)
+    return _seen(request, own.seen)
 
 
 def capture_structure(request: CompileRequest) -> bytes:
-    """The module before XLA lays out, fuses, combines and orders: what structural moves are made on.
-
-    A serialized HloModuleProto without a schedule, of one device's part of the program (after sharding). The
-    compile is ended there.
-
-    Raises:
-        UnsupportedError: the hook was not called.
-        jax.errors.JaxRuntimeError: XLA cannot compile the user's module.
-    """
+    """The module before XLA lays out, fuses, combines and orders: what structural moves are made on. A serialized
+    HloModuleProto without a schedule, of one device's part of the program (after sharding). The compile is ended
+    there. Raises as :func:`capture`."""
     own = OwnCompile(stop_early=True)
     try:
         _own_compile(request, own, {})
     except Exception:  # as in :func:`capture`
         if own.seen_early is None:
             raise
-    if own.seen_early is None:
-        raise UnsupportedError(_silent_hook(request))
-    return hook.named(hook.without_id(own.seen_early), request.module_name)
+    return _seen(request, own.seen_early)
 
 
 def compile_module(
@@ -93,13 +80,13 @@ def compile_module(
     extra_options: Mapping[str, CompileOptionValue] | None = None,
     structure: bytes | None = None,
 ) -> LoadedExecutable:
-    """Compile the request past the persistent cache, with ``module`` in the place of XLA's own.
+    """Compile the request past the persistent cache, with ``module`` in the place of XLA's own. XLA:GPU leaves it as it
+    is: its rematerialization, which comes after the hook, is off.
 
-    XLA:GPU leaves ``module`` as it is: its rematerialization, which comes after the hook, is off.
-
-    ``module`` is a serialized, scheduled HloModuleProto of the same entry signature; None leaves XLA's own.
-    ``extra_options`` are debug options for this compile alone: ``{"xla_gpu_enable_command_buffer": ""}``.
-    ``structure`` takes the place of the early module, as in :func:`capture`.
+    Args:
+        module: a serialized, scheduled HloModuleProto of the same entry signature; None leaves XLA's own.
+        extra_options: debug options for this compile alone: ``{"xla_gpu_enable_command_buffer": ""}``.
+        structure: takes the place of the early module, as in :func:`capture`.
 
     Raises:
         UnsupportedError: the hook was not called.
@@ -117,18 +104,11 @@ def compile_seen(
     extra_options: Mapping[str, CompileOptionValue] | None = None,
     structure: bytes | None = None,
 ) -> tuple[LoadedExecutable, bytes]:
-    """Compile the request past the persistent cache as XLA would, and capture what it runs on the way.
-
-    Returns:
-        The executable, and what :func:`capture` gives.
-
-    Raises:
-        As :func:`compile_module`.
-    """
+    """Compile the request past the persistent cache as XLA would; returns the executable, and what :func:`capture`
+    gives. Raises as :func:`compile_module`."""
     own = OwnCompile(structure=structure)
     executable = _compiled(request, own, extra_options)
-    assert own.seen is not None
-    return executable, hook.named(hook.without_id(own.seen), request.module_name)
+    return executable, _seen(request, own.seen)
 
 
 class Halted:
@@ -146,18 +126,13 @@ class Halted:
         self._compiling: Future[LoadedExecutable] | None = None
 
     def module(self) -> bytes:
-        """What :func:`capture` gives; the compile begins with the first call.
-
-        Raises:
-            UnsupportedError, jax.errors.JaxRuntimeError: as :func:`capture`.
-        """
+        """What :func:`capture` gives, with what it raises; the compile begins with the first call."""
         if self._compiling is None:
             self._compiling = self._pool.submit(_own_compile, self._request, self._own, {})
         futures.wait((self._seen, self._compiling), return_when=futures.FIRST_COMPLETED)
         if not self._seen.done():
             self._compiling.result()
-            raise UnsupportedError(_silent_hook(self._request))
-        return hook.named(hook.without_id(self._seen.result()), self._request.module_name)
+        return _seen(self._request, self._seen.result() if self._seen.done() else None)
 
     def finish(self, module: bytes) -> LoadedExecutable:
         """Go on with ``module``, once; as :func:`compile_module` with what it raises. After :meth:`module`.
@@ -218,10 +193,18 @@ def _compiled(
         if own.seen is None and own.seen_early is None:
             raise
         raise _refused(request, error) from error
-    if own.seen is None:
-        raise UnsupportedError(_silent_hook(request))
+    _seen(request, own.seen)
     _check_early_stage(request, own)
     return executable
+
+
+def _seen(request: CompileRequest, module: bytes | None) -> bytes:
+    """A module that the hook was shown, under its own name and without its number."""
+    if module is None:
+        raise UnsupportedError(
+            unsupported(f"XLA did not call the HLO hook while compiling {request.module_name}")
+        )
+    return hook.named(hook.without_id(module), request.module_name)
 
 
 def _refused(request: CompileRequest, error: Exception) -> IllegalStrategyError:
@@ -229,8 +212,8 @@ def _refused(request: CompileRequest, error: Exception) -> IllegalStrategyError:
 
 
 def _check_early_stage(request: CompileRequest, own: OwnCompile) -> None:
-    if own.structure is not None and own.seen_early is None:
-        raise UnsupportedError(_silent_hook(request))
+    if own.structure is not None:
+        _seen(request, own.seen_early)
 
 
 def _own_compile(
@@ -300,7 +283,3 @@ def _say_what_does_not_hold(options: tuple[str, ...]) -> None:
             "a step whose structure is changed is compiled without %s of XLA_FLAGS: the plan decides",
             ", ".join(overruled),
         )
-
-
-def _silent_hook(request: CompileRequest) -> str:
-    return unsupported(f"XLA did not call the HLO hook while compiling {request.module_name}")

@@ -80,26 +80,27 @@ class Parameter:
     """Each device holds other values; where false, some hold copies and all must agree."""
 
 
-def parameters(executable: LoadedExecutable) -> tuple[Parameter, ...]:
-    """The entry parameters of ``executable`` with their per-device shapes.
-
-    Raises:
-        UnsupportedError: a parameter is a token or tuple, has a layout of its own, or lives in host memory.
-    """
+def _program_shape(executable: LoadedExecutable) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Shapes of the parameters and of the results, as one device holds them."""
     import jaxlib._hlo as _hlo
 
-    shapes = _hlo.XlaComputation(read_executable(executable)).program_shape().parameter_shapes()
+    shape = _hlo.XlaComputation(read_executable(executable)).program_shape()
+    result = shape.result_shape()
+    return shape.parameter_shapes(), result.tuple_shapes() if result.is_tuple() else [result]
+
+
+def parameters(executable: LoadedExecutable) -> tuple[Parameter, ...]:
+    """The entry parameters of ``executable`` with their per-device shapes. Raises UnsupportedError: one is a token
+    or tuple, has a layout of its own, or lives in host memory."""
+    shapes, _ = _program_shape(executable)
     shardings = executable.get_parameter_shardings() or [None] * len(shapes)
     return tuple(_parameter(index, *pair) for index, pair in enumerate(zip(shapes, shardings, strict=True)))
 
 
 def results(executable: LoadedExecutable) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
     """Shape and type of each result that is an array, as one device holds it."""
-    import jaxlib._hlo as _hlo
-
-    shape = _hlo.XlaComputation(read_executable(executable)).program_shape().result_shape()
-    every = shape.tuple_shapes() if shape.is_tuple() else [shape]
-    return [(tuple(one.dimensions()), np.dtype(one.numpy_dtype())) for one in every if one.is_array()]
+    _, shapes = _program_shape(executable)
+    return [(tuple(one.dimensions()), np.dtype(one.numpy_dtype())) for one in shapes if one.is_array()]
 
 
 def _parameter(index: int, shape: Any, sharding: Any) -> Parameter:
@@ -154,14 +155,10 @@ def storage_taken(executable: LoadedExecutable) -> dict[int, int]:
 
 def call_signature(executable: LoadedExecutable) -> dict[str, object]:
     """What must be equal of two executables that are called for each other, by what it is; shapes have layouts."""
-    import jaxlib._hlo as _hlo
-
-    shape = _hlo.XlaComputation(read_executable(executable)).program_shape()
-    of_result = shape.result_shape()
-    results = of_result.tuple_shapes() if of_result.is_tuple() else [of_result]
+    taken, returned = _program_shape(executable)
     return {
-        "parameters": [str(one) for one in shape.parameter_shapes()],
-        "results": [str(one) for one in results],
+        "parameters": [str(one) for one in taken],
+        "results": [str(one) for one in returned],
         "shardings of parameters": _protos(executable.get_parameter_shardings()),
         "shardings of results": _protos(executable.get_output_shardings()),
         "memories of results": executable.get_output_memory_kinds(),
@@ -178,11 +175,8 @@ def _protos(shardings: Sequence[Any] | None) -> list[str]:
 def output_handlers(executable: LoadedExecutable, chosen: Mapping[int, Any]) -> list[Any]:
     """What :func:`chosen_outputs` makes of each output of ``executable``: what the handler for its number does
     (:func:`disco_hlo.plugin.xla.jaxlink.array_handler`); others are dropped."""
-    import jaxlib._hlo as _hlo
-
-    shape = _hlo.XlaComputation(read_executable(executable)).program_shape().result_shape()
-    count = len(shape.tuple_shapes()) if shape.is_tuple() else 1
-    return [chosen.get(number, _dropped) for number in range(count)]
+    _, shapes = _program_shape(executable)
+    return [chosen.get(number, _dropped) for number in range(len(shapes))]
 
 
 def chosen_outputs(result: Any, handlers: Sequence[Any]) -> list[Any]:
@@ -193,19 +187,6 @@ def chosen_outputs(result: Any, handlers: Sequence[Any]) -> list[Any]:
 
 def _dropped(_: Any) -> None:
     return None
-
-
-def jax_dtype(name: str) -> Any:
-    """The numpy dtype of an HLO element type name such as ``bf16``.
-
-    Raises:
-        UnsupportedError: there is none of this name.
-    """
-    import jax.numpy as jnp
-
-    if name not in JAX_NAMES:
-        raise UnsupportedError(f"element type {name!r}: expected one of {', '.join(sorted(JAX_NAMES))}")
-    return jnp.dtype(JAX_NAMES[name])
 
 
 def is_whole(dtype: np.dtype[Any]) -> bool:

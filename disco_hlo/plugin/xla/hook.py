@@ -74,12 +74,7 @@ def on_module(module: bytes) -> bytes | None:
 
 
 def on_early_module(module: bytes) -> bytes | None:
-    """The callback of the early stage: a serialized HloModuleProto without a schedule in; the module to go on
-    with instead, or None for the one that came.
-
-    Raises:
-        CapturedError: the compile was made only to see the module.
-    """
+    """The callback of the early stage, as :func:`on_module`; the modules have no schedule."""
     own = _own_compile(module)
     if own is None:
         return None

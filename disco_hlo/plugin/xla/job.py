@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from disco_hlo.backends import backend_of
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -58,7 +57,8 @@ def device_facts(request: CompileRequest) -> DeviceFacts:
 
 def free_device_bytes(request: CompileRequest) -> int | None:
     """Memory a further allocation may take on each local device; None where they have none of their own."""
-    known = [amount for amount in map(_free_device_bytes, request.local_devices) if amount is not None]
+    every = [device.memory_stats() or {} for device in request.local_devices]
+    known = [int(one["bytes_limit"]) - int(one["bytes_in_use"]) for one in every if "bytes_limit" in one]
     return min(known, default=None)
 
 
@@ -74,19 +74,8 @@ def may_rise_bytes(request: CompileRequest, share: float) -> int | None:
     return min(known, default=None)
 
 
-def _free_device_bytes(device: Any) -> int | None:
-    stats = device.memory_stats()
-    if not stats or "bytes_limit" not in stats:
-        return None
-    return int(stats["bytes_limit"]) - int(stats["bytes_in_use"])
-
-
 def free_host_bytes(root: Path = Path("/")) -> int | None:
-    """What this process may still allocate; None where the system does not say.
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-    """
+    """What this process may still allocate, by ``proc`` and ``sys`` in ``root``; None where the system does not say."""
     available = _available_bytes(root)
     return min([*([] if available is None else [available]), *_left_in_groups(root)], default=None)
 

@@ -59,17 +59,9 @@ def in_clean_thread(work: Callable[[], Result]) -> Result:
 def on_each_device(
     devices: tuple[Any, ...], function: Callable[..., Any], static: tuple[Any, ...], *arguments: PerDevice
 ) -> list[list[Any]]:
-    """Run ``function(*static, *arrays)`` on each device with its own arrays, and do not wait for it. Types of 64 bits
-    are allowed. Arrays of the host are taken as well.
-
-    Args:
-        devices: of this process.
-        function: returns a tuple of arrays, each with at least one dimension.
-        static: hashable.
-
-    Returns:
-        ``[output][device]``.
-    """
+    """Run ``function(*static, *arrays)``, which returns a tuple of arrays with at least one dimension each, on each
+    of these devices of this process with its own arrays, those of the host taken as well, and do not wait for it;
+    returns ``[output][device]``. Types of 64 bits are allowed."""
     import jax
 
     with jax.enable_x64(True), jax.transfer_guard("allow"):

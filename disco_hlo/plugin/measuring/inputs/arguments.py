@@ -24,6 +24,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin.measuring.inputs.decisions import Devices, equal_parameters
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.made_up import (
+    Floats,
     Scrambled,
     are_made_on_devices,
     coins_of,
@@ -45,50 +46,37 @@ Together = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 def fit_inputs(request: CompileRequest, source: CanonicalModule) -> None:
-    """Say on the request what the step asks of its made-up inputs; before any of them is made.
-
-    Args:
-        source: the request's step, the same on every rank.
-
-    Raises:
-        UnsupportedError: no inputs could be sure not to leave devices waiting for each other.
-    """
+    """Say on the request what its step, ``source``, the same on every rank, asks of its made-up inputs; before any
+    of them is made. Raises UnsupportedError: no inputs could be sure not to leave devices waiting for each other."""
     replicas = int(request.options.num_replicas)
     request.equal = equal_parameters(source, Devices(replicas, len(request.devices) // replicas))
     request.positive = positive_parameters(source)
     request.index_bounds = index_bounds(source)
 
 
+@dataclass(eq=False)
 class Inputs:
     """Made-up values for the parameters of a step, on its devices. Runners of equal parameters share them:
     a large model's take gigabytes and seconds to make."""
 
-    def __init__(
-        self,
-        request: CompileRequest,
-        parameters: Sequence[Parameter],
-        seed: int,
-        together: Together,
-        positive: Collection[int] | None,
-        index_bounds: Mapping[int, int],
-        equal: Collection[int] = frozenset(),
-        permuted: bool = False,
-    ) -> None:
-        self.request = request
-        self._together = together
-        self.parameters = parameters
-        self.seed = seed
-        self.positive = positive
-        self.index_bounds = index_bounds
-        self.equal = equal
-        self.permuted = permuted
+    request: CompileRequest
+    parameters: Sequence[Parameter]
+    seed: int
+    together: Together
+    positive: Collection[int] | None
+    index_bounds: Mapping[int, int]
+    equal: Collection[int] = frozenset()
+    permuted: bool = False
+    diverges: bool | None = None
+    """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
+
+    def __post_init__(self) -> None:
+        """Make the values."""
         self._tables: list[Any] = []
         """What the devices make their numbers of."""
-        self._values = self._all()
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
-        self.diverges: bool | None = None
-        """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
+        self._values = self._all()
 
     def _all(self) -> list[Any]:
         """What lies on the devices between runs."""
@@ -99,14 +87,11 @@ class Inputs:
         return self.several(1)[0]
 
     def several(self, count: int, handed_on: Collection[int] = ()) -> list[list[Any]]:
-        """Arguments for so many executions, once every rank has its own.
-
-        Args:
-            handed_on: parameters that each execution but the first has from the one before; None stands there.
-        """
+        """Arguments for so many executions, once every rank has its own. Parameters that are ``handed_on`` each
+        execution but the first has from the one before; None stands there."""
         import jax
 
-        with self._together():
+        with self.together():
             with jax.transfer_guard("allow"):
                 prepared = [self._arguments(handed_on if number else ()) for number in range(count)]
             jax.block_until_ready(prepared)
@@ -134,43 +119,27 @@ class Inputs:
         return [shard.data for shard in self.like(index).addressable_shards]
 
     def nudge(self, by: float, change: int = 0) -> None:
-        """Make the floats again, each changed by this part of itself; 0 makes what they were. One takes the place of
-        the other: a second set may not have room.
-
-        Args:
-            change: which of them are raised, which lowered: the number of a draw.
-        """
+        """Make the floats again, each changed by this part of itself, up or down by the draw number ``change``; 0
+        makes what they were. One takes the place of the other: a second set may not have room."""
         for index, parameter in enumerate(self.parameters):
             if not is_integer(parameter):
                 self._values[index] = None
                 self._values[index] = self._make(index, by, change)
 
-    def floats(
-        self, index: int, device: int, places: NDArray[np.int64], nudge: float = 0.0, change: int = 0
-    ) -> NDArray[Any]:
-        """What parameter ``index`` holds on a local device at some places of the flat array, changed as by
-        :meth:`nudge`."""
-        return floats_at(
-            places,
-            self.parameters[index],
-            self.seed,
-            index,
-            self._as_at(index, self._local_places()[device]),
-            signed=self._signed(index),
-            nudge=nudge,
-            change=change,
-        )
+    def floats(self, index: int, device: int, places: NDArray[np.int64]) -> NDArray[Any]:
+        """What parameter ``index`` holds on a local device at some places of the flat array, when nothing is
+        changed."""
+        place = self._places(index)[device]
+        return floats_at(places, self.parameters[index], self.seed, index, place, self._floats(index))
 
-    def _local_places(self) -> list[int]:
+    def _places(self, index: int) -> list[int]:
+        """By local device the place of the one whose values a parameter has there: its own, or everywhere the first."""
         here = self.request.backend.process_index()
-        return [place for place, one in enumerate(self.request.devices) if one.process_index == here]
+        local = [place for place, one in enumerate(self.request.devices) if one.process_index == here]
+        return [0] * len(local) if index in self.equal else local
 
-    def _as_at(self, index: int, place: int) -> int:
-        """The device whose values a parameter has at a place: its own, or everywhere those of the first."""
-        return 0 if index in self.equal else place
-
-    def _signed(self, index: int) -> bool:
-        return self.positive is not None and index not in self.positive
+    def _floats(self, index: int, nudge: float = 0.0, change: int = 0) -> Floats:
+        return Floats(self.positive is not None and index not in self.positive, nudge, change)
 
     def donated_bytes(self, handed_on: Collection[int] = ()) -> int:
         """What the copies for one more execution take on each device, as far as runs have shown."""
@@ -213,28 +182,24 @@ class Inputs:
         if not self._tables:
             with jax.transfer_guard("allow"):
                 self._tables = [jax.device_put(table(), device) for device in local]
-        places = [self._as_at(index, place) for place in self._local_places()]
-        return floats_on_devices(
-            local, self._tables, self.parameters[index], self.seed, index, places,
-            signed=self._signed(index), nudge=nudge, change=change,
-        )  # fmt: skip
+        how, places = self._floats(index, nudge, change), self._places(index)
+        return floats_on_devices(local, self._tables, self.parameters[index], self.seed, index, places, how)
 
     def _made_on_host(self, index: int, nudge: float, change: int) -> list[Any]:
         import jax
 
-        parameter, devices = self.parameters[index], self.request.devices
+        parameter, how = self.parameters[index], self._floats(index, nudge, change)
+        differ = parameter.sharded and index not in self.equal and not is_integer(parameter)
         with jax.transfer_guard("allow"):
             made: NDArray[Any] | None = None
             buffers = []
-            for place in self._local_places():
-                if made is None or (
-                    parameter.sharded and index not in self.equal and not is_integer(parameter)
-                ):
+            for device, place in zip(self.request.local_devices, self._places(index), strict=True):
+                if made is None or differ:
+                    bound = self.index_bounds.get(index, 2)
                     made = synthetic_values(
-                        parameter, self.seed, index, self._as_at(index, place), signed=self._signed(index), nudge=nudge,
-                        change=change, bound=self.index_bounds.get(index, 2), permuted=self.permuted,
-                    )  # fmt: skip
-                buffers.append(jax.device_put(made, devices[place], may_alias=False))
+                        parameter, self.seed, index, place, how, bound=bound, permuted=self.permuted
+                    )
+                buffers.append(jax.device_put(made, device, may_alias=False))
         return buffers
 
 
@@ -280,12 +245,10 @@ class RealInputs(Inputs):
         """What parameter ``index`` holds on each local device, as it is now."""
         return self.made(index, *self._change)
 
-    def floats(
-        self, index: int, device: int, places: NDArray[np.int64], nudge: float = 0.0, change: int = 0
-    ) -> NDArray[Any]:
+    def floats(self, index: int, device: int, places: NDArray[np.int64]) -> NDArray[Any]:
         """As of :class:`Inputs`."""
-        values = self._given[index].values[device].reshape(-1)[places]
-        return self._changed(values, places, index, nudge, change)
+        found: NDArray[Any] = self._given[index].values[device].reshape(-1)[places]
+        return found
 
     def learn_donation(self, arguments: Sequence[Any]) -> None:
         """Nothing: what a run takes over is its own."""
@@ -321,8 +284,6 @@ class RealInputs(Inputs):
     def _changed(
         self, values: NDArray[Any], places: NDArray[np.int64], index: int, nudge: float, change: int
     ) -> NDArray[Any]:
-        if not nudge:
-            return values
         up, down = raised_and_lowered(self.parameters[index], nudge)
         raised = Scrambled.at(places, [self.seed, index]).coin(coins_of(change))
         changed: NDArray[Any] = (values * np.where(raised, up, down)).astype(values.dtype)
@@ -336,12 +297,8 @@ class RealInputs(Inputs):
 
 @contextlib.contextmanager
 def off_devices(inputs: RealInputs, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
-    """For the body the devices are without some arguments of a call; then these are replaced by equal ones.
-
-    Args:
-        arguments: of the call, which runs after the body.
-        taken: numbers of those that it takes over.
-    """
+    """For the body the devices are without the ``arguments`` that a call takes over, which runs after the body; then
+    these are replaced by equal ones."""
     try:
         for index in taken:
             arguments[index].delete()

@@ -62,11 +62,8 @@ _COMPARED: dict[str, Any] = {
 
 
 def equal_parameters(source: CanonicalModule, devices: Devices) -> frozenset[int]:
-    """Numbers of the entry parameters of ``source`` whose values must be equal on all devices.
-
-    Raises:
-        UnsupportedError: whether a collective runs, or how often, depends on what no input can make equal.
-    """
+    """Numbers of the entry parameters of ``source`` whose values must be equal on all devices. Raises
+    UnsupportedError: whether a collective runs, or how often, depends on what no input can make equal."""
     holds = _Holding(source.index)
     if devices.count < 2 or not any(map(holds.decides, _instructions(source.module))):
         return frozenset()
@@ -231,11 +228,8 @@ class Devices:
         return self.replicas * self.partitions
 
     def groups_of(self, collective: Message) -> Groups | None:
-        """The groups of a collective, each in its order; None where the module has both replicas and partitions.
-
-        Args:
-            collective: without ``-start``, in detail.
-        """
+        """The groups of a collective, in detail and without ``-start``, each in its order; None where the module has
+        both replicas and partitions."""
         everyone = (tuple(range(self.count)),)
         written = written_groups(collective) or everyone
         if self.partitions == 1:
@@ -327,11 +321,7 @@ def _kinds(of_devices: Iterable[Hashable]) -> tuple[int, ...]:
 
 
 def collected(devices: Devices, proto: Message, operands: Sequence[DeviceValue]) -> DeviceValue:
-    """What a collective leaves on each device.
-
-    Args:
-        proto: with or without ``-start``.
-    """
+    """What a collective, with or without ``-start``, leaves on each device."""
     collective = detailed(proto)
     collective.opcode = proto.opcode.removesuffix("-start")
     before = joined(operands)

@@ -22,6 +22,7 @@ import functools
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,24 +48,34 @@ COINS = 32 - _BITS
 """So many coins are tossed for each place."""
 
 
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """Which floats are made."""
+
+    signed: bool = False
+    """Of both signs; else all are positive."""
+    nudge: float = 0.0
+    """By what part of it each is raised or lowered, at random; by its last digit at least."""
+    change: int = 0
+    """Which of them are raised: the number of a draw."""
+
+
+PLAIN = Floats()
+
+
 def synthetic_values(
     parameter: Parameter,
     seed: int,
     index: int,
     place: int,
+    floats: Floats = PLAIN,
     *,
-    signed: bool = False,
-    nudge: float = 0.0,
-    change: int = 0,
     bound: int = 2,
     permuted: bool = False,
 ) -> NDArray[Any]:
     """Values of entry parameter ``index`` on the device at ``place``.
 
     Args:
-        signed: floats are of both signs; else all are positive.
-        nudge: by what part of it each float is raised or lowered, at random; by its last digit at least.
-        change: which of them are raised: the number of a draw.
         bound: integers are below it, and not negative.
         permuted: integers below a larger bound than 2 are permutations of all numbers below it.
     """
@@ -76,9 +87,7 @@ def synthetic_values(
 
     def make(start: int) -> None:
         places = np.arange(start, min(count, start + _AT_ONCE))
-        values[start : start + _AT_ONCE] = floats_at(
-            places, parameter, seed, index, place, signed=signed, nudge=nudge, change=change
-        )
+        values[start : start + _AT_ONCE] = floats_at(places, parameter, seed, index, place, floats)
 
     starts = range(0, count, _AT_ONCE)
     if len(starts) < _WORTH_THREADS:
@@ -96,15 +105,11 @@ def floats_at(
     seed: int,
     index: int,
     place: int,
-    *,
-    signed: bool = False,
-    nudge: float = 0.0,
-    change: int = 0,
+    floats: Floats = PLAIN,
 ) -> NDArray[Any]:
     """Those of the :func:`synthetic_values` of a float parameter that stand at ``places`` of the flat array."""
     key = _key(parameter, seed, index, place)
-    asked = _asked(parameter, signed, nudge, change)
-    values = _floats(np, Scrambled.at(places, key), *asked)
+    values = _floats(np, Scrambled.at(places, key), *_asked(parameter, floats))
     if parameter.dtype.kind == "c":
         turned = Scrambled.at(places, [*key, 1]).numbers()
         values = values * (1 + 1j * turned)
@@ -124,19 +129,12 @@ def floats_on_devices(
     seed: int,
     index: int,
     places: Sequence[int],
-    *,
-    signed: bool = False,
-    nudge: float = 0.0,
-    change: int = 0,
+    floats: Floats = PLAIN,
 ) -> list[Any]:
     """The :func:`synthetic_values` of a float parameter, made on the devices of this process, which stand at
-    ``places``.
-
-    Args:
-        tables: the :func:`table`, on each device.
-    """
+    ``places`` and hold a :func:`table` each."""
     count = math.prod(parameter.shape)
-    asked = [np.atleast_1d(one) for one in _asked(parameter, signed, nudge, change)]
+    asked = [np.atleast_1d(one) for one in _asked(parameter, floats)]
     own = [turns(_key(parameter, seed, index, place), count) for place in places]
     same = [[one] * len(devices) for one in asked]
     return on_each_device(devices, _made, (parameter.shape, parameter.dtype), tables, own, *same)[0]
@@ -153,16 +151,17 @@ def _key(parameter: Parameter, seed: int, index: int, place: int) -> list[int]:
     return [seed, index, place if parameter.sharded else 0]
 
 
-def _asked(parameter: Parameter, signed: bool, nudge: float, change: int) -> tuple[Any, ...]:
+def _asked(parameter: Parameter, floats: Floats) -> tuple[Any, ...]:
     """What :func:`_floats` is told: size, whether signed, what raised and lowered numbers are multiplied with, and by
     which coin they are chosen."""
     import ml_dtypes
 
     kind, wide = ml_dtypes.finfo(parameter.dtype), _wide(parameter)
-    signed = signed and float(kind.min) < 0  # there are floats without a sign
+    signed = floats.signed and float(kind.min) < 0  # there are floats without a sign
     longest = max(*parameter.shape[-2:], 1, 1)
     size = max(longest**-0.5 if signed else 1 / longest, 4 * float(kind.smallest_normal))
-    return wide(size), np.bool_(signed), *raised_and_lowered(parameter, nudge), coins_of(change)
+    up_and_down = raised_and_lowered(parameter, floats.nudge)
+    return wide(size), np.bool_(signed), *up_and_down, coins_of(floats.change)
 
 
 def raised_and_lowered(parameter: Parameter, nudge: float) -> tuple[Any, Any]:
@@ -254,12 +253,8 @@ class Scrambled:
 
     @classmethod
     def of_all(cls, table: Any, turns: Any, count: int) -> Scrambled:
-        """In a program of JAX, at all places of an array with so many elements.
-
-        Args:
-            table: what :func:`table` gives.
-            turns: of the array's key, what :func:`turns` gives.
-        """
+        """In a program of JAX, at all places of an array with so many elements; what :func:`table` and, for the
+        array's key, :func:`turns` give is handed to it."""
         import jax
 
         places = jax.lax.iota(np.uint32, count)

@@ -7,6 +7,7 @@ arithmetic was done with it, or that a comparison of it decides.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -295,16 +296,11 @@ def concatenated(proto: Message, operands: Sequence[Numbers], behind: Sequence[M
             ],
             axis,
         )
-    found = operands[0]
-    for other in operands[1:]:
-        found = joined(found, other)
-    return found
+    return functools.reduce(joined, operands)
 
 
 def _of_columns(columns: Sequence[Numbers], axis: int) -> Numbers:
-    found = columns[0]
-    for other in columns[1:]:
-        found = joined(found, other)
+    found = functools.reduce(joined, columns)
     return replace(found.whole, axis=axis, columns=tuple(columns)) if len(columns) > 1 else found
 
 

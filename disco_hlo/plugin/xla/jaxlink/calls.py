@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,7 @@ _CALL_NAMES = {
         "_cpp_pjit_cache_explicit_attributes",
     ),
     "stages.Compiled": ("__init__", "call"),
+    "source_info_util": ("register_exclusion",),
 }
 
 ArrayFacts = tuple[tuple[int, ...], str, int]
@@ -270,12 +273,11 @@ def watch_calls(observer: Observer) -> None:
     Raises:
         UnsupportedError: this jax calls executables in another way than those known here.
     """
-    from jax.extend.source_info_util import register_exclusion
 
     pxla, pjit, stages = _call_modules()
     unwatch_calls()
     watch_compiles(watched=True)
-    register_exclusion(__file__)  # what JAX traces within a call names the functions around it
+    _leave_out_our_frames()
     unfinished = _Unfinished()
 
     def load(original: Callable[..., Any], unloaded: Any) -> Any:
@@ -331,6 +333,15 @@ def unwatch_calls() -> None:
         module.settle(module.executable)
 
 
+@functools.cache
+def _leave_out_our_frames() -> None:
+    """Have JAX name none of our lines where it says which of the user's a traced op is from: a call that is watched
+    is traced inside of ours, and a module is to be the same with and without us."""
+    from jax._src import source_info_util
+
+    source_info_util.register_exclusion(str(Path(__file__).parents[2]) + os.sep)
+
+
 def _show(observer: Observer, mesh_executable: Any) -> None:
     last = last_compile()
     if last is None or last[0] is not mesh_executable.xla_executable:
@@ -365,10 +376,10 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def _call_modules() -> tuple[Any, Any, Any]:
-    from jax._src import pjit, stages
+    from jax._src import pjit, source_info_util, stages
     from jax._src.interpreters import pxla
 
-    modules = {"pxla": pxla, "pjit": pjit, "stages": stages}
+    modules = {"pxla": pxla, "pjit": pjit, "stages": stages, "source_info_util": source_info_util}
     for owner, names in _CALL_NAMES.items():
         module, _, class_name = owner.partition(".")
         where = getattr(modules[module], class_name, None) if class_name else modules[module]

@@ -137,9 +137,8 @@ def ours() -> Iterator[None]:
 
 
 def install(handler: Handler) -> None:
-    """Hand every compile of this process to ``handler``: it returns an executable, or None for XLA's default.
-
-    An exception of the handler is logged and the default compiled. Installing again replaces the handler.
+    """Hand every compile of this process to ``handler``: it returns an executable, or None for XLA's default. An
+    exception of the handler is logged and the default compiled. Installing again replaces the handler.
 
     Raises:
         UnsupportedError: this jax lacks the hook or compiles by other functions than those known here.
@@ -204,9 +203,8 @@ def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
     except Exception as error:  # no failure of ours may stop the training
         told = is_shared(error) and request.backend.process_index() != request.process_indices[0]
         level = logging.DEBUG if told else logging.WARNING
-        LOGGER.log(
-            level, "%s runs as XLA compiles it: %s", request.module_name, one_line(error), exc_info=True
-        )
+        text = "%s runs as XLA compiles it: %s"
+        LOGGER.log(level, text, request.module_name, one_line(error), exc_info=True)
         return None
 
 

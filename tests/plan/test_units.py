@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.legal import check_order, default_order, default_unit_order, late_waits, unit_graph
+from disco_hlo.plan.legal import check_order, default_order, default_unit_order, late_waits
 from disco_hlo.plan.plan import Bucket, Group, Strategy
-from disco_hlo.plan.units import groups_with_own_copies
+from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from tests.plan.small_graphs import graph
 from tests.simulator.random_steps import random_step, random_strategy
 

@@ -1,0 +1,352 @@
+"""Where an early module multiplies and communicates so that a fused kernel could do both, and why elsewhere not.
+
+Punniyamurthy et al. name the pairs (section II); XLA writes them with reshapes, transposes and type conversions in
+between, the operands of a matmul either way round, and a reduce-scatter as an all-reduce of which each device reads its
+own shard. This module looks through all of that and changes nothing.
+
+    all-gather -> dot        all-gather-matmul         the gathered dimension stays in the result
+    dot -> reduce-scatter    matmul-reduce-scatter     or all-reduce and the own shard of it
+    dot -> all-reduce        matmul-all-reduce         matvec-all-reduce where one operand is a vector
+
+A kernel takes (M, K) by (K, N), and gathers or scatters M. Where it is the second operand's dimension that the dot
+keeps, the kernel multiplies the transposes, the second first, and gives the transposed result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from disco_hlo.errors import IllegalMoveError
+from disco_hlo.hlo.proto import Message
+from disco_hlo.kernels.refusals import MOST_DEVICES
+from disco_hlo.kernels.tiles import HALF_TYPES, MATMUL_RANGE, VECTOR_RANGE, MatmulTiles
+from disco_hlo.structure.chunk import operand_needs, reduction_opcode
+from disco_hlo.structure.program import Program, dims, dtype, evaluate
+from disco_hlo.structure.sharded import groups_of
+
+GATHER, SCATTER, ALL_REDUCE, VECTOR = (
+    "all-gather-matmul",
+    "matmul-reduce-scatter",
+    "matmul-all-reduce",
+    "matvec-all-reduce",
+)
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce")
+# What only renames or moves elements; of a type conversion, too, each element is made of one.
+MOVING = ("reshape", "bitcast", "transpose", "copy")
+# HLO's names of the types that numpy calls otherwise.
+SHORT_NAMES = {"bfloat16": "bf16", "float16": "f16"}
+
+
+@dataclass(frozen=True, slots=True)
+class FusedCall:
+    """A matmul and a collective that a kernel could replace.
+
+    Attributes:
+        kernel: its name in the catalog.
+        computation: id of the computation that both are in.
+        collective, matmul: names of the instructions.
+        m, k, n: the kernel multiplies (m, k) by (k, n) on each device; n is 1 for a vector. Of an all-gather, m is what
+            a device has before it.
+        swapped: the dot's second operand comes first, and the result is the transpose of the dot's.
+        first_transposed, second_transposed: the kernel's operand lies the other way round in the dot's, so that a
+            transpose comes before the kernel.
+        converted: the gathered values are converted before they are multiplied; the kernel must be given converted
+            ones, which are as good, and fewer bytes where they are smaller.
+        tiles: the points of the kernel's tuning range that fit.
+    """
+
+    kernel: str
+    computation: int
+    collective: str
+    matmul: str
+    m: int
+    k: int
+    n: int
+    swapped: bool
+    first_transposed: bool
+    second_transposed: bool
+    converted: bool
+    tiles: tuple[MatmulTiles, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NearMiss:
+    """A collective that no kernel takes: a word for the reason, and what it is about."""
+
+    computation: int
+    collective: str
+    reason: str
+    why: str
+
+
+class _Missed(Exception):
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(reason, why)
+        self.reason, self.why = reason, why
+
+
+def _require(met: bool, reason: str, why: str) -> None:
+    if not met:
+        raise _Missed(reason, why)
+
+
+def fused_calls(module: bytes) -> tuple[list[FusedCall], list[NearMiss]]:
+    """The pairs that a kernel could replace, in the entry and in loops, and all other collectives with the reason.
+
+    Args:
+        module: a serialized HloModuleProto before scheduling.
+
+    Raises:
+        IllegalMoveError: the module is scheduled.
+        ModuleError: the bytes are no HLO module.
+    """
+    whole = Program(module)
+    calls: list[FusedCall] = []
+    misses: list[NearMiss] = []
+    for computation in whole.module.computations:
+        program = whole.inside(computation.id)
+        for collective in program.instructions:
+            if collective.opcode not in COLLECTIVES:
+                continue
+            try:
+                calls.append(_call(program, collective))
+            except _Missed as missed:
+                misses.append(NearMiss(computation.id, collective.name, missed.reason, missed.why))
+    return calls, misses
+
+
+def _call(program: Program, collective: Message) -> FusedCall:
+    """The call that replaces a collective and its matmul."""
+    _require(
+        len(collective.operand_ids) == 1, "several-arrays", f"it has {len(collective.operand_ids)} operands"
+    )
+    devices = _devices(program, collective)
+    if collective.opcode == "all-gather":
+        return _gather(program, collective, devices)
+    reduction = reduction_opcode(program, collective)
+    _require(reduction == "add", "not-a-sum", f"it applies {reduction or 'more than one op'}")
+    return _reduce(program, collective, devices)
+
+
+def _devices(program: Program, collective: Message) -> int:
+    """How many devices take part: all, in order."""
+    try:
+        groups = groups_of(program, collective)
+    except IllegalMoveError as error:
+        raise _Missed("groups", str(error)) from None
+    count = len(groups[0])
+    whole = tuple(range(count))
+    _require(
+        groups == (whole,) and count == (program.partitions() or count),
+        "groups",
+        f"its groups are {groups}; a kernel runs on all devices, in order",
+    )
+    _require(
+        count <= MOST_DEVICES, "too-many-devices", f"{count} devices; a kernel takes {MOST_DEVICES} at most"
+    )
+    return count
+
+
+# --- all-gather -> dot ---
+
+
+def _gather(program: Program, collective: Message, devices: int) -> FusedCall:
+    value, dimension, converted = collective, int(collective.dimensions[0]), False
+    while (reader := _only_reader(program, value)).opcode != "dot":
+        _require(
+            reader.opcode in (*MOVING, "convert"),
+            "no-matmul-reads-it",
+            f"{reader.name} ({reader.opcode}) reads it first",
+        )
+        converted |= reader.opcode == "convert"
+        dimension = _carried(program, reader, dimension, devices)
+        value = reader
+    _require(
+        reader.operand_ids[0] != reader.operand_ids[1], "squared", f"{reader.name} multiplies it by itself"
+    )
+    product = _Product(program, reader)
+    index = list(reader.operand_ids).index(value.id)
+    contracted = product.contracted[index]
+    _require(dimension != contracted, "contracted", f"{reader.name} sums over the gathered dimension")
+    _require(
+        product.free[index][0] == dimension,
+        "inner-dimension",
+        f"dimension {dimension} of {value.name} is not the first that {reader.name} keeps of it",
+    )
+    return product.call(GATHER, collective, index == 1, devices, converted=converted)
+
+
+def _only_reader(program: Program, value: Message) -> Message:
+    """What reads a value, if it is one instruction alone."""
+    readers = program.readers(value)
+    _require(value.id != program.root and len(readers) > 0, "returned", f"the program returns {value.name}")
+    names = ", ".join(f"{r.name} ({r.opcode})" for r in readers[:4])
+    _require(len(readers) == 1, "several-readers", f"{value.name} is read by {names}")
+    _require_unordered(readers[0])
+    return readers[0]
+
+
+def _require_unordered(instruction: Message) -> None:
+    _require(
+        not instruction.control_predecessor_ids,
+        "ordered",
+        f"{instruction.name} waits by a control dependency",
+    )
+
+
+def _carried(program: Program, reader: Message, dimension: int, devices: int) -> int:
+    """Which dimension of the reader's result its operand's is, so that shards stay whole."""
+    for result in range(len(dims(reader))):
+        try:
+            needed = operand_needs(program, reader, result, devices)
+        except IllegalMoveError:
+            continue
+        if needed[0] == dimension:
+            return result
+    raise _Missed("scattered", f"{reader.name} ({reader.opcode}) does not keep the shards together")
+
+
+# --- dot -> reduce-scatter, dot -> all-reduce ---
+
+
+def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
+    scattered = (
+        int(collective.dimensions[0])
+        if collective.opcode == "reduce-scatter"
+        else _own_shard_of(program, collective, devices)
+    )
+    value = program.operands(collective)[0]
+    while value.opcode != "dot":
+        _require(
+            value.opcode != "convert", "converted-sum", f"{value.name} makes another type of the partial sums"
+        )
+        _require(
+            value.opcode in MOVING,
+            "comes-from-no-matmul",
+            f"{value.name} ({value.opcode}) gives what it sums",
+        )
+        _only_reader(program, value)
+        if scattered is not None:
+            try:
+                needed = operand_needs(program, value, scattered, devices)[0]
+            except IllegalMoveError as error:
+                raise _Missed("scattered", str(error)) from None
+            assert needed is not None
+            scattered = needed
+        value = program.operands(value)[0]
+    _only_reader(program, value)
+    _require_unordered(value)
+    product = _Product(program, value)
+    if scattered is None:
+        kernel = VECTOR if 1 in product.sizes else ALL_REDUCE
+        # Any rows may be an owner's: take the operand whose rows fit, and a vector second.
+        orders = [False, True] if product.sizes[0] != 1 else [True]
+        missed: _Missed | None = None
+        for swapped in orders:
+            try:
+                return product.call(kernel, collective, swapped, devices)
+            except _Missed as error:
+                missed = missed or error
+        assert missed is not None
+        raise missed
+    firsts = [product.result_of(index) for index in (0, 1)]
+    _require(
+        scattered in firsts,
+        "inner-dimension",
+        f"dimension {scattered} of {value.name} is not the first that it keeps of an operand",
+    )
+    return product.call(SCATTER, collective, firsts.index(scattered) == 1, devices)
+
+
+def _own_shard_of(program: Program, collective: Message, devices: int) -> int | None:
+    """The dimension of which each device reads its own shard alone; None where anything else is read."""
+    readers = program.readers(collective)
+    if len(readers) != 1 or readers[0].opcode != "dynamic-slice" or collective.id == program.root:
+        return None
+    (piece,) = readers
+    cut = [d for d, size in enumerate(dims(piece)) if size != dims(collective)[d]]
+    if len(cut) != 1 or dims(piece)[cut[0]] * devices != dims(collective)[cut[0]]:
+        return None
+    start = program.operands(piece)[1 + cut[0]]
+    found = [evaluate(program, start, device) for device in range(devices)]
+    expected = [device * dims(piece)[cut[0]] for device in range(devices)]
+    return cut[0] if [None if f is None else int(f) for f in found] == expected else None
+
+
+# --- the matmul ---
+
+
+class _Product:
+    """A dot as a product of two matrices: of each operand the dimension that it sums over and those that it keeps."""
+
+    def __init__(self, program: Program, dot: Message) -> None:
+        numbers, operands = dot.dot_dimension_numbers, program.operands(dot)
+        contracted = [list(numbers.lhs_contracting_dimensions), list(numbers.rhs_contracting_dimensions)]
+        _require(not numbers.lhs_batch_dimensions, "batched", f"{dot.name} has batch dimensions")
+        _require(
+            len(contracted[0]) == 1,
+            "several-contracted",
+            f"{dot.name} sums over {len(contracted[0])} dimensions",
+        )
+        self.computation, self.dot = program.entry.id, dot
+        self.contracted = [int(one[0]) for one in contracted]
+        self.free = [
+            [d for d in range(len(dims(o))) if d != at]
+            for o, at in zip(operands, self.contracted, strict=True)
+        ]
+        self.sizes = [prod(dims(o)[d] for d in free) for o, free in zip(operands, self.free, strict=True)]
+        self.depth = dims(operands[0])[self.contracted[0]]
+        for operand, at, free in zip(operands, self.contracted, self.free, strict=True):
+            met = at in (0, len(free))
+            _require(
+                met,
+                "no-matrix",
+                f"{operand.name}: dimension {at} is summed over, others lie on both sides of it",
+            )
+        types = [dtype(one) for one in (*operands, dot)]
+        known = [SHORT_NAMES[one.name] for one in HALF_TYPES]
+        met = types[0] in known and len(set(types)) == 1
+        _require(
+            met, "dtype", f"{dot.name} multiplies {types[0]} by {types[1]} into {types[2]}; a kernel, {known}"
+        )
+
+    def result_of(self, index: int) -> int:
+        """Which dimension of the result is the first that is kept of an operand; -1 where none is."""
+        return (0 if index == 0 else len(self.free[0])) if self.free[index] else -1
+
+    def call(
+        self, kernel: str, collective: Message, swapped: bool, devices: int, *, converted: bool = False
+    ) -> FusedCall:
+        """The kernel's call, if any of its tiles fit."""
+        first, second = (1, 0) if swapped else (0, 1)
+        m, n = self.sizes[first], self.sizes[second]
+        rows = m // devices
+        tiles = tuple(
+            t
+            for t in (VECTOR_RANGE if kernel == VECTOR else MATMUL_RANGE)
+            if m % (devices * t.block_m) == 0
+            and (kernel == VECTOR or n % t.block_n == 0)
+            and self.depth % t.tile_k == 0
+            and self.depth >= 2 * t.tile_k
+        )
+        why = f"{self.dot.name} is ({m}, {self.depth}) by ({self.depth}, {n}), its rows on {devices} devices"
+        _require(bool(tiles), "no-tiles", f"{why}: no tiles divide it")
+        return FusedCall(
+            kernel=kernel,
+            computation=self.computation,
+            collective=collective.name,
+            matmul=self.dot.name,
+            m=rows if kernel == GATHER else m,
+            k=self.depth,
+            n=n,
+            swapped=swapped,
+            first_transposed=self._lies_across(first, wanted_last=True),
+            second_transposed=self._lies_across(second, wanted_last=False),
+            converted=converted,
+            tiles=tiles,
+        )
+
+    def _lies_across(self, index: int, *, wanted_last: bool) -> bool:
+        """Whether an operand's summed dimension is at the other end than the kernel wants it."""
+        return bool(self.free[index]) and (self.contracted[index] == len(self.free[index])) != wanted_last

@@ -1,0 +1,109 @@
+"""How a fused matmul is cut into tiles, and the range over which it is tuned."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from disco_hlo.kernels.refusals import multiple, one_dtype, require
+
+WARPGROUPS = 2
+"""Warpgroups of a block that compute; a third moves the operands."""
+
+Side = Literal["m", "n"]
+"""A dimension of a matmul's result."""
+
+HALF_TYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+
+
+@dataclasses.dataclass(frozen=True)
+class MatmulTiles:
+    """The tiles of a matmul of (M, K) by (K, N), whose two computing warpgroups share a block's tile.
+
+    Attributes:
+        tile_m, tile_n: rows and columns that one warpgroup computes.
+        tile_k: how much of K is multiplied in one step.
+        steps: how many steps' operands are in shared memory at once; at least 2.
+        split: the dimension along which the second warpgroup's tile lies beside the first's.
+        minor: the dimension along which tiles that follow each other lie.
+        panel: how many tiles along `minor` before the other dimension advances.
+        remote_first: tiles that another device needs are computed first (communication-aware order); else in the
+            order of their rows. All-gather + matmul has one order: the rows that are here first.
+        blocks: thread blocks; all multiprocessors where None.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    tile_k: int = 64
+    steps: int = 4
+    split: Side = "n"
+    minor: Side = "m"
+    panel: int = 8
+    remote_first: bool = True
+    blocks: int | None = None
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a block's tile."""
+        return self.tile_m * (WARPGROUPS if self.split == "m" else 1)
+
+    @property
+    def block_n(self) -> int:
+        """Columns of a block's tile."""
+        return self.tile_n * (WARPGROUPS if self.split == "n" else 1)
+
+    @property
+    def piece(self) -> tuple[int, int]:
+        """Rows and columns of what is stored at once: 64 × 64 keeps four pieces in 32 KiB."""
+        return min(self.tile_m, 64), min(self.tile_n, 64)
+
+
+def blocks_of(tiles: MatmulTiles) -> int:
+    """How many thread blocks run: one on each multiprocessor, unless the tiles say."""
+    return tiles.blocks or int(jax.devices()[0].core_count)
+
+
+def check_matmul(kernel: str, lhs: jax.Array, rhs: jax.Array, rows: int, tiles: MatmulTiles) -> None:
+    """Refuse what a tiled matmul of `rows` rows at a time cannot compute.
+
+    Raises:
+        KernelRefusedError: other dtypes than bfloat16 and float16, shapes that do not fit each other or the tiles.
+    """
+    one_dtype(kernel, {"lhs": lhs, "rhs": rhs}, HALF_TYPES)
+    met = lhs.ndim == rhs.ndim == 2 and lhs.shape[1] == rhs.shape[0]
+    require(met, kernel, f"needs an (M, K) and a (K, N) array, got {lhs.shape} and {rhs.shape}")
+    require(tiles.steps >= 2, kernel, f"tiles.steps must be at least 2, got {tiles.steps}")
+    multiple(kernel, "tiles.tile_m", tiles.tile_m, 64, "rows of a warpgroup's instruction")
+    multiple(kernel, "tiles.tile_n", tiles.tile_n, 8, "columns of a warpgroup's instruction")
+    multiple(kernel, "rows of one device", rows, tiles.block_m, "rows of a block's tile")
+    multiple(kernel, "N", rhs.shape[1], tiles.block_n, "columns of a block's tile")
+    multiple(kernel, "K of one device", lhs.shape[1], tiles.tile_k, "tiles.tile_k")
+    least = 2 * tiles.tile_k
+    require(lhs.shape[1] >= least, kernel, f"K of one device must be at least {least}, got {lhs.shape[1]}")
+
+
+# Rows and columns of a warpgroup's tile, and where the second warpgroup's lies: what fits into shared memory.
+_SHAPES: tuple[tuple[int, int, Side], ...] = (
+    (128, 128, "n"),
+    (128, 128, "m"),
+    (256, 64, "n"),
+    (128, 64, "n"),
+    (128, 64, "m"),
+)
+_MINORS: tuple[Side, Side] = ("m", "n")
+
+MATMUL_RANGE: tuple[MatmulTiles, ...] = tuple(
+    MatmulTiles(tile_m=m, tile_n=n, split=split, minor=minor, panel=panel)
+    for panel, minor, (m, n, split) in itertools.product((8, 16, 4), _MINORS, _SHAPES)
+)
+"""What a fused matmul is tuned over, the likeliest first: JAX's own range for Hopper."""
+
+VECTOR_RANGE: tuple[MatmulTiles, ...] = tuple(
+    MatmulTiles(tile_m=64, tile_n=8, tile_k=k, steps=steps, split="m")
+    for k, steps in ((128, 6), (64, 8), (128, 4), (64, 6), (256, 3), (64, 4))
+)
+"""What a matrix × vector is tuned over: as many bytes in flight as shared memory holds, first."""

@@ -1,0 +1,117 @@
+"""What a kernel refuses: one line that says what was expected and what came."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError
+
+if jax.__version_info__ < OLDEST_JAX:
+    pytest.skip(f"jax {jax.__version__} is refused first", allow_module_level=True)
+
+from disco_hlo.kernels.adam import AdamTiles
+from disco_hlo.kernels.catalog import AXIS, FUSED
+from disco_hlo.kernels.tiles import MatmulTiles
+
+TILES = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, blocks=1)
+ADAM = AdamTiles(size=512, blocks=1)
+SCATTER, GATHER, VECTOR = "matmul-reduce-scatter", "all-gather-matmul", "matvec-all-reduce"
+
+
+def mesh_of(*sizes: int) -> jax.sharding.Mesh:
+    names = (AXIS, "y")[: len(sizes)]
+    count = sizes[0] * (sizes[1] if len(sizes) > 1 else 1)
+    devices = jax.devices()[:count]
+    return jax.make_mesh(sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * len(sizes), devices=devices)
+
+
+def trace(name: str, tiles: Any, *arrays: Any, sizes: tuple[int, ...] = (4,)) -> Any:
+    return jax.eval_shape(FUSED[name].fused(mesh_of(*sizes), tiles), *arrays)
+
+
+def bf16(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def of_adam(n: int, dtype: Any = jnp.float32, moments: int | None = None) -> tuple[Any, ...]:
+    moment = bf16(n if moments is None else moments, dtype=jnp.float32)
+    return bf16(4 * n, dtype=dtype), bf16(n, dtype=jnp.float32), (moment, moment), bf16(2, dtype=jnp.float32)
+
+
+GOOD = bf16(1024, 1024), bf16(1024, 256)
+
+
+@pytest.mark.parametrize(
+    ("name", "tiles", "arrays", "says"),
+    [
+        (SCATTER, TILES, (bf16(1024, 1024, dtype=jnp.float32), GOOD[1]), "got lhs float32, rhs bfloat16"),
+        (
+            SCATTER,
+            TILES,
+            tuple(bf16(1024, 1024, dtype=jnp.float32) for _ in "ab"),
+            "must be bfloat16 or float16",
+        ),
+        (SCATTER, TILES, (bf16(1024, 1024), bf16(2048, 256)), r"got \(1024, 256\) and \(512, 256\)"),
+        (SCATTER, TILES, (bf16(1026, 1024), GOOD[1]), r"M = 1026 must be a multiple of 4 \(devices\)"),
+        (SCATTER, TILES, (bf16(1152, 1024), GOOD[1]), "rows of one device = 288 must be a multiple of 64"),
+        (SCATTER, TILES, (GOOD[0], bf16(1024, 64)), "N = 64 must be a multiple of 128"),
+        (SCATTER, TILES, (bf16(1024, 384), bf16(384, 256)), "K of one device = 96 must be a multiple of 64"),
+        (SCATTER, TILES, (bf16(1024, 256), bf16(256, 256)), "K of one device must be at least 128, got 64"),
+        (SCATTER, dataclasses.replace(TILES, steps=1), GOOD, "tiles.steps must be at least 2, got 1"),
+        (SCATTER, dataclasses.replace(TILES, tile_m=32), GOOD, "tiles.tile_m = 32 must be a multiple of 64"),
+        (GATHER, TILES, (bf16(1024, 1024), bf16(1024, 128)), "N = 32 must be a multiple of 128"),
+        (VECTOR, TILES, (bf16(1024, 1024), bf16(1024)), "tile_n of 8 and split 'm'"),
+        (VECTOR, TILES, GOOD, r"needs an \(M, K\) and a \(K,\) array"),
+        ("adam", ADAM, of_adam(8192, jnp.bfloat16), "gradients bfloat16, parameters float32"),
+        ("adam", ADAM, of_adam(8192, moments=4096), r"needs shapes .*\(2048,\).*, got .*\(1024,\)"),
+        ("adam", ADAM, of_adam(8192 + 1024), "n / devices = 2304 must be a multiple of 512"),
+        ("adam", AdamTiles(size=768, blocks=1), of_adam(8192), "tiles.size = 768 must be a multiple of 512"),
+    ],
+)
+def test_arrays_and_tiles_that_do_not_fit_are_refused(name: str, tiles: Any, arrays: Any, says: str) -> None:
+    with pytest.raises(KernelRefusedError, match=says) as refused:
+        trace(name, tiles, *arrays)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_same_arrays_are_taken_where_nothing_is_wrong() -> None:
+    assert trace(SCATTER, TILES, *GOOD).shape == (1024, 256)
+    assert [result.shape for result in trace("adam", ADAM, *of_adam(8192))] == [(8192,), (8192,), (8192,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "says"),
+    [
+        (SCATTER, (1,), "works with 2 to 8 devices, axis 'x' has 1"),
+        (SCATTER, (2, 2), "axis 'x' of 2 devices must be the only one of a mesh of 4"),
+        (GATHER, (2,), "all 4 devices of the process must take part, 2 do"),
+    ],
+)
+def test_meshes_that_do_not_fit_are_refused(name: str, sizes: tuple[int, ...], says: str) -> None:
+    with pytest.raises(KernelRefusedError, match=says):
+        trace(name, TILES, *GOOD, sizes=sizes)
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(KernelRefusedError, match="must belong to one process, these belong to 2"):
+        trace(SCATTER, TILES, *GOOD)
+
+
+def test_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Blackwell:
+        compute_capability = "10.0"
+
+    mesh = mesh_of(4)
+    monkeypatch.setattr(jax, "devices", lambda: [Blackwell()])
+    with pytest.raises(KernelRefusedError, match=r"needs a GPU of compute capability 9.0, this one has 10.0"):
+        jax.eval_shape(FUSED[SCATTER].fused(mesh, TILES), *GOOD)
+
+
+def test_an_older_jax_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
+    with pytest.raises(KernelRefusedError, match=r"needs jax 0\.11\.2 or newer"):
+        trace(SCATTER, TILES, *GOOD)
