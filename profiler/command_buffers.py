@@ -93,14 +93,12 @@ def with_names(timed: Trace, timed_module: str, named: Trace, named_module: str)
         lane: Lane(all_ns[lane], named_ns[lane], dict(unnamed[lane].most_common())) for lane in all_ns
     }
     found = WithNames(Trace(ordered, timed.windows), unnamed_ns, lanes_found)
-    refused = _refusal(found, timed_module, named_module)
-    if refused:
-        raise ProfileError(refused)
+    _check(found, timed_module, named_module)
     return found
 
 
-def _refusal(found: WithNames, timed_module: str, named_module: str) -> str:
-    """Why a trace has too few names; empty where it has enough. Each lane is judged by its own: over slow links
+def _check(found: WithNames, timed_module: str, named_module: str) -> None:
+    """Refuse a trace with too few names. Each lane is judged by its own: over slow links
     collectives take most of the time, and must not stand for kernels."""
     runs = len({(one.run, one.device) for one in found.trace.executions})
     kernels = found.lanes.get(KERNELS, Lane(0, 0, {}))
@@ -112,13 +110,12 @@ def _refusal(found: WithNames, timed_module: str, named_module: str) -> str:
                 f"all but {_MOST_BESIDE:.0%} of the kernels' {kernels.total_ns / 1e6:.2f} ms"
             )  # fmt: skip
             longest = next(iter(lane.unnamed), "")
-            return (
+            raise ProfileError(
                 f"{lane.named_ns / 1e6:.2f} of {lane.total_ns / 1e6:.2f} ms of {timed_module}, {name}, have a name in "
                 f"the trace of {named_module} without command buffers, need {need}; most of the rest is {longest[:60]}"
             )
     if not found.trace.executions:
-        return f"nothing of {timed_module} has a name in the trace of {named_module}"
-    return ""
+        raise ProfileError(f"nothing of {timed_module} has a name in the trace of {named_module}")
 
 
 def _lanes(items: Iterable[Execution]) -> dict[str, list[Execution]]:

@@ -412,7 +412,8 @@ class Buffers:
 
     @cached_property
     def _operands(self) -> list[list[int]]:
-        return [[self._place[i] for i in one.operand_ids] for one in self.program.instructions]
+        place = self._place
+        return [[place[i] for i in one.operand_ids] for one in self.program.instructions]
 
     @cached_property
     def _storage(self) -> Storage:

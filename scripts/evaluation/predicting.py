@@ -117,9 +117,6 @@ def predicted(known: Costs, ran: Ran) -> dict[str, Any]:
     }
 
 
-# --- what no plan can beat ------------------------------------------------------------------------
-
-
 def bounds_of(plans: FoundPlans) -> dict[str, float]:
     """The search's own word."""
     found = plans.prediction

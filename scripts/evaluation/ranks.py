@@ -104,14 +104,13 @@ class _Benchmark:
         trials = [Trial(name, strategy, 0) for name, strategy in rows]
         self._say(f"compiling {len(trials)} plans")
         compile_trials(session, self.source, trials, tag="plans")
-        last_s, checked = 0.0, False
+        last_s, count = 0.0, 0
         while session.tell(
             session.leads and self._lacks(batches, left_s() - min(last_s, AGAIN_S)), "goes on"
         ):
             started = time.monotonic()
-            batch = self._batch(trials, checked)
-            checked = True
-            last_s = time.monotonic() - started
+            batch = self._batch(trials, checked=count > 0)
+            count, last_s = count + 1, time.monotonic() - started
             if session.leads:
                 batches.append(batch)
                 self._say(f"batch {len(batches)}: others used {100 * batch.others:.0f} % of the cores")
@@ -151,7 +150,7 @@ class _Benchmark:
                 strategy = random_strategy(self.source, seed, bases, costs, costs.machine)
                 yield f"random plan {number}", strategy
 
-    def _batch(self, trials: Sequence[Trial], checked: bool) -> _Batch:
+    def _batch(self, trials: Sequence[Trial], *, checked: bool) -> _Batch:
         """Run what was compiled, then profile; before the first time see that all compute the same."""
         before = _Use.now()
         if checked:
@@ -170,26 +169,21 @@ class _Benchmark:
 
     def _run(self, trials: Sequence[Trial]) -> None:
         alive = [trial for trial in trials if trial.executable is not None and not trial.error]
+        runners: list[Runner] = []
         for trial in alive:
             trial.times_ns.clear()
-            seed = self.session.settings.seed
-            trial.runner = Runner(self.session.request, trial.executable, seed, inputs_of=alive[0].runner)
-        for trial in alive:
-            assert trial.runner is not None
-            trial.runner.run()
-        at_once = steps_in_a_row(self.session, alive[0].runner)
+            first = runners[0] if runners else None
+            runners.append(Runner(self.session.request, trial.executable, self.args.seed, inputs_of=first))
+        for runner in runners:
+            runner.run()
+        at_once = steps_in_a_row(self.session, runners[0])
         for _ in range(self.args.rounds):
-            for trial in alive:
-                assert trial.runner is not None
-                trial.times_ns.append(time_once(trial.runner, at_once))
-        for trial in alive:
-            trial.runner = None
+            for trial, runner in zip(alive, runners, strict=True):
+                trial.times_ns.append(time_once(runner, at_once))
 
     def _lacks(self, batches: Sequence[_Batch], left_s: float) -> bool:
-        quiet = sum(batch.others <= self.args.others for batch in batches)
-        if not batches:
-            return True
-        return quiet < self.args.batches and len(batches) < MOST * self.args.batches and left_s > 0
+        quiet, wanted = sum(batch.others <= self.args.others for batch in batches), self.args.batches
+        return not batches or (quiet < wanted and len(batches) < MOST * wanted and left_s > 0)
 
     def _say(self, text: str) -> None:
         if self.session.leads:
@@ -198,8 +192,7 @@ class _Benchmark:
     def _record(self, batches: Sequence[_Batch], trials: Sequence[Trial]) -> None:
         """The cell's record from the quietest batches: times of all of them, predictions of their profiles."""
         counted = sorted(batches, key=lambda batch: batch.others)[: self.args.batches]
-        profiles = [batch.profile for batch in counted if batch.profile is not None]
-        profile = merge(profiles)
+        profile = merge([batch.profile for batch in counted if batch.profile is not None])
         record = Record.open(self.args.out, self.cell)
         record.note(
             versions=step.versions(), device=profile.platform.device_kind, backend=self.session.facts.backend,
@@ -209,19 +202,15 @@ class _Benchmark:
         )  # fmt: skip
         costs = step.costs(profile, self.step)
         times = {trial.name: Trial(trial.name, trial.strategy, 0) for trial in trials}
-        for batch in counted:
-            for name, trial in times.items():
-                trial.times_ns += batch.times_ns.get(name, [])
+        for name, trial in times.items():
+            trial.times_ns += [ns for batch in counted for ns in batch.times_ns.get(name, [])]
         changes: dict[str, dict[str, Any]] = {}
         for trial in trials:
-            if trial.error:
-                changes[trial.name] = {
-                    "status": FAILED, "kind": "between ranks", "reason": trial.error[:2000],
-                }  # fmt: skip
-                continue
             ran = Ran(self.source, trial.strategy) if trial.strategy else xla_ran(self.source)
-            changes[trial.name] = {"kind": "between ranks", "predicted": predicted(costs, ran)}
-            changes[trial.name] |= times_of(times[trial.name], times[DEFAULT])
+            changes[trial.name] = {"kind": "between ranks"} | (
+                {"status": FAILED, "reason": trial.error[:2000]} if trial.error
+                else {"predicted": predicted(costs, ran), **times_of(times[trial.name], times[DEFAULT])}
+            )  # fmt: skip
         record.update_all(changes)
 
 

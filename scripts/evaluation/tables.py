@@ -199,10 +199,10 @@ def simple_ways(records: Cells) -> Table:
         if chosen is None or not any(ways.values()):
             continue
         as_good = [way for way, found in ways.items() if any(_as_good(row, chosen) for row in found)]
-        texts = [", ".join(f"{row['of_default']:.3f}" for row in found) or "-" for found in ways.values()]
-        own = f"{chosen['of_default']:.3f}", f"{chosen['of_default_noise']:.3f}"
+        texts = [", ".join(ratio_text(row["of_default"]) for row in found) or "-" for found in ways.values()]
+        own = ratio_text(chosen["of_default"]), ratio_text(chosen["of_default_noise"])
         rows.append((title(record), *own, *texts, ", ".join(as_good) or "-"))
-    return ("model, link, devices", "tool's choice", "noise", *SIMPLE, "as good"), rows
+    return (CELL, "tool's choice", "noise", *SIMPLE, "as good"), rows
 
 
 def _as_good(row: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:

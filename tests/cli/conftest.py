@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from disco_hlo.cli import main
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.report import bundle
 from tests.report import plans
 from tests.report.conftest import cpu_plan, h200_plan, vgg19_plan
 
@@ -32,6 +35,8 @@ class Outcome:
 
 
 Disco = Callable[..., Outcome]
+canonical = functools.lru_cache(8)(canonicalize)
+"""Most of a command is bringing its step into its canonical form: for equal modules once is enough."""
 
 
 @pytest.fixture
@@ -39,6 +44,7 @@ def disco(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
     """``disco("list", "--json")``; the plan directory is a fresh one unless DISCO_DIR is set."""
     monkeypatch.setenv("DISCO_DIR", str(tmp_path / "plans"))
     monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(bundle, "canonicalize", canonical)
 
     def run(*arguments: str | Path) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["disco", *map(str, arguments)])

@@ -86,7 +86,7 @@ def test_what_is_no_plan_is_refused(refused: Callable[..., str], tmp_path: Path)
 
 
 def test_the_moves_of_a_plan_that_changes_the_structure_are_shown(disco: Disco, tmp_path: Path) -> None:
-    folder = plans.save_restructured(tmp_path / "chunked", plans.cpu(), plans.h200_module())
+    folder = plans.save_restructured(tmp_path / "chunked", plans.cpu(), plans.cpu_module("mlp_wide"))
     shown = disco("inspect", folder, "--top", "1")
     assert (shown.code, shown.err) == (0, "")
     assert (
@@ -104,7 +104,7 @@ def test_the_moves_of_a_plan_that_changes_the_structure_are_shown(disco: Disco, 
 
 
 def test_a_plan_with_another_structure_compares_with_none_of_the_step(disco: Disco, tmp_path: Path) -> None:
-    folder = plans.save_restructured(tmp_path / "chunked", plans.cpu(), plans.h200_module())
+    folder = plans.save_restructured(tmp_path / "chunked", plans.cpu(), plans.cpu_module("mlp_wide"))
     refused = disco("diff", folder, "--default")
     assert refused.code == 2
     assert "changes the step's structure (chunk-2)" in refused.err

@@ -16,7 +16,6 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.estimator import architecture as spec
 from disco_hlo.estimator.architecture import PAPER, Architecture
 from disco_hlo.estimator.dataset import Dataset, TrainingData, load, random_split
-from disco_hlo.estimator.features import selected
 from disco_hlo.estimator.network import network, predicted_ns
 from disco_hlo.estimator.train import (
     FusedOpNet,
@@ -218,11 +217,3 @@ def test_standardised_inputs_have_mean_zero_and_deviation_one() -> None:
     assert (standard.std(0)[varying] - 1).abs().max() < 1e-2
     assert net.output_mean.item() == 0.5
     np.testing.assert_allclose(net.output_range.numpy(), [-1.2, 2.2], atol=1e-6)
-
-
-def test_pooling_by_work_weighs_nodes_by_their_share() -> None:
-    net = FusedOpNet(Architecture(pooling=("work",)))
-    one = GraphBatch.of(selected(MANY, np.array([3])))
-    nodes = torch.ones(len(one.op), 48)
-    share = one.node[:, spec.NODE.index("work_share")].clamp(0, 1).sum()
-    torch.testing.assert_close(net._pooled("work", nodes, one), share.expand(1, 48))

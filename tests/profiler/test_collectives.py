@@ -68,8 +68,7 @@ def test_impossible_sizes_are_refused(arguments):
         sweep_sizes(*arguments)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("noise", "seed"), [(0.0, 0), (0.02, 0), (0.02, 1), (0.1, 0), (0.1, 2)])
 def test_one_line_is_found_as_one(noise, seed):
     found = fit(points(one_line, noise, seed))
     (piece,) = found.line.lines
@@ -101,8 +100,7 @@ def test_outliers_do_not_move_the_line():
     assert piece.offset_ns == pytest.approx(20_000, rel=0.03)
 
 
-@pytest.mark.parametrize("index", [0, 1, 12, 35, 36])
-@pytest.mark.parametrize("left_ns", [1, 1000])
+@pytest.mark.parametrize(("index", "left_ns"), [(0, 1), (1, 1000), (12, 1), (35, 1000), (36, 1)])
 def test_a_time_that_noise_left_nothing_of_does_not_take_the_line_with_it(index, left_ns):
     """Where compute is subtracted, a small all-reduce may seem to take 1 ns: of that, the others are a millionfold."""
     disturbed = list(points(one_line, 0.02))
