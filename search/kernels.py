@@ -215,7 +215,11 @@ def unit_refusal(g: GraphView, s: StateView, w: ScratchView, unit: int) -> Any:
     if verdict != UNJUDGED:
         return verdict
     owned, count = gather_members(s, unit, w.members)
-    results = _gather_results(s, w, owned)
+    results = 0
+    for i in range(owned):
+        if s.leaves[w.members[i]]:
+            w.results[results] = w.members[i]
+            results += 1
     return judge(g, w, computed, returned, count, results)
 
 
@@ -244,17 +248,6 @@ def judge(g: GraphView, w: ScratchView, computed: int, returned: int, count: int
 @inner
 def _place(digest: int) -> Any:
     return 2 * ((digest ^ (digest >> 17)) & (VERDICTS - 1))
-
-
-@inner
-def _gather_results(s: StateView, w: ScratchView, owned: int) -> Any:
-    """Row ``results``: those of the first members, which a unit owns, that leave it. Returns how many they are."""
-    results = 0
-    for i in range(owned):
-        if s.leaves[w.members[i]]:
-            w.results[results] = w.members[i]
-            results += 1
-    return results
 
 
 @inner

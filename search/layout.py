@@ -352,11 +352,6 @@ class PoolView(NamedTuple):
 
 
 @inner
-def _pointer(array: Ints) -> Any:
-    return pointer_to(array.ctypes.data)
-
-
-@inner
 def open_draws(generator: Generator, pools: Pools) -> Any:
     """A pointer into the generator, and a view of what moves are drawn from."""
     fusible, ranked = pools
@@ -372,15 +367,17 @@ def open_views(step: Step, state: State, scratch: Scratch) -> Any:
     node, word, row = step.node, state.word, scratch.row
     graph_view = _graph_view(
         (
-            _pointer(node), node.shape[1], _pointer(step.edge), _pointer(step.special), _pointer(step.limits),
+            pointer_to(node.ctypes.data), node.shape[1], pointer_to(step.edge.ctypes.data),
+            pointer_to(step.special.ctypes.data), pointer_to(step.limits.ctypes.data),
             step.special.shape[0] - 1, node.shape[1] - 1,
         )
     )  # fmt: skip
     scratch_view = _scratch_view(
         (
-            _pointer(row), row.shape[1], _pointer(scratch.number), _pointer(scratch.log), _pointer(scratch.changed),
-            _pointer(scratch.verdict), _pointer(scratch.keyed), _pointer(scratch.refused),
-            _pointer(scratch.producer),
+            pointer_to(row.ctypes.data), row.shape[1], pointer_to(scratch.number.ctypes.data),
+            pointer_to(scratch.log.ctypes.data), pointer_to(scratch.changed.ctypes.data),
+            pointer_to(scratch.verdict.ctypes.data), pointer_to(scratch.keyed.ctypes.data),
+            pointer_to(scratch.refused.ctypes.data), pointer_to(scratch.producer.ctypes.data),
         )
     )  # fmt: skip
-    return graph_view, _state_view((_pointer(word), word.shape[1])), scratch_view
+    return graph_view, _state_view((pointer_to(word.ctypes.data), word.shape[1])), scratch_view

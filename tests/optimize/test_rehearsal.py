@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from disco_hlo.optimize import rehearsal
-
-MODULE = Path(__file__).parents[1] / "data" / "h200_models" / "rnnlm.hlo.pb.gz"
+from disco_hlo.search.api import SearchSettings
+from tests.captured import stored
 
 
 def rehearsed(*, wanted: bool = True) -> Any:
@@ -26,9 +26,10 @@ def command(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
 
 def test_a_rehearsal_searches_the_step_as_one_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    # On a busy machine compiling takes all of its own time. The search ends by itself.
+    # On a busy machine compiling takes all of its own time. The search ends after a few candidates.
     monkeypatch.setattr(rehearsal, "_SEARCH_S", 60.0)
-    found = rehearsal.rehearse(gzip.decompress(MODULE.read_bytes()), "NVIDIA H200")
+    monkeypatch.setattr(rehearsal, "SearchSettings", partial(SearchSettings, evaluations=500))
+    found = rehearsal.rehearse(stored("h200_models/rnnlm"), "NVIDIA H200")
     platform = found.case.costs.profile.platform
     assert (platform.backend, platform.device_kind) == ("gpu", "NVIDIA H200")
     assert found.result.evaluations > 0

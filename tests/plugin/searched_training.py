@@ -1,7 +1,8 @@
 """Trainings in processes of their own, for test_searched_trainings.py.
 
 python -m tests.plugin.searched_training end HOW              one process; ends by HOW (raise, kill)
-python -m tests.plugin.searched_training rank ADDRESS FOLDER  one of two processes under mpiexec
+python -m tests.plugin.searched_training rank ADDRESS FOLDER  one of two processes under mpiexec; with FAULT_AT and
+                                                              FAULT_HOW (kill, stop) it strikes itself there
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from disco_hlo.plan.plan import SEARCHED
 from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls import trial as trials
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
+from disco_hlo.plugin.calls.watch import Watch
 from disco_hlo.plugin.phases import training_phase
 from disco_hlo.plugin.settings import Settings
 
@@ -57,12 +59,46 @@ def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verd
     return Verdict((SEARCHED,), None, lacking) if lacking > 0 else Verdict((SEARCHED,), SEARCHED)
 
 
+def strike_at(place: str, how: str, training: threading.Thread) -> None:
+    """Have this process kill or stop itself, once, as it comes to a place of its search."""
+    from disco_hlo.plugin.session import Session
+
+    struck: list[str] = []
+    stage, choose, settle = Session.stage, trials.Trial.choose, Watch.settle
+
+    def strike(here: str) -> None:
+        if here == place and not struck:
+            struck.append(here)
+            print("struck", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+
+    def staged(session: Session, name: str, **options: Any) -> Any:
+        if threading.current_thread() is not training:
+            strike(name)
+        return stage(session, name, **options)
+
+    def chosen(trial: trials.Trial, index: int) -> str:
+        strike(f"call {index}")
+        name = choose(trial, index)
+        strike("rounds" if name == SEARCHED and trial.outcome is None else "")
+        return name
+
+    def settled(watch: Watch, name: str) -> None:
+        strike("change-over")
+        settle(watch, name)
+
+    Session.stage, trials.Trial.choose, Watch.settle = staged, chosen, settled  # type: ignore[method-assign,assignment]
+
+
 def rank(address: str, folder: Path) -> None:
     """Train with another process until a plan runs, and some steps more."""
     from tests.plugin.calls.rank import Training
 
+    if place := os.environ.get("FAULT_AT"):
+        strike_at(place, os.environ["FAULT_HOW"], threading.current_thread())
     own = int(os.environ["OMPI_COMM_WORLD_RANK"])
-    jax.distributed.initialize(address, num_processes=2, process_id=own)
+    # After its default of 100 s JAX itself ends a process whose peer is gone.
+    jax.distributed.initialize(address, num_processes=2, process_id=own, heartbeat_timeout_seconds=20)
     trials._LONGEST_PAUSE = 8
     schedule.verdict = verdict  # type: ignore[assignment]
     training = Training("searched")

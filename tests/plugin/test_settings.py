@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,17 +15,9 @@ from disco_hlo.plugin.settings import Settings, SettingsError
 def test_defaults_suit_a_first_run() -> None:
     settings = Settings.from_environment({"ENABLE_SEARCH": "1", "XDG_CACHE_HOME": "/caches"})
     assert settings == Settings(
-        search=True,
-        directory=Path("/caches/disco-hlo"),
-        log_level="info",
-        module=None,
-        budget_s=120.0,
-        seed=0,
-        finalists=5,
-        patience=1000,
-        timeout_s=600.0,
-        channel="auto",
-    )
+        search=True, directory=Path("/caches/disco-hlo"), log_level="info", module=None, budget_s=120.0, seed=0,
+        finalists=5, patience=1000, timeout_s=600.0, channel="auto",
+    )  # fmt: skip
 
 
 def test_without_a_cache_directory_plans_are_kept_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,25 +68,15 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
             "DISCO_TIMEOUT_S": "30",
             "DISCO_CHANNEL": "mpi",
             "DISCO_STRUCTURE": "chunk-2",
+            "DISCO_LOOKS": " ",
+            "DISCO_WHEN": "training",
+            "DISCO_SHARE": "0.5",
         }
     )
     assert settings == Settings(
-        True,
-        Path("/plans"),
-        "debug",
-        "train",
-        2.5,
-        7,
-        finalists=2,
-        patience=50,
-        timeout_s=30.0,
-        channel="mpi",
-        structure="chunk-2",
-    )
-
-
-def test_an_empty_variable_is_as_good_as_none() -> None:
-    assert Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_PATIENCE": " "}).patience == 1000
+        True, Path("/plans"), "debug", "train", 2.5, 7,
+        finalists=2, patience=50, timeout_s=30.0, channel="mpi", structure="chunk-2", when="training", share=0.5,
+    )  # fmt: skip
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
@@ -176,9 +157,7 @@ def test_a_module_is_named_with_or_without_jits_prefix(wanted: str | None, modul
 
 def test_settings_are_kept_as_json_values() -> None:
     values = Settings(search=True, directory=Path("/plans"), seed=4).as_dict()
-    assert values["directory"] == "/plans"
-    assert values["seed"] == 4
-    assert values["module"] is None
+    assert (values["directory"], values["seed"], values["module"]) == ("/plans", 4, None)
 
 
 def test_only_a_name_forces_a_schedule() -> None:
@@ -257,16 +236,16 @@ def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert logs.progress_wanted() is False
 
 
-def test_the_logger_is_the_projects_own() -> None:
-    assert logs.LOGGER is logging.getLogger("disco_hlo")
-
-
-def test_what_is_slower_is_not_called_less_than_once_as_fast() -> None:
-    assert logs.compared(100.0, 80.0) == "1.25x faster"
-    assert logs.compared(100.0, 110.0) == "1.10x slower"
-
-
-def test_what_is_less_than_a_hundredth_is_not_called_a_gain() -> None:
-    """A plan that was taken whatever the clock said was announced as 1.00x faster."""
-    assert [logs.compared(100.0, after) for after in (99.5, 100.0, 100.5)] == ["no faster"] * 3
-    assert logs.compared(100.0, 98.9) == "1.01x faster"
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (80.0, "1.25x faster"),
+        (98.9, "1.01x faster"),
+        # A plan that was taken whatever the clock said was announced as 1.00x faster.
+        (99.5, "no faster"),
+        (100.5, "no faster"),
+        (110.0, "1.10x slower"),
+    ],
+)
+def test_how_two_times_compare(after: float, said: str) -> None:
+    assert logs.compared(100.0, after) == said
