@@ -25,7 +25,7 @@ def chunked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
     """A search that takes the chunked step, whatever the clock says; not to be changed."""
     job = new_job(tmp_path_factory.mktemp("chunked"))
     know_all(job.directory, devices=2, processes=1)
-    return job, job.train("--kind", "tensor", **CHUNKED)
+    return job, job.train("--kind", "tensor", fault="chunk_wins", **CHUNKED)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_a_structure_that_does_not_fit_is_one_line_and_the_default(
 def test_every_rank_makes_the_chunked_step_itself(tensor_default: Run, tmp_path: Path) -> None:
     job = new_job(tmp_path)
     know_all(job.directory, devices=2, processes=2)
-    search = job.train_ranks("--kind", "tensor", **CHUNKED)
+    search = job.train_ranks("--kind", "tensor", fault="chunk_wins", **CHUNKED)
     plan = plan_in(job.directory)
     assert plan.structure is not UNSET
     enacted = job.train_ranks("--kind", "tensor", ENABLE_SEARCH="0")
