@@ -59,6 +59,20 @@ def test_the_chunked_step_is_searched_and_enacted(chunked: tuple[Job, Run], tens
     assert opcodes(enacted)["dot"] > default["dot"]
 
 
+def test_a_chunked_step_of_another_version_is_compared_and_takes_turns(
+    chunked: tuple[Job, Run], tensor_default: Run, tmp_path: Path
+) -> None:
+    """The compile that showed the step waited for its end with the step's name, and XLA's default for that name."""
+    job = new_job(tmp_path, chunked[0].directory)
+    edited(lambda plan: plan["versions"].update(jax="0.0.1"))(slot_of(job.directory))
+    run = job.train("--kind", "tensor", ENABLE_SEARCH="0")
+    assert len(run.lines("the plan computes what XLA's default computes")) == 1
+    [line] = run.lines("enacts the plan of jit_train_step: chunk-2, ")
+    assert line.endswith("at first it takes turns with XLA's default, and goes on if it pays")
+    assert len(run.modules) == 2
+    assert_same_losses(run, tensor_default)
+
+
 def structure(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     """Changes what a plan says of the step's structure."""
     return edited(lambda plan: change(plan["structure"]))

@@ -224,6 +224,8 @@ def _enact(
     try:
         with session.stage("enact"), _guarded(session, slot, digest, "compile"):
             if waiting is None or proposed.structure is not None:  # the early stage is over
+                if waiting is not None:
+                    waiting.end()  # XLA's default, which the plan may be compared with, waits for its name
                 executable = compiles.compile_module(
                     session.request, proposed.module, None, proposed.structure
                 )
