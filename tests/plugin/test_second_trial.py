@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,11 @@ def test_a_plan_of_another_jax_that_does_not_pay_is_not_run_and_the_next_job_doe
         "enacts the plan of jit_tried_step: 0 op groups, 3 all-reduce buckets, 1.11x faster when measured; it was "
         "measured under jax 0.0.1: at first it takes turns with XLA's default, and goes on if it pays"
     )
-    assert ends.startswith(
-        f"the plan of jit_tried_step is not run: it was measured under jax 0.0.1, and in {FEWEST_ROUNDS} rounds of "
-        "this training it was "
-    )
+    assert re.fullmatch(
+        r"the plan of jit_tried_step is not run: it was measured under jax 0\.0\.1, and in \d+ rounds of this training "
+        r"it was [\w.]+ (faster|slower) than XLA's default(, which may be noise)?; ENABLE_SEARCH=1 searches another",
+        ends,
+    ), ends
     assert job.pays() is False
     assert job.pays(created="later, by another search") is None
 

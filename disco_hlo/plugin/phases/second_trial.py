@@ -171,11 +171,11 @@ class _Again:
             counted = [one for one in rounds if own in one]
             times = [statistics.median(one[which] for one in counted) for which in (DEFAULT, own)]
             gain = compared(*times)
-            gain += ", which may be noise" if gain.endswith("x faster") else ""
+            noise = ", which may be noise" if gain.endswith("x faster") else ""
             LOGGER.info(
-                "the plan of %s is not run: it %s, and in %d rounds of this training it was %s than XLA's default; "
+                "the plan of %s is not run: it %s, and in %d rounds of this training it was %s than XLA's default%s; "
                 "ENABLE_SEARCH=1 searches another",
-                self.plan.target.module_name, self.why, len(counted), gain,
+                self.plan.target.module_name, self.why, len(counted), gain, noise,
             )  # fmt: skip
         _outcomes[self.digest] = pays
         try:
