@@ -59,6 +59,7 @@ def test_the_chunked_step_is_searched_and_enacted(chunked: tuple[Job, Run], tens
     assert opcodes(enacted)["dot"] > default["dot"]
 
 
+@pytest.mark.product_only  # on jax 0.10.2 a plan loses donation, so it cannot take turns with what keeps it
 def test_a_chunked_step_of_another_version_is_compared_and_takes_turns(
     chunked: tuple[Job, Run], tensor_default: Run, tmp_path: Path
 ) -> None:
