@@ -578,10 +578,7 @@ class Problem:
     def final(self, best: dict[str, Any]) -> dict[str, Any]:
         """The best point, its other order, what it replaces and its limits, in turn."""
         tiles = next(one for one in self.tuning if dataclasses.asdict(one) == best)
-        calls = {
-            "fused": (self.fused.fused(self.bench.mesh, tiles), self.arrays),
-            "separate": self.separate(),
-        }
+        calls = {"fused": self.with_tiles(tiles), "separate": self.separate()}
         row = self.checked(tiles)
         if self.fused.has_order:
             other = dataclasses.replace(tiles, remote_first=not tiles.remote_first)
