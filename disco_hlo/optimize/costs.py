@@ -98,12 +98,12 @@ class Costs(MeasuredCosts):
     def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
         times = super().op_ns(graph)
-        for one in graph.nodes if self._elsewhere else ():
-            opcode = one.opcode.removesuffix("-start")
-            if one.opcode in _WAITS:
-                times[one.id] = 0
-            elif opcode in COLLECTIVES | _SENDS and one.kind != Kind.ALL_REDUCE:
-                times[one.id] = self.collective(CollectiveKind(opcode, one.groups))(_sent_bytes(graph, one.id))
+        for op in graph.nodes if self._elsewhere else ():
+            opcode = op.opcode.removesuffix("-start")
+            if op.opcode in _WAITS:
+                times[op.id] = 0
+            elif opcode in COLLECTIVES | _SENDS and op.kind != Kind.ALL_REDUCE:
+                times[op.id] = self.collective(CollectiveKind(opcode, op.groups))(_sent_bytes(graph, op.id))
         for node, one in self._inner(graph).items():
             times[node] = one.takes_ns
         return times

@@ -192,8 +192,12 @@ def test_on_a_machine_a_step_s_sends_take_what_its_links_say(
 ) -> None:
     step = canonicalize(module_of(SENDS))
     costs = costs_of(profile, step).on(load_machine("h200"), devices)
-    took = dict(zip((node.opcode for node in step.graph.nodes), costs.op_ns(step.graph).tolist(), strict=True))
-    assert took["collective-permute"] == pytest.approx(1e6 / 370.8 + 11_800, abs=2), "its pairs are of one node"
+    took = dict(
+        zip((node.opcode for node in step.graph.nodes), costs.op_ns(step.graph).tolist(), strict=True)
+    )
+    assert took["collective-permute"] == pytest.approx(1e6 / 370.8 + 11_800, abs=2), (
+        "its pairs are of one node"
+    )
     outside_ns = 6_200 if devices > 8 else 0
     assert took["send"] == pytest.approx(1e6 / gb_per_s + 11_800 + outside_ns, abs=2)
     assert (took["recv"], took["recv-done"], took["send-done"]) == (0, 0, 0)
