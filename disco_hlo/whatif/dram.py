@@ -1,9 +1,10 @@
 """A channel of HBM2, for T3: how much longer the memory takes for an update than for a write (sections 4.3 and 5.1.1).
 
 T3 changes Accel-Sim's memory in one place: the next column command of a bank group waits twice as long after an update
-(table 1: CCDWL = 4). What that costs depends on what else the channel does, so the channel is simulated as Accel-Sim
-does it: a queue of 64 accesses of 32 bytes; each bank takes an access to its open row first, else the oldest; each
-cycle has one column and one row command. Going over from reads to writes and back the bus stands still.
+(table 1: CCDWL = 4). What that costs depends on what else the channel does, so the channel is simulated by the rules
+of Accel-Sim (GPGPU-Sim's ``dram.cc``): a queue of 64 accesses of 32 bytes, from which one a cycle goes to a free bank,
+to its open row first, else the oldest; a column and a row command a cycle. Between reads and writes the bus stands
+still.
 
 Timings are table 1's, and for the rest those of Accel-Sim's V100 at 1 GHz (``SM7_QV100/gpgpusim.config``; Chatterjee et
 al., HPCA 2017). Streams go in pieces of 256 bytes, a column of a tile, each in a bank and a row of its own (drawn).
@@ -20,7 +21,7 @@ from functools import cache
 from itertools import cycle
 
 BANKS, GROUPS, QUEUE, PIECE = 16, 4, 64, 8
-RRD, RCD_READ, RCD_WRITE, RAS, RP, RC, CL, WL, WR, WTR, RTP = 4, 14, 10, 33, 14, 47, 14, 2, 12, 3, 4
+RRD, RCD, RAS, RP, RC, CL, WL, WR, WTR, RTP = 4, 14, 33, 14, 47, 14, 2, 12, 3, 4
 BURST = 1
 """Cycles of the data of an access: 32 bytes over 16 at a double rate."""
 TO_READ, TO_WRITE = WL + BURST + WTR, CL + BURST + 2 - WL
@@ -65,7 +66,8 @@ class _Channel:
 
     def __init__(self, streams: tuple[Access, ...]) -> None:
         self.banks = [_Bank() for _ in range(BANKS)]
-        self.group_from, self.read_from, self.write_from, self.open_from = [0] * GROUPS, 0, 0, 0
+        self.column_from, self.close_from = [0] * GROUPS, [0] * GROUPS
+        self.read_from, self.write_from, self.open_from = 0, 0, 0
         self.turns = cycle([(access, _pieces(seed)) for seed, access in enumerate(streams)])
         self.queued, self.served, self.first = 0, 0, 0
 
@@ -76,10 +78,10 @@ class _Channel:
             number, row = next(pieces)
             self.banks[number].waiting.append((row, access))
             self.queued += 1
-        self.queued -= sum(bank.take() for bank in self.banks)
         numbers = [(self.first + x) % BANKS for x in range(BANKS)]
+        self.queued -= any(self.banks[number].take() for number in numbers)
         any(self._column(now, number) for number in numbers)
-        any(self._row(now, self.banks[number]) for number in numbers)
+        any(self._row(now, number) for number in numbers)
 
     def _column(self, now: int, number: int) -> bool:
         bank, group = self.banks[number], number % GROUPS
@@ -87,27 +89,29 @@ class _Channel:
             return False
         access = bank.now[1]
         bus_from = self.read_from if access is Access.READ else self.write_from
-        if now < max(bank.column_from, self.group_from[group], bus_from):
+        if now < max(bank.column_from, self.column_from[group], bus_from):
             return False
-        self.group_from[group] = now + GROUP_CYCLES[access]
+        self.column_from[group] = now + GROUP_CYCLES[access]
         if access is Access.READ:
-            self.write_from, closes = now + TO_WRITE, now + RTP
+            self.write_from, self.close_from[group] = now + TO_WRITE, now + RTP
         else:
-            self.read_from, closes = now + TO_READ, now + WL + BURST + WR
-        bank.close_from, bank.now = max(bank.close_from, closes), None
+            self.read_from = now + TO_READ
+            bank.close_from = max(bank.close_from, now + WL + BURST + WR)
+        bank.now = None
         self.served, self.first = self.served + 1, number + 1
         return True
 
-    def _row(self, now: int, bank: _Bank) -> bool:
+    def _row(self, now: int, number: int) -> bool:
+        bank = self.banks[number]
         if bank.now is None or bank.now[0] == bank.row:
             return False
-        if bank.row >= 0 and now >= bank.close_from:
+        if bank.row >= 0 and now >= max(bank.close_from, self.close_from[number % GROUPS]):
             bank.row, bank.open_from = -1, max(bank.open_from, now + RP)
             return True
         if bank.row >= 0 or now < max(self.open_from, bank.open_from):
             return False
         bank.row = bank.now[0]
-        bank.column_from = now + (RCD_READ if bank.now[1] is Access.READ else RCD_WRITE)
+        bank.column_from = now + RCD - (0 if bank.now[1] is Access.READ else WL + 1)
         bank.open_from, bank.close_from, self.open_from = now + RC, now + RAS, now + RRD
         return True
 
