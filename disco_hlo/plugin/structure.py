@@ -7,20 +7,22 @@ step like any other: canonical graph, kernels, buckets and order are read, searc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from disco_hlo.backends import BACKENDS, backend_of
-from disco_hlo.errors import IllegalMoveError, PlanError
+from disco_hlo.errors import DiscoError, IllegalMoveError, PlanError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.optimize.regions import StepTimes
 from disco_hlo.plan import plan as plans
+from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.structure.moves import apply_moves, from_json, to_json
+from disco_hlo.structure.moves import Fuse, Move, apply_moves, from_json, to_json
+from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose import schedules
 
 EXPOSED_SHARE = 0.03
@@ -38,6 +40,8 @@ class Early:
     """Of its canonical graph."""
     copies: bool
     """Whether XLA inserted its copies before that stage."""
+    devices: tuple[Any, ...]
+    """On which it runs."""
 
     def moved(self, moves: Sequence[dict[str, Any]]) -> bytes:
         """The module after moves.
@@ -46,7 +50,18 @@ class Early:
             IllegalMoveError: a move does not fit.
             PlanError: ``moves`` are none.
         """
-        return apply_moves(self.module, from_json(list(moves)), copies=self.copies)
+        return apply_moves(self.module, from_json(list(moves)), copies=self.copies, fuser=self._fuse)
+
+    def _fuse(self, program: Program, move: Fuse) -> None:
+        """Put in kernels, which all of the step's devices must be able to run."""
+        # JAX's own kernels take a second to import.
+        from disco_hlo.kernels import fuse, lowering
+
+        try:
+            lowering.refuse_machine(self.devices)
+        except UnsupportedError as error:
+            raise IllegalMoveError(str(error)) from None
+        fuse.fuse(program, move, lowering.lowered)
 
 
 @dataclass(frozen=True)
@@ -71,13 +86,27 @@ def early_module(request: CompileRequest) -> Early:
         ModuleError: the module cannot be read.
     """
     module = compiles.capture_structure(request)
-    return Early(module, canonicalize(module).graph.key, backend_of(request.backend.platform).copies_early)
+    copies = backend_of(request.backend.platform).copies_early
+    return Early(module, canonicalize(module).graph.key, copies, request.devices)
 
 
 def named_schedules(early: Early) -> dict[str, list[dict[str, Any]]]:
     """The schedules that this step has the pattern for, as JSON, without the one that changes nothing."""
     found = schedules(early.module, copies=early.copies)
+    found |= _with_kernels(early, found)
     return {name: to_json(moves) for name, moves in found.items() if moves}
+
+
+def _with_kernels(early: Early, others: Mapping[str, tuple[Move, ...]]) -> dict[str, tuple[Move, ...]]:
+    """The schedules with fused kernels; none where the step's devices cannot run any."""
+    try:
+        from disco_hlo.kernels import fuse, lowering
+
+        lowering.refuse_machine(early.devices)
+        return fuse.schedules(early.module, others, copies=early.copies, lower=lowering.lowered)
+    except (ImportError, DiscoError) as error:
+        LOGGER.debug("no fused kernel is tried: %s", one_line(error))
+        return {}
 
 
 def restructured(
