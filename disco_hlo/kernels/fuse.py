@@ -263,7 +263,10 @@ class _Writer:
             copy.metadata.CopyFrom(self.dot.metadata)
             new[one.id] = copy
             self.made.append(copy)
-            kernels += [copy] if one.opcode in COLLECTIVES | {"custom-call"} else []
+            if one.opcode in COLLECTIVES | {"custom-call"}:
+                kernels.append(copy)
+                # It reaches into other devices; and so its place among collectives is kept when all is scheduled.
+                copy.custom_call_has_side_effect = one.opcode == "custom-call"
         if len(kernels) != 1:
             raise UnsupportedError(f"{self.call.kernel} is lowered to {len(kernels)} kernels, expected one")
         return kernels[0], new[other.root]
