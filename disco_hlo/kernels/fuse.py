@@ -11,16 +11,15 @@ ever. So a move puts kernels in one order and lets no collective be under way be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import prod
-from typing import Any
 
 import msgspec
 
 from disco_hlo.errors import IllegalMoveError, UnsupportedError
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.hlo.proto import DetailedModule, Message, parse
+from disco_hlo.hlo.proto import Message
 from disco_hlo.kernels.pattern import GATHER, SCATTER, VECTOR, FusedCall, MissedError, fused_call, fused_calls
 from disco_hlo.kernels.tiles import MatmulTiles
 from disco_hlo.structure.moves import Fuse, FusedPair, Move, apply_moves
@@ -37,7 +36,7 @@ NAMES = {"fused-kernels": "", "split-fused-kernels": "split"}
 
 
 def schedules(
-    module: bytes, others: dict[str, tuple[Move, ...]], *, copies: bool, lower: Lower
+    module: bytes, others: Mapping[str, tuple[Move, ...]], *, copies: bool, lower: Lower
 ) -> dict[str, tuple[Move, ...]]:
     """The schedules of NAMES that a module has a pair for: every pair that a kernel takes, with its likeliest tiles.
 
@@ -228,7 +227,9 @@ class _Writer:
         if dims(value) == wanted:
             return value
         if prod(dims(value)) != prod(wanted):
-            raise IllegalMoveError(f"{value.name} ({value.opcode}): {list(dims(value))} is not {list(wanted)}")
+            raise IllegalMoveError(
+                f"{value.name} ({value.opcode}): {list(dims(value))} is not {list(wanted)}"
+            )
         return self._make("reshape", value, wanted)
 
     def _transposed(self, value: Message) -> Message:
@@ -305,5 +306,3 @@ def _keep_collectives_away(program: Program, kernels: set[int]) -> None:
                 one.control_predecessor_ids.append(last.id)
             since.append(one)
     program.waited_for()
-
-

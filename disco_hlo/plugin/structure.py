@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from disco_hlo.backends import BACKENDS, backend_of
-from disco_hlo.errors import DiscoError, IllegalMoveError, PlanError, UnsupportedError
+from disco_hlo.errors import IllegalMoveError, PlanError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.kernels.refusals import refuse_machine
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.optimize.regions import StepTimes
 from disco_hlo.plan import plan as plans
@@ -53,14 +54,12 @@ class Early:
         return apply_moves(self.module, from_json(list(moves)), copies=self.copies, fuser=self._fuse)
 
     def _fuse(self, program: Program, move: Fuse) -> None:
-        """Put in kernels, which all of the step's devices must be able to run."""
-        # JAX's own kernels take a second to import.
+        """Put in kernels, which the step's devices must be able to run."""
+        if reason := no_kernel_runs(self):
+            raise IllegalMoveError(reason)
+        # JAX's kernels take a second to import, and an older jax has none.
         from disco_hlo.kernels import fuse, lowering
 
-        try:
-            lowering.refuse_machine(self.devices)
-        except UnsupportedError as error:
-            raise IllegalMoveError(str(error)) from None
         fuse.fuse(program, move, lowering.lowered)
 
 
@@ -99,14 +98,27 @@ def named_schedules(early: Early) -> dict[str, list[dict[str, Any]]]:
 
 def _with_kernels(early: Early, others: Mapping[str, tuple[Move, ...]]) -> dict[str, tuple[Move, ...]]:
     """The schedules with fused kernels; none where the step's devices cannot run any."""
+    if reason := no_kernel_runs(early):
+        LOGGER.debug("%s", reason)
+        return {}
     try:
         from disco_hlo.kernels import fuse, lowering
 
-        lowering.refuse_machine(early.devices)
         return fuse.schedules(early.module, others, copies=early.copies, lower=lowering.lowered)
-    except (ImportError, DiscoError) as error:
-        LOGGER.debug("no fused kernel is tried: %s", one_line(error))
+    except Exception as error:  # of JAX's lowering: the other schedules are tried nevertheless
+        LOGGER.warning("no fused kernel is tried: %s", one_line(error))
         return {}
+
+
+def no_kernel_runs(early: Early) -> str:
+    """Why no fused kernel runs on the step's devices, as one line; empty where they do."""
+    try:
+        refuse_machine(early.devices)
+    except UnsupportedError as error:
+        return str(error)
+    except OSError as error:  # no driver to ask
+        return f"no fused kernel: {one_line(error)}"
+    return ""
 
 
 def restructured(

@@ -1,23 +1,33 @@
-"""Pairs become kernels: the same numbers through every layout, one order of kernels and collectives, plans, refusals."""
+"""Pairs become kernels: the same numbers through every layout, one order with collectives, plans, refusals."""
 
 import dataclasses
 import re
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from disco_hlo.errors import IllegalMoveError, PlanError
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.proto import Message
 from disco_hlo.kernels import fuse
 from disco_hlo.kernels.fuse import Shape, schedules
-from disco_hlo.kernels.refusals import KernelRefusedError
+from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError
 from disco_hlo.kernels.tiles import MatmulTiles
-from disco_hlo.structure.moves import Fuse, Move, apply_moves, from_json, to_json
+from disco_hlo.structure.moves import Fuse, Move, Split, apply_moves, from_json, to_json
 from disco_hlo.structure.program import Program
 from tests.kernels.test_pattern import ADD, FOUND, GLOBAL, ROWS_BY, SUM
 from tests.structure.enact import module_of, opcodes, run_early
+
+if jax.__version_info__ < OLDEST_JAX:
+    pytest.skip(f"jax {jax.__version__} lacks what the kernels use", allow_module_level=True)
+
+from jax.experimental.pallas.ops.gpu import collective_matmul_mgpu
+
+from disco_hlo.kernels.lowering import lowered
+from tests.kernels.test_lowering import MULTIPROCESSORS, JaxOnHopper
 
 
 def stand_in(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, ...]) -> bytes:
@@ -204,19 +214,19 @@ def test_a_matmul_of_two_gathered_operands_is_taken_once() -> None:
       ROOT d = bf16[512,512] dot(g, h), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}"""
     module = entry(body)
     (move,) = found(module)
-    assert isinstance(move, Fuse) and len(move.pairs) == 1
+    assert isinstance(move, Fuse)
+    assert len(move.pairs) == 1
     same_numbers(module, fused(module))
 
 
 def test_a_schedule_that_begins_with_other_moves_ends_with_kernels() -> None:
-    from disco_hlo.structure.moves import Split
-
     body, _ = FOUND["an all-reduce of the product"]
     module = entry(body)
     at = next(n for n, one in enumerate(Program(module).instructions) if one.opcode == "all-reduce")
     made = schedules(module, {"split": (Split(at, 0),)}, copies=False, lower=stand_in)
     (_, move) = made["split-fused-kernels"]
-    assert isinstance(move, Fuse) and [pair.kernel for pair in move.pairs] == ["matmul-reduce-scatter"]
+    assert isinstance(move, Fuse)
+    assert [pair.kernel for pair in move.pairs] == ["matmul-reduce-scatter"]
     same_numbers(module, apply_moves(module, made["split-fused-kernels"], copies=False, fuser=fuser))
 
 
@@ -269,3 +279,40 @@ def test_no_pair_no_schedule() -> None:
     assert schedules(entry("ROOT x = bf16[8] parameter(0)"), {}, copies=False, lower=stand_in) == {}
 
 
+def on_hopper(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, ...]) -> bytes:
+    return lowered(kernel, dataclasses.replace(tiles, blocks=MULTIPROCESSORS), devices, shapes)
+
+
+def of_mosaic(module: bytes) -> bytes:
+    """A module with the kernels themselves."""
+    (move,) = schedules(module, {}, copies=False, lower=on_hopper)["fused-kernels"]
+    return apply_moves(module, [move], copies=False, fuser=lambda *both: fuse.fuse(*both, on_hopper))
+
+
+@pytest.mark.parametrize("name", ["gathered rows", "a reduce-scatter", "an all-reduce through a reshape"])
+def test_xla_takes_the_kernel_itself_up_to_its_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA:CPU verifies, lays out and orders the module, and then has no such kernel."""
+    monkeypatch.setattr(collective_matmul_mgpu, "jax", JaxOnHopper())
+    body = FOUND[name][0].replace("{{0,1}}", "{{0,1,2,3}}").replace("bf16[256,512]", "bf16[128,512]")
+    module = entry(body.replace("bf16[2,128,512]", "bf16[2,256,512]"))
+    made = of_mosaic(module)
+    (kernel,) = [one for one in Program(made).instructions if one.opcode == "custom-call"]
+    assert (kernel.custom_call_target, kernel.custom_call_has_side_effect) == ("mosaic_gpu_v2", True)
+    lowered.cache_clear()
+    assert of_mosaic(module) == made, "every rank, and every later run, makes the same"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No FFI handler registered for mosaic_gpu_v2"):
+        same_numbers(made, made)
+
+
+def test_kernels_of_other_tiles_are_other_ops() -> None:
+    """A time measured of one must not be taken for the other's."""
+    module = entry(FOUND["a reduce-scatter"][0])
+
+    def key(tiles: dict[str, Any]) -> str:
+        (move,) = found(module)
+        assert isinstance(move, Fuse)
+        moved = Fuse((dataclasses.replace(move.pairs[0], tiles=tiles),))
+        made = apply_moves(module, [moved], copies=False, fuser=lambda *both: fuse.fuse(*both, on_hopper))
+        return canonicalize(made).graph.key
+
+    assert key({"split": "n"}) == key({}) != key({"split": "m"})

@@ -32,6 +32,7 @@ from disco_hlo.plugin.structure import (
     Restructured,
     early_module,
     named_schedules,
+    no_kernel_runs,
     restructured,
     why_not,
 )
@@ -98,7 +99,7 @@ def _restructured(session: Session) -> dict[str, Restructured]:
     """The step by each schedule that it has the pattern for, the same on all ranks."""
     with session.stage("schedules", takes_s=_TAKES_S):
         early = early_module(session.request)
-        schedules = _wanted(session, named_schedules(early)) if session.leads else None
+        schedules = _wanted(session, early) if session.leads else None
     key, schedules = session.tell([early.key, schedules], "schedules")
     with session.stage("early module"):
         if early.key != key:
@@ -124,13 +125,20 @@ def _say_left_out(session: Session, name: str, error: Exception) -> None:
         LOGGER.debug("%s: %s", name, one_line(error))
 
 
-def _wanted(session: Session, schedules: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+def _wanted(session: Session, early: Early) -> dict[str, list[dict[str, Any]]]:
+    schedules = named_schedules(early)
     forced = session.settings.forced_structure
     if forced is None:
         return schedules
     if forced not in schedules:
         listed = ", ".join(schedules) or "none"
-        LOGGER.warning("DISCO_STRUCTURE is %s; this step has the pattern for %s", forced, listed)
+        reason = no_kernel_runs(early) if "fused" in forced else ""
+        LOGGER.warning(
+            "DISCO_STRUCTURE is %s; this step has the pattern for %s%s",
+            forced,
+            listed,
+            reason and f" ({reason})",
+        )
         return {}
     return {forced: schedules[forced]}
 
