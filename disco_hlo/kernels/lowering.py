@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import io
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax._src.interpreters import mlir
+from jax.experimental.mosaic import gpu
+from jax.sharding import AxisType, Mesh, PartitionSpec
+from jaxlib.mlir import ir
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.proto import DetailedModule, parse, serialize
@@ -16,6 +21,8 @@ from disco_hlo.kernels.pattern import SHORT_NAMES
 from disco_hlo.kernels.tiles import MatmulTiles
 
 _LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
+_TARGET = "mosaic_gpu_v2"
+_DUMP_NAME = "mosaic_gpu.dump_basename"
 _BODY = "xla.sdy.manual_computation_body"
 """What JAX calls the computation of a `jax.shard_map`."""
 
@@ -36,7 +43,8 @@ def lowered(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, 
 
 def _lowered(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, ...]) -> bytes:
     local = functools.partial(FUSED[kernel].kernel, axis_name=AXIS, tiles=tiles)
-    mesh = AbstractMesh((devices,), (AXIS,), axis_types=(AxisType.Auto,))
+    # Of real devices: jax 0.11 leaves an abstract mesh's out of the kernel's attributes, and XLA asks for them.
+    mesh = Mesh(jax.devices()[:devices], (AXIS,), axis_types=(AxisType.Auto,))
     # All arrays are sharded along their first dimension: what matters is what one device has.
     rows = PartitionSpec(AXIS)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
@@ -48,4 +56,24 @@ def _lowered(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape,
     if len(bodies) != 1:
         raise ModuleError(f"{kernel}: JAX lowers it to {len(bodies)} computations {_BODY}, expected one")
     module.entry_computation_id = bodies[0].id
+    for one in bodies[0].instructions:
+        if one.custom_call_target == _TARGET:
+            one.backend_config = _unnumbered(one.backend_config)
     return serialize(module)
+
+
+def _unnumbered(config: bytes) -> bytes:
+    """A kernel's attributes without the number that jax 0.11 gives every kernel of a process, for dumps: a plan is
+    enacted by other processes, which lower other kernels before."""
+    with mlir.make_ir_context() as context:
+        context.allow_unregistered_dialects = True
+        gpu.dialect.register_dialect(context)
+        attributes = {one.name: one.attr for one in ir.DictAttr(ir.Attribute.parse(config.decode()))}
+        module = ir.Module.parse(attributes["module"].value_bytes)
+        if _DUMP_NAME in module.operation.attributes:
+            del module.operation.attributes[_DUMP_NAME]
+        written = io.BytesIO()
+        module.operation.write_bytecode(written, desired_version=0)
+        attributes["module"] = ir.StringAttr.get(written.getvalue())
+        attributes["kernel_hash"] = ir.StringAttr.get(hashlib.sha256(written.getvalue()).digest())
+        return str(ir.DictAttr.get(attributes)).encode()
