@@ -20,7 +20,16 @@ import msgspec
 from disco_hlo.errors import IllegalMoveError, UnsupportedError
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
-from disco_hlo.kernels.pattern import GATHER, SCATTER, VECTOR, FusedCall, MissedError, fused_call, fused_calls
+from disco_hlo.kernels.pattern import (
+    GATHER,
+    MOVING,
+    SCATTER,
+    VECTOR,
+    FusedCall,
+    MissedError,
+    fused_call,
+    fused_calls,
+)
 from disco_hlo.kernels.tiles import MatmulTiles
 from disco_hlo.structure.moves import Fuse, FusedPair, Move, apply_moves
 from disco_hlo.structure.program import Program, dims, dtype
@@ -174,8 +183,11 @@ class _Writer:
             right = self._reshaped(operands[second], (call.k,))
         else:
             right = self._matrix(operands[second], (call.k, call.n), across=call.second_transposed)
+        left, right = self._whole(left), self._whole(right)
         shapes = tuple((dims(one), dtype(one)) for one in (left, right))
         kernel, value = self._graft(lower(call.kernel, tiles, call.devices, shapes), [left, right])
+        if self._is_stacked():
+            value = self._barrier(value)
         value = self._as_product(value)
         if call.kernel == SCATTER:
             for one, dimension in self.between:
@@ -222,6 +234,29 @@ class _Writer:
         if call.swapped and call.kernel != VECTOR:
             value = self._transposed(value)
         return self._reshaped(value, tuple(wanted))
+
+    def _whole(self, value: Message) -> Message:
+        """An operand that is an array of its own. XLA:GPU would put a kernel into one fusion with the slice that it
+        reads, or with the update that it writes; a kernel in there is nothing that a plan can keep in its place."""
+        source = value
+        while source.opcode in MOVING:
+            source = self.program.operands(source)[0]
+        return self._barrier(value) if source.opcode in ("dynamic-slice", "slice") else value
+
+    def _is_stacked(self) -> bool:
+        """Whether the result is written into a larger array."""
+        waiting, program = [self.dot if self.call.kernel == GATHER else self.collective], self.program
+        while waiting:
+            for reader in program.readers(waiting.pop()):
+                if reader.opcode == "dynamic-update-slice":
+                    return True
+                waiting += [reader] if reader.opcode in (*MOVING, "dynamic-slice") else []
+        return False
+
+    def _barrier(self, value: Message) -> Message:
+        made = self.program.make("opt-barrier", f"{self.collective.name}.whole", value.shape, [value])
+        self.made.append(made)
+        return made
 
     def _reshaped(self, value: Message, wanted: tuple[int, ...]) -> Message:
         if dims(value) == wanted:

@@ -194,6 +194,27 @@ def test_a_loop_has_its_kernel_and_nothing_communicates_beside_one() -> None:
     same_numbers(module, made)
 
 
+def test_a_kernel_reads_and_writes_no_piece_of_an_array() -> None:
+    """XLA:GPU would put both into one fusion with it."""
+    module = entry(f"""
+      x = bf16[2,512,512] parameter(0)
+      w = bf16[512,512] parameter(1)
+      i = s32[] constant(1)
+      z = s32[] constant(0)
+      p = bf16[1,512,512] dynamic-slice(x, i, z, z), dynamic_slice_sizes={{1,512,512}}
+      y = bf16[512,512] reshape(p)
+      d = bf16[512,512] dot(y, w), {ROWS_BY}
+      r = bf16[512,512] all-reduce(d), {SUM}
+      q = bf16[1,512,512] reshape(r)
+      ROOT u = bf16[2,512,512] dynamic-update-slice(x, q, i, z, z)""")
+    made = fused(module)
+    program = Program(made)
+    barriers = [one for one in program.instructions if one.opcode == "opt-barrier"]
+    (before,), (behind,) = (program.operands(one) for one in barriers)
+    assert (before.opcode, behind.opcode) == ("reshape", "add")
+    same_numbers(module, made)
+
+
 def test_two_kernels_have_one_order() -> None:
     body = f"""x = bf16[512,512] parameter(0)
       d = bf16[512,512] dot(x, x), {ROWS_BY}
