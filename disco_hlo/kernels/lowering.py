@@ -6,13 +6,14 @@ import functools
 import hashlib
 import io
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
-from jax._src.interpreters import mlir
-from jax.experimental.mosaic import gpu
+from jax.experimental.mosaic import gpu as mosaic
+from jax.interpreters import mlir
 from jax.sharding import AxisType, Mesh, PartitionSpec
-from jaxlib.mlir import ir
 
+from disco_hlo.backends import GPU
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.proto import DetailedModule, parse, serialize
 from disco_hlo.kernels.catalog import AXIS, FUSED
@@ -50,7 +51,9 @@ def _lowered(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape,
     mapped = jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
     arrays = [jax.ShapeDtypeStruct((devices * d[0], *d[1:]), _LONG_NAMES[name]) for d, name in shapes]
     with jax.enable_x64(False):
-        program = jax.jit(mapped).trace(*arrays).lower(lowering_platforms=("cuda",)).compiler_ir("hlo")
+        program = (
+            jax.jit(mapped).trace(*arrays).lower(lowering_platforms=GPU.platforms[:1]).compiler_ir("hlo")
+        )
     module = parse(program.as_serialized_hlo_module_proto(), DetailedModule)
     bodies = [one for one in module.computations if one.name.startswith(_BODY)]
     if len(bodies) != 1:
@@ -65,15 +68,19 @@ def _lowered(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape,
 def _unnumbered(config: bytes) -> bytes:
     """A kernel's attributes without the number that jax 0.11 gives every kernel of a process, for dumps: a plan is
     enacted by other processes, which lower other kernels before."""
+    dialects: Any = mosaic  # it exports them by name alone
     with mlir.make_ir_context() as context:
         context.allow_unregistered_dialects = True
-        gpu.dialect.register_dialect(context)
-        attributes = {one.name: one.attr for one in ir.DictAttr(ir.Attribute.parse(config.decode()))}
-        module = ir.Module.parse(attributes["module"].value_bytes)
+        dialects.dialect.register_dialect(context)
+        parsed: Any = mlir.ir.DictAttr(mlir.ir.Attribute.parse(config.decode()))
+        attributes = {
+            one.name: one.attr for one in mlir.ir.DictAttr(mlir.ir.Attribute.parse(config.decode()))
+        }
+        module = mlir.ir.Module.parse(attributes["module"].value_bytes)
         if _DUMP_NAME in module.operation.attributes:
             del module.operation.attributes[_DUMP_NAME]
         written = io.BytesIO()
         module.operation.write_bytecode(written, desired_version=0)
-        attributes["module"] = ir.StringAttr.get(written.getvalue())
-        attributes["kernel_hash"] = ir.StringAttr.get(hashlib.sha256(written.getvalue()).digest())
-        return str(ir.DictAttr.get(attributes)).encode()
+        attributes["module"] = mlir.ir.StringAttr.get(written.getvalue())
+        attributes["kernel_hash"] = mlir.ir.StringAttr.get(hashlib.sha256(written.getvalue()).digest())
+        return str(mlir.ir.DictAttr.get(attributes)).encode()
