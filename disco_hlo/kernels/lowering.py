@@ -73,9 +73,7 @@ def _unnumbered(config: bytes) -> bytes:
         context.allow_unregistered_dialects = True
         dialects.dialect.register_dialect(context)
         parsed: Any = mlir.ir.DictAttr(mlir.ir.Attribute.parse(config.decode()))
-        attributes = {
-            one.name: one.attr for one in mlir.ir.DictAttr(mlir.ir.Attribute.parse(config.decode()))
-        }
+        attributes = {one.name: one.attr for one in parsed}
         module = mlir.ir.Module.parse(attributes["module"].value_bytes)
         if _DUMP_NAME in module.operation.attributes:
             del module.operation.attributes[_DUMP_NAME]
