@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from disco_hlo.backends import GPU
 from disco_hlo.errors import ModuleError
+from disco_hlo.hlo.opcodes import MOSAIC_GPU
 from disco_hlo.hlo.proto import DetailedModule, parse, serialize
 from disco_hlo.kernels.catalog import AXIS, FUSED
 from disco_hlo.kernels.fuse import Shape
@@ -22,7 +23,6 @@ from disco_hlo.kernels.pattern import SHORT_NAMES
 from disco_hlo.kernels.tiles import MatmulTiles
 
 _LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
-_TARGET = "mosaic_gpu_v2"
 _DUMP_NAME = "mosaic_gpu.dump_basename"
 _BODY = "xla.sdy.manual_computation_body"
 """What JAX calls the computation of a `jax.shard_map`."""
@@ -60,7 +60,7 @@ def _lowered(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape,
         raise ModuleError(f"{kernel}: JAX lowers it to {len(bodies)} computations {_BODY}, expected one")
     module.entry_computation_id = bodies[0].id
     for one in bodies[0].instructions:
-        if one.custom_call_target == _TARGET:
+        if one.custom_call_target == MOSAIC_GPU:
             one.backend_config = _unnumbered(one.backend_config)
     return serialize(module)
 

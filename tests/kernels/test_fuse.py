@@ -319,6 +319,8 @@ def test_xla_takes_the_kernel_itself_up_to_its_code(name: str, monkeypatch: pyte
     made = of_mosaic(module)
     (kernel,) = [one for one in Program(made).instructions if one.opcode == "custom-call"]
     assert (kernel.custom_call_target, kernel.custom_call_has_side_effect) == ("mosaic_gpu_v2", True)
+    (node,) = [one for one in canonicalize(made).graph.nodes if one.opcode == "custom-call"]
+    assert node.flops == 2 * 512**3, "what it takes is foretold as of a matmul"
     lowered.cache_clear()
     assert of_mosaic(module) == made, "every rank, and every later run, makes the same"
     with pytest.raises(jax.errors.JaxRuntimeError, match="No FFI handler registered for mosaic_gpu_v2"):
