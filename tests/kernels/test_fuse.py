@@ -339,3 +339,29 @@ def test_kernels_of_other_tiles_are_other_ops() -> None:
         return canonicalize(made).graph.key
 
     assert key({"split": "n"}) == key({}) != key({"split": "m"})
+
+
+def custom_call(kernel: str, _: Any, devices: int, shapes: tuple[Shape, ...]) -> bytes:
+    """A kernel as the move sees it."""
+    (m, k), (_, n) = (shape for shape, _ in shapes)
+    rows = devices * m if kernel == "all-gather-matmul" else m
+    return module_of(f"""HloModule k\nENTRY e {{
+      a = bf16[{m},{k}] parameter(0)
+      b = bf16[{k},{n}] parameter(1)
+      ROOT r = bf16[{rows},{n}] custom-call(a, b), custom_call_target="mosaic_gpu_v2" }}""")
+
+
+@pytest.mark.parametrize(("in_loop", "opcode"), [(False, "custom-call"), (True, "while")])
+def test_what_is_kept_apart_stays_so_in_a_plan(in_loop: bool, opcode: str) -> None:
+    """A plan's order is free but for what canonical form knows of."""
+    module = module_of(LOOP)
+    (move,) = found(module)
+    assert isinstance(move, Fuse)
+    one = Fuse(tuple(pair for pair in move.pairs if bool(pair.loop) == in_loop))
+    made = apply_moves(
+        module, [one], copies=False, fuser=lambda program, move: fuse.fuse(program, move, custom_call)
+    )
+    graph = canonicalize(made).graph
+    (kernel,) = [node.id for node in graph.nodes if node.opcode == opcode]
+    (beside,) = [node.id for node in graph.nodes if node.opcode == "all-gather"]
+    assert {(kernel, beside), (beside, kernel)} & set(graph.before)
