@@ -430,8 +430,8 @@ def _aliases(module: Message, nodes: tuple[Node, ...], root: int) -> tuple[tuple
 def _control_pairs(
     flat: FlatComputation, numbering: Numbering, digests: ComputationDigests
 ) -> list[tuple[int, int]]:
-    """Control dependencies of what acts beyond its results, itself or in a loop. All others are XLA's: those that keep a buffer until it is
-    read follow from the buffers, and the rest is its schedule."""
+    """Control dependencies of what acts beyond its results, itself or in a loop. All others are XLA's: those
+    that keep a buffer until it is read follow from the buffers, and the rest is its schedule."""
     pairs = []
     for before, after in flat.control:
         first, then = (_live_nodes(flat.sources[number], numbering) for number in (before, after))
