@@ -40,14 +40,14 @@ Lower = Callable[[str, MatmulTiles, int, tuple[Shape, ...]], bytes]
 """Kernel, tiles, devices and the shapes of a device's arrays -> a serialized HloModuleProto. Its entry takes these
 arrays and gives one."""
 
-NAMES = {"fused-kernels": "", "split-fused-kernels": "split"}
+KERNEL_SCHEDULES = {"fused-kernels": "", "split-fused-kernels": "split"}
 """Schedules that end with kernels, and the schedule that each begins with."""
 
 
-def schedules(
+def kernel_schedules(
     module: bytes, others: Mapping[str, tuple[Move, ...]], *, copies: bool, lower: Lower
 ) -> dict[str, tuple[Move, ...]]:
-    """The schedules of NAMES that a module has a pair for: every pair that a kernel takes, with its likeliest tiles.
+    """Those of KERNEL_SCHEDULES that a module has a pair for: every pair that a kernel takes, with its likeliest tiles.
 
     Args:
         module: the early module, as for `apply_moves`.
@@ -56,7 +56,7 @@ def schedules(
         lower: see `lowering.lowered`.
     """
     found: dict[str, tuple[Move, ...]] = {}
-    for name, first in NAMES.items():
+    for name, first in KERNEL_SCHEDULES.items():
         before = others.get(first, ())
         if first and not before:
             continue

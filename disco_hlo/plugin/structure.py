@@ -7,7 +7,7 @@ step like any other: canonical graph, kernels, buckets and order are read, searc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +15,15 @@ from disco_hlo.backends import BACKENDS, backend_of
 from disco_hlo.errors import IllegalMoveError, PlanError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, fuse, kernel_schedules
 from disco_hlo.kernels.refusals import refuse_machine
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.optimize.regions import StepTimes
 from disco_hlo.plan import plan as plans
-from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.structure.moves import Fuse, Move, apply_moves, from_json, to_json
+from disco_hlo.structure.moves import Fuse, apply_moves, from_json, to_json
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose import schedules
 
@@ -57,10 +58,9 @@ class Early:
         """Put in kernels, which the step's devices must be able to run."""
         if reason := no_kernel_runs(self):
             raise IllegalMoveError(reason)
-        # JAX's kernels take a second to import, and an older jax has none.
-        from disco_hlo.kernels import fuse, lowering
+        from disco_hlo.kernels.lowering import lowered
 
-        fuse.fuse(program, move, lowering.lowered)
+        fuse(program, move, lowered)
 
 
 @dataclass(frozen=True)
@@ -89,25 +89,18 @@ def early_module(request: CompileRequest) -> Early:
     return Early(module, canonicalize(module).graph.key, copies, request.devices)
 
 
-def named_schedules(early: Early) -> dict[str, list[dict[str, Any]]]:
-    """The schedules that this step has the pattern for, as JSON, without the one that changes nothing."""
+def named_schedules(early: Early, asked: Collection[str] = ()) -> dict[str, list[dict[str, Any]]]:
+    """The schedules that this step has the pattern for, as JSON, without the one that changes nothing. Those with fused
+    kernels only where they are ``asked`` for by name: no GPU has run one inside a step yet."""
     found = schedules(early.module, copies=early.copies)
-    found |= _with_kernels(early, found)
+    kernels = KERNEL_SCHEDULES.keys() & set(asked)
+    if kernels and not no_kernel_runs(early):
+        # JAX's kernels take a second to import, and an older jax has none.
+        from disco_hlo.kernels.lowering import lowered
+
+        fused = kernel_schedules(early.module, found, copies=early.copies, lower=lowered)
+        found |= {name: moves for name, moves in fused.items() if name in kernels}
     return {name: to_json(moves) for name, moves in found.items() if moves}
-
-
-def _with_kernels(early: Early, others: Mapping[str, tuple[Move, ...]]) -> dict[str, tuple[Move, ...]]:
-    """The schedules with fused kernels; none where the step's devices cannot run any."""
-    if reason := no_kernel_runs(early):
-        LOGGER.debug("%s", reason)
-        return {}
-    try:
-        from disco_hlo.kernels import fuse, lowering
-
-        return fuse.schedules(early.module, others, copies=early.copies, lower=lowering.lowered)
-    except Exception as error:  # of JAX's lowering: the other schedules are tried nevertheless
-        LOGGER.warning("no fused kernel is tried: %s", one_line(error))
-        return {}
 
 
 def no_kernel_runs(early: Early) -> str:

@@ -13,9 +13,11 @@ from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.proto import Message
 from disco_hlo.kernels import fuse
-from disco_hlo.kernels.fuse import Shape, schedules
+from disco_hlo.kernels.fuse import Shape, kernel_schedules
 from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError
 from disco_hlo.kernels.tiles import MatmulTiles
+from disco_hlo.plugin import structure
+from disco_hlo.plugin.structure import Early, named_schedules
 from disco_hlo.structure.moves import Fuse, Move, Split, apply_moves, from_json, to_json
 from disco_hlo.structure.program import Program
 from tests.kernels.test_pattern import ADD, FOUND, GLOBAL, ROWS_BY, SUM
@@ -26,6 +28,7 @@ if jax.__version_info__ < OLDEST_JAX:
 
 from jax.experimental.pallas.ops.gpu import collective_matmul_mgpu
 
+from disco_hlo.kernels import lowering
 from disco_hlo.kernels.lowering import lowered
 from tests.kernels.test_lowering import MULTIPROCESSORS, JaxOnHopper
 
@@ -65,7 +68,7 @@ def fuser(program: Program, move: Fuse) -> None:
 
 
 def found(module: bytes) -> tuple[Move, ...]:
-    return schedules(module, {}, copies=False, lower=stand_in)["fused-kernels"]
+    return kernel_schedules(module, {}, copies=False, lower=stand_in)["fused-kernels"]
 
 
 def fused(module: bytes) -> bytes:
@@ -244,7 +247,7 @@ def test_a_schedule_that_begins_with_other_moves_ends_with_kernels() -> None:
     body, _ = FOUND["an all-reduce of the product"]
     module = entry(body)
     at = next(n for n, one in enumerate(Program(module).instructions) if one.opcode == "all-reduce")
-    made = schedules(module, {"split": (Split(at, 0),)}, copies=False, lower=stand_in)
+    made = kernel_schedules(module, {"split": (Split(at, 0),)}, copies=False, lower=stand_in)
     (_, move) = made["split-fused-kernels"]
     assert isinstance(move, Fuse)
     assert [pair.kernel for pair in move.pairs] == ["matmul-reduce-scatter"]
@@ -296,8 +299,20 @@ def test_no_kernel_where_there_is_nobody_to_lower_it() -> None:
         apply_moves(module_of(LOOP), found(module_of(LOOP)), copies=False)
 
 
+def test_a_schedule_with_kernels_is_there_for_whoever_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowering, "lowered", stand_in)
+    early = Early(module_of(LOOP), "", copies=False, devices=tuple(jax.devices()))
+    assert "fused-kernels" not in named_schedules(early, ["fused-kernels"]), "these are CPUs"
+    with pytest.raises(IllegalMoveError, match="needs GPUs of compute capability"):
+        early.moved(to_json(found(early.module)))
+    monkeypatch.setattr(structure, "refuse_machine", lambda _: None)
+    assert "fused-kernels" not in named_schedules(early)
+    asked = named_schedules(early, ["fused-kernels"])["fused-kernels"]
+    assert early.moved(asked) == fused(early.module)
+
+
 def test_no_pair_no_schedule() -> None:
-    assert schedules(entry("ROOT x = bf16[8] parameter(0)"), {}, copies=False, lower=stand_in) == {}
+    assert kernel_schedules(entry("ROOT x = bf16[8] parameter(0)"), {}, copies=False, lower=stand_in) == {}
 
 
 def on_hopper(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, ...]) -> bytes:
@@ -306,7 +321,7 @@ def on_hopper(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape
 
 def of_mosaic(module: bytes) -> bytes:
     """A module with the kernels themselves."""
-    (move,) = schedules(module, {}, copies=False, lower=on_hopper)["fused-kernels"]
+    (move,) = kernel_schedules(module, {}, copies=False, lower=on_hopper)["fused-kernels"]
     return apply_moves(module, [move], copies=False, fuser=lambda *both: fuse.fuse(*both, on_hopper))
 
 

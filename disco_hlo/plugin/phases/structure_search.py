@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.kernels.fuse import KERNEL_SCHEDULES
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
 from disco_hlo.optimize.regions import step_times
@@ -125,13 +126,13 @@ def _say_left_out(session: Session, name: str, error: Exception) -> None:
 
 
 def _wanted(session: Session, early: Early) -> dict[str, list[dict[str, Any]]]:
-    schedules = named_schedules(early)
     forced = session.settings.forced_structure
+    schedules = named_schedules(early, [forced] if forced else [])
     if forced is None:
         return schedules
     if forced not in schedules:
         listed = ", ".join(schedules) or "none"
-        reason = no_kernel_runs(early) if "fused" in forced else ""
+        reason = no_kernel_runs(early) if forced in KERNEL_SCHEDULES else ""
         LOGGER.warning(
             "DISCO_STRUCTURE is %s; this step has the pattern for %s%s",
             forced,
