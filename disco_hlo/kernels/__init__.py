@@ -17,5 +17,5 @@ Each takes this device's arrays under `jax.shard_map`, has its tuning range besi
 through `plgpu.remote_ref`, which XLA arranges within one process.
 
 `catalog` has them side by side; `pattern` finds where an early module multiplies and communicates so that one of them
-could do both. Nothing else of the product uses this package yet.
+could do both; `fuse` puts it there, as a structural move of a plan (`docs/structure.md`), lowered by `lowering`.
 """

@@ -1,5 +1,6 @@
 """What a kernel refuses: one line that says what was expected and what came."""
 
+import ctypes
 import dataclasses
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError
+from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError, refuse_machine
 
 if jax.__version_info__ < OLDEST_JAX:
     pytest.skip(f"jax {jax.__version__} is refused first", allow_module_level=True)
@@ -115,3 +116,52 @@ def test_an_older_jax_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
     with pytest.raises(KernelRefusedError, match=r"needs jax 0\.11\.2 or newer"):
         trace(SCATTER, TILES, *GOOD)
+
+
+class Hopper:
+    """A GPU as a refusal sees it."""
+
+    compute_capability, platform = "9.0", "a GPU"
+
+    def __init__(self, number: int) -> None:
+        self.id = self.local_hardware_id = number
+
+
+class Driver:
+    """CUDA's driver, which answers that GPU 1 reaches nobody."""
+
+    def cuDeviceCanAccessPeer(self, answer: Any, one: int, _: int) -> int:  # noqa: N802
+        answer._obj.value = int(one != 1)
+        return 0
+
+
+MACHINES: dict[str, tuple[dict[str, Any], str]] = {
+    "CPUs": ({"devices": jax.devices()}, "needs GPUs of compute capability 9.0, these are cpu"),
+    "an older jax": ({"version": (0, 10, 2)}, "needs jax 0.11.2 or newer"),
+    "two processes": ({"processes": 2}, "all GPUs must belong to one process, these belong to 2"),
+    "three devices of four": ({"devices": [Hopper(n) for n in range(3)]}, r"runs on all 4 devices in order"),
+    "another order": ({"devices": [Hopper(n) for n in (1, 0, 2, 3)]}, r"the step on \[1, 0, 2, 3\]"),
+    "multicast": ({"multicast": "1"}, "never run with NVLink multicast; NCCL_NVLS_ENABLE=0"),
+    "no peer access": ({}, r"there is none between \[\(1, 0\), \(1, 2\), \(1, 3\)\]"),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_is_refused_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed, says = MACHINES[name]
+    monkeypatch.setattr(jax, "__version_info__", changed.get("version", OLDEST_JAX))
+    monkeypatch.setattr(jax, "process_count", lambda: changed.get("processes", 1))
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", changed.get("multicast", "0"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    with pytest.raises(KernelRefusedError, match=says) as refused:
+        refuse_machine(changed.get("devices", [Hopper(n) for n in range(4)]))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_machine_that_can_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    monkeypatch.setattr(
+        Driver, "cuDeviceCanAccessPeer", lambda _, answer, *__: setattr(answer._obj, "value", 1)
+    )
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    refuse_machine([Hopper(n) for n in range(4)])

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.kernels.fuse import KERNEL_SCHEDULES
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
 from disco_hlo.optimize.regions import step_times, unmeasured_share
@@ -32,6 +33,7 @@ from disco_hlo.plugin.structure import (
     Restructured,
     early_module,
     named_schedules,
+    no_kernel_runs,
     restructured,
     why_not,
 )
@@ -100,7 +102,7 @@ def _restructured(session: Session) -> dict[str, Restructured]:
     """The step by each schedule that it has the pattern for, the same on all ranks."""
     with session.stage("schedules", takes_s=_TAKES_S):
         early = early_module(session.request)
-        schedules = _wanted(session, named_schedules(early)) if session.leads else None
+        schedules = _wanted(session, early) if session.leads else None
     key, schedules = session.tell([early.key, schedules], "schedules")
     with session.stage("early module"):
         if early.key != key:
@@ -126,13 +128,20 @@ def _say_left_out(session: Session, name: str, error: Exception) -> None:
         LOGGER.debug("%s: %s", name, one_line(error))
 
 
-def _wanted(session: Session, schedules: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+def _wanted(session: Session, early: Early) -> dict[str, list[dict[str, Any]]]:
     forced = session.settings.forced_structure
+    schedules = named_schedules(early, [forced] if forced else [])
     if forced is None:
         return schedules
     if forced not in schedules:
         listed = ", ".join(schedules) or "none"
-        LOGGER.warning("DISCO_STRUCTURE is %s; this step has the pattern for %s", forced, listed)
+        reason = no_kernel_runs(early) if forced in KERNEL_SCHEDULES else ""
+        LOGGER.warning(
+            "DISCO_STRUCTURE is %s; this step has the pattern for %s%s",
+            forced,
+            listed,
+            reason and f" ({reason})",
+        )
         return {}
     return {forced: schedules[forced]}
 
