@@ -1,5 +1,4 @@
-"""Matmul + reduce-scatter, + all-reduce and + all-to-all, matrix × vector + all-reduce: what one GPU has computed
-travels tile by tile.
+"""Matmul + reduce-scatter, + all-reduce and + all-to-all: what one GPU has computed travels tile by tile.
 
 Every device has a part of K, so each computes a partial sum of the whole result, and owns the rows of one shard
 (Punniyamurthy et al., section III-B, "two-phase direct"):
@@ -36,7 +35,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from disco_hlo.kernels.refusals import devices_along, multiple, require
 from disco_hlo.kernels.tiles import (
     MATMUL_RANGE,
-    VECTOR_RANGE,
     WARPGROUPS,
     MatmulTiles,
     blocks_of,
@@ -46,11 +44,8 @@ from disco_hlo.kernels.tiles import (
 SCATTER_NAME = "matmul + reduce-scatter"
 ALL_REDUCE_NAME = "matmul + all-reduce"
 EXCHANGE_NAME = "matmul + all-to-all"
-VECTOR_NAME = "matrix × vector + all-reduce"
 RANGE = MATMUL_RANGE
 
-# A warpgroup's instruction multiplies by at least this many columns; a vector is the first of them.
-LEAST_COLUMNS = 8
 LEAST_SWIZZLE = 32
 REGISTERS_OF_THE_MOVER = 40
 
@@ -107,34 +102,6 @@ def matmul_all_to_all(
     return _launch(EXCHANGE_NAME, lhs, rhs, axis_name, tiles, "all-to-all")
 
 
-def matvec_all_reduce(
-    matrix: jax.Array, vector: jax.Array, axis_name: str, tiles: MatmulTiles = VECTOR_RANGE[0]
-) -> jax.Array:
-    """Multiply a matrix by a vector and sum over the devices.
-
-    The tensor cores multiply by at least eight columns; seven are zeros. What bounds the time is reading the matrix.
-
-    Args:
-        matrix: (M, K / devices), bfloat16 or float16: this device's part of K.
-        vector: (K / devices,), of the same dtype.
-        axis_name: the only axis of the mesh.
-        tiles: with `tile_n` of 8 and `split` "m"; VECTOR_RANGE holds those worth trying.
-
-    Returns:
-        (M,), in the dtype of the operands.
-
-    Raises:
-        KernelRefusedError: as `matmul_reduce_scatter`; tiles that are not for a vector.
-    """
-    fits = vector.ndim == 1 and matrix.ndim == 2 and vector.shape[0] == matrix.shape[1]
-    require(fits, VECTOR_NAME, f"needs an (M, K) and a (K,) array, got {matrix.shape} and {vector.shape}")
-    met = tiles.tile_n == LEAST_COLUMNS and tiles.split == "m"
-    require(met, VECTOR_NAME, f"needs tiles with tile_n of {LEAST_COLUMNS} and split 'm', got {tiles}")
-    columns = jnp.zeros((LEAST_COLUMNS, *vector.shape), vector.dtype).at[0].set(vector)
-    product = _launch(VECTOR_NAME, matrix, columns.T, axis_name, tiles, "all-reduce", columns_in_rows=True)
-    return product[:, 0]
-
-
 def scatter_reference(lhs: jax.Array, rhs: jax.Array, axis_name: str) -> jax.Array:
     """`matmul_reduce_scatter` by XLA's separate operations."""
     product = jnp.dot(lhs, rhs, preferred_element_type=lhs.dtype)
@@ -143,7 +110,7 @@ def scatter_reference(lhs: jax.Array, rhs: jax.Array, axis_name: str) -> jax.Arr
 
 
 def all_reduce_reference(lhs: jax.Array, rhs: jax.Array, axis_name: str) -> jax.Array:
-    """`matmul_all_reduce` and `matvec_all_reduce` by XLA's separate operations."""
+    """`matmul_all_reduce` by XLA's separate operations."""
     result: jax.Array = lax.psum(jnp.dot(lhs, rhs, preferred_element_type=lhs.dtype), axis_name)
     return result
 
@@ -168,7 +135,6 @@ class _Job:
     tiles: MatmulTiles
     blocks: int
     collective: Collective
-    columns_in_rows: bool
 
     @property
     def adds_at_once(self) -> bool:
@@ -211,17 +177,13 @@ def _launch(
     axis_name: str,
     tiles: MatmulTiles,
     collective: Collective,
-    *,
-    columns_in_rows: bool = False,
 ) -> jax.Array:
     devices = devices_along(axis_name, name)
     multiple(name, "M", lhs.shape[0], devices, "devices")
     rows = lhs.shape[0] // devices
     check_matmul(name, lhs, rhs, rows, tiles)
     (depth, columns), dtype = rhs.shape, lhs.dtype
-    job = _Job(
-        axis_name, devices, rows, columns, depth, dtype, tiles, blocks_of(tiles), collective, columns_in_rows
-    )
+    job = _Job(axis_name, devices, rows, columns, depth, dtype, tiles, blocks_of(tiles), collective)
     # What the others store of this device's rows arrives in one slot for each device.
     arrives = jax.ShapeDtypeStruct((devices, rows, columns), dtype)
     result = jax.ShapeDtypeStruct((rows * (devices if collective == "all-reduce" else 1), columns), dtype)
@@ -233,7 +195,7 @@ def _launch(
         num_threads=WARPGROUPS + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )(lhs, rhs.T if columns_in_rows else rhs)
+    )(lhs, rhs)
     return outputs[-1].reshape(-1, columns)
 
 
@@ -265,7 +227,7 @@ def _kernel(job: _Job, lhs: Ref, rhs: Ref, arrived: Ref, result: Ref | None = No
             rhs_columns = pl.ds(n * job.tiles.block_n, job.tiles.block_n)
             _pipeline(job, _multiply(job), _summed(job, lambda total: sums.store(total, m, n, owner, last)))(
                 lhs.at[lhs_rows, :],
-                rhs.at[rhs_columns, :] if job.columns_in_rows else rhs.at[:, rhs_columns],
+                rhs.at[:, rhs_columns],
                 allocations=operands,
             )
 
@@ -333,17 +295,15 @@ def _pipeline(job: _Job, multiply: Callable[..., Any], context: Callable[..., No
     tiles = job.tiles
     operand = functools.partial(plgpu.BlockSpec, memory_space=plgpu.SMEM, delay_release=1)
     of_k = _transforms(tiles.tile_k, job.dtype)
-    if job.columns_in_rows:
-        rhs = operand((tiles.block_n, tiles.tile_k), lambda k: (0, k), transforms=of_k)
-    else:
-        rhs = operand(
-            (tiles.tile_k, tiles.block_n), lambda k: (k, 0), transforms=_transforms(tiles.tile_n, job.dtype)
-        )
+    of_n = _transforms(tiles.tile_n, job.dtype)
     return plgpu.emit_pipeline_warp_specialized(
         multiply,
         grid=(job.depth // tiles.tile_k,),
         memory_registers=REGISTERS_OF_THE_MOVER,
-        in_specs=[operand((tiles.block_m, tiles.tile_k), lambda k: (0, k), transforms=of_k), rhs],
+        in_specs=[
+            operand((tiles.block_m, tiles.tile_k), lambda k: (0, k), transforms=of_k),
+            operand((tiles.tile_k, tiles.block_n), lambda k: (k, 0), transforms=of_n),
+        ],
         wg_axis="warpgroup",
         num_compute_wgs=WARPGROUPS,
         max_concurrent_steps=tiles.steps,
@@ -356,8 +316,7 @@ def _multiply(job: _Job) -> Callable[..., Ref]:
 
     def multiply(_: Any, lhs: Ref, rhs: Ref, total: Ref) -> Ref:
         m, n = _part_of_warpgroup(job)
-        columns = rhs.at[n].transpose((1, 0)) if job.columns_in_rows else rhs.at[:, n]
-        plgpu.wgmma(total, lhs.at[m], columns)
+        plgpu.wgmma(total, lhs.at[m], rhs.at[:, n])
         plgpu.wgmma_wait(1)  # the step before is done, so its operands may be overwritten: delay_release
         return total
 

@@ -101,9 +101,3 @@ MATMUL_RANGE: tuple[MatmulTiles, ...] = tuple(
     for panel, minor, (m, n, split) in itertools.product((8, 16, 4), _MINORS, _SHAPES)
 )
 """What a fused matmul is tuned over, the likeliest first: JAX's own range for Hopper."""
-
-VECTOR_RANGE: tuple[MatmulTiles, ...] = tuple(
-    MatmulTiles(tile_m=64, tile_n=8, tile_k=k, steps=steps, split="m")
-    for k, steps in ((128, 6), (64, 8), (128, 4), (64, 6), (256, 3), (64, 4))
-)
-"""What a matrix × vector is tuned over: as many bytes in flight as shared memory holds, first."""

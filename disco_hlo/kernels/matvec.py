@@ -1,0 +1,201 @@
+"""Matrix × vector + all-reduce: every multiprocessor streams its part of the matrix and sends its sums at once.
+
+Punniyamurthy et al., figure 7, for a link on which a vector's way costs more than its bytes: the sums are exchanged in
+one phase, not in two. Each device stores its partial sums into every device's memory, and each adds all of them up.
+
+What bounds the time is reading the matrix once. So a block's copies run ahead of its sums through a ring in shared
+memory, from one tile of rows into the next, and the sums are those of plain multiplications: a tensor core would need
+eight columns. A block's warpgroups have a part of the depth each, and send their sums as other devices do. Sums are
+float32 throughout, added in one order on all devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
+from disco_hlo.kernels.tiles import HALF_TYPES
+
+NAME = "matrix × vector + all-reduce"
+
+ROWS = 64
+"""Rows of a tile: as in a tensor core's layout, where a row lies in four threads, and few shuffles sum it up."""
+
+PIECE = 64
+"""Columns that are multiplied at once: what a row of swizzled shared memory holds."""
+
+Ref = Any
+"""A reference to memory: jax has no public type for it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorTiles:
+    """How a matrix × vector is cut.
+
+    Attributes:
+        tile_k: how much of K is copied in one step; a multiple of 64.
+        steps: how many steps are in shared memory at once.
+        splits: warpgroups of a block, each with a part of K.
+        blocks_each: blocks that share a multiprocessor.
+        blocks: thread blocks; all multiprocessors, `blocks_each` times, where None.
+    """
+
+    tile_k: int = 128
+    steps: int = 6
+    splits: int = 2
+    blocks_each: int = 1
+    blocks: int | None = None
+
+
+RANGE: tuple[VectorTiles, ...] = (
+    VectorTiles(),
+    VectorTiles(steps=3, splits=4),
+    VectorTiles(steps=3, blocks_each=2),
+    VectorTiles(tile_k=256, steps=3),
+    VectorTiles(steps=6, splits=1, blocks_each=2),
+    VectorTiles(tile_k=64, steps=6, splits=4),
+)
+"""What a matrix × vector is tuned over, the likeliest first."""
+
+
+def matvec_all_reduce(
+    matrix: jax.Array, vector: jax.Array, axis_name: str, tiles: VectorTiles = RANGE[0]
+) -> jax.Array:
+    """Multiply a matrix by a vector and sum over the devices.
+
+    Args:
+        matrix: (M, K / devices), bfloat16 or float16: this device's part of K.
+        vector: (K / devices,), of the same dtype.
+        axis_name: the only axis of the mesh.
+        tiles: RANGE holds those worth trying.
+
+    Returns:
+        (M,), in the dtype of the operands.
+
+    Raises:
+        KernelRefusedError: see `devices_along`; other dtypes than bfloat16 and float16; shapes that do not fit each
+            other or the tiles.
+    """
+    devices = devices_along(axis_name, NAME)
+    one_dtype(NAME, {"matrix": matrix, "vector": vector}, HALF_TYPES)
+    fits = matrix.ndim == 2 and vector.shape == matrix.shape[1:]
+    require(fits, NAME, f"needs an (M, K) and a (K,) array, got {matrix.shape} and {vector.shape}")
+    rows, depth = matrix.shape
+    multiple(NAME, "M", rows, ROWS, "rows of a tile")
+    multiple(NAME, "tiles.tile_k", tiles.tile_k, PIECE, "columns that are multiplied at once")
+    multiple(NAME, "K of one device", depth, tiles.splits * tiles.tile_k, "tiles.splits × tiles.tile_k")
+    blocks = min(tiles.blocks or tiles.blocks_each * int(jax.devices()[0].core_count), rows // ROWS)
+    arrives = jax.ShapeDtypeStruct((devices * tiles.splits, rows), jnp.float32)
+    _, result = plgpu.kernel(
+        functools.partial(_kernel, axis_name, devices, blocks, tiles),
+        out_type=[arrives, jax.ShapeDtypeStruct((rows,), matrix.dtype)],
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=tiles.splits,
+        thread_name="warpgroup",
+        scratch_types=[
+            plgpu.SMEM(
+                (tiles.splits * tiles.steps, ROWS, tiles.tile_k),
+                matrix.dtype,
+                # The checker takes both for abstract: their base has a method without a body.
+                transforms=(
+                    plgpu.TilingTransform((8, PIECE)),  # type: ignore[abstract]
+                    plgpu.SwizzleTransform(128),  # type: ignore[abstract]
+                ),
+            ),
+            plgpu.SMEM((tiles.splits * tiles.steps, tiles.tile_k), matrix.dtype),
+            plgpu.Barrier(num_arrivals=2, num_barriers=tiles.splits * tiles.steps),
+        ],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+    )(matrix, vector)
+    summed: jax.Array = result
+    return summed
+
+
+def reference(matrix: jax.Array, vector: jax.Array, axis_name: str) -> jax.Array:
+    """The same by XLA's separate operations."""
+    result: jax.Array = lax.psum(jnp.dot(matrix, vector, preferred_element_type=matrix.dtype), axis_name)
+    return result
+
+
+def _kernel(axis: str, devices: int, blocks: int, tiles: VectorTiles, *refs: Ref) -> None:
+    """One warpgroup's part of K, for a block's tiles of rows."""
+    matrix, vector, arrived, result, of_matrix, of_vector, landed = refs
+    here, block, split = (lax.axis_index(name) for name in (axis, "block", "warpgroup"))
+    peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
+    depth = vector.shape[0] // tiles.splits
+    steps_each = depth // tiles.tile_k
+    own_tiles = lax.div(matrix.shape[0] // ROWS - block + blocks - 1, jnp.int32(blocks))
+
+    def rows_of(tile: jax.Array) -> Any:
+        return pl.ds((block + blocks * tile) * ROWS, ROWS)
+
+    def slot_of(step: jax.Array) -> jax.Array:
+        return split * tiles.steps + lax.rem(step, jnp.int32(tiles.steps))
+
+    def fetch(step: jax.Array) -> None:
+        slot = slot_of(step)
+        tile, k = lax.div(step, jnp.int32(steps_each)), lax.rem(step, jnp.int32(steps_each))
+        columns = pl.ds(split * depth + k * tiles.tile_k, tiles.tile_k)
+        plgpu.copy_gmem_to_smem(matrix.at[rows_of(tile), columns], of_matrix.at[slot], landed.at[slot])
+        plgpu.copy_gmem_to_smem(vector.at[columns], of_vector.at[slot], landed.at[slot])
+
+    def fetch_if_any(step: jax.Array) -> None:
+        pl.when(step < own_tiles * steps_each)(lambda: fetch(step))
+
+    for step in range(tiles.steps):
+        fetch_if_any(jnp.int32(step))
+
+    def multiply(step: jax.Array, total: jax.Array) -> jax.Array:
+        slot = slot_of(step)
+        plgpu.barrier_wait(landed.at[slot])
+        for first in range(0, tiles.tile_k, PIECE):
+            piece = pl.ds(first, PIECE)
+            factors = of_vector[slot, piece].astype(jnp.float32)
+            columns = plgpu.layout_cast(of_matrix[slot, :, piece], plgpu.Layout.WGMMA).astype(jnp.float32)
+            total = total + columns * lax.broadcast_in_dim(factors, (ROWS, PIECE), (1,))
+        plgpu.commit_smem()  # all have read the slot before the next copy overwrites it
+        fetch_if_any(step + tiles.steps)
+        return total
+
+    def tile_of(tile: jax.Array, _: None) -> None:
+        zeros = plgpu.layout_cast(jnp.zeros((ROWS, PIECE), jnp.float32), plgpu.Layout.WGMMA)
+        total = lax.fori_loop(tile * steps_each, (tile + 1) * steps_each, multiply, zeros)
+        sums = jnp.sum(total, axis=1)
+        place = here * tiles.splits + split
+        for ref in (arrived, *(plgpu.remote_ref(arrived, {axis: peer}) for peer in peers)):
+            ref[place, rows_of(tile)] = sums
+
+    lax.fori_loop(0, own_tiles, tile_of, None)
+
+    # All sums of a block's rows are here when the warpgroups of this block on all devices have come here.
+    finished = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks,))).at[block]
+    pl.semaphore_signal(finished)
+    for peer in peers:
+        pl.semaphore_signal(finished, device_id={axis: peer})
+    pl.semaphore_wait(finished, devices * tiles.splits, decrement=False)
+
+    load = functools.partial(plgpu.load, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+
+    def add(turn: jax.Array, _: None) -> None:
+        rows = rows_of(split + tiles.splits * turn)
+        sums = [load(arrived.at[part, rows]) for part in range(devices * tiles.splits)]
+        _store(result.at[rows], functools.reduce(jnp.add, sums).astype(result.dtype))
+
+    lax.fori_loop(0, lax.div(own_tiles - split + tiles.splits - 1, jnp.int32(tiles.splits)), add, None)
+
+
+def _store(ref: Ref, value: jax.Array) -> None:
+    """Store two bytes a thread, which a jax newer than 0.11 takes for a mistake unless told."""
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, value, optimized=False)
+    else:
+        ref[...] = value
