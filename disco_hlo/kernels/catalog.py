@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from disco_hlo.kernels import adam, gather_matmul, matvec, reduce_matmul
+from disco_hlo.kernels import adam, embedding, gather_matmul, matvec, reduce_matmul
 
 AXIS = "x"
 """The axis of the meshes here."""
@@ -87,6 +87,13 @@ FUSED: dict[str, Fused] = {
         WHOLE,
         matvec.RANGE,
         has_order=False,
+    ),
+    "embedding-all-to-all": Fused(
+        embedding.embedding_bag_all_to_all,
+        embedding.reference,
+        (ROWS, ROWS),
+        ROWS,
+        embedding.RANGE,
     ),
     "adam": Fused(
         adam.adam_update,
