@@ -103,16 +103,22 @@ def embedding_bag_all_to_all(
 
 
 def reference(tables: jax.Array, indices: jax.Array, axis_name: str) -> jax.Array:
-    """The same by XLA's separate operations: one kernel gathers and adds, row by row of all bags."""
+    """The same by XLA's separate operations."""
+    by_table: jax.Array = lax.all_to_all(
+        pooled(tables, indices), axis_name, split_axis=1, concat_axis=0, tiled=True
+    )
+    return by_table.swapaxes(0, 1)
+
+
+def pooled(tables: jax.Array, indices: jax.Array) -> jax.Array:
+    """The sums of all bags, (T, B, D): XLA makes one kernel of the gathers and sums."""
     indices = jnp.clip(indices, 0, tables.shape[1] - 1)
 
     def rows(turn: int) -> jax.Array:
         take = jax.vmap(lambda table, chosen: table.at[chosen].get(mode="promise_in_bounds"))
         return take(tables, indices[:, :, turn]).astype(jnp.float32)
 
-    pooled = functools.reduce(jnp.add, [rows(turn) for turn in range(indices.shape[2])]).astype(tables.dtype)
-    by_table: jax.Array = lax.all_to_all(pooled, axis_name, split_axis=1, concat_axis=0, tiled=True)
-    return by_table.swapaxes(0, 1)
+    return functools.reduce(jnp.add, [rows(turn) for turn in range(indices.shape[2])]).astype(tables.dtype)
 
 
 def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -> None:
@@ -129,7 +135,7 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -
         chosen = lax.clamp(0, indices[table, sample, place], table_rows - 1)
         return plgpu.layout_cast(tables[table, chosen], layout).astype(jnp.float32)
 
-    def pooled(table: jax.Array, sample: jax.Array) -> jax.Array:
+    def summed(table: jax.Array, sample: jax.Array) -> jax.Array:
         at_once = min(tiles.rows, bag)
 
         def add(turn: jax.Array, total: jax.Array) -> jax.Array:
@@ -144,7 +150,7 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -
     def _(loop: plgpu.NDLoopInfo) -> None:
         turn, table = loop.index
         sample = lax.rem(turn + first, jnp.int32(samples))
-        total = pooled(table, sample).astype(result.dtype)
+        total = summed(table, sample).astype(result.dtype)
         owner, place = lax.div(sample, jnp.int32(shard)), lax.rem(sample, jnp.int32(shard))
         for device, ref in [(here, result), *((peer, plgpu.remote_ref(result, {axis: peer})) for peer in peers)]:
 
