@@ -44,7 +44,12 @@ from disco_hlo.kernels.tiles import (
 SCATTER_NAME = "matmul + reduce-scatter"
 ALL_REDUCE_NAME = "matmul + all-reduce"
 EXCHANGE_NAME = "matmul + all-to-all"
-RANGE = MATMUL_RANGE
+RANGE: tuple[MatmulTiles, ...] = (
+    MatmulTiles(tile_k=32, steps=6, slots=4),
+    MatmulTiles(steps=3, slots=4),
+    *MATMUL_RANGE,
+)
+"""What these are tuned over. First what stages a whole tile, so that it leaves while the next one is multiplied."""
 
 LEAST_SWIZZLE = 32
 REGISTERS_OF_THE_MOVER = 40
@@ -167,7 +172,7 @@ class _Job:
     @property
     def slots(self) -> int:
         """How many pieces are on their way at once."""
-        return min(2, len(self.pieces))
+        return min(self.tiles.slots, len(self.pieces))
 
 
 def _launch(
@@ -221,11 +226,11 @@ def _kernel(job: _Job, lhs: Ref, rhs: Ref, arrived: Ref, result: Ref | None = No
         here = lax.axis_index(job.axis)
 
         def tile(step: jax.Array, _: None) -> None:
-            number, owner, last = _tile_at(job, block, here, step)
+            number, owner, before = _tile_at(job, block, here, step)
             m, n = _place_in_shard(job, number)
             lhs_rows = pl.ds(owner * job.rows + m * job.tiles.block_m, job.tiles.block_m)
             rhs_columns = pl.ds(n * job.tiles.block_n, job.tiles.block_n)
-            _pipeline(job, _multiply(job), _summed(job, lambda total: sums.store(total, m, n, owner, last)))(
+            _pipeline(job, _multiply(job), _summed(job, lambda total: sums.store(total, m, n, owner, before)))(
                 lhs.at[lhs_rows, :],
                 rhs.at[:, rhs_columns],
                 allocations=operands,
@@ -235,6 +240,7 @@ def _kernel(job: _Job, lhs: Ref, rhs: Ref, arrived: Ref, result: Ref | None = No
 
         @pl.when(lax.axis_index("warpgroup") < WARPGROUPS)
         def _() -> None:
+            sums.tell_of_last(_tile_at(job, block, here, _steps(job, block))[2])
             if job.adds_later:
                 sums.add_own_tiles(block)
             sums.end(flags.at[job.blocks + block])
@@ -252,16 +258,17 @@ def _steps(job: _Job, block: jax.Array, end: jax.Array | int | None = None) -> j
 def _tile_at(
     job: _Job, block: jax.Array, here: jax.Array, step: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The number of a block's tile, who owns it, and whether the block's next tile is another's."""
+    """The number of a block's tile, who owns it, and who owns the block's tile before it (`here` if there is none)."""
     steps = _steps(job, block)
     first = _steps(job, block, (here + 1) * job.tiles_of_a_shard) if job.tiles.remote_first else 0
 
     def number(step: jax.Array) -> jax.Array:
-        return block + job.blocks * lax.rem(first + step, steps)
+        return block + job.blocks * lax.rem(first + step, lax.max(steps, jnp.int32(1)))
 
-    owner = lax.div(number(step), jnp.int32(job.tiles_of_a_shard))
-    following = lax.div(number(step + 1), jnp.int32(job.tiles_of_a_shard))
-    return number(step), owner, (following != owner) | (step + 1 == steps)
+    def owner(step: jax.Array) -> jax.Array:
+        return lax.div(number(step), jnp.int32(job.tiles_of_a_shard))
+
+    return number(step), owner(step), jnp.where(step == 0, here, owner(lax.max(step - 1, jnp.int32(0))))
 
 
 def _place_in_shard(job: _Job, number: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -386,16 +393,18 @@ class _Sums:
         there = [plgpu.remote_ref(self.result, {self.job.axis: peer}) for peer in self.peers]
         return [ref.at[rows, :] for ref in (self.result, *there)]
 
-    def store(self, total: jax.Array, m: jax.Array, n: jax.Array, owner: jax.Array, last: jax.Array) -> None:
-        """Store this warpgroup's part of tile (m, n), where its owner has or will have the sum."""
+    def store(self, total: jax.Array, m: jax.Array, n: jax.Array, owner: jax.Array, before: jax.Array) -> None:
+        """Store this warpgroup's part of tile (m, n), where its owner has or will have the sum.
+
+        An owner is told of all its tiles when the next one has been multiplied: they have arrived meanwhile.
+        """
+        pl.when(owner != before)(functools.partial(self.tell_of_last, before))
         for peer in self.peers:
 
             @pl.when(owner == peer)
             def _(peer: jax.Array = peer) -> None:
                 there = plgpu.remote_ref(self.arrived, {self.job.axis: peer}).at[self.here]
                 self._put(total, [], [there], m, n)
-                if self.job.collective != "all-to-all":
-                    pl.when(last)(functools.partial(self._tell, self.received, peer))
 
         @pl.when(owner == self.here)
         def _() -> None:
@@ -404,6 +413,12 @@ class _Sums:
                 self._put(total, [self.arrived.at[peer] for peer in self.peers], self.results, m, n)
             else:
                 self._put(total, [], [self.arrived.at[self.here]], m, n)
+
+    def tell_of_last(self, owner: jax.Array) -> None:
+        """Tell `owner`, if it is another, that this warpgroup has stored the last of its tiles."""
+        if self.job.collective != "all-to-all":
+            for peer in self.peers:
+                pl.when(owner == peer)(functools.partial(self._tell, self.received, peer))
 
     def add_own_tiles(self, block: jax.Array) -> None:
         """Where own tiles came before all partial sums had: add all of them up now."""
@@ -449,21 +464,43 @@ class _Sums:
         piece_m, piece_n = tiles.piece
         first_row = m * tiles.block_m + (warpgroup * tiles.tile_m if tiles.split == "m" else 0)
         first_column = n * tiles.block_n + (warpgroup * tiles.tile_n if tiles.split == "n" else 0)
-        for index, (i, j) in enumerate(job.pieces):
+
+        def part(index: int) -> Any:
+            i, j = job.pieces[index]
+            return pl.ds(first_row + i, piece_m), pl.ds(first_column + j, piece_n)
+
+        def fetch(index: int, source: Ref) -> None:
             slot = index % job.slots
             landed = self.landed.at[warpgroup * job.slots + slot]
-            part = pl.ds(first_row + i, piece_m), pl.ds(first_column + j, piece_n)
+            plgpu.copy_gmem_to_smem(source.at[part(index)], self.staging.at[warpgroup, slot], landed)
+
+        def fetched(index: int, piece: jax.Array | None) -> jax.Array:
+            slot = index % job.slots
+            plgpu.barrier_wait(self.landed.at[warpgroup * job.slots + slot])
+            addend = self.staging[warpgroup, slot].astype(jnp.float32)
+            plgpu.commit_smem()  # all have read it before anything else overwrites it
+            return addend if piece is None else piece + addend
+
+        if sources:  # as many as there are slots come at once, when what last left from there has left
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            for index in range(job.slots):
+                fetch(index, sources[0])
+        for index, (i, j) in enumerate(job.pieces):
+            slot = index % job.slots
             piece = None if total is None else total[i : i + piece_m, j : j + piece_n]
-            # The copies that last read this slot are done; those of the slots in between may go on.
-            plgpu.wait_smem_to_gmem((job.slots - 1) * len(destinations), wait_read_only=True)
-            for source in sources:
-                plgpu.copy_gmem_to_smem(source.at[part], self.staging.at[warpgroup, slot], landed)
-                plgpu.barrier_wait(landed)
-                addend = self.staging[warpgroup, slot].astype(jnp.float32)
-                piece = addend if piece is None else piece + addend
-                plgpu.commit_smem()  # all have read it before the next copy overwrites it
+            if sources:
+                piece = fetched(index, piece)
+                for source in sources[1:]:
+                    fetch(index, source)
+                    piece = fetched(index, piece)
+            else:  # the copies that last read this slot are done; those of the slots in between may go on
+                plgpu.wait_smem_to_gmem((job.slots - 1) * len(destinations), wait_read_only=True)
             assert piece is not None
             self.staging[warpgroup, slot] = piece.astype(job.dtype)
             plgpu.commit_smem()
             for destination in destinations:
-                plgpu.copy_smem_to_gmem(self.staging.at[warpgroup, slot], destination.at[part])
+                plgpu.copy_smem_to_gmem(self.staging.at[warpgroup, slot], destination.at[part(index)])
+            following = index - 1 + job.slots
+            if sources and index and following < len(job.pieces):
+                plgpu.wait_smem_to_gmem(len(destinations), wait_read_only=True)
+                fetch(following, sources[0])

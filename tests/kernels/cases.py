@@ -82,15 +82,16 @@ def tiles_for(name: str, devices: int) -> list[Any]:
     if not FUSED[name].has_order:
         return [dataclasses.replace(SMALL, blocks=1)]
     variants = [
-        (1, True, "n", "m"),
-        (2, False, "m", "m"),
-        (3, True, "m", "n"),
-        (1, False, "n", "n"),
+        (1, True, "n", "m", 64),
+        (2, False, "m", "m", 64),
+        (3, True, "m", "n", 64),
+        (1, False, "n", "n", 256),
+        (4, True, "n", "m", 256),  # four pieces in two slots
     ]
     few = devices == 4 or name != "matmul-reduce-scatter"
     return [
-        dataclasses.replace(SMALL, blocks=blocks, remote_first=first, split=split, minor=minor)
-        for blocks, first, split, minor in variants[: 2 if few else 4]
+        dataclasses.replace(SMALL, blocks=blocks, remote_first=first, split=split, minor=minor, tile_m=rows)
+        for blocks, first, split, minor, rows in variants[: 2 if few else 5]
     ]
 
 

@@ -61,6 +61,7 @@ GOOD = bf16(1024, 1024), bf16(1024, 256)
         (SCATTER, TILES, (bf16(1024, 384), bf16(384, 256)), "K of one device = 96 must be a multiple of 64"),
         (SCATTER, TILES, (bf16(1024, 256), bf16(256, 256)), "K of one device must be at least 128, got 64"),
         (SCATTER, dataclasses.replace(TILES, steps=1), GOOD, "tiles.steps must be at least 2, got 1"),
+        (SCATTER, dataclasses.replace(TILES, slots=1), GOOD, "tiles.slots must be at least 2, got 1"),
         (SCATTER, dataclasses.replace(TILES, tile_m=32), GOOD, "tiles.tile_m = 32 must be a multiple of 64"),
         (GATHER, TILES, (bf16(1024, 1024), bf16(1024, 128)), "N = 32 must be a multiple of 128"),
         (VECTOR, TILES, (bf16(1024, 1024), bf16(1024)), "tile_n of 8 and split 'm'"),
