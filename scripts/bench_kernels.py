@@ -10,8 +10,8 @@ is a row: one line here, one JSON object in OUT/rows.jsonl, which a later run go
 Markdown.
 
 Each kernel has a process of its own. If it says nothing for a minute it is killed, and what it tried becomes a row with
-that reason: a kernel that waits for ever costs a minute, not the rest. A point that does not compile, or whose result is
-wrong, is a row with the reason, too.
+that reason: a kernel that waits for ever costs a minute, not the rest. A point that does not compile, or whose result
+is wrong, is a row with the reason, too.
 
 Times are those of one call among many in one program, each waiting for the one before: a program of many less one of
 few, over the number between them, so that neither dispatch nor Python counts. Between two calls one element of each
@@ -64,7 +64,13 @@ VECTORS = (
     (65536, 8192),
 )
 # Samples of all devices, tables of one, rows in a bag, rows of a table.
-BAGS = ((2048, 256, 10, 8192), (512, 256, 10, 8192), (1024, 256, 10, 8192), (2048, 64, 10, 8192), (1024, 128, 32, 8192))
+BAGS = (
+    (2048, 256, 10, 8192),
+    (512, 256, 10, 8192),
+    (1024, 256, 10, 8192),
+    (2048, 64, 10, 8192),
+    (1024, 128, 32, 8192),
+)
 ADAMS = tuple(1 << power for power in (22, 26, 24, 28))
 SIZES: dict[str, Sequence[Any]] = {
     "floor": ((),),
@@ -93,7 +99,9 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, required=True, help="folder of the rows; a later run goes on from them"
     )
-    parser.add_argument("--table", action="store_true", help="print the rows that are there, and measure nothing")
+    parser.add_argument(
+        "--table", action="store_true", help="print the rows that are there, and measure nothing"
+    )
     parser.add_argument("--seconds", type=float, default=1500, help="for everything together")
     parser.add_argument("--kernels", nargs="+", choices=SIZES, default=list(SIZES), help="in this order")
     parser.add_argument("--sizes", type=int, default=99, help="only the first so many of each kernel")
@@ -242,8 +250,23 @@ def read_into(pipe: Any, lines: queue.Queue[str | None]) -> None:
 
 # --- the rows as Markdown ---
 
-SPEED = ("kernel", "size", "separate, µs", "fused, µs", "times as fast", "computing alone, µs", "link alone, µs")
-ORDER = ("kernel", "size", "remote first, µs", "in order of rows, µs", "skew, remote first", "skew, in order of rows")
+SPEED = (
+    "kernel",
+    "size",
+    "separate, µs",
+    "fused, µs",
+    "times as fast",
+    "computing alone, µs",
+    "link alone, µs",
+)
+ORDER = (
+    "kernel",
+    "size",
+    "remote first, µs",
+    "in order of rows, µs",
+    "skew, remote first",
+    "skew, in order of rows",
+)
 
 
 def table(record: Record) -> str:

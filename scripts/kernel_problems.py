@@ -41,7 +41,12 @@ def say(kind: str, content: Any) -> None:
 
 
 def measure(
-    kernel: str, sizes: Sequence[Any], seconds: float, done: list[dict[str, Any]], points: int, interpret: bool
+    kernel: str,
+    sizes: Sequence[Any],
+    seconds: float,
+    done: list[dict[str, Any]],
+    points: int,
+    interpret: bool,
 ) -> None:
     """Measure a kernel at all sizes, the first ones first, as long as there is time; then leave."""
     end = monotonic() + seconds

@@ -152,7 +152,10 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -
         sample = lax.rem(turn + first, jnp.int32(samples))
         total = summed(table, sample).astype(result.dtype)
         owner, place = lax.div(sample, jnp.int32(shard)), lax.rem(sample, jnp.int32(shard))
-        for device, ref in [(here, result), *((peer, plgpu.remote_ref(result, {axis: peer})) for peer in peers)]:
+        for device, ref in [
+            (here, result),
+            *((peer, plgpu.remote_ref(result, {axis: peer})) for peer in peers),
+        ]:
 
             @pl.when(owner == device)
             def _(ref: Ref = ref) -> None:

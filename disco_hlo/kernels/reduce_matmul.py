@@ -32,7 +32,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from disco_hlo.kernels.refusals import devices_along, multiple, require
+from disco_hlo.kernels.refusals import devices_along, multiple
 from disco_hlo.kernels.tiles import (
     MATMUL_RANGE,
     WARPGROUPS,
@@ -230,7 +230,9 @@ def _kernel(job: _Job, lhs: Ref, rhs: Ref, arrived: Ref, result: Ref | None = No
             m, n = _place_in_shard(job, number)
             lhs_rows = pl.ds(owner * job.rows + m * job.tiles.block_m, job.tiles.block_m)
             rhs_columns = pl.ds(n * job.tiles.block_n, job.tiles.block_n)
-            _pipeline(job, _multiply(job), _summed(job, lambda total: sums.store(total, m, n, owner, before)))(
+            _pipeline(
+                job, _multiply(job), _summed(job, lambda total: sums.store(total, m, n, owner, before))
+            )(
                 lhs.at[lhs_rows, :],
                 rhs.at[:, rhs_columns],
                 allocations=operands,
@@ -393,7 +395,9 @@ class _Sums:
         there = [plgpu.remote_ref(self.result, {self.job.axis: peer}) for peer in self.peers]
         return [ref.at[rows, :] for ref in (self.result, *there)]
 
-    def store(self, total: jax.Array, m: jax.Array, n: jax.Array, owner: jax.Array, before: jax.Array) -> None:
+    def store(
+        self, total: jax.Array, m: jax.Array, n: jax.Array, owner: jax.Array, before: jax.Array
+    ) -> None:
         """Store this warpgroup's part of tile (m, n), where its owner has or will have the sum.
 
         An owner is told of all its tiles when the next one has been multiplied: they have arrived meanwhile.

@@ -77,7 +77,8 @@ def tiles_for(name: str, devices: int) -> list[Any]:
         return [BagTiles(rows=2, blocks=2), BagTiles(rows=8, remote_first=False, blocks=3)]
     if name == "matvec-all-reduce":
         return [
-            VectorTiles(tile_k=64, steps=2, splits=splits, blocks=blocks) for splits, blocks in ((1, 3), (2, 2))
+            VectorTiles(tile_k=64, steps=2, splits=splits, blocks=blocks)
+            for splits, blocks in ((1, 3), (2, 2))
         ]
     if not FUSED[name].has_order:
         return [dataclasses.replace(SMALL, blocks=1)]

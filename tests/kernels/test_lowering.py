@@ -78,7 +78,11 @@ def test_it_does_in_the_other_order(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "tiles"),
-    [(name, tiles) for name in ("matmul-reduce-scatter", "matvec-all-reduce") for tiles in FUSED[name].tuning[1:6]],
+    [
+        (name, tiles)
+        for name in ("matmul-reduce-scatter", "matvec-all-reduce")
+        for tiles in FUSED[name].tuning[1:6]
+    ],
 )
 def test_every_shape_of_a_tuning_range_fits_into_shared_memory(name: str, tiles: Any) -> None:
     assert calls(name, tiles) == 1

@@ -5,13 +5,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import jax
 import pytest
 
 from disco_hlo.kernels.refusals import OLDEST_JAX
-from scripts import bench_kernels
+from scripts import bench_kernels, kernel_problems
 
 SCRIPT = Path(bench_kernels.__file__)
 
@@ -57,14 +58,42 @@ def test_rows_are_found_again_by_a_later_run(tmp_path: Path) -> None:
     assert not again.has("adam", (4, 6), "final")
 
 
-def test_every_kernel_has_a_turn_before_any_has_its_second() -> None:
-    sizes = {"adam": [1, 2, 3], "floor": [()]}
-    assert list(bench_kernels.jobs_of(["adam", "floor"], sizes)) == [
-        ("adam", 1),
-        ("floor", ()),
-        ("adam", 2),
-        ("adam", 3),
-    ]
+def row(kernel: str, size: Any, kind: str, **more: Any) -> dict[str, Any]:
+    return {"kernel": kernel, "size": size, "kind": kind, **more}
+
+
+def test_a_kernel_goes_on_with_the_sizes_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = []
+
+    def run(command: list[str], _: Any, record: bench_kernels.Record, __: Any) -> tuple[Any, Any]:
+        jobs.append(json.loads(command[command.index("--job") + 1]))
+        if len(jobs) > 1:
+            return None, None
+        record.add(row("adam", 4, "final", us={}))
+        return {"size": 8, "kind": "point", "tiles": {"size": 512}}, "said nothing"
+
+    monkeypatch.setattr(bench_kernels, "run_process", run)
+    chosen = argparse.Namespace(out=tmp_path, points=3, tiny=False, interpret=False)
+    record = bench_kernels.Record(tmp_path / "rows.jsonl")
+    bench_kernels.run_kernel(chosen, record, "adam", [4, 8, 16], monotonic() + 60)
+    failed = row("adam", 8, "point", tiles={"size": 512}, error="said nothing")
+    assert [(job["sizes"], job["done"]) for job in jobs] == [([4, 8, 16], []), ([8, 16], [failed])]
+
+
+def test_a_table_has_limits_both_orders_and_the_skew(tmp_path: Path) -> None:
+    record = bench_kernels.Record(tmp_path / "rows.jsonl")
+    us = {"fused": 200.0, "fused in order of rows": 210.0, "separate": 300.0}
+    limits = {"compute alone": 150.0, "link alone": 90.4}
+    size = (8192, 4096, 4096)
+    kernels = {"fused": {"copy": [9.0, 1.0], "_kernel_mosaic_gpu_kernel": [100.0, 101.0]}}
+    record.add(row("matmul-all-to-all", size, "final", us=us | limits, ratio=1.5))
+    record.add(row("matmul-all-to-all", size, "trace", kernels=kernels))
+    record.add(row("adam", 1 << 22, "final", error="no point worked"))
+    lines = bench_kernels.table(record).splitlines()
+    assert lines[2] == "| matmul-all-to-all | 8192 × 4096 × 4096 | 300 | 200 | 1.50 | 150 | 90 |"
+    assert lines[-1] == "| matmul-all-to-all | 8192 × 4096 × 4096 | 200 | 210 | 1.0 % | - |"
 
 
 @pytest.mark.slow
@@ -80,14 +109,14 @@ def test_it_runs_from_end_to_end_and_does_not_measure_twice(tmp_path: Path) -> N
         "--interpret",
         "--tiny",
         "--kernels",
-        "matvec-all-reduce",
+        "embedding-all-to-all",
         "adam",
     ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert ran.returncode == 0, ran.stderr
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [(row["kernel"], row["kind"]) for row in rows] == [
-        (kernel, kind) for kernel in ("matvec-all-reduce", "adam") for kind in ("point", "point", "final")
+        (kernel, kind) for kernel in ("embedding-all-to-all", "adam") for kind in ("point", "point", "final")
     ]
     assert all(row["exact"] for row in rows), rows
     assert set(rows[2]["us"]) == {
@@ -103,14 +132,14 @@ def test_it_runs_from_end_to_end_and_does_not_measure_twice(tmp_path: Path) -> N
 
 def test_every_call_of_a_row_is_made_and_timed() -> None:
     """What a compiler may leave out of calls that nobody reads: all but the last."""
-    bench = bench_kernels.Bench(interpret=False)
+    bench = kernel_problems.Bench(interpret=False)
     rows = jax.sharding.PartitionSpec("x")
 
     def local(x: jax.Array, y: jax.Array) -> jax.Array:
         return jax.lax.psum(x, "x") * y
 
     arrays = jax.numpy.ones((8, 32)), jax.numpy.ones((8, 1))
-    call = bench_kernels.Call(local, (rows, rows), rows, arrays)
+    call = kernel_problems.Call(local, (rows, rows), rows, arrays)
     text = bench.in_a_row(call, 5).lower(*arrays).compile().as_text()
     assert text.count(" all-reduce(") == 5
     assert bench.time({"sum": call}, 2)["sum"] is not None
