@@ -13,11 +13,12 @@ Each kernel has a process of its own. If it says nothing for a minute it is kill
 that reason: a kernel that waits for ever costs a minute, not the rest. A point that does not compile, or whose result
 is wrong, is a row with the reason, too.
 
-Times are those of one call among many in one program, each waiting for the one before: a program of many less one of
-few, over the number between them, so that neither dispatch nor Python counts. Between two calls one element of each
-argument is set by the result, since a compiler leaves out what it need not do again: all times have those few
-microseconds in them. The floor of all kernels that talk to other devices is a row, too: one that only raises a flag on
-each and waits for theirs.
+Times are those of one call among many in a loop of one program, each waiting for the one before: a program of many less
+one of few, over the number between them, so that neither dispatch nor Python counts. Between two calls one element of
+each argument is set by the result, since a compiler leaves out what it need not do again: all times have those few
+microseconds in them. The same "without a loop" has each call as a kernel of its own, which XLA prepares on the host
+before the program begins: that counts, too, where the host does not run ahead. The floor of all kernels that talk to
+other devices is a row: one that only raises a flag on each and waits for theirs.
 
 `--interpret --tiny` tries everything on CPU devices, without times.
 """
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="+", choices=SIZES, default=list(SIZES), help="in this order")
     parser.add_argument("--sizes", type=int, default=99, help="only the first so many of each kernel")
     parser.add_argument("--points", type=int, default=99, help="only the first so many of a tuning range")
+    parser.add_argument("--brief", action="store_true", help="neither traces nor times without a loop")
     parser.add_argument("--devices", type=int, default=2, help="with --interpret; else all GPUs are used")
     parser.add_argument("--tiny", action="store_true", help="one small size and two points for each kernel")
     parser.add_argument("--interpret", action="store_true", help="on CPU devices, without times")
@@ -115,9 +117,9 @@ def main() -> None:
     parser.add_argument("--job", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.job:
-        from scripts import kernel_problems
+        import kernel_problems
 
-        kernel_problems.measure(**json.loads(chosen.job), interpret=chosen.interpret)
+        kernel_problems.measure(**json.loads(chosen.job), brief=chosen.brief, interpret=chosen.interpret)
         return
     record = Record(chosen.out / "rows.jsonl")
     if chosen.table:
@@ -192,7 +194,8 @@ def run_kernel(
             "points": min(chosen.points, 2) if chosen.tiny else chosen.points,
         }
         command = [sys.executable, __file__, "--out", str(chosen.out), "--job", json.dumps(job)]
-        command += ["--interpret"] if chosen.interpret else []
+        flags = {"--interpret": chosen.interpret, "--brief": chosen.brief}
+        command += [flag for flag, is_set in flags.items() if is_set]
         trying, reason = run_process(command, environment_of(chosen), record, chosen)
         if reason is None:
             return

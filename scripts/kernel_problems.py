@@ -8,6 +8,8 @@ alone, communicating alone.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
 import os
 import statistics
@@ -25,7 +27,7 @@ from disco_hlo.kernels.adam import Adam
 from disco_hlo.kernels.catalog import AXIS, COLUMNS, FUSED, ROWS, WHOLE
 
 REPEATS, QUICK_REPEATS = 50, 10
-FEW, MANY = 2, 10
+FEW, MANY = 3, 11
 """Calls in the two programs whose difference is timed; a quick look times the longer one only."""
 LARGEST_VARIANCE = 1000.0
 """Of a sum of small whole products: some 180 at most among millions, and bfloat16 counts to 256."""
@@ -33,6 +35,7 @@ TOLERANCE = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 1e-5}
 """Of the largest number of a result: one rounding."""
 COLUMNS_OF_A_TABLE = 256
 TRACED_RUNS, MOST_KERNELS = 5, 8
+UNROLLED = " without a loop"
 
 
 def say(kind: str, content: Any) -> None:
@@ -46,6 +49,8 @@ def measure(
     seconds: float,
     done: list[dict[str, Any]],
     points: int,
+    *,
+    brief: bool,
     interpret: bool,
 ) -> None:
     """Measure a kernel at all sizes, the first ones first, as long as there is time; then leave."""
@@ -60,11 +65,13 @@ def measure(
             us = bench.time({"floor": bench.floor()}, REPEATS)
             say("ROW", {"kernel": kernel, "size": size, "kind": "final", "us": us, **bench.about})
         else:
-            measure_size(bench, kernel, size, [row for row in done if row["size"] == size], points)
+            measure_size(bench, kernel, size, [row for row in done if row["size"] == size], points, brief)
     os._exit(0)  # nothing is left to write, and an interpreter's threads may still wait
 
 
-def measure_size(bench: Bench, kernel: str, size: Any, done: list[dict[str, Any]], points: int) -> None:
+def measure_size(
+    bench: Bench, kernel: str, size: Any, done: list[dict[str, Any]], points: int, brief: bool
+) -> None:
     """Try the first points of the tuning range that are not done, then measure the best, then trace it."""
     about = {"kernel": kernel, "size": size}
     say("TRYING", {"size": size, "kind": "final"})
@@ -87,9 +94,9 @@ def measure_size(bench: Bench, kernel: str, size: Any, done: list[dict[str, Any]
         say("ROW", about | {"kind": "final", "error": "no point worked"} | bench.about)
         return
     best = json.loads(min(times, key=lambda key: times[key] or 0.0))
-    row = guarded(lambda: problem.final(best))
+    row = guarded(lambda: problem.final(best, brief))
     say("ROW", about | {"kind": "final"} | row | bench.about)
-    if "us" in row and not bench.interpret:
+    if "us" in row and not (bench.interpret or brief):
         say("TRYING", {"size": size, "kind": "trace"})
         say("ROW", about | {"kind": "trace"} | guarded(lambda: problem.traced(best)))
 
@@ -118,6 +125,7 @@ class Bench:
 
     def __init__(self, interpret: bool) -> None:
         self.interpret = interpret
+        self.programs: dict[Any, Callable[..., Any]] = {}
         devices = jax.devices()
         self.mesh = jax.sharding.Mesh(devices, (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
         self.about = {
@@ -136,7 +144,7 @@ class Bench:
         return interpreted(detect_races=False)
 
     def time(self, calls: dict[str, Call], repeats: int = QUICK_REPEATS) -> dict[str, float | None]:
-        """Microseconds of one call of each, measured in turn.
+        """Microseconds of one call of each, measured in turn; without a loop where the name says so.
 
         What is fused was checked before, so the interpreter need not run it again.
         """
@@ -147,10 +155,12 @@ class Bench:
                         jax.block_until_ready(self.in_a_row(call, FEW)(*call.arrays))
                     say("TRIED", name)
             return dict.fromkeys(calls)
-        counts = (MANY,) if repeats == QUICK_REPEATS else (FEW, MANY)
-        programs = {
-            (name, count): self.in_a_row(call, count) for name, call in calls.items() for count in counts
-        }
+        programs = {}
+        for (name, call), count in itertools.product(calls.items(), (FEW, MANY)):
+            kept = call.local, count, not name.endswith(UNROLLED)
+            if kept not in self.programs:
+                self.programs[kept] = self.in_a_row(call, count, in_a_loop=kept[-1])
+            programs[name, count] = self.programs[kept]
         for (name, count), program in programs.items():
             jax.block_until_ready(program(*calls[name].arrays))
             say("TRIED", [name, count])
@@ -161,10 +171,9 @@ class Bench:
                 jax.block_until_ready(program(*calls[name].arrays))
                 seconds[name, count].append(perf_counter() - begun)
         medians = {key: statistics.median(values) for key, values in seconds.items()}
-        between = counts[-1] - (FEW if len(counts) > 1 else 0)
-        return {name: (medians[name, MANY] - medians.get((name, FEW), 0.0)) / between * 1e6 for name in calls}
+        return {name: (medians[name, MANY] - medians[name, FEW]) / (MANY - FEW) * 1e6 for name in calls}
 
-    def in_a_row(self, call: Call, count: int) -> Callable[..., Any]:
+    def in_a_row(self, call: Call, count: int, *, in_a_loop: bool = True) -> Callable[..., Any]:
         """A program that calls `count` times, each time after the call before."""
 
         def after(arrays: Any, result: Any) -> Any:
@@ -176,15 +185,35 @@ class Bench:
         once = jax.jit(call.local)  # a kernel is lowered once, not for every call
 
         def local(*arrays: Any) -> Any:
-            for _ in range(count - 1):
-                arrays = after(arrays, once(*arrays))
+            if in_a_loop:
+                arrays = lax.fori_loop(0, count - 1, lambda _, now: after(now, once(*now)), arrays)
+            else:
+                for _ in range(count - 1):
+                    arrays = after(arrays, once(*arrays))
             return once(*arrays)
 
+        return self.compiled(call, local)
+
+    def compiled(self, call: Call, local: Callable[..., Any], results: Any = None) -> Callable[..., Any]:
+        """A program of a function of one device's arrays."""
+        results = call.results if results is None else results
         return jax.jit(
-            jax.shard_map(
-                local, mesh=self.mesh, in_specs=call.arguments, out_specs=call.results, check_vma=False
-            )
+            jax.shard_map(local, mesh=self.mesh, in_specs=call.arguments, out_specs=results, check_vma=False)
         )
+
+    def both_signs(self, call: Call, arrays: Any) -> Any:
+        """The results of two calls in a loop, the second with its first array negated."""
+
+        def local(first: Any, *others: Any) -> Any:
+            def one(_: None, sign: Any) -> tuple[None, Any]:
+                return None, call.local(first * sign.astype(first.dtype), *others)
+
+            return lax.scan(one, None, jnp.array([1, -1], jnp.int32))[1]
+
+        def stacked(spec: Any) -> Any:
+            return jax.sharding.PartitionSpec(None, *spec)
+
+        return self.compiled(call, local, jax.tree.map(stacked, call.results))(*arrays)
 
     def kernels(self, call: Call) -> dict[str, list[float]]:
         """Microseconds that each kernel of one call takes on each device, of a profiler's trace; the longest first."""
@@ -232,7 +261,7 @@ class Problem:
         self.tuning = [self.fitted(tiles) for tiles in self.fused.tuning]
         self.arrays = self.placed(small=False)
         self.small = self.placed(small=True)
-        self.expected = self.fused.separate(bench.mesh)(*self.small)
+        self.expected = bench.both_signs(self.separate(), self.small)
         say("TRIED", "arrays")
 
     def fitted(self, tiles: Any) -> Any:
@@ -285,6 +314,7 @@ class Problem:
         depth = k * devices
         return array(specs[0], (m, depth), depth=depth), array(specs[1], (depth, *n), depth=depth)
 
+    @functools.cache  # noqa: B019 it lives as long as its process
     def separate(self) -> Call:
         """What the kernel replaces."""
 
@@ -293,6 +323,7 @@ class Problem:
 
         return Call(local, self.fused.arguments, self.fused.results, self.arrays)
 
+    @functools.cache  # noqa: B019 it lives as long as its process
     def with_tiles(self, tiles: Any) -> Call:
         """The kernel."""
 
@@ -349,13 +380,13 @@ class Problem:
         return {"compute alone": compute, "link alone": Call(collective, (ROWS,), results, (partial,))}
 
     def checked(self, tiles: Any) -> dict[str, Any]:
-        """Whether the result is that of the reference: bit by bit, or nearly.
+        """Whether the results of two calls are those of the reference: bit by bit, or nearly.
 
         Raises:
             ValueError: it is wrong.
         """
         with self.bench.running():
-            got = jax.block_until_ready(self.fused.fused(self.bench.mesh, tiles)(*self.small))
+            got = jax.block_until_ready(self.bench.both_signs(self.with_tiles(tiles), self.small))
         worst, exact = 0.0, True
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(self.expected), strict=True):
             same, difference, largest = map(float, compared(a, b))
@@ -381,15 +412,18 @@ class Problem:
         other = dataclasses.replace(tiles, remote_first=not tiles.remote_first)
         return {"fused": tiles, "fused in order of rows": other}
 
-    def final(self, best: dict[str, Any]) -> dict[str, Any]:
+    def final(self, best: dict[str, Any], brief: bool) -> dict[str, Any]:
         """The best point, its other order, what it replaces and its limits, in turn."""
         orders = self.orders(best)
         row: dict[str, Any] = {}
         for tiles in reversed(orders.values()):
             row = self.checked(tiles)
             say("TRIED", "checked")
-        calls = {name: self.with_tiles(tiles) for name, tiles in orders.items()}
-        us = self.bench.time({**calls, "separate": self.separate(), **self.alone()}, REPEATS)
+        calls = {name: self.with_tiles(tiles) for name, tiles in orders.items()} | {
+            "separate": self.separate()
+        }
+        unrolled = {} if brief else {f"{name}{UNROLLED}": calls[name] for name in ("fused", "separate")}
+        us = self.bench.time(calls | self.alone() | unrolled, REPEATS)
         ratio = us["separate"] / us["fused"] if us["separate"] and us["fused"] else None
         return row | {"tiles": best, "us": us, "ratio": ratio}
 

@@ -103,22 +103,26 @@ def embedding_bag_all_to_all(
 
 
 def reference(tables: jax.Array, indices: jax.Array, axis_name: str) -> jax.Array:
-    """The same by XLA's separate operations."""
-    by_table: jax.Array = lax.all_to_all(
-        pooled(tables, indices), axis_name, split_axis=1, concat_axis=0, tiled=True
-    )
-    return by_table.swapaxes(0, 1)
+    """The same by XLA's separate operations: without the barrier it makes one kernel of each row of all bags."""
+    sums = lax.optimization_barrier(pooled(tables, indices))
+    by_table = lax.all_to_all(sums, axis_name, split_axis=1, concat_axis=0, tiled=True)
+    by_sample: jax.Array = by_table.swapaxes(0, 1)
+    return by_sample
 
 
 def pooled(tables: jax.Array, indices: jax.Array) -> jax.Array:
     """The sums of all bags, (T, B, D): XLA makes one kernel of the gathers and sums."""
     indices = jnp.clip(indices, 0, tables.shape[1] - 1)
 
-    def rows(turn: int) -> jax.Array:
-        take = jax.vmap(lambda table, chosen: table.at[chosen].get(mode="promise_in_bounds"))
-        return take(tables, indices[:, :, turn]).astype(jnp.float32)
+    take = jax.vmap(lambda table, chosen: table.at[chosen].get(mode="promise_in_bounds"))
+    rows = [take(tables, indices[:, :, turn]).astype(jnp.float32) for turn in range(indices.shape[2])]
+    total: jax.Array = functools.reduce(jnp.add, rows).astype(tables.dtype)
+    return total
 
-    return functools.reduce(jnp.add, [rows(turn) for turn in range(indices.shape[2])]).astype(tables.dtype)
+
+def _vector_size(columns: int, dtype: jnp.dtype) -> int:
+    """Neighbours that one thread loads at once: 16 bytes at most."""
+    return min(columns & -columns, LANES * 16 // dtype.itemsize) // LANES
 
 
 def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -> None:
@@ -128,12 +132,12 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -
     peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
     (count, table_rows, columns), (_, samples, bag) = tables.shape, indices.shape
     shard = samples // devices
-    first = (here + 1) * shard if tiles.remote_first else 0
-    layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=columns // LANES)
+    layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=_vector_size(columns, tables.dtype))
 
     def row(table: jax.Array, sample: jax.Array, place: jax.Array | int) -> jax.Array:
         chosen = lax.clamp(0, indices[table, sample, place], table_rows - 1)
-        return plgpu.layout_cast(tables[table, chosen], layout).astype(jnp.float32)
+        loaded: jax.Array = plgpu.layout_cast(tables[table, chosen], layout).astype(jnp.float32)
+        return loaded
 
     def summed(table: jax.Array, sample: jax.Array) -> jax.Array:
         at_once = min(tiles.rows, bag)
@@ -144,22 +148,20 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -
 
         rest = [row(table, sample, place) for place in range(bag - bag % at_once, bag)]
         zeros = plgpu.layout_cast(jnp.zeros((columns,), jnp.float32), layout)
-        return lax.fori_loop(0, bag // at_once, add, functools.reduce(jnp.add, rest, zeros))
+        total: jax.Array = lax.fori_loop(0, bag // at_once, add, functools.reduce(jnp.add, rest, zeros))
+        return total
 
-    @plgpu.nd_loop((samples, count), collective_axes="block")
+    # Table by table: the rows of one come from the cache that many multiprocessors share.
+    @plgpu.nd_loop((devices, count, shard), collective_axes="block")
     def _(loop: plgpu.NDLoopInfo) -> None:
-        turn, table = loop.index
-        sample = lax.rem(turn + first, jnp.int32(samples))
-        total = summed(table, sample).astype(result.dtype)
-        owner, place = lax.div(sample, jnp.int32(shard)), lax.rem(sample, jnp.int32(shard))
-        for device, ref in [
-            (here, result),
-            *((peer, plgpu.remote_ref(result, {axis: peer})) for peer in peers),
-        ]:
-
-            @pl.when(owner == device)
-            def _(ref: Ref = ref) -> None:
-                ref[place, here * count + table] = total
+        turn, table, place = loop.index
+        owner = lax.rem(here + 1 + turn, jnp.int32(devices)) if tiles.remote_first else turn
+        total = summed(table, owner * shard + place).astype(result.dtype)
+        refs = [(here, result), *((peer, plgpu.remote_ref(result, {axis: peer})) for peer in peers)]
+        for device, ref in refs:
+            pl.when(owner == device)(
+                functools.partial(ref.at[place, here * count + table].__setitem__, ..., total)
+            )
 
     # The others have stored their bags of this device's samples when all have come here.
     finished = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks,))).at[block]

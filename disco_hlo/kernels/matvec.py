@@ -11,7 +11,6 @@ float32 throughout, added in one order on all devices.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -22,48 +21,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
-from disco_hlo.kernels.tiles import HALF_TYPES
+from disco_hlo.kernels.tiles import HALF_TYPES, VECTOR_PIECE, VECTOR_RANGE, VectorTiles
 
 NAME = "matrix × vector + all-reduce"
-
-ROWS = 64
-"""Rows of a tile: as in a tensor core's layout, where a row lies in four threads, and few shuffles sum it up."""
-
-PIECE = 64
-"""Columns that are multiplied at once: what a row of swizzled shared memory holds."""
 
 Ref = Any
 """A reference to memory: jax has no public type for it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class VectorTiles:
-    """How a matrix × vector is cut.
-
-    Attributes:
-        tile_k: how much of K is copied in one step; a multiple of 64.
-        steps: how many steps are in shared memory at once.
-        splits: warpgroups of a block, each with a part of K.
-        blocks_each: blocks that share a multiprocessor.
-        blocks: thread blocks; all multiprocessors, `blocks_each` times, where None.
-    """
-
-    tile_k: int = 128
-    steps: int = 6
-    splits: int = 2
-    blocks_each: int = 1
-    blocks: int | None = None
-
-
-RANGE: tuple[VectorTiles, ...] = (
-    VectorTiles(),
-    VectorTiles(steps=3, splits=4),
-    VectorTiles(steps=3, blocks_each=2),
-    VectorTiles(tile_k=256, steps=3),
-    VectorTiles(steps=6, splits=1, blocks_each=2),
-    VectorTiles(tile_k=64, steps=6, splits=4),
-)
-"""What a matrix × vector is tuned over, the likeliest first."""
+RANGE = VECTOR_RANGE
 
 
 def matvec_all_reduce(
@@ -89,10 +55,10 @@ def matvec_all_reduce(
     fits = matrix.ndim == 2 and vector.shape == matrix.shape[1:]
     require(fits, NAME, f"needs an (M, K) and a (K,) array, got {matrix.shape} and {vector.shape}")
     rows, depth = matrix.shape
-    multiple(NAME, "M", rows, ROWS, "rows of a tile")
-    multiple(NAME, "tiles.tile_k", tiles.tile_k, PIECE, "columns that are multiplied at once")
-    multiple(NAME, "K of one device", depth, tiles.splits * tiles.tile_k, "tiles.splits × tiles.tile_k")
-    blocks = min(tiles.blocks or tiles.blocks_each * int(jax.devices()[0].core_count), rows // ROWS)
+    multiple(NAME, "M", rows, tiles.block_m, "rows of a tile")
+    multiple(NAME, "tiles.tile_k", tiles.tile_k, tiles.splits * VECTOR_PIECE, "tiles.splits × 64 columns")
+    multiple(NAME, "K of one device", depth, tiles.tile_k, "tiles.tile_k")
+    blocks = min(tiles.blocks or tiles.blocks_each * int(jax.devices()[0].core_count), rows // tiles.block_m)
     arrives = jax.ShapeDtypeStruct((devices * tiles.splits, rows), jnp.float32)
     _, result = plgpu.kernel(
         functools.partial(_kernel, axis_name, devices, blocks, tiles),
@@ -103,15 +69,15 @@ def matvec_all_reduce(
         thread_name="warpgroup",
         scratch_types=[
             plgpu.SMEM(
-                (tiles.splits * tiles.steps, ROWS, tiles.tile_k),
+                (tiles.splits * tiles.steps, tiles.block_m, tiles.part_k),
                 matrix.dtype,
                 # The checker takes both for abstract: their base has a method without a body.
                 transforms=(
-                    plgpu.TilingTransform((8, PIECE)),  # type: ignore[abstract]
+                    plgpu.TilingTransform((8, VECTOR_PIECE)),  # type: ignore[abstract]
                     plgpu.SwizzleTransform(128),  # type: ignore[abstract]
                 ),
             ),
-            plgpu.SMEM((tiles.splits * tiles.steps, tiles.tile_k), matrix.dtype),
+            plgpu.SMEM((tiles.splits * tiles.steps, tiles.part_k), matrix.dtype),
             plgpu.Barrier(num_arrivals=2, num_barriers=tiles.splits * tiles.steps),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
@@ -131,12 +97,11 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: VectorTiles, *refs: Ref
     matrix, vector, arrived, result, of_matrix, of_vector, landed = refs
     here, block, split = (lax.axis_index(name) for name in (axis, "block", "warpgroup"))
     peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
-    depth = vector.shape[0] // tiles.splits
-    steps_each = depth // tiles.tile_k
-    own_tiles = lax.div(matrix.shape[0] // ROWS - block + blocks - 1, jnp.int32(blocks))
+    steps_each = vector.shape[0] // tiles.tile_k
+    own_tiles = lax.div(matrix.shape[0] // tiles.block_m - block + blocks - 1, jnp.int32(blocks))
 
     def rows_of(tile: jax.Array) -> Any:
-        return pl.ds((block + blocks * tile) * ROWS, ROWS)
+        return pl.ds((block + blocks * tile) * tiles.block_m, tiles.block_m)
 
     def slot_of(step: jax.Array) -> jax.Array:
         return split * tiles.steps + lax.rem(step, jnp.int32(tiles.steps))
@@ -144,7 +109,7 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: VectorTiles, *refs: Ref
     def fetch(step: jax.Array) -> None:
         slot = slot_of(step)
         tile, k = lax.div(step, jnp.int32(steps_each)), lax.rem(step, jnp.int32(steps_each))
-        columns = pl.ds(split * depth + k * tiles.tile_k, tiles.tile_k)
+        columns = pl.ds(k * tiles.tile_k + split * tiles.part_k, tiles.part_k)
         plgpu.copy_gmem_to_smem(matrix.at[rows_of(tile), columns], of_matrix.at[slot], landed.at[slot])
         plgpu.copy_gmem_to_smem(vector.at[columns], of_vector.at[slot], landed.at[slot])
 
@@ -157,17 +122,17 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: VectorTiles, *refs: Ref
     def multiply(step: jax.Array, total: jax.Array) -> jax.Array:
         slot = slot_of(step)
         plgpu.barrier_wait(landed.at[slot])
-        for first in range(0, tiles.tile_k, PIECE):
-            piece = pl.ds(first, PIECE)
+        for first in range(0, tiles.part_k, VECTOR_PIECE):
+            piece = pl.ds(first, VECTOR_PIECE)
             factors = of_vector[slot, piece].astype(jnp.float32)
             columns = plgpu.layout_cast(of_matrix[slot, :, piece], plgpu.Layout.WGMMA).astype(jnp.float32)
-            total = total + columns * lax.broadcast_in_dim(factors, (ROWS, PIECE), (1,))
+            total = total + columns * lax.broadcast_in_dim(factors, (tiles.block_m, VECTOR_PIECE), (1,))
         plgpu.commit_smem()  # all have read the slot before the next copy overwrites it
         fetch_if_any(step + tiles.steps)
         return total
 
     def tile_of(tile: jax.Array, _: None) -> None:
-        zeros = plgpu.layout_cast(jnp.zeros((ROWS, PIECE), jnp.float32), plgpu.Layout.WGMMA)
+        zeros = plgpu.layout_cast(jnp.zeros((tiles.block_m, VECTOR_PIECE), jnp.float32), plgpu.Layout.WGMMA)
         total = lax.fori_loop(tile * steps_each, (tile + 1) * steps_each, multiply, zeros)
         sums = jnp.sum(total, axis=1)
         place = here * tiles.splits + split

@@ -481,7 +481,7 @@ class _Sums:
         def fetched(index: int, piece: jax.Array | None) -> jax.Array:
             slot = index % job.slots
             plgpu.barrier_wait(self.landed.at[warpgroup * job.slots + slot])
-            addend = self.staging[warpgroup, slot].astype(jnp.float32)
+            addend: jax.Array = self.staging[warpgroup, slot].astype(jnp.float32)
             plgpu.commit_smem()  # all have read it before anything else overwrites it
             return addend if piece is None else piece + addend
 

@@ -15,13 +15,12 @@ if jax.__version_info__ < OLDEST_JAX:
 from disco_hlo.kernels.adam import AdamTiles
 from disco_hlo.kernels.catalog import AXIS, FUSED
 from disco_hlo.kernels.embedding import BagTiles
-from disco_hlo.kernels.matvec import VectorTiles
-from disco_hlo.kernels.tiles import MatmulTiles
+from disco_hlo.kernels.tiles import MatmulTiles, VectorTiles
 
 TILES = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, blocks=1)
 ADAM = AdamTiles(size=512, blocks=1)
 BAG_TILES = BagTiles(blocks=1)
-VECTOR_TILES = VectorTiles(tile_k=64, steps=2, splits=2, blocks=1)
+VECTOR_TILES = VectorTiles(tile_k=128, steps=2, splits=2, blocks=1)
 SCATTER, GATHER, VECTOR = "matmul-reduce-scatter", "all-gather-matmul", "matvec-all-reduce"
 BAG = "embedding-all-to-all"
 
