@@ -112,9 +112,7 @@ def reference(tables: jax.Array, indices: jax.Array, axis_name: str) -> jax.Arra
 
 def pooled(tables: jax.Array, indices: jax.Array) -> jax.Array:
     """The sums of all bags, (T, B, D): XLA makes one kernel of the gathers and sums."""
-    indices = jnp.clip(indices, 0, tables.shape[1] - 1)
-
-    take = jax.vmap(lambda table, chosen: table.at[chosen].get(mode="promise_in_bounds"))
+    take = jax.vmap(functools.partial(jnp.take, axis=0, mode="clip"))
     rows = [take(tables, indices[:, :, turn]).astype(jnp.float32) for turn in range(indices.shape[2])]
     total: jax.Array = functools.reduce(jnp.add, rows).astype(tables.dtype)
     return total
@@ -153,12 +151,12 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -
 
     # Table by table: the rows of one come from the cache that many multiprocessors share.
     @plgpu.nd_loop((devices, count, shard), collective_axes="block")
-    def _(loop: plgpu.NDLoopInfo) -> None:
+    def _bags(loop: plgpu.NDLoopInfo) -> None:
         turn, table, place = loop.index
         owner = lax.rem(here + 1 + turn, jnp.int32(devices)) if tiles.remote_first else turn
         total = summed(table, owner * shard + place).astype(result.dtype)
-        refs = [(here, result), *((peer, plgpu.remote_ref(result, {axis: peer})) for peer in peers)]
-        for device, ref in refs:
+        owners = [(here, result), *((peer, plgpu.remote_ref(result, {axis: peer})) for peer in peers)]
+        for device, ref in owners:
             pl.when(owner == device)(
                 functools.partial(ref.at[place, here * count + table].__setitem__, ..., total)
             )

@@ -21,7 +21,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
-from disco_hlo.kernels.tiles import HALF_TYPES, VECTOR_PIECE, VECTOR_RANGE, VectorTiles
+from disco_hlo.kernels.tiles import (
+    HALF_TYPES,
+    VECTOR_PIECE,
+    VECTOR_RANGE,
+    VECTOR_ROWS,
+    WARPGROUPS,
+    MatmulTiles,
+    blocks_of,
+)
 
 NAME = "matrix × vector + all-reduce"
 
@@ -33,7 +41,7 @@ RANGE = VECTOR_RANGE
 
 
 def matvec_all_reduce(
-    matrix: jax.Array, vector: jax.Array, axis_name: str, tiles: VectorTiles = RANGE[0]
+    matrix: jax.Array, vector: jax.Array, axis_name: str, tiles: MatmulTiles = RANGE[0]
 ) -> jax.Array:
     """Multiply a matrix by a vector and sum over the devices.
 
@@ -41,7 +49,7 @@ def matvec_all_reduce(
         matrix: (M, K / devices), bfloat16 or float16: this device's part of K.
         vector: (K / devices,), of the same dtype.
         axis_name: the only axis of the mesh.
-        tiles: RANGE holds those worth trying.
+        tiles: `tile_k`, `steps` and `blocks`; the others are not used. RANGE holds those worth trying.
 
     Returns:
         (M,), in the dtype of the operands.
@@ -55,21 +63,22 @@ def matvec_all_reduce(
     fits = matrix.ndim == 2 and vector.shape == matrix.shape[1:]
     require(fits, NAME, f"needs an (M, K) and a (K,) array, got {matrix.shape} and {vector.shape}")
     rows, depth = matrix.shape
-    multiple(NAME, "M", rows, tiles.block_m, "rows of a tile")
-    multiple(NAME, "tiles.tile_k", tiles.tile_k, tiles.splits * VECTOR_PIECE, "tiles.splits × 64 columns")
+    multiple(NAME, "M", rows, VECTOR_ROWS, "rows of a tile")
+    multiple(NAME, "tiles.tile_k", tiles.tile_k, WARPGROUPS * VECTOR_PIECE, "64 columns a warpgroup")
     multiple(NAME, "K of one device", depth, tiles.tile_k, "tiles.tile_k")
-    blocks = min(tiles.blocks or tiles.blocks_each * int(jax.devices()[0].core_count), rows // tiles.block_m)
-    arrives = jax.ShapeDtypeStruct((devices * tiles.splits, rows), jnp.float32)
+    part_k = tiles.tile_k // WARPGROUPS
+    blocks = min(blocks_of(tiles), rows // VECTOR_ROWS)
+    arrives = jax.ShapeDtypeStruct((devices * WARPGROUPS, rows), jnp.float32)
     _, result = plgpu.kernel(
         functools.partial(_kernel, axis_name, devices, blocks, tiles),
         out_type=[arrives, jax.ShapeDtypeStruct((rows,), matrix.dtype)],
         grid=(blocks,),
         grid_names=("block",),
-        num_threads=tiles.splits,
+        num_threads=WARPGROUPS,
         thread_name="warpgroup",
         scratch_types=[
             plgpu.SMEM(
-                (tiles.splits * tiles.steps, tiles.block_m, tiles.part_k),
+                (WARPGROUPS * tiles.steps, VECTOR_ROWS, part_k),
                 matrix.dtype,
                 # The checker takes both for abstract: their base has a method without a body.
                 transforms=(
@@ -77,8 +86,8 @@ def matvec_all_reduce(
                     plgpu.SwizzleTransform(128),  # type: ignore[abstract]
                 ),
             ),
-            plgpu.SMEM((tiles.splits * tiles.steps, tiles.part_k), matrix.dtype),
-            plgpu.Barrier(num_arrivals=2, num_barriers=tiles.splits * tiles.steps),
+            plgpu.SMEM((WARPGROUPS * tiles.steps, part_k), matrix.dtype),
+            plgpu.Barrier(num_arrivals=2, num_barriers=WARPGROUPS * tiles.steps),
         ],
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )(matrix, vector)
@@ -92,16 +101,17 @@ def reference(matrix: jax.Array, vector: jax.Array, axis_name: str) -> jax.Array
     return result
 
 
-def _kernel(axis: str, devices: int, blocks: int, tiles: VectorTiles, *refs: Ref) -> None:
+def _kernel(axis: str, devices: int, blocks: int, tiles: MatmulTiles, *refs: Ref) -> None:
     """One warpgroup's part of K, for a block's tiles of rows."""
     matrix, vector, arrived, result, of_matrix, of_vector, landed = refs
     here, block, split = (lax.axis_index(name) for name in (axis, "block", "warpgroup"))
     peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
+    part_k = tiles.tile_k // WARPGROUPS
     steps_each = vector.shape[0] // tiles.tile_k
-    own_tiles = lax.div(matrix.shape[0] // tiles.block_m - block + blocks - 1, jnp.int32(blocks))
+    own_tiles = lax.div(matrix.shape[0] // VECTOR_ROWS - block + blocks - 1, jnp.int32(blocks))
 
     def rows_of(tile: jax.Array) -> Any:
-        return pl.ds((block + blocks * tile) * tiles.block_m, tiles.block_m)
+        return pl.ds((block + blocks * tile) * VECTOR_ROWS, VECTOR_ROWS)
 
     def slot_of(step: jax.Array) -> jax.Array:
         return split * tiles.steps + lax.rem(step, jnp.int32(tiles.steps))
@@ -109,7 +119,7 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: VectorTiles, *refs: Ref
     def fetch(step: jax.Array) -> None:
         slot = slot_of(step)
         tile, k = lax.div(step, jnp.int32(steps_each)), lax.rem(step, jnp.int32(steps_each))
-        columns = pl.ds(k * tiles.tile_k + split * tiles.part_k, tiles.part_k)
+        columns = pl.ds(k * tiles.tile_k + split * part_k, part_k)
         plgpu.copy_gmem_to_smem(matrix.at[rows_of(tile), columns], of_matrix.at[slot], landed.at[slot])
         plgpu.copy_gmem_to_smem(vector.at[columns], of_vector.at[slot], landed.at[slot])
 
@@ -122,20 +132,20 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: VectorTiles, *refs: Ref
     def multiply(step: jax.Array, total: jax.Array) -> jax.Array:
         slot = slot_of(step)
         plgpu.barrier_wait(landed.at[slot])
-        for first in range(0, tiles.part_k, VECTOR_PIECE):
+        for first in range(0, part_k, VECTOR_PIECE):
             piece = pl.ds(first, VECTOR_PIECE)
             factors = of_vector[slot, piece].astype(jnp.float32)
             columns = plgpu.layout_cast(of_matrix[slot, :, piece], plgpu.Layout.WGMMA).astype(jnp.float32)
-            total = total + columns * lax.broadcast_in_dim(factors, (tiles.block_m, VECTOR_PIECE), (1,))
+            total = total + columns * lax.broadcast_in_dim(factors, (VECTOR_ROWS, VECTOR_PIECE), (1,))
         plgpu.commit_smem()  # all have read the slot before the next copy overwrites it
         fetch_if_any(step + tiles.steps)
         return total
 
     def tile_of(tile: jax.Array, _: None) -> None:
-        zeros = plgpu.layout_cast(jnp.zeros((tiles.block_m, VECTOR_PIECE), jnp.float32), plgpu.Layout.WGMMA)
+        zeros = plgpu.layout_cast(jnp.zeros((VECTOR_ROWS, VECTOR_PIECE), jnp.float32), plgpu.Layout.WGMMA)
         total = lax.fori_loop(tile * steps_each, (tile + 1) * steps_each, multiply, zeros)
         sums = jnp.sum(total, axis=1)
-        place = here * tiles.splits + split
+        place = here * WARPGROUPS + split
         for ref in (arrived, *(plgpu.remote_ref(arrived, {axis: peer}) for peer in peers)):
             ref[place, rows_of(tile)] = sums
 
@@ -146,16 +156,16 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: VectorTiles, *refs: Ref
     pl.semaphore_signal(finished)
     for peer in peers:
         pl.semaphore_signal(finished, device_id={axis: peer})
-    pl.semaphore_wait(finished, devices * tiles.splits, decrement=False)
+    pl.semaphore_wait(finished, devices * WARPGROUPS, decrement=False)
 
     load = functools.partial(plgpu.load, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
 
     def add(turn: jax.Array, _: None) -> None:
-        rows = rows_of(split + tiles.splits * turn)
-        sums = [load(arrived.at[part, rows]) for part in range(devices * tiles.splits)]
+        rows = rows_of(split + WARPGROUPS * turn)
+        sums = [load(arrived.at[part, rows]) for part in range(devices * WARPGROUPS)]
         _store(result.at[rows], functools.reduce(jnp.add, sums).astype(result.dtype))
 
-    lax.fori_loop(0, lax.div(own_tiles - split + tiles.splits - 1, jnp.int32(tiles.splits)), add, None)
+    lax.fori_loop(0, lax.div(own_tiles - split + WARPGROUPS - 1, jnp.int32(WARPGROUPS)), add, None)
 
 
 def _store(ref: Ref, value: jax.Array) -> None:

@@ -106,46 +106,14 @@ MATMUL_RANGE: tuple[MatmulTiles, ...] = tuple(
 """What a fused matmul is tuned over, the likeliest first: JAX's own range for Hopper."""
 
 VECTOR_ROWS = 64
-"""Rows of a tile of a matrix × vector: as in a tensor core's layout, where a row lies in four threads."""
+"""Rows of its tile, as in a tensor core's layout: a row lies in four threads."""
 VECTOR_PIECE = 64
-"""Columns that are multiplied at once: what a row of swizzled shared memory holds."""
+"""Columns that it multiplies at once: what a row of swizzled shared memory holds."""
 
 
-@dataclasses.dataclass(frozen=True)
-class VectorTiles:
-    """How a matrix × vector is cut.
-
-    Attributes:
-        tile_k: how much of K a block multiplies in one step, 64 columns or a multiple in each of its warpgroups.
-        splits: warpgroups of a block, each with a part of every step.
-        steps: how many steps are in shared memory at once.
-        blocks_each: blocks that share a multiprocessor.
-        blocks: thread blocks; all multiprocessors, `blocks_each` times, where None.
-    """
-
-    tile_k: int = 256
-    splits: int = 2
-    steps: int = 6
-    blocks_each: int = 1
-    blocks: int | None = None
-
-    @property
-    def block_m(self) -> int:
-        """Rows of a block's tile."""
-        return VECTOR_ROWS
-
-    @property
-    def part_k(self) -> int:
-        """How much of K one warpgroup multiplies in one step."""
-        return self.tile_k // self.splits
-
-
-VECTOR_RANGE: tuple[VectorTiles, ...] = (
-    VectorTiles(),
-    VectorTiles(tile_k=512, splits=4, steps=3),
-    VectorTiles(steps=3, blocks_each=2),
-    VectorTiles(tile_k=512, steps=3),
-    VectorTiles(tile_k=128, splits=1, steps=6, blocks_each=2),
-    VectorTiles(splits=4, steps=6),
+VECTOR_RANGE: tuple[MatmulTiles, ...] = tuple(
+    MatmulTiles(tile_m=VECTOR_ROWS, tile_n=8, tile_k=k, steps=steps)
+    for k, steps in ((256, 6), (512, 3), (256, 4), (128, 12), (128, 8))
 )
-"""What a matrix × vector is tuned over, the likeliest first: 192 KiB of the matrix on their way, in other parts."""
+"""What a matrix × vector is tuned over: as many bytes on their way as shared memory holds, first. The warpgroups share
+the rows of a tile, each with a half of every step."""

@@ -15,12 +15,12 @@ if jax.__version_info__ < OLDEST_JAX:
 from disco_hlo.kernels.adam import AdamTiles
 from disco_hlo.kernels.catalog import AXIS, FUSED
 from disco_hlo.kernels.embedding import BagTiles
-from disco_hlo.kernels.tiles import MatmulTiles, VectorTiles
+from disco_hlo.kernels.tiles import MatmulTiles
 
 TILES = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, blocks=1)
 ADAM = AdamTiles(size=512, blocks=1)
 BAG_TILES = BagTiles(blocks=1)
-VECTOR_TILES = VectorTiles(tile_k=128, steps=2, splits=2, blocks=1)
+VECTOR_TILES = dataclasses.replace(TILES, tile_k=128)
 SCATTER, GATHER, VECTOR = "matmul-reduce-scatter", "all-gather-matmul", "matvec-all-reduce"
 BAG = "embedding-all-to-all"
 
@@ -80,6 +80,7 @@ GOOD = bf16(1024, 1024), bf16(1024, 256)
             (bf16(1024, 768), bf16(768)),
             "K of one device = 192 must be a multiple of 128",
         ),
+        (VECTOR, TILES, (bf16(1024, 1024), bf16(1024)), "tiles.tile_k = 64 must be a multiple of 128"),
         (BAG, BAG_TILES, (bf16(8, 16, 128), bf16(8, 16, 4)), "must be int32, got indices bfloat16"),
         (
             BAG,
