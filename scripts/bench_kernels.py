@@ -72,6 +72,8 @@ BAGS = (
     (2048, 64, 10, 8192),
     (1024, 128, 32, 8192),
 )
+# Rows and columns of what is summed.
+NORMS = ((8192, 4096), (2048, 8192), (64, 8192))
 ADAMS = tuple(1 << power for power in (22, 26, 24, 28))
 SIZES: dict[str, Sequence[Any]] = {
     "floor": ((),),
@@ -80,6 +82,7 @@ SIZES: dict[str, Sequence[Any]] = {
     "matmul-reduce-scatter": MATMULS,
     "adam": ADAMS,
     "matmul-all-to-all": MATMULS,
+    "all-reduce-norm": NORMS,
     "all-gather-matmul": MATMULS,
     "matmul-all-reduce": MATMULS,
 }
@@ -88,6 +91,7 @@ TINY: dict[str, Sequence[Any]] = dict.fromkeys(SIZES, SMALL_MATMUL) | {
     "floor": ((),),
     "matvec-all-reduce": ((512, 256),),
     "embedding-all-to-all": ((4, 2, 5, 16),),
+    "all-reduce-norm": ((8, 512),),
     "adam": (1 << 14,),
 }
 

@@ -301,6 +301,10 @@ class Problem:
             moments = tuple(array(spec, (n,), f32, floor=0.5) for spec in specs[2])
             corrections = jnp.array([10.0, 1000.0], f32)
             return array(specs[0], (n * devices,), f32), array(specs[1], (n,), f32), moments, corrections
+        if self.kernel == "all-reduce-norm":
+            m, n = self.size
+            vectors = [array(spec, (n,)) for spec in specs[2:]]
+            return array(specs[0], (m * devices, n)), array(specs[1], (m, n)), *vectors
         if self.kernel == "embedding-all-to-all":
             samples, tables, bag, rows = self.size
             tables *= devices
@@ -334,7 +338,7 @@ class Problem:
 
     def alone(self) -> dict[str, Call]:
         """The limits: what it computes, and what it communicates, each alone."""
-        from disco_hlo.kernels import embedding
+        from disco_hlo.kernels import embedding, norm
 
         arrays = self.arrays
 
@@ -361,6 +365,11 @@ class Problem:
             return {
                 "compute alone": Call(update, (ROWS, ROWS, (ROWS, ROWS), WHOLE), (ROWS,) * 3, shards),
                 "link alone": Call(lambda x: gather(scatter(x)), (ROWS,), WHOLE, arrays[:1]),
+            }
+        if self.kernel == "all-reduce-norm":
+            return {
+                "compute alone": Call(norm.pointwise, (WHOLE,) * 4, WHOLE, (arrays[1], *arrays[1:])),
+                "link alone": Call(lambda x: lax.psum(x, AXIS), (ROWS,), WHOLE, arrays[:1]),
             }
         if self.kernel == "all-gather-matmul":
             gathered = jax.device_put(arrays[0], jax.sharding.NamedSharding(self.bench.mesh, WHOLE))

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from disco_hlo.kernels import adam, embedding, gather_matmul, matvec, reduce_matmul
+from disco_hlo.kernels import adam, embedding, gather_matmul, matvec, norm, reduce_matmul
 
 AXIS = "x"
 """The axis of the meshes here."""
@@ -94,6 +94,14 @@ FUSED: dict[str, Fused] = {
         (ROWS, ROWS),
         ROWS,
         embedding.RANGE,
+    ),
+    "all-reduce-norm": Fused(
+        norm.all_reduce_norm,
+        norm.reference,
+        (ROWS, WHOLE, WHOLE, WHOLE),
+        WHOLE,
+        norm.RANGE,
+        has_order=False,
     ),
     "adam": Fused(
         adam.adam_update,

@@ -21,6 +21,7 @@ from disco_hlo.kernels import reduce_matmul
 from disco_hlo.kernels.adam import AdamTiles
 from disco_hlo.kernels.catalog import AXIS, FUSED, Fused
 from disco_hlo.kernels.embedding import BagTiles
+from disco_hlo.kernels.norm import RowTiles
 from disco_hlo.kernels.tiles import MatmulTiles
 from tests.kernels.interpreter import interpreted
 
@@ -72,6 +73,8 @@ def tiles_for(name: str, devices: int) -> list[Any]:
     """One block, which orders everything; two, whose tiles alternate; three, of which some have none of a shard."""
     if name == "adam":
         return [AdamTiles(size=512, blocks=3)]
+    if name == "all-reduce-norm":
+        return [RowTiles(blocks=3)]
     if name == "embedding-all-to-all":
         return [BagTiles(rows=2, blocks=2), BagTiles(rows=8, remote_first=False, blocks=3)]
     if name == "matvec-all-reduce":
@@ -105,6 +108,8 @@ def arrays_for(name: str, devices: int) -> tuple[Any, ...]:
         return whole(512, 256 * devices), whole(256 * devices)
     if name == "matmul-all-to-all":
         return whole(256 * devices * devices, 128), whole(128 * devices, 128)
+    if name == "all-reduce-norm":
+        return whole(4 * devices * devices, 512), whole(4 * devices, 512), whole(512), whole(512)
     if name == "embedding-all-to-all":
         indices = random.integers(-1, 9, (2 * devices, 2 * devices, 5))  # the first and the last are outside
         return whole(2 * devices, 8, 128, dtype=jnp.float32), jnp.asarray(indices, jnp.int32)

@@ -46,6 +46,8 @@ def shapes(name: str, devices: int) -> tuple[Any, ...]:
         return array(4096 * devices, 4096), array(4096 * devices, 4096)
     if name == "matvec-all-reduce":
         return array(8192, 8192), array(8192)
+    if name == "all-reduce-norm":
+        return array(1024 * devices, 4096), array(1024, 4096), array(4096), array(4096)
     if name == "embedding-all-to-all":
         return array(4 * devices, 1024, 256), array(4 * devices, 64, 10, dtype=jnp.int32)
     if name == "adam":

@@ -15,6 +15,7 @@ if jax.__version_info__ < OLDEST_JAX:
 from disco_hlo.kernels.adam import AdamTiles
 from disco_hlo.kernels.catalog import AXIS, FUSED
 from disco_hlo.kernels.embedding import BagTiles
+from disco_hlo.kernels.norm import RowTiles
 from disco_hlo.kernels.tiles import MatmulTiles
 
 TILES = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, blocks=1)
@@ -22,7 +23,8 @@ ADAM = AdamTiles(size=512, blocks=1)
 BAG_TILES = BagTiles(blocks=1)
 VECTOR_TILES = dataclasses.replace(TILES, tile_k=128)
 SCATTER, GATHER, VECTOR = "matmul-reduce-scatter", "all-gather-matmul", "matvec-all-reduce"
-BAG = "embedding-all-to-all"
+BAG, NORM = "embedding-all-to-all", "all-reduce-norm"
+ROW_TILES = RowTiles(blocks=1)
 
 
 def mesh_of(*sizes: int) -> jax.sharding.Mesh:
@@ -47,6 +49,10 @@ def of_adam(n: int, dtype: Any = jnp.float32, moments: int | None = None) -> tup
 
 def of_bags(columns: int = 128, samples: int = 16, bag: int = 4) -> tuple[Any, ...]:
     return bf16(8, 16, columns), bf16(8, samples, bag, dtype=jnp.int32)
+
+
+def of_norm(rows: int = 1024, columns: int = 512) -> tuple[Any, ...]:
+    return bf16(4 * rows, columns), bf16(rows, columns), bf16(columns), bf16(columns)
 
 
 GOOD = bf16(1024, 1024), bf16(1024, 256)
@@ -92,6 +98,9 @@ GOOD = bf16(1024, 1024), bf16(1024, 256)
         (BAG, BAG_TILES, of_bags(columns=1152), "D must be at most 1024, got 1152"),
         (BAG, BAG_TILES, of_bags(samples=18), r"B = 18 must be a multiple of 4 \(devices\)"),
         (BAG, BAG_TILES, of_bags(bag=0), "needs at least one row in a bag, got P = 0"),
+        (NORM, ROW_TILES, of_norm(rows=1026), r"M = 1026 must be a multiple of 4 \(devices\)"),
+        (NORM, ROW_TILES, of_norm(columns=768), "N = 768 must be a multiple of 512"),
+        (NORM, ROW_TILES, (*of_norm()[:3], bf16(256)), r"needs two \(M, N\) and two \(N,\) arrays, got"),
         ("adam", ADAM, of_adam(8192, jnp.bfloat16), "gradients bfloat16, parameters float32"),
         ("adam", ADAM, of_adam(8192, moments=4096), r"needs shapes .*\(2048,\).*, got .*\(1024,\)"),
         ("adam", ADAM, of_adam(8192 + 1024), "n / devices = 2304 must be a multiple of 512"),
@@ -107,6 +116,7 @@ def test_arrays_and_tiles_that_do_not_fit_are_refused(name: str, tiles: Any, arr
 def test_the_same_arrays_are_taken_where_nothing_is_wrong() -> None:
     assert trace(SCATTER, TILES, *GOOD).shape == (1024, 256)
     assert trace(VECTOR, VECTOR_TILES, bf16(1024, 512), bf16(512)).shape == (1024,)
+    assert trace(NORM, ROW_TILES, *of_norm()).shape == (1024, 512)
     assert trace(BAG, BAG_TILES, *of_bags()).shape == (16, 8, 128)
     assert [result.shape for result in trace("adam", ADAM, *of_adam(8192))] == [(8192,), (8192,), (8192,)]
 
