@@ -85,14 +85,14 @@ def test_a_kernel_goes_on_with_the_sizes_that_are_left(
 def test_a_table_has_limits_both_orders_and_the_skew(tmp_path: Path) -> None:
     record = bench_kernels.Record(tmp_path / "rows.jsonl")
     us = {"fused": 200.0, "fused in order of rows": 210.0, "separate": 300.0}
-    limits = {"compute alone": 150.0, "link alone": 90.4}
+    limits = {"compute alone": 150.0, "link alone": 90.4, "fused without a loop": 220.0}
     size = (8192, 4096, 4096)
     kernels = {"fused": {"copy": [9.0, 1.0], "_kernel_mosaic_gpu_kernel": [100.0, 101.0]}}
-    record.add(row("matmul-all-to-all", size, "final", us=us | limits, ratio=1.5))
+    record.add(row("matmul-all-to-all", size, "final", us=us | limits | {"separate without a loop": 319.0}))
     record.add(row("matmul-all-to-all", size, "trace", kernels=kernels))
     record.add(row("adam", 1 << 22, "final", error="no point worked"))
     lines = bench_kernels.table(record).splitlines()
-    assert lines[2] == "| matmul-all-to-all | 8192 × 4096 × 4096 | 300 | 200 | 1.50 | 150 | 90 |"
+    assert lines[2] == "| matmul-all-to-all | 8192 × 4096 × 4096 | 300 | 200 | 1.50 | 150 | 90 | 1.45 |"
     assert lines[-1] == "| matmul-all-to-all | 8192 × 4096 × 4096 | 200 | 210 | 1.0 % | - |"
 
 
