@@ -200,7 +200,7 @@ def run_kernel(
         command = [sys.executable, __file__, "--out", str(chosen.out), "--job", json.dumps(job)]
         flags = {"--interpret": chosen.interpret, "--brief": chosen.brief}
         command += [flag for flag, is_set in flags.items() if is_set]
-        trying, reason = run_process(command, environment_of(chosen), record, chosen)
+        trying, reason = run_process(command, environment_of(chosen), record, chosen, end)
         if reason is None:
             return
         tried = trying or {"size": left[0], "kind": "start"}
@@ -219,9 +219,9 @@ def environment_of(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def run_process(
-    command: list[str], environment: dict[str, str], record: Record, chosen: argparse.Namespace
+    command: list[str], environment: dict[str, str], record: Record, chosen: argparse.Namespace, end: float
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """Keep the rows that a process says; what it was trying, and why it ended, unless it ended well."""
+    """Keep the rows that a process says; what it was trying, and why it ended, unless it ended well or at `end`."""
     lines: queue.Queue[str | None] = queue.Queue()
     errors = chosen.out / "errors.log"
     with errors.open("a") as log:
@@ -231,7 +231,7 @@ def run_process(
     reader.start()
     trying: dict[str, Any] | None = None
     try:
-        while (line := lines.get(timeout=chosen.silence)) is not None:
+        while (line := lines.get(timeout=max(min(chosen.silence, end - monotonic()), 0.1))) is not None:
             kind, _, content = line.partition(" ")
             if kind == "TRYING":
                 trying = json.loads(content)
@@ -241,6 +241,8 @@ def run_process(
         process.kill()
         process.wait()
         reader.join()
+        if monotonic() >= end:
+            return trying, None
         return trying, f"said nothing for {chosen.silence:.0f} s and was killed"
     code = process.wait()
     last = (errors.read_text().strip().splitlines() or [""])[-1]

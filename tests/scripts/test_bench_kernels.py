@@ -17,11 +17,14 @@ from scripts import bench_kernels, kernel_problems
 SCRIPT = Path(bench_kernels.__file__)
 
 
-def process(code: str, tmp_path: Path, silence: float = 30.0) -> tuple[Any, Any, list[dict[str, Any]]]:
+def process(
+    code: str, tmp_path: Path, silence: float = 30.0, seconds: float = 60.0
+) -> tuple[Any, Any, list[dict[str, Any]]]:
     """What the parent makes of a process that runs `code`."""
     record = bench_kernels.Record(tmp_path / "rows.jsonl")
     chosen = argparse.Namespace(out=tmp_path, silence=silence)
-    trying, reason = bench_kernels.run_process([sys.executable, "-c", code], {}, record, chosen)
+    command, end = [sys.executable, "-c", code], monotonic() + seconds
+    trying, reason = bench_kernels.run_process(command, {}, record, chosen, end)
     return trying, reason, record.rows
 
 
@@ -38,6 +41,11 @@ def test_a_process_that_hangs_is_killed_and_what_it_tried_is_known(tmp_path: Pat
     assert trying == {"kind": "point", "tiles": {"size": 1024}}
     assert reason == "said nothing for 2 s and was killed"
     assert [row["us"] for row in rows] == [{"fused": 2.0}]
+
+
+def test_a_process_that_is_at_work_when_the_time_is_up_has_no_reason(tmp_path: Path) -> None:
+    code = SAYS + "while True: say('TRIED', 'more'); __import__('time').sleep(0.1)"
+    assert process(code, tmp_path, seconds=2.0)[1] is None
 
 
 def test_a_process_that_dies_leaves_its_reason(tmp_path: Path) -> None:
@@ -67,7 +75,7 @@ def test_a_kernel_goes_on_with_the_sizes_that_are_left(
 ) -> None:
     jobs = []
 
-    def run(command: list[str], _: Any, record: bench_kernels.Record, __: Any) -> tuple[Any, Any]:
+    def run(command: list[str], _: Any, record: bench_kernels.Record, *__: Any) -> tuple[Any, Any]:
         jobs.append(json.loads(command[command.index("--job") + 1]))
         if len(jobs) > 1:
             return None, None
