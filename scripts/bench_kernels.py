@@ -231,7 +231,7 @@ def run_process(
     reader.start()
     trying: dict[str, Any] | None = None
     try:
-        while (line := lines.get(timeout=max(min(chosen.silence, end - monotonic()), 0.1))) is not None:
+        while (line := lines.get(timeout=max(min(chosen.silence, end - monotonic()), 0.0))) is not None:
             kind, _, content = line.partition(" ")
             if kind == "TRYING":
                 trying = json.loads(content)
