@@ -259,7 +259,15 @@ def read_into(pipe: Any, lines: queue.Queue[str | None]) -> None:
 
 # --- the rows as Markdown ---
 
-SPEED = ("kernel", "size", "separate, µs", "fused, µs", "times as fast", "compute", "link", "without a loop")
+SPEED = (
+    "kernel",
+    "size",
+    "separate, µs",
+    "fused, µs",
+    "times as fast",
+    "compute alone, µs",
+    "link alone, µs",
+)
 ORDER = (
     "kernel",
     "size",
@@ -268,24 +276,34 @@ ORDER = (
     "skew, remote first",
     "skew, in order of rows",
 )
+ALONE = ("kernel", "size", "separate, µs", "fused, µs", "times as fast")
 
 
 def table(record: Record) -> str:
-    """Two tables: every kernel beside what it replaces and its limits; the two orders, and the skew of the devices."""
-    finals = [row for row in record.rows if row["kind"] == "final" and "separate" in row.get("us", {})]
-    finals.sort(key=lambda row: (list(SIZES).index(row["kernel"]), SIZES[row["kernel"]].index(size_of(row))))
-    speed, order = [SPEED, ("---",) * len(SPEED)], [ORDER, ("---",) * len(ORDER)]
-    for row in finals:
+    """Three tables: every kernel beside what it replaces and its limits; the two orders, and the skew of the devices;
+    the calls without a loop."""
+    rows = [row for row in record.rows if row["kind"] == "final" and "us" in row and row["kernel"] != "floor"]
+    rows.sort(key=lambda row: (list(SIZES).index(row["kernel"]), SIZES[row["kernel"]].index(size_of(row))))
+    speed, order, alone = ([header, ("---",) * len(header)] for header in (SPEED, ORDER, ALONE))
+    for row in rows:
         us, name = row["us"], (row["kernel"], written(row["size"]))
-        times = [f"{us[key]:.0f}" for key in ("separate", "fused", "compute alone", "link alone")]
-        unrolled = [us.get(f"{key} without a loop") for key in ("separate", "fused")]
-        ratio = f"{unrolled[0] / unrolled[1]:.2f}" if all(unrolled) else "-"
-        speed.append((*name, *times[:2], f"{us['separate'] / us['fused']:.2f}", *times[2:], ratio))
+        if "separate" in us:
+            limits = [f"{us[key]:.0f}" for key in ("compute alone", "link alone")]
+            speed.append((*name, *beside(us["separate"], us["fused"]), *limits))
         if "fused in order of rows" in us:
             orders = "fused", "fused in order of rows"
             skews = [skew(record, row, of_it) for of_it in orders]
             order.append((*name, *(f"{us[of_it]:.0f}" for of_it in orders), *skews))
-    return "\n\n".join("\n".join(f"| {' | '.join(cells)} |" for cells in rows) for rows in (speed, order))
+        if "fused without a loop" in us:
+            alone.append((*name, *beside(us["separate without a loop"], us["fused without a loop"])))
+    return "\n\n".join(
+        "\n".join(f"| {' | '.join(cells)} |" for cells in rows) for rows in (speed, order, alone)
+    )
+
+
+def beside(separate: float, fused: float) -> tuple[str, str, str]:
+    """Cells of two times and their ratio."""
+    return f"{separate:.0f}", f"{fused:.0f}", f"{separate / fused:.2f}"
 
 
 def size_of(row: dict[str, Any]) -> Any:
