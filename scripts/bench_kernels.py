@@ -276,7 +276,6 @@ ORDER = (
     "skew, remote first",
     "skew, in order of rows",
 )
-ALONE = ("kernel", "size", "separate, µs", "fused, µs", "times as fast")
 
 
 def table(record: Record) -> str:
@@ -284,26 +283,22 @@ def table(record: Record) -> str:
     the calls without a loop."""
     rows = [row for row in record.rows if row["kind"] == "final" and "us" in row and row["kernel"] != "floor"]
     rows.sort(key=lambda row: (list(SIZES).index(row["kernel"]), SIZES[row["kernel"]].index(size_of(row))))
-    speed, order, alone = ([header, ("---",) * len(header)] for header in (SPEED, ORDER, ALONE))
+    speed, order, alone = ([header, ("---",) * len(header)] for header in (SPEED, ORDER, SPEED))
     for row in rows:
         us, name = row["us"], (row["kernel"], written(row["size"]))
-        if "separate" in us:
-            limits = [f"{us[key]:.0f}" for key in ("compute alone", "link alone")]
-            speed.append((*name, *beside(us["separate"], us["fused"]), *limits))
-        if "fused in order of rows" in us:
-            orders = "fused", "fused in order of rows"
-            skews = [skew(record, row, of_it) for of_it in orders]
-            order.append((*name, *(f"{us[of_it]:.0f}" for of_it in orders), *skews))
-        if "fused without a loop" in us:
-            alone.append((*name, *beside(us["separate without a loop"], us["fused without a loop"])))
+        for loop, lines in (("", speed), (" without a loop", alone)):
+            if f"separate{loop}" in us:
+                keys = "separate", "fused", "compute alone", "link alone"
+                separate, fused, *limits = (us.get(key + loop) for key in keys)
+                times = [f"{separate:.0f}", f"{fused:.0f}", f"{separate / fused:.2f}"]
+                lines.append((*name, *times, *(f"{limit:.0f}" if limit else "-" for limit in limits)))
+            if f"fused in order of rows{loop}" in us:
+                orders = "fused", "fused in order of rows"
+                skews = [skew(record, row, of_it) for of_it in orders]
+                order.append((*name, *(f"{us[of_it + loop]:.0f}" for of_it in orders), *skews))
     return "\n\n".join(
         "\n".join(f"| {' | '.join(cells)} |" for cells in rows) for rows in (speed, order, alone)
     )
-
-
-def beside(separate: float, fused: float) -> tuple[str, str, str]:
-    """Cells of two times and their ratio."""
-    return f"{separate:.0f}", f"{fused:.0f}", f"{separate / fused:.2f}"
 
 
 def size_of(row: dict[str, Any]) -> Any:
@@ -318,8 +313,10 @@ def written(size: Any) -> str:
 
 def skew(record: Record, row: dict[str, Any], call: str) -> str:
     """By how much the fused kernel takes longer on the slowest device than on the fastest."""
-    for traced in record.of(row["kernel"], row["size"], "trace"):
-        for kernel, us in traced.get("kernels", {}).get(call, {}).items():
+    later = record.rows[record.rows.index(row) + 1 :]
+    same = [one for one in later if (one["kernel"], one["size"]) == (row["kernel"], row["size"])]
+    if same and same[0]["kind"] == "trace":
+        for kernel, us in same[0].get("kernels", {}).get(call, {}).items():
             if FUSED_KERNEL in kernel:
                 return f"{100 * (max(us) / min(us) - 1):.1f} %"
     return "-"

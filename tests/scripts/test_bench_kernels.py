@@ -102,7 +102,18 @@ def test_the_tables_have_limits_both_orders_and_the_skew(tmp_path: Path) -> None
     speed, order, alone = (part.splitlines()[2:] for part in bench_kernels.table(record).split("\n\n"))
     assert speed == ["| matmul-all-to-all | 8192 × 4096 × 4096 | 300 | 200 | 1.50 | 150 | 90 |"]
     assert order == ["| matmul-all-to-all | 8192 × 4096 × 4096 | 200 | 210 | 1.0 % | - |"]
-    assert alone == ["| matmul-all-to-all | 8192 × 4096 × 4096 | 319 | 220 | 1.45 |"]
+    assert alone == ["| matmul-all-to-all | 8192 × 4096 × 4096 | 319 | 220 | 1.45 | - | - |"]
+
+
+def test_the_page_has_the_tables_of_its_rows() -> None:
+    pages = SCRIPT.parents[1] / "docs" / "benchmarks"
+    tables = bench_kernels.table(bench_kernels.Record(pages / "h100" / "kernels" / "rows.jsonl")).split(
+        "\n\n"
+    )
+    filled = [one for one in tables if len(one.splitlines()) > 2]
+    page = (pages / "kernels.md").read_text()
+    assert len(filled) == 2
+    assert all(one in page for one in filled)
 
 
 @pytest.mark.slow
