@@ -304,15 +304,14 @@ def _pipeline(job: _Job, multiply: Callable[..., Any], context: Callable[..., No
     """The loop over K: one warpgroup fetches operands some steps ahead of the two that multiply."""
     tiles = job.tiles
     operand = functools.partial(plgpu.BlockSpec, memory_space=plgpu.SMEM, delay_release=1)
-    of_k = _transforms(tiles.tile_k, job.dtype)
-    of_n = _transforms(tiles.tile_n, job.dtype)
+    lie = _transforms(min(tiles.tile_k, tiles.tile_n), job.dtype)  # both alike, as the instruction wants them
     return plgpu.emit_pipeline_warp_specialized(
         multiply,
         grid=(job.depth // tiles.tile_k,),
         memory_registers=REGISTERS_OF_THE_MOVER,
         in_specs=[
-            operand((tiles.block_m, tiles.tile_k), lambda k: (0, k), transforms=of_k),
-            operand((tiles.tile_k, tiles.block_n), lambda k: (k, 0), transforms=of_n),
+            operand((tiles.block_m, tiles.tile_k), lambda k: (0, k), transforms=lie),
+            operand((tiles.tile_k, tiles.block_n), lambda k: (k, 0), transforms=lie),
         ],
         wg_axis="warpgroup",
         num_compute_wgs=WARPGROUPS,
