@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -25,13 +23,13 @@ from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.captured import captured
 from tests.plugin.handled import named_parameters
 from tests.steps import models
 from tests.steps.intercept import intercept
 
 Array = Any
 Arrays = tuple[int, ...] | jax.ShapeDtypeStruct
-CAPTURED = Path(__file__).parents[1] / "data"
 
 
 def names_of(*step: Any) -> dict[str, int]:
@@ -341,6 +339,7 @@ def test_tokens_that_travel_between_devices_are_followed() -> None:
     assert names_of(step, (whole(np.float32, 50, 16), whole(np.int32, 4, 12))) == {"i": 50}
 
 
+@pytest.mark.product_only
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
@@ -354,8 +353,7 @@ def test_tokens_that_travel_between_devices_are_followed() -> None:
 )
 def test_of_steps_captured_on_gpus_tokens_and_labels_are_found(file: str, expected: dict[int, int]) -> None:
     """Counters of steps, which have no other integers beside them there, stay 0 or 1."""
-    source = canonicalize(gzip.decompress((CAPTURED / f"{file}.hlo.pb.gz").read_bytes()))
-    assert index_bounds(source) == expected
+    assert index_bounds(captured(file)) == expected
 
 
 # --- what stays 0 or 1 ----------------------------------------------------------------------------
