@@ -73,32 +73,20 @@ def test_every_kernel_has_a_turn_before_any_has_its_second() -> None:
 )
 def test_it_runs_from_end_to_end_and_does_not_measure_twice(tmp_path: Path) -> None:
     command = [
-        sys.executable,
-        SCRIPT,
-        "--out",
-        tmp_path,
-        "--interpret",
-        "--tiny",
-        "--kernels",
-        "matvec-all-reduce",
-        "adam",
-    ]
+        sys.executable, SCRIPT, "--out", tmp_path, "--interpret", "--tiny", "--kernels", "matvec-all-reduce",
+    ]  # fmt: skip
     ran = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert ran.returncode == 0, ran.stderr
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [(row["kernel"], row["kind"]) for row in rows] == [
-        (kernel, kind) for kernel in ("matvec-all-reduce", "adam") for kind in ("point", "point", "final")
+        ("matvec-all-reduce", kind) for kind in ("point", "point", "final")
     ]
     assert all(row["exact"] for row in rows), rows
     assert set(rows[2]["us"]) == {
-        "fused",
-        "fused in order of rows",
-        "separate",
-        "compute alone",
-        "link alone",
-    }
+        "fused", "fused in order of rows", "separate", "compute alone", "link alone",
+    }  # fmt: skip
     again = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    assert again.stdout.splitlines() == [f"6 rows in {tmp_path / 'rows.jsonl'}"]
+    assert again.stdout.splitlines() == [f"3 rows in {tmp_path / 'rows.jsonl'}"]
 
 
 def test_every_call_of_a_row_is_made_and_timed() -> None:
