@@ -71,7 +71,6 @@ BOTH = (
     "plugin/test_signs.py",
     "plugin/test_step.py",
     "plugin/test_structure.py",
-    "plugin/test_tolerances.py",
     "profiler/test_timeline.py",
     "profiler/test_trace.py",
     "structure/test_program.py",
