@@ -167,6 +167,7 @@ def test_a_tensor_parallel_step_has_its_layers_between_them() -> None:
     assert inside_share(graph, [node.flops for node in graph.nodes]) > 0.3
 
 
+@pytest.mark.product_only  # compiles the engine
 def test_why_no_structure_is_tried() -> None:
     step = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
 
@@ -208,6 +209,7 @@ ENTRY main { x = f32[65536] parameter(0), backend_config={"operation_queue_id":"
 """
 
 
+@pytest.mark.product_only  # compiles the engine
 def test_structures_are_tried_where_a_loop_communicates() -> None:
     def answer(op: str) -> str:
         module = _hlo.hlo_module_from_text(SCANNED.replace("OP", op))
