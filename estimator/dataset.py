@@ -16,6 +16,7 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, calibrated, measured_ops
 from disco_hlo.estimator.features import Batch, encode, graph_features, joined
 from disco_hlo.estimator.samples import FusedOp
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.sqlite_file import SqliteFile
@@ -55,14 +56,15 @@ _TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A captured training step."""
+    """A computation of a captured training step that XLA schedules: its entry or a region."""
 
     id: int
     model: str
     """Its model (``bert``): leave-one-model-out leaves out all sources of one."""
     name: str
-    """Model, size and what was changed in it."""
+    """Model, size and what was changed in it; the region, where it is a loop body or a branch of the step."""
     fingerprint: str
+    """Of the computation that its samples are kernels of: the entry or a region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,11 @@ class Dataset(SqliteFile):
     APPLICATION_ID = 0x64697366  # "disf"
     VERSION = SCHEMA_VERSION
     TABLES = _TABLES
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._canonical: dict[bytes, CanonicalModule] = {}
+        """The module asked for last: its regions are asked for one after the other."""
 
     # What it is about ---------------------------------------------------------------------------
 
@@ -164,6 +171,23 @@ class Dataset(SqliteFile):
         if not unpacker.eof:
             raise ProfileError(f"{self.path} is damaged: the module of {source.name} is not whole")
         return module
+
+    def computation(self, source: Source) -> CanonicalModule:
+        """The entry or region that a source is, in canonical form.
+
+        Raises:
+            ProfileError: the module has none of its fingerprint, so node ids of its samples mean nothing.
+        """
+        module = self.module(source)
+        if module not in self._canonical:
+            self._canonical = {module: canonicalize(module)}
+        for one in self._canonical[module].computations.values():
+            if one.graph.fingerprint == source.fingerprint:
+                return one
+        raise ProfileError(
+            f"{self.path}: no computation of {source.name} has the fingerprint {source.fingerprint:.16} that its samples "
+            "were drawn by, since the canonical form has changed; draw them again"
+        )
 
     def add_samples(self, source: Source, ops: Mapping[str, FusedOp]) -> int:
         """Store fused ops by structural key; returns how many were new."""
@@ -377,7 +401,7 @@ def load(dataset: Dataset) -> TrainingData:
         )
     about, sources = dataset.about(), dataset.sources()
     base = base_device(about)
-    graphs = {source.id: canonicalize(dataset.module(source)).graph for source in sources}
+    graphs = {source.id: dataset.computation(source).graph for source in sources}
     for sample in samples:
         _check(sample, graphs.get(sample.source), str(dataset.path))
     samples.sort(key=lambda sample: (sample.source, sample.id))
