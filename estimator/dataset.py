@@ -12,6 +12,7 @@ out. Single ops are never tested on: a profile measures them all, so the estimat
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,6 +66,11 @@ class Source:
     """Model, size and what was changed in it; the region, where it is a loop body or a branch of the step."""
     fingerprint: str
     """Of the computation that its samples are kernels of: the entry or a region."""
+
+    @property
+    def group(self) -> str:
+        """Its model, and whether it is a loop body of that: what errors are reported by."""
+        return f"{self.model}, loop bodies" if re.search(r", loop\d+$", self.name) else self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,12 +345,16 @@ class TrainingData:
     """Features with the measured times of single ops."""
     blind: Batch
     """The same without: the analytical estimate stands for them."""
+    borrowed: Batch | None
+    """As ``known``, with the analytical estimate that other weights were trained to correct."""
     log_ns: NDArray[np.float64]
     """``[samples]``: natural logarithm of the label."""
     repeated_ns: tuple[tuple[float, ...], ...]
     """All measurements of each sample, in the order they were taken."""
     model: NDArray[np.str_]
     """``[samples]``: the model each was drawn from."""
+    group: NDArray[np.str_]
+    """``[samples]``: :attr:`Source.group`."""
     opcodes: tuple[frozenset[str], ...]
     """Op types in each."""
     is_single: NDArray[np.bool_]
@@ -391,8 +401,9 @@ def base_device(about: Mapping[str, Any]) -> DeviceModel:
     return DeviceModel(bandwidth, flops, hoists=backend.hoists)
 
 
-def load(dataset: Dataset) -> TrainingData:
-    """Read and encode all measured samples. :class:`ProfileError` where there are none, or the file is damaged."""
+def load(dataset: Dataset, other: DeviceModel | None = None) -> TrainingData:
+    """Read and encode all measured samples, with the analytical estimate of an ``other`` device as well.
+    :class:`ProfileError` where there are none, or the file is damaged."""
     measured = dataset.measurements()
     samples = [sample for sample in dataset.samples() if sample.id in measured]
     if not samples:
@@ -408,13 +419,15 @@ def load(dataset: Dataset) -> TrainingData:
     labels = {sample.id: label_ns(measured[sample.id], about["backend"]) for sample in samples}
     times = {sample.key: labels[sample.id] for sample in samples if len(sample.op.members) == 1}
     device = calibrated(base, measured_ops(graphs.values(), times))
-    model_of = {source.id: source.model for source in sources}
+    source_of = {source.id: source for source in sources}
     return TrainingData(
         known=_encoded(samples, graphs, device, times),
         blind=_encoded(samples, graphs, device, {}),
+        borrowed=None if other is None else _encoded(samples, graphs, other, times),
         log_ns=np.log([labels[sample.id] for sample in samples]),
         repeated_ns=tuple(tuple(float(m.low_ns) for m in measured[sample.id]) for sample in samples),
-        model=np.array([model_of[sample.source] for sample in samples]),
+        model=np.array([source_of[sample.source].model for sample in samples]),
+        group=np.array([source_of[sample.source].group for sample in samples]),
         opcodes=tuple(
             frozenset(graphs[sample.source].nodes[member].opcode for member in sample.op.members)
             for sample in samples
@@ -466,8 +479,9 @@ def random_split(data: TrainingData, seed: int, test: int, validation: int) -> S
 
 
 def model_split(data: TrainingData, model: str, seed: int, validation: int) -> Split:
-    """All fused samples of one model to report on, nothing of it to learn from."""
-    is_out = data.model == model
+    """All fused samples of one model (of ``llama_scan`` and ``llama_unroll`` for ``llama``) to report on, nothing of it
+    to learn from."""
+    is_out = (data.model == model) | np.char.startswith(data.model, f"{model}_")
     test = np.flatnonzero(is_out & ~data.is_single)
     rest = np.flatnonzero(~is_out & ~data.is_single)
     if not len(test) or len(rest) < 2 * validation:
