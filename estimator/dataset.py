@@ -191,8 +191,8 @@ class Dataset(SqliteFile):
             if one.graph.fingerprint == source.fingerprint:
                 return one
         raise ProfileError(
-            f"{self.path}: no computation of {source.name} has the fingerprint {source.fingerprint:.16} that its samples "
-            "were drawn by, since the canonical form has changed; draw them again"
+            f"{self.path}: no computation of {source.name} has the fingerprint {source.fingerprint:.16} that its "
+            "samples were drawn by, since the canonical form has changed; draw them again"
         )
 
     def add_samples(self, source: Source, ops: Mapping[str, FusedOp]) -> int:

@@ -245,7 +245,7 @@ def mark(what: str, name: str, turn: int) -> str:
 
 
 def prepare(config: Config, data: Dataset, step: StepConfig, turn: int = 1) -> None:
-    """Capture a step and store samples of its entry and of its regions, bit by bit: what ends this leaves a file of use.
+    """Capture a step and store samples of its entry and regions, bit by bit: what ends this leaves a file of use.
 
     Args:
         turn: the round, from 1. In later ones only what searches choose is drawn, by the weights as they are then.

@@ -87,7 +87,8 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
 
 
 TAKEN_NAMES = (
-    "main", "network", "started_from", "started_from_scaled", "network_without_op_times", "analytical", "linear", "noise_floor",
+    "main", "network", "started_from", "started_from_scaled", "network_without_op_times", "analytical", "linear",
+    "noise_floor",
 )  # fmt: skip
 """Rows of the report and checkpoints that no compared network may have the name of."""
 
@@ -178,7 +179,7 @@ class Run:
         floor = noise(data, data.fused)
         repeated = np.array([i for i in data.fused if len(data.repeated_ns[i]) > 1], np.int64)
         self.report["data"] = {
-            "about": data.about,
+            "about": {name: fact for name, fact in data.about.items() if ": " not in name},  # no notes on drawing
             "samples": len(data),
             "fused": len(data.fused),
             "fused_per_model": dict(Counter(data.model[data.fused].tolist())),
@@ -216,7 +217,10 @@ class Run:
         predicted = training.predict(self.start, borrowed, split.test)
         return {
             "started_from": self.judged(predicted, split),
-            "started_from_scaled": {**self.judged(predicted + off, split), "factor": round(float(np.exp(off)), 4)},
+            "started_from_scaled": {
+                **self.judged(predicted + off, split),
+                "factor": round(float(np.exp(off)), 4),
+            },
         }
 
     def unseen_structures(self, weights: Path | None) -> None:

@@ -52,7 +52,9 @@ def run(*arguments: object) -> int:
     """Runs the script in this process, which has torch already; gives its exit status."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        patch.setattr(dataset, "load", lambda data, other=None: load(data, other) if other else read_once(data.path))
+        patch.setattr(
+            dataset, "load", lambda data, other=None: load(data, other) if other else read_once(data.path)
+        )
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(SCRIPT), run_name="__main__")
     return int(ended.value.code or 0)

@@ -120,7 +120,9 @@ def test_kernels_that_searches_choose_are_drawn_without_a_device(tmp_path: Path)
         samples, about = {sample.key: sample for sample in data.samples()}, data.about()
         assert data.measurements() == {}
     assert names == ["", ", loop1", ", loop2"]
-    own = {draw_fused_ops.key_of(part, op) for part in parts.values() for op in draw_fused_ops.xla_kernels(part)}
+    own = {
+        draw_fused_ops.key_of(part, op) for part in parts.values() for op in draw_fused_ops.xla_kernels(part)
+    }
     chosen = samples.keys() & set(about[draw_fused_ops.mark("chosen", "rnnlm rnnlm.hlo.pb.gz", 1)])
     assert len(chosen - own) > 5
     assert {samples[key].source for key in chosen} == parts.keys()
