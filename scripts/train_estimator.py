@@ -179,7 +179,8 @@ class Run:
         floor = noise(data, data.fused)
         repeated = np.array([i for i in data.fused if len(data.repeated_ns[i]) > 1], np.int64)
         self.report["data"] = {
-            "about": {name: fact for name, fact in data.about.items() if ": " not in name},  # no notes on drawing
+            # Without the notes on what was drawn.
+            "about": {name: fact for name, fact in data.about.items() if ": " not in name},
             "samples": len(data),
             "fused": len(data.fused),
             "fused_per_model": dict(Counter(data.model[data.fused].tolist())),
