@@ -399,7 +399,8 @@ def _values(
             )
     for result in results:
         place = place_of(result, scratch)
-        found.moved_bytes[place] = tables.value[at.ELEMENTS, result] * tables.value[at.ITEM_BYTES, result]
+        whole = tables.node[at.WRITTEN, result]
+        found.moved_bytes[place] = tables.value[at.ELEMENTS, whole] * tables.value[at.ITEM_BYTES, whole]
     return found
 
 
@@ -476,7 +477,7 @@ def _kernel_row(
     strided_ns = strided * tables.constant[at.STRIDED_NS]
     streaming = streaming_ns(tables.curve, tables.constant, read + written)
     estimate = max(streaming, work + strided_ns, 1.0)
-    first = results[0]
+    first = tables.node[at.WRITTEN, results[0]]
     rank = tables.node[at.LOOPS_AT, first] - tables.node[at.EXTENTS_AT, first]
     minor = major = 1
     if rank > 0:

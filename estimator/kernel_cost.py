@@ -89,7 +89,8 @@ def kernel_work(
     """(bytes moved, ns of element evaluations, elements read across the memory's grain) of a kernel."""
     written = 0.0
     for result in results:
-        written += tables.value[at.ELEMENTS, result] * tables.value[at.ITEM_BYTES, result]
+        whole = tables.node[at.WRITTEN, result]
+        written += tables.value[at.ELEMENTS, whole] * tables.value[at.ITEM_BYTES, whole]
     if tiled or members.size >= scratch.value.shape[0]:  # beyond the working space: count every value once
         read, work = _tiled(tables, members, scratch)
         return written + read, work, 0.0
@@ -357,8 +358,9 @@ def _equal(context: NDArray[np.int64], one: int, other: int) -> bool:
 
 @inner
 def _result_context(node: NDArray[np.int32], edge: NDArray[np.int32], result: int, scratch: Scratch) -> None:
-    """Make the kernel's own loops: one for each dimension of the result, major to minor."""
-    start, end = node[at.EXTENTS_AT, result], node[at.LOOPS_AT, result]
+    """Make the kernel's own loops: one for each dimension of what is written, major to minor."""
+    whole = node[at.WRITTEN, result]
+    start, end = node[at.EXTENTS_AT, whole], node[at.LOOPS_AT, whole]
     fresh = scratch.context[scratch.number[_KEPT]]
     fresh[:] = -1
     fresh[0] = end - start

@@ -34,7 +34,10 @@ EXTENTS_AT: Final = 1
 """Extents of the node's dimensions, major to minor."""
 LOOPS_AT: Final = 2
 """Extents of the loops that computing one element adds."""
-NODE_ROWS: Final = 3
+WRITTEN: Final = 3
+"""Not a list: the node whose elements a kernel writes that returns this one. Its own, but what updates an array that
+comes from elsewhere writes over it (XLA shares the buffer): so many elements as the update has."""
+NODE_ROWS: Final = 4
 
 # Values in a map, one for each dimension of the operand, major to minor: a dimension of the reader, or
 UNUSED: Final = -1
@@ -62,6 +65,7 @@ HOISTS: Final = 3
 """1 where loop-invariant values are computed once per outer iteration (CPU), else 0."""
 CONSTANTS: Final = 4
 
+_FROM_ELSEWHERE = frozenset({"dynamic-update-slice", "get-tuple-element", "parameter"})
 _SAME_POSITIONS = frozenset({"slice", "pad", "reverse", "dynamic-slice", "concatenate"})
 _REARRANGING = frozenset({"reshape", "bitcast"})
 _NEVER_INSIDE = frozenset({"tuple", "get-tuple-element", "opt-barrier"})
@@ -117,6 +121,7 @@ def structure(graph: Graph) -> Structure:
     node[OPERANDS_AT] = begin
     node[EXTENTS_AT, :-1] = begin[:-1] + 2 * read
     node[LOOPS_AT, :-1] = node[EXTENTS_AT, :-1] + rank
+    node[WRITTEN, :-1] = _written(graph)
     edge = np.zeros(int(begin[-1]) + 1, np.int32)
     edge[: pool.size] = pool
     pair = begin[reader] + 2 * (np.arange(reader.size) - (np.cumsum(read) - read)[reader])
@@ -129,6 +134,18 @@ def structure(graph: Graph) -> Structure:
         np.array([shape.element_count for shape in arrays], np.float64)[shape_of],
         np.array([DTYPE_BYTES.get(shape.dtype, 4) for shape in arrays], np.float64)[shape_of],
     )
+
+
+def _written(graph: Graph) -> list[int]:
+    found = list(range(len(graph)))
+    for node in graph.nodes:
+        if node.opcode == "dynamic-update-slice":
+            whole = graph.nodes[node.operands[0]]
+            while whole.opcode == "bitcast":
+                whole = graph.nodes[whole.operands[0]]
+            if whole.opcode in _FROM_ELSEWHERE:
+                found[node.id] = node.operands[1]
+    return found
 
 
 def _edges(

@@ -13,8 +13,9 @@ def obvious_work(tables, most_loops, members, results):
     contexts = {int(x): [] for x in members}
     written = 0.0
     for x in results:
-        written += elements[x] * item_bytes[x]
-        extents = tables.edge[tables.node[at.EXTENTS_AT, x] : tables.node[at.LOOPS_AT, x]].tolist()
+        whole = tables.node[at.WRITTEN, x]
+        written += elements[whole] * item_bytes[whole]
+        extents = tables.edge[tables.node[at.EXTENTS_AT, whole] : tables.node[at.LOOPS_AT, whole]].tolist()
         add(contexts[int(x)], (tuple((extent, 0) for extent in extents), tuple(range(len(extents)))))
     work = 0.0
     for x in map(int, reversed(members)):
