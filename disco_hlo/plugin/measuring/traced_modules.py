@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import ProfileError
+from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.plan import Strategy
@@ -29,7 +29,7 @@ from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, Guard, anywhere, in_a_slice, repeated, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import TransferChains
 from disco_hlo.plugin.measuring.runner import Runner, time_once
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.hook import module_name
@@ -56,6 +56,8 @@ from disco_hlo.profiler.trace import Moved, least, moved_ns
 
 _WARM_UPS = 2
 _MOST_WARM_UPS = 30
+_ATTEMPTS = 3
+"""Traces of calls that are begun."""
 _TIMES = 3
 """Measurements of a step, each of several in a row."""
 _TIMELINE_RUNS = 5
@@ -69,11 +71,14 @@ class Traceable:
     trial: Trial
     by_name: Trial | None = None
     """The same module without command buffers, whose trace has the names of kernels; None where nothing hides them."""
+    is_called: bool = False
+    """Whether the training calls it: XLA's default, as it is."""
 
     @property
     def trials(self) -> list[Trial]:
         """What is to be compiled."""
-        return [self.trial] if self.by_name is None else [self.trial, self.by_name]
+        own = [] if self.is_called else [self.trial]
+        return own if self.by_name is None else [*own, self.by_name]
 
     @property
     def error(self) -> str:
@@ -122,6 +127,31 @@ def traceable(session: Session, trial: Trial) -> Traceable:
     return Traceable(trial, replace(trial, name=f"{trial.name}, by name", options=options))
 
 
+Read = Callable[[], tracing.Trace]
+"""Reads what was traced, for which no call need be held."""
+RunnerOf = Callable[[Trial], Runner]
+
+
+@contextlib.contextmanager
+def runners(
+    session: Session, trials: Sequence[Trial], inputs_of: Runner | None, first_runs: FirstRuns
+) -> Iterator[RunnerOf]:
+    """How to make runners of ``trials``, one after the other: on made-up inputs, those of ``inputs_of`` where they do;
+    beside a training that goes on, on the arguments of a call that the body holds."""
+    if session.on_calls is None:
+
+        def made_up(trial: Trial) -> Runner:
+            nonlocal inputs_of
+            with session.stage(f"memory for the {trial.name}"):
+                inputs_of = runner_with(session, trial, inputs_of, first_runs)
+            return inputs_of
+
+        yield made_up
+        return
+    with session.on_calls.lend("profiling", [trial.executable for trial in trials]) as inputs:
+        yield lambda trial: Runner(session.request, trial.executable, session.settings.seed, inputs=inputs)
+
+
 def runner_with(session: Session, trial: Trial, inputs_of: Runner | None, together: Together) -> Runner:
     """A trial's runner, with the inputs of another one where there is one."""
     return Runner(
@@ -138,35 +168,30 @@ def traced_on_all(
     *,
     warm: bool = True,
     guard: Guard = contextlib.nullcontext,
-) -> tuple[tracing.Trace, Sequence[int]]:
-    """:func:`traced` on all ranks, with a GPU ``warm`` or as it is; where one fails, all do, or the job ends if they
-    cannot. ``first_runs`` is what ``runner`` makes its inputs with."""
+) -> tuple[Read, Sequence[int]]:
+    """A trace of ``runs`` runs on all ranks, with a GPU ``warm`` or as it is, and their wall nanoseconds; where one
+    fails, all do, or the job ends if they cannot. ``first_runs`` is what ``runner`` makes its inputs with."""
     first_runs.begin(_WARM_UPS)
     step_ns = min(repeated(session, f"a first run of {name}", runner.run, _WARM_UPS, guard))
-    if session.between_steps is not None:  # the training keeps a GPU warm
-        runs = max(MINIMUM_RUNS, runs // 2)
-        return traced_in_slices(session, f"a profiled run of {name}", runner, runs, step_ns, guard)
     more = 0
     warm_up_ns = BACKENDS[session.facts.backend].warm_up_ns
-    if warm and warm_up_ns:
+    if session.on_calls is not None:  # the training keeps a GPU warm
+        runs = max(MINIMUM_RUNS, runs // 2)
+    elif warm and warm_up_ns:
         more = session.tell(min(_MOST_WARM_UPS, warm_up_ns // max(1, step_ns)), "warm-ups")
-    return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs, more), guard)
+    what = f"a profiled run of {name}"
+    trace, walls_ns = run_on_all(session, what, lambda: _collected(runner, runs, more), guard)
+    return functools.partial(tracing.read, trace), walls_ns
 
 
 def traced_in_slices(
-    session: Session,
-    what: str,
-    runner: Runner | TransferChains,
-    runs: int,
-    run_ns: int,
-    guard: Guard = contextlib.nullcontext,
+    session: Session, what: str, runner: TransferChains, runs: int, run_ns: int
 ) -> tuple[tracing.Trace, Sequence[int]]:
     """As :func:`traced`, between the steps of a training, a few runs, of about ``run_ns`` each, in each trace: at least
     so many in all."""
     at_once = min(runs, in_a_slice(session, run_ns))
     taken = [
-        run_on_all(session, what, lambda: _collected(runner, at_once, 0), guard)
-        for _ in range(-(-runs // at_once))
+        run_on_all(session, what, lambda: _collected(runner, at_once, 0)) for _ in range(-(-runs // at_once))
     ]
     return tracing.joined([tracing.read(one) for one, _ in taken]), [ns for _, walls in taken for ns in walls]
 
@@ -179,8 +204,8 @@ class NamedTrace:
     walls_ns: Sequence[int]
     executable: Any
     """In whose names."""
-    runner: Runner
-    """Whose inputs do for other modules of the step."""
+    runner: Runner | None
+    """Whose inputs do for other modules of the step, where they are made up."""
     by_name: tracing.Trace | None = None
     """As of :class:`Findings`; ``trace`` itself where the other one did not find its names in it."""
     untraced_ns: int = 0
@@ -197,7 +222,7 @@ def take(
     *,
     timed: bool = False,
 ) -> NamedTrace:
-    """Trace a compiled module, on all ranks.
+    """Trace a compiled module, on all ranks; XLA's default from calls of the training.
 
     Where the kernels of a step in command buffers do not find their names in the trace without, that one counts, with a
     line in the log.
@@ -208,25 +233,71 @@ def take(
     Raises:
         ActivationError, ProfileError: on all ranks alike, where it cannot be run or traced.
     """
+    if session.on_calls is not None and module.is_called:
+        return _of_calls(session, module, session.on_calls, first_runs)
     trial, by_name = module.trial, module.by_name
-    with session.stage(f"memory for the {trial.name}"):
-        runner = runner_with(session, trial, inputs_of, first_runs)
-    with session.stage(f"profile {trial.name}"):
-        runs, guard = (
-            BACKENDS[session.facts.backend].traced_steps,
-            functools.partial(marked, session, trial, "run"),
-        )
-        trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs, guard=guard)
-    if by_name is None:
+    untraced, named = 0, None
+    with runners(session, module.trials, inputs_of, first_runs) as runner_of:
+        runner = runner_of(trial)
+        with session.stage(f"profile {trial.name}"):
+            runs, guard = (
+                BACKENDS[session.facts.backend].traced_steps,
+                functools.partial(marked, session, trial, "run"),
+            )
+            read, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs, guard=guard)
+        if by_name is not None:
+            untraced = untraced_ns(session, trial, runner, first_runs) if timed else 0
+            named = _traced_by_name(session, by_name, runner_of(by_name), first_runs)
+    with session.stage(f"trace of {trial.name}"):
+        trace = read()
+    if by_name is None or named is None:
         return NamedTrace(trace, walls_ns, trial.executable, runner)
-    untraced = untraced_ns(session, trial, runner, first_runs) if timed else 0
-    with session.stage(f"memory for the {by_name.name}"):
-        other = runner_with(session, by_name, runner, first_runs)
+    return _named(session, module, trace, walls_ns, named, untraced, runner)
+
+
+def _of_calls(session: Session, module: Traceable, calls: OnCalls, first_runs: FirstRuns) -> NamedTrace:
+    """What has the names of the kernels (GPU) is run on the arguments of another call."""
+    trial, by_name = module.trial, module.by_name
+    runs = max(MINIMUM_RUNS, BACKENDS[session.facts.backend].traced_steps)
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            with session.stage(f"calls of {trial.name}"):
+                taken, walls_ns, call_ns = calls.trace(runs)
+                trace = tracing.read(taken)
+            break
+        except DiscoError:  # on all ranks: the script of one has begun a trace of its own
+            if not left:
+                raise
+    if by_name is None:
+        return NamedTrace(trace, [call_ns or ns for ns in walls_ns], trial.executable, None)
+    with runners(session, [by_name], None, first_runs) as runner_of:
+        named = _traced_by_name(session, by_name, runner_of(by_name), first_runs)
+    return _named(session, module, trace, walls_ns, named, 0, None)
+
+
+def _traced_by_name(session: Session, by_name: Trial, runner: Runner, first_runs: FirstRuns) -> Read:
     with session.stage(f"profile {by_name.name}"):
         guard = functools.partial(marked, session, by_name, "run")
-        named, _ = traced_on_all(
-            session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False, guard=guard
+        read, _ = traced_on_all(
+            session, by_name.name, runner, MINIMUM_RUNS, first_runs, warm=False, guard=guard
         )
+    return read
+
+
+def _named(
+    session: Session,
+    module: Traceable,
+    trace: tracing.Trace,
+    walls_ns: Sequence[int],
+    read: Read,
+    untraced: int,
+    runner: Runner | None,
+) -> NamedTrace:
+    """A trace in command buffers with the names of another one, or that one."""
+    trial, by_name = module.trial, module.by_name
+    assert by_name is not None
+    with session.stage(f"trace of {by_name.name}"):
+        named = read()
     with session.stage(f"names of {trial.name}"):
         whole, why = _with_names(module, trace, named)
     if anywhere(session, whole is None, "names"):
@@ -245,7 +316,8 @@ def _with_names(
     module: Traceable, timed: tracing.Trace, named: tracing.Trace
 ) -> tuple[WithNames | None, str]:
     """The one trace with the names of the other, or why it cannot have them."""
-    names = [module_name(executables.read_executable(one.executable)) for one in module.trials]
+    both = [one.executable for one in (module.trial, module.by_name) if one is not None]
+    names = [module_name(executables.read_executable(one)) for one in both]
     try:
         return with_names(timed, names[0], named, names[1]), ""
     except ProfileError as error:
@@ -478,9 +550,9 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
             with session.stage(f"inputs for the timeline of {trial.name}"):
                 inputs_of = runner_with(session, trial, inputs_of, first_runs)
             with session.stage(f"timeline of {trial.name}"):
-                trace, _ = traced_on_all(session, trial.name, inputs_of, _TIMELINE_RUNS, first_runs)
+                read, _ = traced_on_all(session, trial.name, inputs_of, _TIMELINE_RUNS, first_runs)
                 executed = executables.read_executable(trial.executable)
-                taken.append(measured_step(trial.name, trace, executed))
+                taken.append(measured_step(trial.name, read(), executed))
     except (
         Exception
     ) as error:  # what jax raises, too: the others go on with the winner, and so must this rank

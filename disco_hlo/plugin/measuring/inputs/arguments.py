@@ -13,7 +13,7 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,8 @@ class Inputs:
     permuted: bool = False
     diverges: bool | None = None
     """Whether a state that steps hand on does not stay near what it was; None as long as nobody looked."""
+    is_lent: ClassVar[bool] = False
+    """Whether what a run takes over must be replaced by what it returns."""
 
     def __post_init__(self) -> None:
         """Make the values."""
@@ -146,6 +148,9 @@ class Inputs:
         taken = [self.parameters[index] for index in self._taken.difference(handed_on)]
         return sum(math.prod(one.shape) * one.dtype.itemsize for one in taken)
 
+    def take_back(self, returned: Mapping[int, Any]) -> None:
+        """What the last run returned in the place of what it took over, by parameter; where inputs are lent."""
+
     def hand_out_copies(self, taken: Collection[int]) -> None:
         """Of parameters that executions are going to take over: nothing has to be made again."""
         self._taken.update(taken)
@@ -210,6 +215,7 @@ class RealInputs(Inputs):
         arguments: as the executable takes them; not kept.
         together: as for :class:`~disco_hlo.plugin.measuring.runner.Runner`.
         stop: asked before each run; once it answers True none begins any more.
+        only: those that are copied, where not all are; then nothing runs on these.
     """
 
     def __init__(
@@ -220,8 +226,10 @@ class RealInputs(Inputs):
         seed: int,
         together: Together,
         stop: Callable[[], bool],
+        only: Collection[int] | None = None,
     ) -> None:
-        self._given = [_on_host(one, request.local_devices) for one in arguments]
+        copied = range(len(arguments)) if only is None else only
+        self._given = {index: _on_host(arguments[index], request.local_devices) for index in copied}
         self._stop = stop
         self._change = (0.0, 0)
         super().__init__(request, parameters, seed, together, None, {})
@@ -295,13 +303,67 @@ class RealInputs(Inputs):
         return on_each_device(local, _changed, (), arrays, *([one] * len(local) for one in told))[0]
 
 
+class LentInputs(Inputs):
+    """Arguments of a call themselves. What a run takes over is replaced by what it returns, as in a training, so the
+    devices hold no second state.
+
+    Args:
+        arguments: of which those that runs take over are to be replaced afterwards (:func:`off_devices`).
+        stop: as for :class:`RealInputs`.
+    """
+
+    is_lent = True
+
+    def __init__(
+        self,
+        request: CompileRequest,
+        parameters: Sequence[Parameter],
+        arguments: Sequence[Any],
+        stop: Callable[[], bool],
+    ) -> None:
+        self._lent, self._stop = list(arguments), stop
+        super().__init__(request, parameters, 0, contextlib.nullcontext, None, {}, diverges=False)
+
+    def _all(self) -> list[Any]:
+        return self._lent
+
+    def _arguments(self, handed_on: Collection[int]) -> list[Any]:
+        if self._stop():
+            raise ActivationError("it was interrupted")
+        return [None if index in handed_on else one for index, one in enumerate(self._values)]
+
+    def take_back(self, returned: Mapping[int, Any]) -> None:
+        """As of :class:`Inputs`."""
+        for index, one in returned.items():
+            self._values[index] = one
+
+    def hand_out_copies(self, taken: Collection[int]) -> None:
+        """Nothing: there are none."""
+
+    def learn_donation(self, arguments: Sequence[Any]) -> None:
+        """Nothing: what a run takes over comes back."""
+
+    def leave(self, taken: Collection[int]) -> None:
+        """Free what the last run returned."""
+        for index in taken:
+            self._values[index].delete()
+        self._lent.clear()
+
+
 @contextlib.contextmanager
 def off_devices(inputs: RealInputs, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
     """For the body the devices are without the ``arguments`` that a call takes over, which runs after the body; then
     these are replaced by equal ones."""
+    for index in taken:
+        arguments[index].delete()
+    with coming_back_to(arguments, inputs, taken):
+        yield
+
+
+@contextlib.contextmanager
+def coming_back_to(arguments: list[Any], inputs: RealInputs, taken: Collection[int]) -> Iterator[None]:
+    """After the body, which may take them over, these ``arguments`` are replaced by what they were."""
     try:
-        for index in taken:
-            arguments[index].delete()
         yield
     finally:
         for index in taken:

@@ -1,0 +1,78 @@
+"""The arguments of a call of the training, for what runs while that call is held (``docs/calls.md``).
+
+One rule for comparing and for profiling. What is taken over is copied to the host before, and comes back bit by bit
+before the call goes on. What runs may raise the memory in use by no more than ``room.MAY_RISE``; what needs more is
+left out. Candidates are compared on copies, as all of them need the same numbers. What is only timed runs on the
+arguments themselves and hands its results on, as a training does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from disco_hlo.errors import UnsupportedError, shared
+from disco_hlo.plugin.measuring.inputs.arguments import LentInputs, RealInputs, coming_back_to
+from disco_hlo.plugin.measuring.lockstep import all_have, anywhere
+from disco_hlo.plugin.measuring.room import lack_of_memory, room_bytes
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla.executables import LoadedExecutable, memory, parameters, storage_taken
+
+
+def copied(
+    session: Session,
+    default: LoadedExecutable,
+    arguments: Sequence[Any],
+    on_host_bytes: int,
+    stop: Callable[[], bool],
+    only: Collection[int] | None = None,
+) -> RealInputs | None:
+    """A copy of a call's arguments, on all ranks; None where a host lacks room, or no call was held.
+
+    Args:
+        on_host_bytes: what it takes on the host for each device, with what else will be there.
+        only: as of :class:`RealInputs`.
+    """
+    room = room_bytes(session, on_host=True)
+    lacking = room is not None and on_host_bytes > room
+    if anywhere(session, lacking or not arguments, "real inputs"):
+        return None
+    with session.stage("a copy of the step's inputs"):
+        together = lambda: all_have(session, "inputs")  # noqa: E731
+        seed = session.settings.seed
+        return RealInputs(session.request, parameters(default), arguments, seed, together, stop, only)
+
+
+@contextlib.contextmanager
+def lent(
+    session: Session,
+    default: LoadedExecutable,
+    run: Sequence[LoadedExecutable],
+    arguments: list[Any],
+    stop: Callable[[], bool],
+) -> Iterator[LentInputs]:
+    """The arguments of a call that is held, for the body, which runs these executables on all ranks.
+
+    Raises:
+        UnsupportedError: memory lacks for one of them, or one does not take over what the call does.
+    """
+    taken = storage_taken(default)
+    for one in run:
+        if storage_taken(one) != taken:
+            raise shared(UnsupportedError("it does not hand on the storage that a call takes over"))
+        needs = memory(one)
+        if lacks := lack_of_memory(session, "profile", one, given_back_bytes=needs.arguments_bytes):
+            raise shared(UnsupportedError(lacks))
+    needs = memory(default)
+    kept = copied(session, default, arguments, needs.aliased_bytes, stop, frozenset(taken))
+    if kept is None:
+        raise shared(
+            UnsupportedError("the host has no room for a copy of the step's arguments, or no call was held")
+        )
+    with coming_back_to(arguments, kept, taken):
+        inputs = LentInputs(session.request, parameters(default), arguments, stop)
+        try:
+            yield inputs
+        finally:
+            inputs.leave(taken)
