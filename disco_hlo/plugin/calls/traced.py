@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from disco_hlo.errors import ActivationError
@@ -19,10 +20,11 @@ from disco_hlo.profiler import trace as tracing
 
 
 class TracedCalls(Hold):
-    """So many calls, the first of which is the one that waits for it."""
+    """So many calls, the first of which is the one that waits for it; once it is ``due``."""
 
-    def __init__(self, what: str, calls: int) -> None:
+    def __init__(self, what: str, calls: int, due: Callable[[], bool]) -> None:
         super().__init__(what, contextlib.nullcontext)
+        self._due = due
         self.calls = calls
         self.trace = b""
         """A serialized ``XSpace``; empty where there is none."""
@@ -32,6 +34,10 @@ class TracedCalls(Hold):
         """What starting and stopping took."""
         self._profiler = jaxlink.CallTrace()
         self._mark: Any = None
+
+    def ready(self) -> bool:
+        """As of :class:`Hold`."""
+        return self._due() and super().ready()
 
     def wait(self) -> None:
         """Before the first call: start."""

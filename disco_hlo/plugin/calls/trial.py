@@ -105,7 +105,12 @@ class Trial:
     @property
     def call_ns(self) -> int:
         """What a call takes the devices, outside of traces; 0 as long as nobody knows."""
-        return int(median(list(self._latest_ns) or [0]))
+        latest = list(self._latest_ns)
+        return int(median(latest)) if len(latest) >= FIRST_MEETING else 0
+
+    def time_anew(self) -> None:
+        """Forget what a call takes: what ran beside the calls so far runs no more."""
+        self._latest_ns.clear()
 
     def offer(self, name: str, executable: LoadedExecutable, predicted_ns: int = 0) -> None:
         """Bring a candidate on this rank, from any thread; it runs once all ranks have brought one of this name.

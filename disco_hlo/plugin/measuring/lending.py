@@ -9,14 +9,17 @@ arguments themselves and hands its results on, as a training does.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from disco_hlo.errors import UnsupportedError, shared
+from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.inputs.arguments import LentInputs, RealInputs, coming_back_to
-from disco_hlo.plugin.measuring.lockstep import all_have, anywhere
+from disco_hlo.plugin.measuring.lockstep import SLICE_NS, all_have, anywhere
 from disco_hlo.plugin.measuring.room import lack_of_memory, room_bytes
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable, memory, parameters, storage_taken
 
 
@@ -64,15 +67,59 @@ def lent(
         needs = memory(one)
         if lacks := lack_of_memory(session, "profile", one, given_back_bytes=needs.arguments_bytes):
             raise shared(UnsupportedError(lacks))
-    needs = memory(default)
+    needs, began_ns = memory(default), time.perf_counter_ns()
     kept = copied(session, default, arguments, needs.aliased_bytes, stop, frozenset(taken))
     if kept is None:
         raise shared(
             UnsupportedError("the host has no room for a copy of the step's arguments, or no call was held")
         )
+    copied_ns = 2 * (time.perf_counter_ns() - began_ns)
     with coming_back_to(arguments, kept, taken):
         inputs = LentInputs(session.request, parameters(default), arguments, stop)
+        inputs.copied_ns = copied_ns
         try:
             yield inputs
         finally:
             inputs.leave(taken)
+
+
+class Slices:
+    """Turns at the devices between calls of the training, each on the arguments of a call. One lasts for as long as
+    copying these takes, and no less than a slice or one run."""
+
+    def __init__(self, session: Session, calls: OnCalls, run: Sequence[LoadedExecutable]) -> None:
+        self._session, self._calls, self._run = session, calls, run
+        self._lent = contextlib.ExitStack()
+        self._inputs: LentInputs | None = None
+        self._runner: Runner | None = None
+        self._end_ns = 0
+
+    def __enter__(self) -> Slices:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._inputs = None
+        self._lent.__exit__(*raised)
+
+    def runner(self, trial: Trial, run_ns: int = 0) -> tuple[Runner, int]:
+        """A runner of ``trial``, for now, and how many runs that take so long it may do before it asks again. Raises as
+        :meth:`OnCalls.lend`."""
+        if self._inputs is None or not (count := self._count(run_ns)):
+            self._inputs = None
+            self._lent.close()
+            self._inputs = self._lent.enter_context(self._calls.lend("profiling", self._run))
+            self._end_ns = time.perf_counter_ns() + max(SLICE_NS, self._inputs.copied_ns)
+            count = max(1, self._count(run_ns))
+        session = self._session
+        self._runner = Runner(
+            session.request,
+            trial.executable,
+            session.settings.seed,
+            inputs_of=self._runner,
+            inputs=self._inputs,
+        )
+        return self._runner, count
+
+    def _count(self, run_ns: int) -> int:
+        left_ns = max(0, self._end_ns - time.perf_counter_ns())
+        return int(self._session.tell(left_ns // max(1, run_ns), "runs in a slice"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -26,6 +26,7 @@ from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, marked, steps_in_a_row
 from disco_hlo.plugin.measuring.inputs.arguments import Together
+from disco_hlo.plugin.measuring.lending import Slices
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, Guard, anywhere, in_a_slice, repeated, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import TransferChains
 from disco_hlo.plugin.measuring.runner import Runner, time_once
@@ -58,10 +59,16 @@ _WARM_UPS = 2
 _MOST_WARM_UPS = 30
 _ATTEMPTS = 3
 """Traces of calls that are begun."""
+_RUNS_TO_TIME = 16
+"""About so many does timing a step take."""
 _TIMES = 3
 """Measurements of a step, each of several in a row."""
 _TIMELINE_RUNS = 5
 """Steps in a trace, of which one is kept."""
+
+
+Collected = tuple[bytes, Sequence[int]]
+"""A trace that is not read yet, and the wall ns of its runs."""
 
 
 @dataclass
@@ -127,31 +134,6 @@ def traceable(session: Session, trial: Trial) -> Traceable:
     return Traceable(trial, replace(trial, name=f"{trial.name}, by name", options=options))
 
 
-Read = Callable[[], tracing.Trace]
-"""Reads what was traced, for which no call need be held."""
-RunnerOf = Callable[[Trial], Runner]
-
-
-@contextlib.contextmanager
-def runners(
-    session: Session, trials: Sequence[Trial], inputs_of: Runner | None, first_runs: FirstRuns
-) -> Iterator[RunnerOf]:
-    """How to make runners of ``trials``, one after the other: on made-up inputs, those of ``inputs_of`` where they do;
-    beside a training that goes on, on the arguments of a call that the body holds."""
-    if session.on_calls is None:
-
-        def made_up(trial: Trial) -> Runner:
-            nonlocal inputs_of
-            with session.stage(f"memory for the {trial.name}"):
-                inputs_of = runner_with(session, trial, inputs_of, first_runs)
-            return inputs_of
-
-        yield made_up
-        return
-    with session.on_calls.lend("profiling", [trial.executable for trial in trials]) as inputs:
-        yield lambda trial: Runner(session.request, trial.executable, session.settings.seed, inputs=inputs)
-
-
 def runner_with(session: Session, trial: Trial, inputs_of: Runner | None, together: Together) -> Runner:
     """A trial's runner, with the inputs of another one where there is one."""
     return Runner(
@@ -168,20 +150,16 @@ def traced_on_all(
     *,
     warm: bool = True,
     guard: Guard = contextlib.nullcontext,
-) -> tuple[Read, Sequence[int]]:
-    """A trace of ``runs`` runs on all ranks, with a GPU ``warm`` or as it is, and their wall nanoseconds; where one
-    fails, all do, or the job ends if they cannot. ``first_runs`` is what ``runner`` makes its inputs with."""
+) -> tuple[tracing.Trace, Sequence[int]]:
+    """:func:`traced` on all ranks, with a GPU ``warm`` or as it is; where one fails, all do, or the job ends if they
+    cannot. ``first_runs`` is what ``runner`` makes its inputs with."""
     first_runs.begin(_WARM_UPS)
     step_ns = min(repeated(session, f"a first run of {name}", runner.run, _WARM_UPS, guard))
     more = 0
     warm_up_ns = BACKENDS[session.facts.backend].warm_up_ns
-    if session.on_calls is not None:  # the training keeps a GPU warm
-        runs = max(MINIMUM_RUNS, runs // 2)
-    elif warm and warm_up_ns:
+    if warm and warm_up_ns:
         more = session.tell(min(_MOST_WARM_UPS, warm_up_ns // max(1, step_ns)), "warm-ups")
-    what = f"a profiled run of {name}"
-    trace, walls_ns = run_on_all(session, what, lambda: _collected(runner, runs, more), guard)
-    return functools.partial(tracing.read, trace), walls_ns
+    return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs, more), guard)
 
 
 def traced_in_slices(
@@ -191,8 +169,12 @@ def traced_in_slices(
     so many in all."""
     at_once = min(runs, in_a_slice(session, run_ns))
     taken = [
-        run_on_all(session, what, lambda: _collected(runner, at_once, 0)) for _ in range(-(-runs // at_once))
+        run_on_all(session, what, lambda: collected(runner, at_once, 0)) for _ in range(-(-runs // at_once))
     ]
+    return _joined(taken)
+
+
+def _joined(taken: Sequence[Collected]) -> tuple[tracing.Trace, Sequence[int]]:
     return tracing.joined([tracing.read(one) for one, _ in taken]), [ns for _, walls in taken for ns in walls]
 
 
@@ -222,7 +204,7 @@ def take(
     *,
     timed: bool = False,
 ) -> NamedTrace:
-    """Trace a compiled module, on all ranks; XLA's default from calls of the training.
+    """Trace a compiled module, on all ranks; beside a training from its calls, or on their arguments.
 
     Where the kernels of a step in command buffers do not find their names in the trace without, that one counts, with a
     line in the log.
@@ -233,55 +215,84 @@ def take(
     Raises:
         ActivationError, ProfileError: on all ranks alike, where it cannot be run or traced.
     """
-    if session.on_calls is not None and module.is_called:
-        return _of_calls(session, module, session.on_calls, first_runs)
+    if session.on_calls is not None:
+        return _beside_training(session, module, session.on_calls, first_runs, timed)
     trial, by_name = module.trial, module.by_name
-    untraced, named = 0, None
-    with runners(session, module.trials, inputs_of, first_runs) as runner_of:
-        runner = runner_of(trial)
-        with session.stage(f"profile {trial.name}"):
-            runs, guard = (
-                BACKENDS[session.facts.backend].traced_steps,
-                functools.partial(marked, session, trial, "run"),
-            )
-            read, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs, guard=guard)
-        if by_name is not None:
-            untraced = untraced_ns(session, trial, runner, first_runs) if timed else 0
-            named = _traced_by_name(session, by_name, runner_of(by_name), first_runs)
-    with session.stage(f"trace of {trial.name}"):
-        trace = read()
-    if by_name is None or named is None:
+    with session.stage(f"memory for the {trial.name}"):
+        runner = runner_with(session, trial, inputs_of, first_runs)
+    with session.stage(f"profile {trial.name}"):
+        runs, guard = (
+            BACKENDS[session.facts.backend].traced_steps,
+            functools.partial(marked, session, trial, "run"),
+        )
+        trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs, guard=guard)
+    if by_name is None:
         return NamedTrace(trace, walls_ns, trial.executable, runner)
+    untraced = untraced_ns(session, trial, runner, first_runs) if timed else 0
+    with session.stage(f"memory for the {by_name.name}"):
+        other = runner_with(session, by_name, runner, first_runs)
+    with session.stage(f"profile {by_name.name}"):
+        guard = functools.partial(marked, session, by_name, "run")
+        named, _ = traced_on_all(
+            session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False, guard=guard
+        )
     return _named(session, module, trace, walls_ns, named, untraced, runner)
 
 
-def _of_calls(session: Session, module: Traceable, calls: OnCalls, first_runs: FirstRuns) -> NamedTrace:
-    """What has the names of the kernels (GPU) is run on the arguments of another call."""
+def _beside_training(
+    session: Session, module: Traceable, calls: OnCalls, first_runs: FirstRuns, timed: bool
+) -> NamedTrace:
+    """As :func:`take`. What is read of the traces is read while the training goes on."""
     trial, by_name = module.trial, module.by_name
-    runs = max(MINIMUM_RUNS, BACKENDS[session.facts.backend].traced_steps)
+    runs = max(MINIMUM_RUNS, BACKENDS[session.facts.backend].traced_steps // 2)
+    untraced, call_ns, names = 0, 0, list[Collected]()
+    if module.is_called:
+        own, call_ns = _of_calls(session, calls, trial.name, runs)
+    with Slices(session, calls, [one.executable for one in module.trials]) as slices:
+        if not module.is_called:
+            own, runner = _on_arguments(session, slices, trial, runs)
+            if timed and by_name is not None:
+                runner, _ = slices.runner(trial, _RUNS_TO_TIME * min(own[-1][1]))
+                untraced = untraced_ns(session, trial, runner, first_runs)
+        if by_name is not None:
+            names, _ = _on_arguments(session, slices, by_name, MINIMUM_RUNS)
+    with session.stage(f"traces of {trial.name}"):
+        trace, walls_ns = _joined(own)
+        named = _joined(names)[0] if names else None
+    if named is None:
+        walls_ns = [call_ns or ns for ns in walls_ns]
+        return NamedTrace(trace, walls_ns, trial.executable, None)
+    return _named(session, module, trace, walls_ns, named, untraced, None)
+
+
+def _of_calls(session: Session, calls: OnCalls, name: str, runs: int) -> tuple[list[Collected], int]:
+    """A trace of calls of the training, and what one takes outside of it, ns."""
     for left in reversed(range(_ATTEMPTS)):
         try:
-            with session.stage(f"calls of {trial.name}"):
-                taken, walls_ns, call_ns = calls.trace(runs)
-                trace = tracing.read(taken)
-            break
+            with session.stage(f"calls of {name}"):
+                trace, walls_ns, call_ns = calls.trace(runs)
+                return [(trace, walls_ns)], call_ns
         except DiscoError:  # on all ranks: the script of one has begun a trace of its own
             if not left:
                 raise
-    if by_name is None:
-        return NamedTrace(trace, [call_ns or ns for ns in walls_ns], trial.executable, None)
-    with runners(session, [by_name], None, first_runs) as runner_of:
-        named = _traced_by_name(session, by_name, runner_of(by_name), first_runs)
-    return _named(session, module, trace, walls_ns, named, 0, None)
+    raise AssertionError
 
 
-def _traced_by_name(session: Session, by_name: Trial, runner: Runner, first_runs: FirstRuns) -> Read:
-    with session.stage(f"profile {by_name.name}"):
-        guard = functools.partial(marked, session, by_name, "run")
-        read, _ = traced_on_all(
-            session, by_name.name, runner, MINIMUM_RUNS, first_runs, warm=False, guard=guard
-        )
-    return read
+def _on_arguments(
+    session: Session, slices: Slices, trial: Trial, runs: int
+) -> tuple[list[Collected], Runner]:
+    """Traces of so many runs, after one that warms up."""
+    guard, taken, left = functools.partial(marked, session, trial, "run"), list[Collected](), runs
+    with session.stage(f"profile {trial.name}"):
+        runner, _ = slices.runner(trial)
+        run_ns = run_on_all(session, f"a first run of {trial.name}", runner.run, guard)
+        while left:
+            runner, count = slices.runner(trial, run_ns)
+            count = min(left, count)
+            what = f"a profiled run of {trial.name}"
+            taken.append(run_on_all(session, what, functools.partial(collected, runner, count, 0), guard))
+            run_ns, left = min(taken[-1][1]), left - count
+    return taken, runner
 
 
 def _named(
@@ -289,15 +300,13 @@ def _named(
     module: Traceable,
     trace: tracing.Trace,
     walls_ns: Sequence[int],
-    read: Read,
+    named: tracing.Trace,
     untraced: int,
     runner: Runner | None,
 ) -> NamedTrace:
     """A trace in command buffers with the names of another one, or that one."""
     trial, by_name = module.trial, module.by_name
     assert by_name is not None
-    with session.stage(f"trace of {by_name.name}"):
-        named = read()
     with session.stage(f"names of {trial.name}"):
         whole, why = _with_names(module, trace, named)
     if anywhere(session, whole is None, "names"):
@@ -316,8 +325,8 @@ def _with_names(
     module: Traceable, timed: tracing.Trace, named: tracing.Trace
 ) -> tuple[WithNames | None, str]:
     """The one trace with the names of the other, or why it cannot have them."""
-    both = [one.executable for one in (module.trial, module.by_name) if one is not None]
-    names = [module_name(executables.read_executable(one)) for one in both]
+    both = [one for one in (module.trial, module.by_name) if one is not None]
+    names = [module_name(executables.read_executable(one.executable)) for one in both]
     try:
         return with_names(timed, names[0], named, names[1]), ""
     except ProfileError as error:
@@ -345,11 +354,11 @@ def traced(
 ) -> tuple[tracing.Trace, Sequence[int]]:
     """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank. Raises
     ProfileError: this rank has no trace; it has run as often as the others nevertheless."""
-    trace, walls = _collected(runner, runs, warm_ups)
+    trace, walls = collected(runner, runs, warm_ups)
     return tracing.read(trace), walls
 
 
-def _collected(runner: Runner | TransferChains, runs: int, warm_ups: int) -> tuple[bytes, Sequence[int]]:
+def collected(runner: Runner | TransferChains, runs: int, warm_ups: int) -> Collected:
     """As :func:`traced`, not read yet."""
     walls: list[int] = []
     try:
@@ -550,9 +559,9 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
             with session.stage(f"inputs for the timeline of {trial.name}"):
                 inputs_of = runner_with(session, trial, inputs_of, first_runs)
             with session.stage(f"timeline of {trial.name}"):
-                read, _ = traced_on_all(session, trial.name, inputs_of, _TIMELINE_RUNS, first_runs)
+                trace, _ = traced_on_all(session, trial.name, inputs_of, _TIMELINE_RUNS, first_runs)
                 executed = executables.read_executable(trial.executable)
-                taken.append(measured_step(trial.name, read(), executed))
+                taken.append(measured_step(trial.name, trace, executed))
     except (
         Exception
     ) as error:  # what jax raises, too: the others go on with the winner, and so must this rank

@@ -273,7 +273,7 @@ class SearchInTraining:
             yield self._hold
             return
         hold = Hold(what, self._stop.watched)
-        self._say_waiting(session, hold)
+        self._say_waiting(session)
         if (trial := self._calls()) is not None:
             trial.hold = hold
         del trial
@@ -292,9 +292,15 @@ class SearchInTraining:
 
     def _traced(self, session: Session, count: int) -> TracedCalls:
         """So many calls under the profiler, on all ranks."""
-        traced = TracedCalls("profiling", count)
-        self._say_waiting(session, traced)
+
+        def due() -> bool:
+            trial = self._calls()
+            return trial is not None and trial.call_ns > 0
+
+        traced = TracedCalls("profiling", count, due)
+        self._say_waiting(session)
         if (trial := self._calls()) is not None:
+            trial.time_anew()
             trial.hold = traced
         del trial
         try:
@@ -305,8 +311,8 @@ class SearchInTraining:
         self._held_s.append(traced.held_s)
         return traced
 
-    def _say_waiting(self, session: Session, hold: Hold) -> None:
-        if not hold.ready():
+    def _say_waiting(self, session: Session) -> None:
+        if jaxlink.profiler_runs():
             session.say("the search waits for the end of the script's own profiler trace")
 
     def _say_held(self, session: Session, what: str) -> None:

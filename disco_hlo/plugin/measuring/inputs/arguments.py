@@ -322,6 +322,8 @@ class LentInputs(Inputs):
         stop: Callable[[], bool],
     ) -> None:
         self._lent, self._stop = list(arguments), stop
+        self.copied_ns = 0
+        """About what it takes to copy what runs take over, and to bring it back."""
         super().__init__(request, parameters, 0, contextlib.nullcontext, None, {}, diverges=False)
 
     def _all(self) -> list[Any]:
