@@ -170,7 +170,7 @@ class Trial:
         self.watch.drain()
         began_ns = time.perf_counter_ns()
         if hold.after_call():
-            self._under_way = None
+            self._under_way = self.hold = None  # before ranks meet again, in this call
             self._held_since(began_ns)
 
     def _held_since(self, began_ns: int) -> None:
