@@ -227,7 +227,9 @@ def main() -> None:
     parser.add_argument("--share", type=float, help="DISCO_SHARE")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=8.0, help="for everything (default 8)")
-    parser.add_argument("--no-compile", action="store_true", help="leave out the search before the first step")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="leave out the search before the first step"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--longest", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
@@ -253,7 +255,12 @@ def main() -> None:
         return
     record = run("training", _AFTERWARDS, left_s(0.75), options)
     show("training", searched(record, mean_step_s(first)))
-    again = run("default", len(record.get("ends", [])) or options.steps, left_s(0.9 if options.no_compile else 0.5), options)
+    again = run(
+        "default",
+        len(record.get("ends", [])) or options.steps,
+        left_s(0.9 if options.no_compile else 0.5),
+        options,
+    )
     if "error" not in again:  # the machine may have been busier, or less so
         show("training", searched(record, mean_step_s(first, again)))
     show("training against default", compared(record, again))

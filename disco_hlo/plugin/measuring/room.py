@@ -50,7 +50,8 @@ def room_bytes(session: Session, *, on_host: bool = False) -> int | None:
     own = None if on_host else free_device_bytes(request)
     on_this_host = free_host_bytes() if own is None else None
     if own is not None and session.on_calls is not None:
-        own = min(own, int((may_rise_bytes(request, MAY_RISE) or 0) / _USABLE))
+        rise = may_rise_bytes(request, MAY_RISE)
+        own = own if rise is None else min(own, int(max(0, rise) / _USABLE))
     mine = socket.gethostname(), len(request.local_devices), own, on_this_host
     answers = session.channel.all_gather(json.dumps(mine).encode(), tag="room", timeout_s=session.timeout_s)
     least = least_bytes(RankMemory(*json.loads(answer)) for answer in answers)

@@ -111,8 +111,6 @@ class Runner:
         self._has_run = False
         self._next_of: dict[int, int] = executables.storage_taken(executable) if of_step else {}
         """By parameter, the output that a training loop hands on as the next step's."""
-        if request.trains:
-            shared.hand_out_copies(self._next_of)
 
     def inputs(self) -> list[Any]:
         """Arguments for one execution; what an execution takes over is not among those of the next."""

@@ -46,7 +46,7 @@ from disco_hlo.plugin.step import Step, called_step
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, storage_taken
-from disco_hlo.plugin.xla.job import may_rise_bytes
+from disco_hlo.plugin.xla.job import may_rise_bytes, peaks_bytes
 from disco_hlo.profiler.profile import Profile
 
 _MOST_TRIED = 2
@@ -92,7 +92,7 @@ class SearchInTraining:
             return
         trial.on_outcome, trial.share = self._note, self._settings.share
         self._request = request = trial.watch.request
-        request.trains = True
+        request.trains, request.training_peaks_bytes = True, peaks_bytes(request)
         del trial
         atexit.register(self.end)
         try:

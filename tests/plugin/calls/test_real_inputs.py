@@ -335,7 +335,9 @@ def test_what_has_no_room_is_not_run(
     settings = Settings(search=True, directory=tmp_path, when="training")
     session = Session(request, settings, device_facts(request), LocalChannel())
     arguments: list[Any] = list(fresh_state()[0].values())
-    monkeypatch.setattr(lending, "lack_of_memory", lambda *_, **__: "it needs 5 MiB a device, 3 MiB are usable")
+    monkeypatch.setattr(
+        lending, "lack_of_memory", lambda *_, **__: "it needs 5 MiB a device, 3 MiB are usable"
+    )
     default = request.call_default()
     with pytest.raises(UnsupportedError, match="needs 5 MiB"), \
             lending.lent(session, default, [default], arguments, lambda: False):  # fmt: skip

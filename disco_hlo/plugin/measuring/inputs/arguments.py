@@ -151,10 +151,6 @@ class Inputs:
     def take_back(self, returned: Mapping[int, Any]) -> None:
         """What the last run returned in the place of what it took over, by parameter; where inputs are lent."""
 
-    def hand_out_copies(self, taken: Collection[int]) -> None:
-        """Of parameters that executions are going to take over: nothing has to be made again."""
-        self._taken.update(taken)
-
     def learn_donation(self, arguments: Sequence[Any]) -> None:
         """A run shows which inputs XLA takes over; those are made again, and copied from then on."""
         for index, value in enumerate(arguments):
@@ -338,9 +334,6 @@ class LentInputs(Inputs):
         """As of :class:`Inputs`."""
         for index, one in returned.items():
             self._values[index] = one
-
-    def hand_out_copies(self, taken: Collection[int]) -> None:
-        """Nothing: there are none."""
 
     def learn_donation(self, arguments: Sequence[Any]) -> None:
         """Nothing: what a run takes over comes back."""
