@@ -2,7 +2,7 @@
 
 Trainings in turn, each a process of its own with an empty plan directory: XLA's default, a search while the step trains
 (`DISCO_WHEN=training`), one before the first step, and the default again, for as many steps as the second made, whose
-losses are held against it. One line of JSON for each goes to standard output as it ends, and all of it to `--json`.
+losses are held against it, and those of the first run, too: not every step computes the same twice. One line of JSON for each goes to standard output as it ends, and all of it to `--json`.
 Whatever does not end within `--minutes` is killed, and says so.
 
     python scripts/bench_training_search.py --step llama-tiny --json llama-tiny.json
@@ -264,6 +264,7 @@ def main() -> None:
     if "error" not in again:  # the machine may have been busier, or less so
         show("training", searched(record, mean_step_s(first, again)))
     show("training against default", compared(record, again))
+    show("default against default", compared(first, again))
     if not options.no_compile:
         show("compile", plain(run("compile", options.steps, left_s(1.0), options)))
 
