@@ -2,8 +2,9 @@
 
 Trainings in turn, each a process of its own with an empty plan directory: XLA's default, a search while the step trains
 (`DISCO_WHEN=training`), one before the first step, and the default again, for as many steps as the second made, whose
-losses are held against it, and those of the first run, too: not every step computes the same twice. One line of JSON for each goes to standard output as it ends, and all of it to `--json`.
-Whatever does not end within `--minutes` is killed, and says so.
+losses are held against it, and those of the first run, too: not every step computes the same twice. One line of JSON
+for each goes to standard output as it ends, and all of it to `--json`. Whatever does not end within `--minutes` is
+killed, and says so.
 
     python scripts/bench_training_search.py --step llama-tiny --json llama-tiny.json
     JAX_PLATFORMS=cpu python scripts/bench_training_search.py --step demo --layers 1 --batch 2 --budget 15
