@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from disco_hlo.whatif import coconet, fused, t3
+from disco_hlo.whatif.dram import update_cost
 from disco_hlo.whatif.machine import Machine, Matmul, load
 from disco_hlo.whatif.t3 import Arbitration
 
@@ -100,48 +101,34 @@ def read(name: str) -> Paper:
 SIZES = {"smaller": t3.SMALLER, "larger": t3.LARGER}
 
 
-def _figure(key: str, machine: Machine, update_cost: float = 1.0, other: float = t3.OTHER_SHARE) -> float:
-    sizes = ["larger" if "larger" in key else "smaller"]
-    return t3_figures(machine, update_cost, sizes=sizes, other=other)[key]
+BY = {"mca": Arbitration.COMPUTE_FIRST, "t3": Arbitration.ROUND_ROBIN}
 
 
 def t3_figures(
-    machine: Machine,
-    update_cost: float = 1.0,
-    other: float = t3.OTHER_SHARE,
-    sizes: Collection[str] = SIZES,
+    machine: Machine, factor: float = 1.0, sizes: Collection[str] = ("larger", "smaller")
 ) -> dict[str, float]:
-    """By key of ``configs/papers/t3.toml``, of models of these sizes."""
+    """By key of ``configs/papers/t3.toml``, of models of these sizes; updates cost ``factor`` times as much."""
     found: dict[str, float] = {}
-    for size in sizes:
-        cases = t3.cases(machine, SIZES[size], update_cost)
-        results = [one.result for one in cases]
+    cost = update_cost().times(factor)
+    cases = {size: t3.cases(machine, SIZES[size], cost) for size in sizes}
+    for size, of in cases.items():
+        results = [one.result for one in of]
         ideal = [one.sequential_ns / one.ideal_ns for one in results]
         _speed_ups(found, f"ideal {size}", ideal)
-        for short, arbitration in (("mca", Arbitration.COMPUTE_FIRST), ("t3", Arbitration.ROUND_ROBIN)):
-            _speed_ups(
-                found, f"{short} {size}", [one.sequential_ns / one.t3_ns(arbitration) for one in results]
-            )
-            for phase in ("training", "prompt"):
-                of_one = [
-                    t3.iteration_speed_up(
-                        machine,
-                        [one for one in cases if (one.model, one.degree) == case],
-                        arbitration,
-                        training=phase == "training",
-                        other_share=other,
-                    )
-                    for case in dict.fromkeys((one.model, one.degree) for one in cases)
-                ]
-                if size == "smaller":
-                    _speed_ups(found, f"{phase} {short}", of_one)
-                elif short == "mca":
-                    _speed_ups(found, f"larger {phase}", of_one)
+        for short, by in BY.items():
+            _speed_ups(found, f"{short} {size}", [one.sequential_ns / one.t3_ns(by) for one in results])
         if size == "smaller":
-            _traffic(found, cases)
+            _traffic(found, of)
             found |= {
-                f"ideal {c.model.name} {c.degree} {c.name}": s - 1 for c, s in zip(cases, ideal, strict=True)
+                f"ideal {c.model.name} {c.degree} {c.name}": s - 1 for c, s in zip(of, ideal, strict=True)
             }
+    for phase in t3.MOST_COMMUNICATION if len(cases) == len(SIZES) else ():
+        layers = {size: t3.layers(machine, of, phase) for size, of in cases.items()}
+        other = t3.other_share(layers["smaller"], phase)
+        for short, by in BY.items():
+            _speed_ups(found, f"{phase} {short}", [one.speed_up(by, other) for one in layers["smaller"]])
+        faster = [one.speed_up(Arbitration.COMPUTE_FIRST, other) for one in layers["larger"]]
+        _speed_ups(found, f"larger {phase}", faster)
     return found
 
 
@@ -166,12 +153,9 @@ def t3_opened(machine: Machine) -> list[Open]:
     """What T3 leaves open."""
 
     def cost(key: str) -> Open:
-        name = "update_cost (time of an update near memory over that of a write; at most 2 by table 1)"
-        return Open(key, name, 1, 1, 8, lambda value: _figure(key, machine, value))
-
-    def other(key: str) -> Open:
-        name = "transformers.OTHER_SHARE (what an iteration spends elsewhere; the paper: 0.40 to 0.45)"
-        return Open(key, name, t3.OTHER_SHARE, 0.0, 0.9, lambda value: _figure(key, machine, other=value))
+        name = "time that an update costs the memory, over what the channel gives"
+        sizes = ["larger" if "larger" in key else "smaller"]
+        return Open(key, name, 1, 0.1, 8, lambda value: t3_figures(machine, value, sizes)[key])
 
     def more_reads(times: float) -> float:
         saved = []
@@ -180,22 +164,12 @@ def t3_opened(machine: Machine) -> list[Open]:
             saved.append(1 - after.total / (before.total - before.matmul_reads + times * after.matmul_reads))
         return max(saved)
 
-    def last(value: float) -> float:
-        one = t3.cases(machine, t3.SMALLER)[0].result
-        chunk = one.sequential_traffic.matmul_writes / 8
-        return (
-            one.scatter_ns + 3 * chunk / machine.gpu.memory_gb_per_s * (1 / value - 1)
-        ) / one.near_memory_scatter_ns - 1
-
     # Of the figures that are not reached; another that is missed some day says nothing until it has a line here.
-    costs = ("mca smaller mean", "t3 smaller mean", "mca larger mean", "mca larger most")
-    shares = ("prompt mca most", "larger prompt most")
+    costs = ("mca smaller mean", "t3 smaller mean", "t3 smaller most", "mca larger mean", "mca larger most")
     return [
         *map(cost, costs),
-        *map(other, shares),
         Open("traffic most", "reads of a matmul alone over its reads with T3, at most (the paper: 2.0 for 16 devices)",
              1.41, 1, 8, more_reads),
-        Open("near memory 8", "share of the memory's bandwidth at which the last chunk is reduced", 1, 0.1, 1, last),
     ]  # fmt: skip
 
 

@@ -78,6 +78,10 @@ def _compared(measured: Measured) -> str:
         )
     mean = geometric_mean([1 + error for error in errors]) - 1
     last = f"Held out: {100 * mean:.1f} % geometric mean error, {100 * max(errors):.1f} % at most (T3: 6 %)."
+    apart, size = max(
+        (max(measured.points[size]) / min(measured.points[size]) - 1, size) for size in FITTED_MB
+    )
+    last += f" Of the sizes fitted, {size} MB differs most from run to run, by {100 * apart:.0f} %."
     return "\n".join([*text, "", last])
 
 

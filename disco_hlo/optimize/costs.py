@@ -29,9 +29,10 @@ from disco_hlo.estimator.analytic import (
 )
 from disco_hlo.estimator.gnn import estimator_for
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.collectives import CollectiveKind
+from disco_hlo.hlo.collectives import CollectiveKind, collective_bytes
 from disco_hlo.hlo.cost_model import CostModel, LinearPieces
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import by_graph
@@ -46,6 +47,9 @@ from disco_hlo.whatif.machine import load as load_machine
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
+_SENDS = frozenset({"collective-permute", "send"})
+_WAITS = frozenset({"collective-permute-done", "recv", "recv-done", "send-done"})
+"""Of a send that another instruction begins: it has all of the time."""
 
 
 class Inner(NamedTuple):
@@ -94,6 +98,12 @@ class Costs(MeasuredCosts):
     def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``; 0 where it takes none."""
         times = super().op_ns(graph)
+        for op in graph.nodes if self._elsewhere else ():
+            opcode = op.opcode.removesuffix("-start")
+            if op.opcode in _WAITS:
+                times[op.id] = 0
+            elif opcode in COLLECTIVES | _SENDS and op.kind != Kind.ALL_REDUCE:
+                times[op.id] = self.collective(CollectiveKind(opcode, op.groups))(_sent_bytes(graph, op.id))
         for node, one in self._inner(graph).items():
             times[node] = one.takes_ns
         return times
@@ -147,16 +157,25 @@ class Costs(MeasuredCosts):
 
     def collective(self, kind: CollectiveKind) -> LinearPieces:
         """Time of a collective over its bytes: as measured, or on the machine that is imagined. There a group of some
-        devices stays as large as it is."""
-        if self._elsewhere is not None and kind.opcode == "collective-permute":
-            node_devices = self._elsewhere[0].network.node_devices
-            between = any(source // node_devices != target // node_devices for source, target in kind.groups)
-            return fastest([send(self._elsewhere[0], between_nodes=between)])
+        devices stays as large as it is, and a send that names no pairs leaves the node where there are several."""
+        if self._elsewhere is not None and kind.opcode in _SENDS:
+            machine, devices = self._elsewhere
+            node_devices = machine.network.node_devices
+            pairs = kind.groups or ((0, devices - 1),)
+            between = any(source // node_devices != target // node_devices for source, target in pairs)
+            return fastest([send(machine, between_nodes=between)])
         opcode = next((known for known in PHASES if known == kind.opcode), None)
         if self._elsewhere is None or opcode is None:
             return super().collective(kind)
         machine, devices = self._elsewhere
         return pieces(machine, opcode, max(2, max(map(len, kind.groups), default=devices)))
+
+
+def _sent_bytes(graph: Graph, node: int) -> int:
+    """Of a collective that does not overlap as a plan says. What begins one leaves a tuple: its operand counts."""
+    if graph.nodes[node].shape.dtype != "tuple":
+        return collective_bytes(graph, node)
+    return sum(graph.nodes[operand].shape.size_bytes for operand in graph.nodes[node].operands)
 
 
 @dataclass(frozen=True, slots=True)

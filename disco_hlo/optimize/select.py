@@ -21,7 +21,8 @@ _OF_MEDIAN = math.sqrt(math.pi / 2)
 """Standard error of the median over that of the mean, of many from a normal distribution."""
 
 Times = Sequence[int]
-"""Step times of a candidate in ns, one a round; none where it was not measured, or failed."""
+"""Step times of a candidate in ns, one a round; none where it was not measured, or failed. One that could not win any
+more was not run in the last rounds: of two candidates the rounds count that both ran in."""
 
 
 def winning(times: Sequence[Times], predicted_ns: Sequence[int]) -> int:
@@ -43,7 +44,8 @@ def winning(times: Sequence[Times], predicted_ns: Sequence[int]) -> int:
 def beats(times: Times, default: Times) -> bool:
     """Whether a candidate that ran is faster than XLA's default, by :data:`LEAST_GAIN` and beyond the noise."""
     level = 1 - max(LEAST_GAIN, ratio_noise(times, default))
-    by_medians = int(statistics.median(times)) < int(statistics.median(default))
+    both = min(len(times), len(default))
+    by_medians = int(statistics.median(times[:both])) < int(statistics.median(default[:both]))
     return by_medians and ratio_to(times, default) <= level
 
 
@@ -53,7 +55,7 @@ def _is_level(times: Times, best: Times) -> bool:
 
 def ratio_to(times: Times, reference: Times) -> float:
     """Median over the rounds of a candidate's step time over the reference's in the same round."""
-    return statistics.median(a / b for a, b in zip(times, reference, strict=True))
+    return statistics.median(_ratios(times, reference))
 
 
 def ratio_noise(times: Times, reference: Times) -> float:
@@ -63,7 +65,7 @@ def ratio_noise(times: Times, reference: Times) -> float:
     Estimates and Transformed Beta-Variables, 1958): from five on, one that was disturbed does not matter to it. Fewer
     do not tell which was; there it is the distance of the ends.
     """
-    ratios = sorted(a / b for a, b in zip(times, reference, strict=True))
+    ratios = sorted(_ratios(times, reference))
     count = len(ratios)
     if count < 2:
         return 1.0
@@ -71,3 +73,7 @@ def ratio_noise(times: Times, reference: Times) -> float:
     apart = -2 * statistics.NormalDist().inv_cdf((cut + 1 - 3 / 8) / (count + 1 / 4))
     deviation = (ratios[-1 - cut] - ratios[cut]) / apart
     return float(2 * _OF_MEDIAN * deviation / count**0.5)
+
+
+def _ratios(times: Times, reference: Times) -> list[float]:
+    return [a / b for a, b in zip(times, reference, strict=False)]

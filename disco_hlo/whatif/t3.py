@@ -12,14 +12,13 @@ first and communication gets what is left; in a stream of bytes no queue fills, 
 
 Bursts of communication fill the queues of the memory, so that the matmul's reads stall (section 4.5). How long depends
 on how much latency its kernels tolerate, which the paper does not give. Here, under round robin, the matmul stands
-still while the memory serves communication. ``update_cost`` is how much longer the memory takes for an update than for
-a write. The paper doubles the delay between updates of one bank group to 4 cycles; with its 4 bank groups in turn that
-costs nothing (1), with all updates in one group it costs up to 2.
+still while the memory serves communication. What an update costs, alone and in turn with reads, is what a channel of
+the memory says (:mod:`~disco_hlo.whatif.dram`).
 
 The models of table 2 follow, and what T3 makes of a whole iteration of theirs (sections 5.1.2 and 6.3).
-The paper scales the breakdown of a measured iteration by the speed-ups of its sub-layers. Here the breakdown is
-computed: all matmuls of a layer by the same model as the sub-layers', the all-reduces, and the rest, which the paper
-says is 40 to 45 % of the execution ("non-sliced attention operations").
+The paper scales the breakdown of a measured iteration (figure 4) by the speed-ups of its sub-layers. Here the breakdown
+is computed: all matmuls of a layer by the same model as the sub-layers', the all-reduces, and the rest, as much as it
+takes for the share that communication has of figure 4 (section 2.4).
 """
 
 from __future__ import annotations
@@ -29,8 +28,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
 
+from disco_hlo.whatif.dram import Access, UpdateCost, access_cycles, update_cost
 from disco_hlo.whatif.machine import Machine, Matmul, Stages, matmul_ns, stages
 
+AS_WRITES = UpdateCost(1.0, 1.0)
 FEWEST_PIECES = 8
 """Of a chunk. The paper's tracker works by wavefronts, so that the link is busy while the next piece is read."""
 
@@ -90,9 +91,9 @@ class SubLayer:
         return self.fused_ns[arbitration] + self.gather_ns
 
 
-def sub_layer(machine: Machine, matmul: Matmul, devices: int, update_cost: float = 1.0) -> SubLayer:
-    """Simulate one sub-layer."""
-    size = matmul.output_bytes
+def sub_layer(machine: Machine, matmul: Matmul, devices: int, cost: UpdateCost | None = None) -> SubLayer:
+    """Simulate one sub-layer; updates cost what the channel says where not given."""
+    size, cost = matmul.output_bytes, cost or update_cost()
     alone, fused = stages(machine.gpu, matmul), stages(machine.gpu, matmul, around_cache=True)
     scatter_ns = reduce_scatter_ns(machine, size, devices)
     return SubLayer(
@@ -100,7 +101,7 @@ def sub_layer(machine: Machine, matmul: Matmul, devices: int, update_cost: float
         scatter_ns,
         reduce_scatter_ns(machine, size, devices, near_memory=True),
         all_gather_ns(machine, size, devices),
-        {one: fused_ns(machine, fused, devices, one, update_cost) for one in Arbitration},
+        {one: fused_ns(machine, fused, devices, one, cost) for one in Arbitration},
         _sequential_traffic(alone, size, devices),
         _fused_traffic(fused, size, devices),
     )
@@ -115,10 +116,10 @@ def reduce_scatter_ns(
     the memory one is read and one is taken in. At last a kernel adds what came to its own copy.
     """
     chunk, memory = size_bytes / devices, machine.gpu.memory_gb_per_s
-    copies = 2 if near_memory else 3
-    step_ns = max(chunk / machine.network.link_gb_per_s, copies * chunk / memory)
-    last_ns = 0.0 if near_memory else 3 * chunk / memory
-    return (devices - 1) * (step_ns + machine.network.link_latency_us * 1e3) + last_ns
+    streams = (Access.READ, Access.UPDATE) if near_memory else (Access.READ, Access.READ, Access.WRITE)
+    memory_ns = access_cycles(streams) * chunk / memory
+    step_ns = max(chunk / machine.network.link_gb_per_s, memory_ns)
+    return (devices - 1) * (step_ns + machine.network.link_latency_us * 1e3) + (not near_memory) * memory_ns
 
 
 def all_gather_ns(machine: Machine, size_bytes: float, devices: int) -> float:
@@ -145,10 +146,10 @@ def _fused_traffic(fused: Stages, size: float, devices: int) -> Traffic:
 
 
 def fused_ns(
-    machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, update_cost: float = 1.0
+    machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, cost: UpdateCost = AS_WRITES
 ) -> float:
     """From the start of the matmul until its last chunk is reduced."""
-    run = _Run(machine, matmul, devices, arbitration, update_cost)
+    run = _Run(machine, matmul, devices, arbitration, cost)
     for _ in range(100 * (matmul.count + len(run.local) + 10)):
         if run.is_over:
             return run.now_ns
@@ -160,10 +161,10 @@ class _Run:
     """One device, as time goes on. A piece is a part of a chunk, at least as fine as a stage of the matmul."""
 
     def __init__(
-        self, machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, update_cost: float
+        self, machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, cost: UpdateCost
     ) -> None:
-        self.matmul = replace(matmul, write_ns=update_cost * matmul.write_ns)
-        self.arbitration, self.update_cost = arbitration, update_cost
+        self.matmul = replace(matmul, write_ns=cost.alone * matmul.write_ns)
+        self.arbitration, self.cost = arbitration, cost
         self.memory, self.link = machine.gpu.memory_gb_per_s, machine.network.link_gb_per_s
         self.latency_ns = machine.network.link_latency_us * 1e3
         self.per_chunk = max(FEWEST_PIECES, ceil(matmul.count / devices))
@@ -242,7 +243,8 @@ class _Run:
             self._start_job()
 
     def _start_job(self) -> None:
-        self.job_left = self.piece_bytes * (self.update_cost if self.jobs[0][1] else 1.0)
+        updating = self.cost.alone if self.stage == self.matmul.count else self.cost.mixed
+        self.job_left = self.piece_bytes * (updating if self.jobs[0][1] else 1.0)
 
     def _end_job(self) -> None:
         piece, is_arrival = self.jobs.popleft()
@@ -260,8 +262,8 @@ class _Run:
 
 
 FORWARD, BACKWARD = ("OP", "FC-2"), ("FC-1", "IP")
-OTHER_SHARE = 0.425
-"""T3, section 6.3: 40 to 45 %, the middle."""
+MOST_COMMUNICATION = {"training": 0.34, "prompt": 0.43}
+"""T3, section 2.4: of the smaller models' time, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,35 +302,63 @@ def sliced(model: Model, name: str, degree: int) -> Matmul:
     return Matmul(model.tokens, model.width, depth)
 
 
-def cases(machine: Machine, models: tuple[Model, ...], update_cost: float = 1.0) -> list[Case]:
+def cases(machine: Machine, models: tuple[Model, ...], cost: UpdateCost | None = None) -> list[Case]:
     """All sub-layers of these models."""
     return [
-        Case(model, degree, name, sub_layer(machine, sliced(model, name, degree), degree, update_cost))
+        Case(model, degree, name, sub_layer(machine, sliced(model, name, degree), degree, cost))
         for model in models
         for degree in model.degrees
         for name in (*FORWARD, *BACKWARD)
     ]
 
 
-def iteration_speed_up(
-    machine: Machine,
-    of_one: list[Case],
-    arbitration: Arbitration,
-    *,
-    training: bool,
-    other_share: float = OTHER_SHARE,
-) -> float:
-    """How much faster an iteration is, by the sub-layers of one model at one degree.
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer of one model in one phase, without what is neither matmul nor communication; times in ns."""
 
-    Args:
-        training: with the backward pass; else the prompt's alone.
-    """
-    model, degree = of_one[0].model, of_one[0].degree
-    sub_layers = [one.result for one in of_one if training or one.name in FORWARD]
-    sequential = sum(one.sequential_ns for one in sub_layers)
-    saved = sequential - sum(one.t3_ns(arbitration) for one in sub_layers)
-    total = (sequential + _other_matmuls_ns(machine, model, degree, training=training)) / (1 - other_share)
-    return total / (total - saved)
+    sequential_ns: float
+    """Its sub-layers, one after the other."""
+    communication_ns: float
+    """Of these."""
+    matmuls_ns: float
+    """All others."""
+    t3_ns: dict[Arbitration, float]
+    """The sub-layers with T3."""
+
+    @property
+    def communication(self) -> float:
+        """Its share, where there is nothing else."""
+        return self.communication_ns / (self.sequential_ns + self.matmuls_ns)
+
+    def speed_up(self, arbitration: Arbitration, other_share: float) -> float:
+        """How much faster an iteration is of which so much is neither matmul nor communication."""
+        total = (self.sequential_ns + self.matmuls_ns) / (1 - other_share)
+        return total / (total - self.sequential_ns + self.t3_ns[arbitration])
+
+
+def layers(machine: Machine, found: list[Case], phase: str) -> list[Layer]:
+    """One for each model and degree; ``training`` with the backward pass, ``prompt`` without."""
+    made = []
+    for model, degree in dict.fromkeys((one.model, one.degree) for one in found):
+        results = [
+            one.result
+            for one in found
+            if (one.model, one.degree) == (model, degree) and (phase == "training" or one.name in FORWARD)
+        ]
+        made.append(
+            Layer(
+                sum(one.sequential_ns for one in results),
+                sum(one.scatter_ns + one.gather_ns for one in results),
+                _other_matmuls_ns(machine, model, degree, training=phase == "training"),
+                {by: sum(one.t3_ns(by) for one in results) for by in Arbitration},
+            )
+        )
+    return made
+
+
+def other_share(smaller: list[Layer], phase: str) -> float:
+    """Of an iteration, what is neither matmul nor communication: these have the most communication that T3 says."""
+    return 1 - MOST_COMMUNICATION[phase] / max(one.communication for one in smaller)
 
 
 def _other_matmuls_ns(machine: Machine, model: Model, degree: int, *, training: bool) -> float:

@@ -17,6 +17,7 @@ from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.gnn import GnnModel
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Kind
@@ -41,6 +42,7 @@ from disco_hlo.profiler.profile import Contention, OpTime, Profile, load
 from disco_hlo.simulator.costs import holds_ns
 from disco_hlo.whatif.machine import load as load_machine
 from tests.estimator.steps import transformer
+from tests.hlo.small_modules import module_of
 from tests.report import plans
 
 PROFILES = Path(__file__).parents[2] / "disco_hlo" / "data" / "profiles"
@@ -165,6 +167,40 @@ def test_on_a_machine_a_permute_is_a_send_and_knows_whether_it_leaves_the_node(p
     )
     assert within == pytest.approx(1e9 / 370.8, rel=0.01)
     assert between == pytest.approx(1e9 * 8 / 384, rel=0.01)
+
+
+SENDS = """
+HloModule pipeline, is_scheduled=true
+
+ENTRY %main (p: f32[250000]) -> (f32[250000], f32[250000]) {
+  %p = f32[250000]{0} parameter(0)
+  %next = f32[250000]{0} collective-permute(%p), channel_id=1, source_target_pairs={{0,1},{1,0}}
+  %begun = token[] after-all()
+  %send = (f32[250000]{0}, u32[], token[]) send(%next, %begun), channel_id=2
+  %recv = (f32[250000]{0}, u32[], token[]) recv(%begun), channel_id=3
+  %sent = token[] send-done(%send), channel_id=2
+  %received = (f32[250000]{0}, token[]) recv-done(%recv), channel_id=3
+  %data = f32[250000]{0} get-tuple-element(%received), index=0
+  ROOT %out = (f32[250000]{0}, f32[250000]{0}) tuple(%data, %next)
+}
+"""
+
+
+@pytest.mark.parametrize(("devices", "gb_per_s"), [(8, 370.8), (16, 48.0)])
+def test_on_a_machine_a_step_s_sends_take_what_its_links_say(
+    profile: Profile, devices: int, gb_per_s: float
+) -> None:
+    step = canonicalize(module_of(SENDS))
+    costs = costs_of(profile, step).on(load_machine("h200"), devices)
+    took = dict(
+        zip((node.opcode for node in step.graph.nodes), costs.op_ns(step.graph).tolist(), strict=True)
+    )
+    assert took["collective-permute"] == pytest.approx(1e6 / 370.8 + 11_800, abs=2), (
+        "its pairs are of one node"
+    )
+    outside_ns = 6_200 if devices > 8 else 0
+    assert took["send"] == pytest.approx(1e6 / gb_per_s + 11_800 + outside_ns, abs=2)
+    assert (took["recv"], took["recv-done"], took["send-done"]) == (0, 0, 0)
 
 
 def test_a_profile_without_a_sweep_is_completed_and_says_so() -> None:

@@ -41,7 +41,7 @@ def test_a_candidate_that_fails_in_a_round_is_out_on_all_and_the_training_goes_o
     for report in reports:
         (default_error, default_rounds), (plain_error, plain_rounds) = report["trials"]
         assert default_error == ""
-        assert default_rounds >= 5
+        assert default_rounds >= 1
         assert NO_MEMORY in plain_error
         assert plain_rounds == 0
         # Of the script's own step, whose all-reduces met those of the same step.

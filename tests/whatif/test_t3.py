@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from disco_hlo.whatif.dram import Access, UpdateCost, access_cycles
 from disco_hlo.whatif.machine import Machine, Matmul, Stages, load, memory_reads, stages
 from disco_hlo.whatif.t3 import (
     LARGER,
@@ -13,7 +14,10 @@ from disco_hlo.whatif.t3 import (
     Arbitration,
     Model,
     all_gather_ns,
+    cases,
     fused_ns,
+    layers,
+    other_share,
     reduce_scatter_ns,
     sliced,
     sub_layer,
@@ -51,8 +55,10 @@ def test_what_the_cache_does_not_hold_is_read_again() -> None:
 
 
 def test_a_ring_s_reduce_scatter_adds_at_last_what_came() -> None:
-    # Chunks of 100 bytes: 3 steps of 10 ns and 1 us on the link; 300 bytes at 100 GB/s at the end.
-    assert reduce_scatter_ns(machine(10, 100, 1), 400, 4) == pytest.approx(3 * (10 + 1000) + 3)
+    # Chunks of 100 bytes: 3 steps of 10 ns and 1 us on the link; two read and one written at 100 GB/s at the end.
+    last_ns = access_cycles((Access.READ, Access.READ, Access.WRITE))
+    assert 3 < last_ns < 5
+    assert reduce_scatter_ns(machine(10, 100, 1), 400, 4) == pytest.approx(3 * (10 + 1000) + last_ns)
     assert reduce_scatter_ns(machine(10, 100, 1), 400, 4, near_memory=True) == pytest.approx(3 * (10 + 1000))
     assert all_gather_ns(machine(10, 100, 1), 400, 4) == pytest.approx(3 * (10 + 1000))
 
@@ -84,8 +90,15 @@ def test_under_round_robin_a_stalled_matmul_waits_for_what_memory_serves() -> No
 
 def test_updates_that_cost_more_lengthen_the_matmul_s_writes() -> None:
     matmul = Stages(8, 1000.0, 0.0, 100.0, 100.0)
-    found = fused_ns(machine(100, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, 2.0)
+    found = fused_ns(machine(100, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, UpdateCost(2.0, 3.0))
     assert found == pytest.approx(8 * 1200, abs=5)
+
+
+def test_updates_among_a_matmul_s_reads_stall_it_for_what_they_cost_there() -> None:
+    # As under round robin above: 8 pieces of 100 bytes stall the matmul, each for three times as long.
+    matmul = Stages(16, 1000.0, 0.0, 100.0, 0.0)
+    found = fused_ns(machine(1000, 1), matmul, 2, Arbitration.ROUND_ROBIN, UpdateCost(2.0, 3.0))
+    assert found == pytest.approx(16_000 + 8 * 300, abs=5)
 
 
 @pytest.mark.parametrize(("model", "name", "said"), [(SMALLER[1], "FC-1", 0.50), (SMALLER[0], "OP", 0.15)])
@@ -124,3 +137,19 @@ def test_no_arbitration_beats_the_ideal_and_none_is_slower_than_one_after_the_ot
     assert near_memory_ns <= fastest * 1.0001
     assert fastest <= slowest * 1.0001
     assert slowest < found.sequential_ns
+
+
+def test_the_rest_of_an_iteration_leaves_communication_the_share_that_the_paper_says() -> None:
+    t3 = load("t3")
+    found = cases(t3, SMALLER)
+    for phase, said in (("training", 0.34), ("prompt", 0.43)):
+        of = layers(t3, found, phase)
+        other = other_share(of, phase)
+        assert max((1 - other) * one.communication for one in of) == pytest.approx(said)
+        assert len(of) == 4
+        slow, fast = (max(one.speed_up(by, other) for one in of) for by in Arbitration)
+        assert 1 < slow < fast < 1.2
+        most = max(of, key=lambda one: one.communication)
+        saved = most.sequential_ns - most.t3_ns[Arbitration.COMPUTE_FIRST]
+        total = most.communication_ns / said
+        assert most.speed_up(Arbitration.COMPUTE_FIRST, other) == pytest.approx(total / (total - saved))

@@ -29,6 +29,7 @@ from disco_hlo.plan.bans import Stage
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import verify
 from disco_hlo.plan.store import PlanSlot
+from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Round, verdict
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import Program, compare, make_runner, settle_inputs
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
@@ -40,8 +41,6 @@ from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.job import free_device_bytes
-
-_ROUNDS = (5, 25)
 
 
 @dataclass
@@ -181,7 +180,11 @@ def measure(
     """Run the compiled trials alternately and note their times. What they compute is seen by
     :func:`compare_with_default` alone. On GPU several steps are run in a row, as a training loop does.
 
+    What cannot win any more is not run again, by the rule for calls of a training
+    (:func:`~disco_hlo.plugin.calls.schedule.verdict`), so it has times of the first rounds alone.
+
     Args:
+        budget_s: when to end where the order is not clear, after the fewest rounds that tell anything.
         stop: asked on rank 0 between rounds; the measurement ends on all ranks once it answers True.
 
     Returns:
@@ -198,13 +201,21 @@ def measure(
     _first_runs(session, _still_alive(alive))
     alive = _still_alive(alive)
     at_once = steps_in_a_row(session, alive[0].runner)
+    _round(session, alive, at_once)  # a warm-up
+    for trial in alive:
+        trial.times_ns.clear()
+    rounds: list[Round] = []
+    end_s = time.monotonic() + budget_s
     complete = True
-    for _ in range(_rounds(session, alive, at_once, budget_s)):
+    while len(alive) > 1 or not rounds:
         if session.tell(stop(), "interrupted"):
             complete = False
             break
         alive = _still_alive(alive)
         _round(session, alive, at_once)
+        rounds.append({trial.name: trial.times_ns[-1] for trial in alive if trial.times_ns})
+        running = _running(session, alive, rounds, over=time.monotonic() > end_s)
+        alive = [alive[0], *(trial for trial in alive[1:] if trial.name in running)]
     _still_alive(alive)
     for trial in trials:
         trial.runner = None
@@ -277,12 +288,11 @@ def steps_in_a_row(session: Session, default: Runner | None) -> int:
     return min(map(int, counts))
 
 
-def _rounds(session: Session, alive: Sequence[Trial], at_once: int, budget_s: float) -> int:
-    """How often to measure each, from one warm-up round; the same on every rank."""
-    started = time.monotonic()
-    _round(session, alive, at_once)
-    for trial in alive:
-        trial.times_ns.clear()
-    round_s = max(time.monotonic() - started, 1e-6)
-    wanted = int(budget_s / round_s)
-    return int(session.tell(min(max(wanted, _ROUNDS[0]), _ROUNDS[1]), "rounds"))
+def _running(session: Session, alive: Sequence[Trial], rounds: Sequence[Round], *, over: bool) -> list[str]:
+    """Names of what runs in the next round, by rank 0's clock; none where it is clear what wins."""
+    predicted_ns = {trial.name: trial.predicted_ns for trial in alive}
+    names = [trial.name for trial in alive[1:] if not trial.error]
+    found = verdict(rounds, names, predicted_ns)
+    ends = found.winner is not None or (over and len(rounds) >= FEWEST_ROUNDS)
+    running: list[str] = session.tell([] if ends else list(found.running), "rounds")
+    return running

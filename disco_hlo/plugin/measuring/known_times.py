@@ -126,15 +126,30 @@ class KnownTimes:
             self._store = None
             return otherwise
 
-    def lacks(self, source: CanonicalModule, xla: Strategy) -> dict[str, Any]:
+    def lacks(
+        self, source: CanonicalModule, xla: Strategy, like: CanonicalModule | None = None
+    ) -> dict[str, Any]:
         """What has to be measured: the device's constants, the step's ops, of each kind of collectives, by its name,
-        these sizes."""
+        these sizes. Of another structure of the step ``like`` kernels alone, and of what collectives take only what
+        that step does not tell."""
+        if like is not None:
+            self._take_over(source, like)
         return {
             "device": self._device.constants is None,
-            "ops": self._lacks_ops(source, xla) or self._lacks_waits(source),
+            "ops": self._lacks_ops(source, xla, whole=like is None) or self._lacks_waits(source),
             "contention": self._lacks_contention(source),
             "collectives": self._lacking_sizes(source),
         }
+
+    def _take_over(self, source: CanonicalModule, like: CanonicalModule) -> None:
+        """How kernels and collectives slow each other, and what ranks wait, where all kinds of collectives are those of
+        ``like``. For this search: they are not that step's own."""
+        if not set(travelling(source)) <= set(travelling(like)):
+            return
+        known, own = self._step(like.graph.fingerprint), self._step(source.graph.fingerprint)
+        self._facts[StepFacts.__name__, place_of(self._link, source.graph.fingerprint)] = structs.replace(
+            own, contention=known.contention, apart=known.apart, together=known.together
+        )
 
     def _lacks_contention(self, source: CanonicalModule) -> bool:
         """Slow-downs, and what transfers take alone: the same traces tell both. Where transfers and kernels never run
@@ -144,8 +159,8 @@ class KnownTimes:
         known = step.contention is not None and step.together is not None
         return overlapping and bool(travelling(source)) and not known
 
-    def _lacks_ops(self, source: CanonicalModule, xla: Strategy) -> bool:
-        wanted = _step_keys(source, xla)
+    def _lacks_ops(self, source: CanonicalModule, xla: Strategy, *, whole: bool) -> bool:
+        wanted = _step_keys(source, xla) if whole else _kernel_keys(source, xla)
         missing = wanted - set(self._ops)
         LOGGER.debug("%d of %d op times are unknown", len(missing), len(wanted))
         # What a trace of this very step did not show, another one will not show either.
@@ -282,12 +297,18 @@ def _fit(points: Sequence[SweepPoint]) -> AllReduceFit | None:
 
 
 def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
-    found: set[str] = set()
-    for graph, plan in by_graph(source, xla):
+    found = _kernel_keys(source, xla)
+    for graph, _ in by_graph(source, xla):
         found |= {
             node.key for node in graph.nodes
             if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
         }  # fmt: skip
+    return found
+
+
+def _kernel_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
+    found: set[str] = set()
+    for graph, plan in by_graph(source, xla):
         found |= {*kernel_keys(graph, unit_graph(graph, plan).kernels(graph))}
     return found
 

@@ -26,6 +26,7 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.variants import in_every_region, one_at_a_time, one_bucket, unfused, varied
 from disco_hlo.plugin.logs import one_line
@@ -116,7 +117,6 @@ def profile_step(
     store: ProfileStore | None,
     marks: PlanSlot | None = None,
     kept: Kept | None = None,
-    restructured: Restructured | None = None,
 ) -> Profiled | None:
     """Measure what ``store`` does not know yet; returns the profile on rank 0, None elsewhere.
 
@@ -124,7 +124,6 @@ def profile_step(
         marks: where rank 0 notes which module is being tried, so that one that kills the process is left
             out the next time.
         kept: what an earlier profiling of the same step compiled (CPU), to be run again; filled in.
-        restructured: what ``source`` is, where it is not the step with the structure XLA gives it.
 
     Raises:
         UnsupportedError: the step cannot be run on made-up inputs.
@@ -141,12 +140,64 @@ def profile_step(
             kept.constants = constants
     modules = kept.modules if kept is not None else []
     if not modules:
-        modules = _to_trace(session, source, xla, wanted, marks, restructured)
+        modules = _to_trace(session, source, xla, wanted, marks)
         _compile(session, source, modules, tag="profile")
-    launch_ns = known.launch_ns(source.graph.fingerprint) if known is not None else 0
-    taken = _trace(session, source, modules, launch_ns, kept)
     if kept is not None:
         kept.modules = modules
+    return _profiled(session, source, xla, known, wanted, modules, kept)
+
+
+def profile_structures(
+    session: Session,
+    structures: Mapping[str, Restructured],
+    step: CanonicalModule | None,
+    store: ProfileStore | None,
+    marks: PlanSlot | None = None,
+) -> dict[str, Profile | Exception | None]:
+    """As :func:`profile_step`, of other structures of a step that is profiled, by name; what went wrong in place of a
+    profile.
+
+    Only their kernels are traced, which are compiled together. Its ops are those of the step but for a few, and what
+    kernels and transfers cost each other is taken over from it: read from each structure's own two traces, it differed
+    so much that structures were predicted in another order than they ran.
+
+    Args:
+        step: with the structure that XLA gives it; None on ranks other than 0.
+    """
+    asked: dict[str, tuple[CanonicalModule, Strategy, KnownTimes | None, Mapping[str, Any]]] = {}
+    modules: dict[str, list[Traceable]] = {}
+    found: dict[str, Profile | Exception | None] = {}
+    for name, one in structures.items():
+        try:
+            xla = read(one.source)
+            asked[name] = one.source, xla, *_known_and_wanted(session, one.source, xla, store, like=step)
+            modules[name] = _to_trace(session, one.source, xla, asked[name][-1], marks, one)
+        except Exception as error:  # the same on every rank, by the stages it goes through
+            found[name] = error
+    trials = [trial for some in modules.values() for module in some for trial in module.trials]
+    if trials:
+        compile_trials(session, next(iter(structures.values())).source, trials, tag="profile of structures")
+    for name, some in modules.items():
+        try:
+            profiled = _profiled(session, *asked[name], some)
+            found[name] = None if profiled is None else profiled.profile
+        except Exception as error:
+            found[name] = error
+    return found
+
+
+def _profiled(
+    session: Session,
+    source: CanonicalModule,
+    xla: Strategy,
+    known: KnownTimes | None,
+    wanted: Mapping[str, Any],
+    modules: Sequence[Traceable],
+    kept: Kept | None = None,
+) -> Profiled | None:
+    """Trace what is compiled, sweep collectives, and put everything together on rank 0."""
+    launch_ns = known.launch_ns(source.graph.fingerprint) if known is not None else 0
+    taken = _trace(session, source, modules, launch_ns, kept)
     # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
     slowed = None
     with session.stage("times of ops"):
@@ -178,16 +229,21 @@ def _compile(session: Session, source: CanonicalModule, modules: Sequence[Tracea
 
 
 def _known_and_wanted(
-    session: Session, source: CanonicalModule, xla: Strategy, store: ProfileStore | None
+    session: Session,
+    source: CanonicalModule,
+    xla: Strategy,
+    store: ProfileStore | None,
+    like: CanonicalModule | None = None,
 ) -> tuple[KnownTimes | None, Mapping[str, Any]]:
-    """On rank 0 what is known, and on all what has to be measured."""
+    """On rank 0 what is known, and on all what has to be measured. ``like`` is the step of which ``source`` is another
+    structure."""
     label = AFTER_COMPUTE if ranks_block(session) else ""
     if BACKENDS[session.facts.backend].asynchronous:
         label = link_label()
     link = Link(session.facts.device_count, session.facts.process_count, label)
     known = KnownTimes(platform_of(session), link, store) if session.leads else None
     with session.stage("known times"):
-        lacking = known.lacks(source, xla) if known is not None else None
+        lacking = known.lacks(source, xla, like) if known is not None else None
     return known, session.tell(lacking, "to profile")
 
 
@@ -261,7 +317,7 @@ def _to_trace(
     called = session.on_calls is not None and not apart
     xla = varied(source, xla) if apart else xla
     strategies: dict[str, Strategy] = {}
-    if wanted["ops"]:
+    if wanted["ops"] and restructured is None:
         strategies[UNFUSED] = in_every_region(
             source, xla, lambda graph, _: unfused(graph) if apart else one_bucket(graph)
         )

@@ -23,7 +23,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.profiling import profile_step
+from disco_hlo.plugin.measuring.profiling import profile_structures
 from disco_hlo.plugin.measuring.room import compiles_at_once, room_bytes
 from disco_hlo.plugin.phases.finding import Found, all_searches_s, search_settings
 from disco_hlo.plugin.session import Session
@@ -84,8 +84,7 @@ def _trials(session: Session, slot: PlanSlot, store: ProfileStore | None, found:
     made = _restructured(session)
     promising = session.tell(_most_promising(session, made, found), "promising structures")
     room = room_bytes(session)
-    profiled = {name: _profiled(session, made[name], slot, store) for name in promising}
-    profiles = {name: profile for name, profile in profiled.items() if profile is not None}
+    profiles = _profiles(session, {name: made[name] for name in promising}, slot, store, found)
     best: dict[str, Scheduled] = {}
     takes_s = all_searches_s(settings, session.facts.backend) + _TAKES_S
     with session.stage("search of structures", takes_s=takes_s):
@@ -167,16 +166,22 @@ def _most_promising(
     return sorted(predicted, key=lambda name: (predicted[name], name))[:MOST_PROFILED]
 
 
-def _profiled(
-    session: Session, one: Restructured, slot: PlanSlot, store: ProfileStore | None
-) -> Profile | None:
-    """The profile of a schedule, on rank 0; None elsewhere, and where there is none."""
-    try:
-        profiled = profile_step(session, one.source, read(one.source), store, slot, restructured=one)
-    except Exception as error:
-        _say_left_out(session, one.record.name, error)
-        return None
-    return None if profiled is None else profiled.profile
+def _profiles(
+    session: Session,
+    made: Mapping[str, Restructured],
+    slot: PlanSlot,
+    store: ProfileStore | None,
+    found: Found | None,
+) -> dict[str, Profile]:
+    """The profiles of schedules, on rank 0; none elsewhere, nor where one cannot be taken."""
+    step = None if found is None else found.last.case.source
+    profiles: dict[str, Profile] = {}
+    for name, profile in profile_structures(session, made, step, store, slot).items():
+        if isinstance(profile, Exception):
+            _say_left_out(session, name, profile)
+        elif profile is not None:
+            profiles[name] = profile
+    return profiles
 
 
 def _searched(
