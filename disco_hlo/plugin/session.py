@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,10 +53,9 @@ _LOOK_S = 0.5
 class OnCalls(Protocol):
     """What a training that goes on lends a search."""
 
-    def lend(self, what: str, executables: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
-        """Hold a call for the body, which runs these on its arguments
-        (:class:`~disco_hlo.plugin.measuring.inputs.arguments.LentInputs`). Raises UnsupportedError: there is no room;
-        ActivationError: no call comes; on all ranks alike."""
+    def lend(self, what: str, loan: Any) -> contextlib.AbstractContextManager[Any]:
+        """Hold a call for the body, which runs on its arguments (:func:`disco_hlo.plugin.measuring.lending.lent`).
+        Raises UnsupportedError: there is no room; ActivationError: no call comes; on all ranks alike."""
 
     def trace(self, calls: int) -> tuple[bytes, list[int], int]:
         """A profiler trace of so many calls, what each took the devices in it, and what one takes outside of it, ns.

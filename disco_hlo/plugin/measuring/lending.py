@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from disco_hlo.errors import UnsupportedError, shared
@@ -20,12 +21,12 @@ from disco_hlo.plugin.measuring.lockstep import SLICE_NS, all_have, anywhere
 from disco_hlo.plugin.measuring.room import lack_of_memory, room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import OnCalls, Session
-from disco_hlo.plugin.xla.executables import LoadedExecutable, memory, parameters, storage_taken
+from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter, memory, parameters, storage_taken
 
 
 def copied(
     session: Session,
-    default: LoadedExecutable,
+    parameters: Sequence[Parameter],
     arguments: Sequence[Any],
     on_host_bytes: int,
     stop: Callable[[], bool],
@@ -44,54 +45,85 @@ def copied(
     with session.stage("a copy of the step's inputs"):
         together = lambda: all_have(session, "inputs")  # noqa: E731
         seed = session.settings.seed
-        return RealInputs(session.request, parameters(default), arguments, seed, together, stop, only)
+        return RealInputs(session.request, parameters, arguments, seed, together, stop, only)
+
+
+@dataclass(frozen=True)
+class Loan:
+    """What runs on arguments of calls; read before a call is held for it."""
+
+    parameters: tuple[Parameter, ...]
+    taken: frozenset[int]
+    """Those that a run takes over."""
+    taken_bytes: int
+    largest: LoadedExecutable
+    """Of those that run, the one that needs most memory."""
+
+    @staticmethod
+    def of(default: LoadedExecutable, run: Sequence[LoadedExecutable]) -> Loan:
+        """For these executables, in calls of XLA's ``default``.
+
+        Raises:
+            UnsupportedError: one does not take over what a call does.
+        """
+        taken = storage_taken(default)
+        if any(storage_taken(one) != taken for one in run):
+            raise shared(UnsupportedError("it does not hand on the storage that a call takes over"))
+        largest = max(run, key=_beside_arguments)
+        return Loan(parameters(default), frozenset(taken), memory(default).aliased_bytes, largest)
+
+
+def _beside_arguments(executable: LoadedExecutable) -> int:
+    needs = memory(executable)
+    return needs.total_bytes - needs.arguments_bytes
 
 
 @contextlib.contextmanager
 def lent(
-    session: Session,
-    default: LoadedExecutable,
-    run: Sequence[LoadedExecutable],
-    arguments: list[Any],
-    stop: Callable[[], bool],
+    session: Session, loan: Loan, arguments: list[Any], stop: Callable[[], bool]
 ) -> Iterator[LentInputs]:
-    """The arguments of a call that is held, for the body, which runs these executables on all ranks.
+    """The arguments of a call that is held, for the body, on all ranks.
 
     Raises:
-        UnsupportedError: memory lacks for one of them, or one does not take over what the call does.
+        UnsupportedError: memory lacks.
     """
-    taken = storage_taken(default)
-    for one in run:
-        if storage_taken(one) != taken:
-            raise shared(UnsupportedError("it does not hand on the storage that a call takes over"))
-        needs = memory(one)
-        if lacks := lack_of_memory(session, "profile", one, given_back_bytes=needs.arguments_bytes):
-            raise shared(UnsupportedError(lacks))
-    needs, began_ns = memory(default), time.perf_counter_ns()
-    kept = copied(session, default, arguments, needs.aliased_bytes, stop, frozenset(taken))
+    given_back = memory(loan.largest).arguments_bytes
+    if lacks := lack_of_memory(session, "profile", loan.largest, given_back_bytes=given_back):
+        raise shared(UnsupportedError(lacks))
+    began_ns = time.perf_counter_ns()
+    kept = copied(session, loan.parameters, arguments, loan.taken_bytes, stop, loan.taken)
     if kept is None:
         raise shared(
             UnsupportedError("the host has no room for a copy of the step's arguments, or no call was held")
         )
     copied_ns = 2 * (time.perf_counter_ns() - began_ns)
-    with coming_back_to(arguments, kept, taken):
-        inputs = LentInputs(session.request, parameters(default), arguments, stop)
-        inputs.copied_ns = copied_ns
+    with coming_back_to(arguments, kept, loan.taken):
+        inputs = LentInputs(session.request, loan.parameters, arguments, stop, copied_ns)
         try:
             yield inputs
         finally:
-            inputs.leave(taken)
+            inputs.leave(loan.taken)
 
 
 class Slices:
     """Turns at the devices between calls of the training, each on the arguments of a call. One lasts for as long as
     copying these takes, and no less than a slice or one run."""
 
-    def __init__(self, session: Session, calls: OnCalls, run: Sequence[LoadedExecutable]) -> None:
-        self._session, self._calls, self._run = session, calls, run
+    def __init__(self, session: Session, calls: OnCalls, trials: Sequence[Trial]) -> None:
+        """None has begun.
+
+        Args:
+            trials: that run in them, compiled.
+
+        Raises:
+            UnsupportedError: as :meth:`Loan.of`.
+        """
+        self._session, self._calls = session, calls
+        run = [one.executable for one in trials]
+        self._loan = Loan.of(session.request.call_default(), run) if run else None
+        self._runners: dict[str, Runner] = {}
         self._lent = contextlib.ExitStack()
         self._inputs: LentInputs | None = None
-        self._runner: Runner | None = None
         self._end_ns = 0
 
     def __enter__(self) -> Slices:
@@ -107,18 +139,17 @@ class Slices:
         if self._inputs is None or not (count := self._count(run_ns)):
             self._inputs = None
             self._lent.close()
-            self._inputs = self._lent.enter_context(self._calls.lend("profiling", self._run))
+            self._inputs = self._lent.enter_context(self._calls.lend("profiling", self._loan))
             self._end_ns = time.perf_counter_ns() + max(SLICE_NS, self._inputs.copied_ns)
             count = max(1, self._count(run_ns))
-        session = self._session
-        self._runner = Runner(
-            session.request,
-            trial.executable,
-            session.settings.seed,
-            inputs_of=self._runner,
-            inputs=self._inputs,
-        )
-        return self._runner, count
+        runner = self._runners.get(trial.name)
+        if runner is None:
+            session, known = self._session, next(iter(self._runners.values()), None)
+            runner = self._runners[trial.name] = Runner(
+                session.request, trial.executable, session.settings.seed, inputs_of=known, inputs=self._inputs
+            )
+        runner.runs_on = self._inputs
+        return runner, count
 
     def _count(self, run_ns: int) -> int:
         left_ns = max(0, self._end_ns - time.perf_counter_ns())

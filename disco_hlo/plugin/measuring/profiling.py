@@ -357,7 +357,7 @@ def _trace(
     alone: tuple[Trial, NamedTrace] | None = None
     for module in _with_called(session, source, modules, found):
         trial = module.trial
-        trial.error = module.error or _lack_of_memory(session, trial, runner)
+        trial.error = trial.error or module.error or _lack_of_memory(session, trial, runner)
         if not trial.error:
             try:
                 taken = take(session, module, runner, first_runs, timed=trial.name != UNFUSED)
@@ -407,7 +407,10 @@ def _with_called(
     names = {module.trial.name for module in modules}
     if session.on_calls is not None and ALONE in names and found[ALONE].trace is None:
         module = called_module(session)
-        _compile(session, source, [module], tag="calls")
+        try:
+            _compile(session, source, [module], tag="calls")
+        except Exception as error:  # on all ranks alike
+            module.trial.error = one_line(error)
         yield module
 
 

@@ -248,7 +248,7 @@ def _beside_training(
     untraced, call_ns, names = 0, 0, list[Collected]()
     if module.is_called:
         own, call_ns = _of_calls(session, calls, trial.name, runs)
-    with Slices(session, calls, [one.executable for one in module.trials]) as slices:
+    with Slices(session, calls, module.trials) as slices:
         if not module.is_called:
             own, runner = _on_arguments(session, slices, trial, runs)
             if timed and by_name is not None:

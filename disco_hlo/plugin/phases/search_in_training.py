@@ -16,7 +16,6 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, ProfileError, UnsupportedError, is_shared
@@ -32,7 +31,7 @@ from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, c
 from disco_hlo.plugin.measuring.comparing import compile_comparison
 from disco_hlo.plugin.measuring.inputs.arguments import LentInputs, fit_inputs, off_devices
 from disco_hlo.plugin.measuring.known_times import measured_times
-from disco_hlo.plugin.measuring.lending import copied, lent
+from disco_hlo.plugin.measuring.lending import Loan, copied, lent
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import MAY_RISE, lack_of_memory, needed_on_host_bytes, room_bytes
@@ -45,7 +44,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, called_step
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
-from disco_hlo.plugin.xla.executables import memory, storage_taken
+from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
 from disco_hlo.plugin.xla.job import may_rise_bytes, peaks_bytes
 from disco_hlo.profiler.profile import Profile
 
@@ -208,7 +207,7 @@ class SearchInTraining:
             if beside is not None and needs.total_bytes > beside:
                 taken = frozenset(storage_taken(default.executable))
         on_host = needed_on_host_bytes(needs, beside is None)
-        inputs = copied(session, default.executable, arguments, on_host, self._stop.__bool__)
+        inputs = copied(session, parameters(default.executable), arguments, on_host, self._stop.__bool__)
         if inputs is None:
             taken = frozenset()
             session.say(
@@ -333,7 +332,7 @@ class _Lent:
     session: Session
 
     @contextlib.contextmanager
-    def lend(self, what: str, executables: Sequence[Any]) -> Iterator[LentInputs]:
+    def lend(self, what: str, loan: Loan) -> Iterator[LentInputs]:
         """As there."""
         own = self.search
         with own._held(self.session, what) as hold:
@@ -341,8 +340,7 @@ class _Lent:
             trial = own._calls()
             arguments = [] if trial is None else trial.watch.arguments
             del trial
-            default, stop = own._request.call_default(), own._stop.__bool__
-            with lent(self.session, default, executables, arguments, stop) as inputs:
+            with lent(self.session, loan, arguments, own._stop.__bool__) as inputs:
                 yield inputs
 
     def trace(self, calls: int) -> tuple[bytes, list[int], int]:

@@ -300,7 +300,8 @@ def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is
         settings = Settings(search=True, directory=tmp_path, when="training")
         session = Session(request, settings, device_facts(request), LocalChannel())
         default, given = request.call_default(), list(arguments)
-        with lending.lent(session, default, [default], arguments, lambda: False) as inputs:
+        loan = lending.Loan.of(default, [default])
+        with lending.lent(session, loan, arguments, lambda: False) as inputs:
             runner = Runner(request, default, inputs=inputs)
             assert runner.run() > 0
             assert [one.is_deleted() for one in given] == [True] * 3 + [False]
@@ -340,6 +341,6 @@ def test_what_has_no_room_is_not_run(
     )
     default = request.call_default()
     with pytest.raises(UnsupportedError, match="needs 5 MiB"), \
-            lending.lent(session, default, [default], arguments, lambda: False):  # fmt: skip
+            lending.lent(session, lending.Loan.of(default, [default]), arguments, lambda: False):  # fmt: skip
         raise AssertionError
     assert not any(one.is_deleted() for one in arguments)

@@ -306,6 +306,7 @@ class LentInputs(Inputs):
     Args:
         arguments: of which those that runs take over are to be replaced afterwards (:func:`off_devices`).
         stop: as for :class:`RealInputs`.
+        copied_ns: about what it takes to copy what runs take over, and to bring it back.
     """
 
     is_lent = True
@@ -316,10 +317,9 @@ class LentInputs(Inputs):
         parameters: Sequence[Parameter],
         arguments: Sequence[Any],
         stop: Callable[[], bool],
+        copied_ns: int = 0,
     ) -> None:
-        self._lent, self._stop = list(arguments), stop
-        self.copied_ns = 0
-        """About what it takes to copy what runs take over, and to bring it back."""
+        self._lent, self._stop, self.copied_ns = list(arguments), stop, copied_ns
         super().__init__(request, parameters, 0, contextlib.nullcontext, None, {}, diverges=False)
 
     def _all(self) -> list[Any]:
