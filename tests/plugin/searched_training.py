@@ -31,6 +31,7 @@ from disco_hlo.plugin.phases import training_phase
 from disco_hlo.plugin.settings import Settings
 from tests.ports import free_port
 
+_ROOT = Path(__file__).parents[2]
 _MOST_CALLS = 20_000
 _STEP_S = 0.02
 """The cores are the search's, too; and a training of thousands of steps would have to be repeated."""
@@ -67,7 +68,8 @@ def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verd
 PLACES = ("traced calls", "slice", "compile", "search", "room for real inputs", "rounds", "change-over")
 """Of a search, in turn: in a call under the profiler, while what is profiled has a call's arguments, before candidates
 are compiled, and so on."""
-HOWS = ("kill", "stop", "slow")
+HOWS = ("kill", "freeze", "stop", "slow")
+"""Frozen is stopped for good; after a stop it goes on."""
 _STOOD_STILL_S, _SLOW_S = 3.0, 5.0
 _LONGEST_S = 300.0
 """Of a training with a fault in it."""
@@ -128,12 +130,15 @@ def with_fault(
         own = {"OMPI_COMM_WORLD_RANK": str(rank)}
         own |= {"FAULT_AT": ",".join(places), "FAULT_HOW": how} if rank == victim else {}
         with said[rank].open("w") as out:
-            ranks.append(subprocess.Popen(command, env={**environment, **own}, stdout=out, stderr=out))
+            own_environment = {**environment, **own}
+            ranks.append(subprocess.Popen(command, cwd=_ROOT, env=own_environment, stdout=out, stderr=out))
     struck, strikes, last = ranks[victim], 0, time.monotonic()
     end = last + _LONGEST_S
     ends: list[tuple[int | None, float]] = [(None, 0.0)] * 2
     try:
-        while time.monotonic() < end and any(code is None for code, _ in ends):
+        while time.monotonic() < end and any(
+            code is None for rank, (code, _) in enumerate(ends) if how != "freeze" or rank != victim
+        ):
             seen = said[victim].read_text().count("struck\n")
             if seen > strikes:
                 strikes, last = seen, time.monotonic()
@@ -149,7 +154,7 @@ def with_fault(
                 if ends[rank][0] is None and process.poll() is not None:
                     ends[rank] = process.returncode, time.monotonic() - last
             time.sleep(0.1)
-        assert strikes == len(places) or how == "kill", (strikes, said[victim].read_text())
+        assert strikes == len(places) or how in HOWS[:2], (strikes, said[victim].read_text())
     finally:
         for process in ranks:
             process.kill()
@@ -177,7 +182,7 @@ def faults(folder: Path) -> None:
     """Every fault of either rank: several in one training where it goes on."""
     from tests.known_times import know_all
 
-    cases = [((place,), "kill") for place in PLACES] + [(PLACES, how) for how in HOWS[1:]]
+    cases = [((place,), how) for how in HOWS[:2] for place in PLACES] + [(PLACES, how) for how in HOWS[2:]]
     for number, (places, how) in enumerate(cases):
         for victim in (0, 1):
             own = folder / f"{how}-{number}-{victim}"
