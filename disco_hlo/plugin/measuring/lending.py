@@ -14,9 +14,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import UnsupportedError, shared
+from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.inputs.arguments import LentInputs, RealInputs, coming_back_to
+from disco_hlo.plugin.measuring.inputs.arguments import Kept, LentInputs, RealInputs, coming_back_to
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, all_have, anywhere
 from disco_hlo.plugin.measuring.room import lack_of_memory, room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
@@ -30,22 +32,24 @@ def copied(
     arguments: Sequence[Any],
     on_host_bytes: int,
     stop: Callable[[], bool],
-    only: Collection[int] | None = None,
 ) -> RealInputs | None:
     """A copy of a call's arguments, on all ranks; None where a host lacks room, or no call was held.
 
     Args:
         on_host_bytes: what it takes on the host for each device, with what else will be there.
-        only: as of :class:`RealInputs`.
     """
-    room = room_bytes(session, on_host=True)
-    lacking = room is not None and on_host_bytes > room
-    if anywhere(session, lacking or not arguments, "real inputs"):
+    if not _have_room(session, arguments, on_host_bytes):
         return None
     with session.stage("a copy of the step's inputs"):
         together = lambda: all_have(session, "inputs")  # noqa: E731
         seed = session.settings.seed
-        return RealInputs(session.request, parameters, arguments, seed, together, stop, only)
+        return RealInputs(session.request, parameters, arguments, seed, together, stop)
+
+
+def _have_room(session: Session, arguments: Sequence[Any], on_host_bytes: int) -> bool:
+    room = room_bytes(session, on_host=True)
+    lacking = room is not None and on_host_bytes > room
+    return not anywhere(session, lacking or not arguments, "real inputs")
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,13 @@ def lent(
     given_back = memory(loan.largest).arguments_bytes
     if lacks := lack_of_memory(session, "profile", loan.largest, given_back_bytes=given_back):
         raise shared(UnsupportedError(lacks))
-    began_ns = time.perf_counter_ns()
-    kept = copied(session, loan.parameters, arguments, loan.taken_bytes, stop, loan.taken)
-    if kept is None:
+    if not _have_room(session, arguments, loan.taken_bytes):
         raise shared(
             UnsupportedError("the host has no room for a copy of the step's arguments, or no call was held")
         )
+    began_ns = time.perf_counter_ns()
+    with session.stage("a copy of what a step takes over"):
+        kept = _kept(arguments, loan.taken, pinned=BACKENDS[session.facts.backend].queues)
     copied_ns = 2 * (time.perf_counter_ns() - began_ns)
     with coming_back_to(arguments, kept, loan.taken):
         inputs = LentInputs(session.request, loan.parameters, arguments, stop, copied_ns)
@@ -103,6 +108,16 @@ def lent(
             yield inputs
         finally:
             inputs.leave(loan.taken)
+
+
+def _kept(arguments: Sequence[Any], taken: Collection[int], *, pinned: bool) -> Kept:
+    try:
+        return Kept(arguments, taken, pinned=pinned)
+    except Exception as error:
+        if not pinned:
+            raise
+        LOGGER.debug("no memory of the host that devices write by themselves: %s", one_line(error))
+        return Kept(arguments, taken, pinned=False)
 
 
 class Slices:
@@ -125,6 +140,8 @@ class Slices:
         self._lent = contextlib.ExitStack()
         self._inputs: LentInputs | None = None
         self._end_ns = 0
+        self.idle_ns = 0
+        """How long the devices have only copied, where a slice has just begun; whoever warms them up sets it to 0."""
 
     def __enter__(self) -> Slices:
         return self
@@ -142,6 +159,7 @@ class Slices:
             self._inputs = self._lent.enter_context(self._calls.lend("profiling", self._loan))
             self._end_ns = time.perf_counter_ns() + max(SLICE_NS, self._inputs.copied_ns)
             count = max(1, self._count(run_ns))
+            self.idle_ns = self._inputs.copied_ns
         runner = self._runners.get(trial.name)
         if runner is None:
             session, known = self._session, next(iter(self._runners.values()), None)

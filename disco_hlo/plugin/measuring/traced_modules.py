@@ -289,10 +289,18 @@ def _on_arguments(
         while left:
             runner, count = slices.runner(trial, run_ns)
             count = min(left, count)
+            _warm_up(session, slices, runner, run_ns, guard)
             what = f"a profiled run of {trial.name}"
             taken.append(run_on_all(session, what, functools.partial(collected, runner, count, 0), guard))
             run_ns, left = min(taken[-1][1]), left - count
     return taken, runner
+
+
+def _warm_up(session: Session, slices: Slices, runner: Runner, run_ns: int, guard: Guard) -> None:
+    """Have a GPU that has only copied compute for as long, as in the midst of a training."""
+    idle_ns, slices.idle_ns = min(slices.idle_ns, BACKENDS[session.facts.backend].warm_up_ns), 0
+    if runs := int(session.tell(min(_MOST_WARM_UPS, idle_ns // max(1, run_ns)), "warm-ups")):
+        run_on_all(session, "warm-ups", lambda: [runner.run() for _ in range(runs)], guard)
 
 
 def _named(

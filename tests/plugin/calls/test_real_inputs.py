@@ -23,7 +23,7 @@ from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.measuring import lending
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
+from disco_hlo.plugin.measuring.inputs.arguments import Kept, RealInputs
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import search_in_training
 from disco_hlo.plugin.phases.search_in_training import SearchInTraining
@@ -288,10 +288,12 @@ def test_no_run_begins_once_the_user_has_interrupted(observation: Observation) -
         inputs.fresh()
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("fails", "pinned"), [(False, False), (True, False), (False, True)])
 def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is_there(
-    observation: Observation, tmp_path: Path, fails: bool
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, pinned: bool
 ) -> None:
+    if pinned:  # as on a GPU
+        monkeypatch.setattr(lending, "Kept", lambda *given, **_: Kept(*given, pinned=True))
     call, state, losses, live = jitted("lending_step"), fresh_state(_LARGE), [], []
     large = [one.nbytes for one in jax.live_arrays() if one.nbytes >= 4 * _LARGE**2]
 
@@ -308,7 +310,8 @@ def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is
             if fails:
                 raise ActivationError("a run failed")
             runner.run_in_a_row(3)
-            live.append([one for one in jax.live_arrays() if one.nbytes >= 4 * _LARGE**2])
+            large_now = [one for one in jax.live_arrays() if one.nbytes >= 4 * _LARGE**2]
+            live.append([one for one in large_now if one.sharding.memory_kind != "pinned_host"])
 
     def choose(index: int) -> str:
         if index == 2:
