@@ -222,6 +222,8 @@ class RealInputs(Inputs):
         together: Together,
         stop: Callable[[], bool],
     ) -> None:
+        for shard in (shard for one in arguments for shard in one.addressable_shards):
+            shard.data.copy_to_host_async()  # all of them at once
         self._given = [_on_host(one, request.local_devices) for one in arguments]
         self._stop = stop
         self._change = (0.0, 0)
@@ -439,8 +441,6 @@ def _changed(values: Any, table: Any, turns: Any, up: Any, down: Any, coin: Any)
 
 def _on_host(array: Any, devices: Sequence[Any]) -> _Argument:
     shards = {shard.device: shard for shard in array.addressable_shards}
-    for shard in shards.values():
-        shard.data.copy_to_host_async()
     kept: list[tuple[Any, NDArray[Any]]] = []
     for device in devices:
         shard = shards[device]
