@@ -70,7 +70,7 @@ PLACES = ("traced calls", "slice", "compile", "search", "room for real inputs", 
 are compiled, and so on."""
 HOWS = ("kill", "freeze", "stop", "slow")
 """Frozen is stopped for good; after a stop it goes on."""
-_STOOD_STILL_S, _SLOW_S = 3.0, 5.0
+_STOOD_STILL_S, _SLOW_S = 2.0, 5.0
 _LONGEST_S = 300.0
 """Of a training with a fault in it."""
 

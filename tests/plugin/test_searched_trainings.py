@@ -77,10 +77,9 @@ def test_a_training_that_ends_early_keeps_what_is_known_and_leaves_no_search(
     [
         (1, ("slice",), "kill"),
         (0, PLACES, "stop"),
-        (1, PLACES, "slow"),
     ],
 )
-def test_a_rank_that_dies_stands_still_or_is_slow_hangs_nobody(
+def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     victim: int, places: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
     """One that comes late goes on with the other, to the same plan at the same call; without a rank that died the
