@@ -12,10 +12,12 @@ out. Single ops are never tested on: a profile measures them all, so the estimat
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel, calibrated, measured_ops
 from disco_hlo.estimator.features import Batch, encode, graph_features, joined
 from disco_hlo.estimator.samples import FusedOp
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.sqlite_file import SqliteFile
@@ -55,14 +57,20 @@ _TABLES = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A captured training step."""
+    """A computation of a captured training step that XLA schedules: its entry or a region."""
 
     id: int
     model: str
     """Its model (``bert``): leave-one-model-out leaves out all sources of one."""
     name: str
-    """Model, size and what was changed in it."""
+    """Model, size and what was changed in it; the region, where it is a loop body or a branch of the step."""
     fingerprint: str
+    """Of the computation that its samples are kernels of: the entry or a region."""
+
+    @property
+    def group(self) -> str:
+        """Its model, and whether it is a loop body of that: what errors are reported by."""
+        return f"{self.model}, loop bodies" if re.search(r", loop\d+$", self.name) else self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,11 @@ class Dataset(SqliteFile):
     APPLICATION_ID = 0x64697366  # "disf"
     VERSION = SCHEMA_VERSION
     TABLES = _TABLES
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._canonical: dict[bytes, CanonicalModule] = {}
+        """The module asked for last: its regions are asked for one after the other."""
 
     # What it is about ---------------------------------------------------------------------------
 
@@ -164,6 +177,23 @@ class Dataset(SqliteFile):
         if not unpacker.eof:
             raise ProfileError(f"{self.path} is damaged: the module of {source.name} is not whole")
         return module
+
+    def computation(self, source: Source) -> CanonicalModule:
+        """The entry or region that a source is, in canonical form.
+
+        Raises:
+            ProfileError: the module has none of its fingerprint, so node ids of its samples mean nothing.
+        """
+        module = self.module(source)
+        if module not in self._canonical:
+            self._canonical = {module: canonicalize(module)}
+        for one in self._canonical[module].computations.values():
+            if one.graph.fingerprint == source.fingerprint:
+                return one
+        raise ProfileError(
+            f"{self.path}: no computation of {source.name} has the fingerprint {source.fingerprint:.16} that its "
+            "samples were drawn by, since the canonical form has changed; draw them again"
+        )
 
     def add_samples(self, source: Source, ops: Mapping[str, FusedOp]) -> int:
         """Store fused ops by structural key; returns how many were new."""
@@ -315,12 +345,16 @@ class TrainingData:
     """Features with the measured times of single ops."""
     blind: Batch
     """The same without: the analytical estimate stands for them."""
+    borrowed: Batch | None
+    """As ``known``, with the analytical estimate that other weights were trained to correct."""
     log_ns: NDArray[np.float64]
     """``[samples]``: natural logarithm of the label."""
     repeated_ns: tuple[tuple[float, ...], ...]
     """All measurements of each sample, in the order they were taken."""
     model: NDArray[np.str_]
     """``[samples]``: the model each was drawn from."""
+    group: NDArray[np.str_]
+    """``[samples]``: :attr:`Source.group`."""
     opcodes: tuple[frozenset[str], ...]
     """Op types in each."""
     is_single: NDArray[np.bool_]
@@ -367,8 +401,9 @@ def base_device(about: Mapping[str, Any]) -> DeviceModel:
     return DeviceModel(bandwidth, flops, hoists=backend.hoists)
 
 
-def load(dataset: Dataset) -> TrainingData:
-    """Read and encode all measured samples. :class:`ProfileError` where there are none, or the file is damaged."""
+def load(dataset: Dataset, other: DeviceModel | None = None) -> TrainingData:
+    """Read and encode all measured samples, with the analytical estimate of an ``other`` device as well.
+    :class:`ProfileError` where there are none, or the file is damaged."""
     measured = dataset.measurements()
     samples = [sample for sample in dataset.samples() if sample.id in measured]
     if not samples:
@@ -377,20 +412,22 @@ def load(dataset: Dataset) -> TrainingData:
         )
     about, sources = dataset.about(), dataset.sources()
     base = base_device(about)
-    graphs = {source.id: canonicalize(dataset.module(source)).graph for source in sources}
+    graphs = {source.id: dataset.computation(source).graph for source in sources}
     for sample in samples:
         _check(sample, graphs.get(sample.source), str(dataset.path))
     samples.sort(key=lambda sample: (sample.source, sample.id))
     labels = {sample.id: label_ns(measured[sample.id], about["backend"]) for sample in samples}
     times = {sample.key: labels[sample.id] for sample in samples if len(sample.op.members) == 1}
     device = calibrated(base, measured_ops(graphs.values(), times))
-    model_of = {source.id: source.model for source in sources}
+    source_of = {source.id: source for source in sources}
     return TrainingData(
         known=_encoded(samples, graphs, device, times),
         blind=_encoded(samples, graphs, device, {}),
+        borrowed=None if other is None else _encoded(samples, graphs, other, times),
         log_ns=np.log([labels[sample.id] for sample in samples]),
         repeated_ns=tuple(tuple(float(m.low_ns) for m in measured[sample.id]) for sample in samples),
-        model=np.array([model_of[sample.source] for sample in samples]),
+        model=np.array([source_of[sample.source].model for sample in samples]),
+        group=np.array([source_of[sample.source].group for sample in samples]),
         opcodes=tuple(
             frozenset(graphs[sample.source].nodes[member].opcode for member in sample.op.members)
             for sample in samples
@@ -442,8 +479,9 @@ def random_split(data: TrainingData, seed: int, test: int, validation: int) -> S
 
 
 def model_split(data: TrainingData, model: str, seed: int, validation: int) -> Split:
-    """All fused samples of one model to report on, nothing of it to learn from."""
-    is_out = data.model == model
+    """All fused samples of one model (of ``llama_scan`` and ``llama_unroll`` for ``llama``) to report on, nothing of it
+    to learn from."""
+    is_out = (data.model == model) | np.char.startswith(data.model, f"{model}_")
     test = np.flatnonzero(is_out & ~data.is_single)
     rest = np.flatnonzero(~is_out & ~data.is_single)
     if not len(test) or len(rest) < 2 * validation:

@@ -60,6 +60,11 @@ def by_decade(error: Floats, log_ns: Floats) -> dict[str, dict[str, float]]:
     return found
 
 
+def by_group(error: Floats, group: NDArray[np.str_]) -> dict[str, dict[str, float]]:
+    """Summaries by the group that each sample is of."""
+    return {str(name): summary(error[group == name]) for name in np.unique(group)}
+
+
 def by_op_type(
     predicted_log_ns: Floats, log_ns: Floats, opcodes: Sequence[frozenset[str]]
 ) -> dict[str, dict[str, float]]:

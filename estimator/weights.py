@@ -195,7 +195,7 @@ def shipped_name(backend: str, device_kind: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device_kind.lower()).strip("-") + ".safetensors"
 
 
-_OF_ITS_KIND = {"NVIDIA H100": "NVIDIA H200"}
+_OF_ITS_KIND = {"NVIDIA H100": "NVIDIA H100 80GB HBM3"}
 """GPUs, by how their names begin, and those of the same processor that an estimator was trained on."""
 
 

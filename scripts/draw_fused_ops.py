@@ -8,7 +8,7 @@ import importlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from evaluation.step import EXAMPLES, intercepted  # noqa: E402
 from disco_hlo.backends import BACKENDS  # noqa: E402
 from disco_hlo.errors import UnsupportedError  # noqa: E402
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel  # noqa: E402
-from disco_hlo.estimator.dataset import Dataset  # noqa: E402
+from disco_hlo.estimator.dataset import Dataset, Source  # noqa: E402
 from disco_hlo.estimator.gnn import GnnModel  # noqa: E402
 from disco_hlo.estimator.kernel_cost import kernels_ns  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops  # noqa: E402
@@ -32,6 +32,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
 from disco_hlo.hlo.graph import Graph, as_kernel, kernel_nodes  # noqa: E402
+from disco_hlo.hlo.regions import ENTRY  # noqa: E402
 from disco_hlo.optimize.costs import Costs, costs_for  # noqa: E402
 from disco_hlo.optimize.pipeline import searchable  # noqa: E402
 from disco_hlo.plan.pack import PackedKernel  # noqa: E402
@@ -244,32 +245,44 @@ def mark(what: str, name: str, turn: int) -> str:
 
 
 def prepare(config: Config, data: Dataset, step: StepConfig, turn: int = 1) -> None:
-    """Capture a step and store samples of it, bit by bit: what ends this leaves a file of use.
+    """Capture a step and store samples of its entry and regions, bit by bit: what ends this leaves a file of use.
 
     Args:
         turn: the round, from 1. In later ones only what searches choose is drawn, by the weights as they are then.
     """
     started = time.time()
     module = captured(step)
-    captured_s = time.time() - started
-    source = canonicalize(module)
-    stored = data.add_source(step.model, step.name, source.graph.fingerprint, module)
-    known = {sample.key for sample in data.samples()}
-    count = config.count(step) - len(data.samples(stored)) if turn == 1 else 0
+    computations = canonicalize(module).computations
+    say(f"{step.name}: captured in {time.time() - started:.1f} s")
     seed = config.seed + config.steps.index(step) + _SEEDS_OF_A_ROUND * (turn - 1)
-    chosen: list[FusedOp] = []
+    chosen_keys: set[str] = set()
+    structures = {name: len(single_ops(source.graph)) for name, source in computations.items()}
+    for name, source in computations.items():
+        if not structures[name]:
+            continue
+        label = step.name if name == ENTRY else f"{step.name}, {name}"
+        wanted = round(config.count(step) * structures[name] / sum(structures.values()))
+        stored = data.add_source(step.model, label, source.graph.fingerprint, module)
+        chosen = list(chosen_kernels(source, step.searches, step.candidates, seed)) if step.searches else []
+        chosen_keys.update(key_of(source, op) for op in chosen)
+        store(config, data, stored, source, wanted if turn == 1 else 0, seed, chosen)
     if step.searches:
-        chosen = list(chosen_kernels(source, step.searches, step.candidates, seed))
-        data.describe({mark("chosen", step.name, turn): sorted({key_of(source, op) for op in chosen})})
-    drawn = draw(config, source, count, seed, known, chosen)
+        data.describe({mark("chosen", step.name, turn): sorted(chosen_keys)})
+    data.describe({mark("drawn", step.name, turn): True})
+
+
+def store(
+    config: Config, data: Dataset, stored: Source, source: CanonicalModule, wanted: int, seed: int,
+    chosen: Sequence[FusedOp],
+) -> None:  # fmt: skip
+    """Draw samples of one computation until the file holds ``wanted`` of it."""
+    started = time.time()
+    known = {sample.key for sample in data.samples()}
+    drawn = draw(config, source, wanted - len(data.samples(stored)), seed, known, chosen)
     added = 0
     while some := dict(itertools.islice(drawn, _STORED_AT_ONCE)):
         added += data.add_samples(stored, some)
-    data.describe({mark("drawn", step.name, turn): True})
-    say(
-        f"{stored.name}: {len(source.graph)} nodes captured in {captured_s:.1f} s,"
-        f" {added} samples drawn in {time.time() - started - captured_s:.1f} s"
-    )
+    say(f"{stored.name}: {len(source.graph)} nodes, {added} samples drawn in {time.time() - started:.1f} s")
 
 
 # --- chosen by searches ---------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from draw_fused_ops import Config, mark, prepare, read_config, say
 from disco_hlo.cores import own_cores
 from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError, UnsupportedError
 from disco_hlo.estimator.dataset import Dataset, Measurement, Sample
-from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.pack import PackedKernel
 from disco_hlo.plugin.measuring.packs import CompiledPack, Inputs, PackCompiler, load_per_core
 from disco_hlo.profiler.profile import host_cpu_kind
@@ -328,9 +328,9 @@ class Measuring:
         return PackedKernel(self.module(sample.source), op.members, op.results, op.kind, op.config)
 
     def module(self, source: int) -> CanonicalModule:
-        """The canonical module of a step, by its id."""
+        """The entry or region of a step, by its id."""
         if source not in self.modules:
-            self.modules[source] = canonicalize(self.data.module(self.sources[source]))
+            self.modules[source] = self.data.computation(self.sources[source])
         return self.modules[source]
 
     # Measuring ------------------------------------------------------------------------------------

@@ -53,7 +53,9 @@ class SplitConfig(msgspec.Struct, forbid_unknown_fields=True):
 class ReportConfig(msgspec.Struct, forbid_unknown_fields=True):
     """What is tried beside the model itself."""
 
-    leave_one_out: bool = True
+    leave_one_out: bool | list[str] = True
+    """Whether every model is once left out of training, or which: ``llama`` leaves out all ``llama_...``. Where
+    --start names weights, only those listed."""
     left_out: dict[str, Any] = {}
     """Settings of those trainings that differ."""
     fine_tune: list[Annotated[int, msgspec.Meta(ge=2)]] = []
@@ -85,7 +87,8 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
 
 
 TAKEN_NAMES = (
-    "main", "network", "started_from", "network_without_op_times", "analytical", "linear", "noise_floor",
+    "main", "network", "started_from", "started_from_scaled", "network_without_op_times", "analytical", "linear",
+    "noise_floor",
 )  # fmt: skip
 """Rows of the report and checkpoints that no compared network may have the name of."""
 
@@ -101,11 +104,13 @@ def read_config(path: Path) -> Config:
 class Run:
     """One data set, one output directory."""
 
-    def __init__(self, config: Config, data: TrainingData, out: Path) -> None:
+    def __init__(self, config: Config, data: TrainingData, out: Path, start: Any = None) -> None:
         self.config = config
         self.data = data
         self.out = out
-        self.settings = settings_of(config.train)
+        self.start = start
+        """The network to go on from."""
+        self.settings = self.changed({} if start is None else config.start)
         check_report(config, data)
         own = config.split
         self.split = random_split(data, own.seed, own.test, own.validation)
@@ -113,6 +118,15 @@ class Run:
         self.report: dict[str, Any] = {}
         self.curves: dict[str, list[Epoch]] = {}
         (out / "checkpoints").mkdir(parents=True, exist_ok=True)
+
+    def changed(self, changes: Mapping[str, Any]) -> TrainSettings:
+        """The settings of the file with these changes."""
+        settings = settings_of({**self.config.train, **changes})
+        if self.start is None:
+            return settings
+        if not self.config.start:
+            settings = fine_tuning(settings)
+        return replace(settings, architecture=self.start.architecture)
 
     def trained(self, name: str, split: Split, settings: TrainSettings, start: Any = None) -> Any:
         """The network of a training called ``name``, which goes on from its checkpoint."""
@@ -150,6 +164,7 @@ class Run:
             **evaluation.summary(error),
             "kendall_tau": evaluation.kendall_tau(predicted, truth),
             "by_decade": evaluation.by_decade(error, truth),
+            "by_group": evaluation.by_group(error, self.data.group[split.test]),
         }
 
     def judged_network(self, network: Any, split: Split, *, blind: bool = False) -> dict[str, Any]:
@@ -164,7 +179,8 @@ class Run:
         floor = noise(data, data.fused)
         repeated = np.array([i for i in data.fused if len(data.repeated_ns[i]) > 1], np.int64)
         self.report["data"] = {
-            "about": data.about,
+            # Without the notes on what was drawn.
+            "about": {name: fact for name, fact in data.about.items() if ": " not in name},
             "samples": len(data),
             "fused": len(data.fused),
             "fused_per_model": dict(Counter(data.model[data.fused].tolist())),
@@ -175,6 +191,7 @@ class Run:
         self.report["noise_floor"] = {
             **evaluation.summary(floor),
             "by_decade": evaluation.by_decade(floor, data.log_ns[repeated]),
+            "by_group": evaluation.by_group(floor, data.group[repeated]),
             "distribution": evaluation.distribution(floor),
         }
 
@@ -190,10 +207,27 @@ class Run:
             "linear": self.judged(estimate[split.test] + ridge.predict(inputs[split.test]), split),
         }
 
-    def unseen_structures(self, weights: Path | None, start: Any) -> None:
+    def started_from(self, split: Split) -> dict[str, Any]:
+        """What training started from, with the analytical estimate that it was trained to correct; and the same times
+        the middle of measured over estimated in the training samples: what corrections would do at once."""
+        if self.start is None:
+            return {}
+        borrowed = replace(self.data, known=self.data.borrowed)
+        learned = split.train[~borrowed.is_single[split.train]]
+        off = np.median(borrowed.log_ns[learned] - training.predict(self.start, borrowed, learned))
+        predicted = training.predict(self.start, borrowed, split.test)
+        return {
+            "started_from": self.judged(predicted, split),
+            "started_from_scaled": {
+                **self.judged(predicted + off, split),
+                "factor": round(float(np.exp(off)), 4),
+            },
+        }
+
+    def unseen_structures(self, weights: Path | None) -> None:
         """Split (a), and the weights that ship."""
         data, split = self.data, self.split
-        network = self.trained("main", split, self.settings, start)
+        network = self.trained("main", split, self.settings, self.start)
         predicted = training.predict(network, data, split.test)
         truth = data.log_ns[split.test]
         members = np.round(2 ** data.known.kernel[split.test, evaluation.MEMBERS] - 1).astype(np.int64)
@@ -201,7 +235,7 @@ class Run:
         self.report |= {
             "unseen_structures": {
                 "network": self.judged(predicted, split),
-                **({} if start is None else {"started_from": self.judged_network(start, split)}),
+                **self.started_from(split),
                 "network_without_op_times": self.judged_network(network, split, blind=True),
                 **self.baselines(split),
                 "noise_floor": evaluation.summary(noise(data, split.test)),
@@ -252,12 +286,14 @@ class Run:
         """Split (b): every model once left out; then a little of it to fine-tune on."""
         section: dict[str, Any] = {}
         self.report["leave_one_model_out"] = section
-        settings = settings_of({**self.config.train, **self.config.report.left_out})
-        for model in sorted(set(self.data.model.tolist())):
+        wanted = self.config.report.leave_one_out
+        settings = self.changed({**(self.config.start if self.start else {}), **self.config.report.left_out})
+        for model in sorted(set(self.data.model.tolist())) if wanted is True else wanted:
             split = model_split(self.data, model, self.config.split.seed, self.config.split.validation)
-            network = self.trained(f"without_{model}", split, settings)
+            network = self.trained(f"without_{model}", split, settings, self.start)
             section[model] = {
                 "network": self.judged_network(network, split),
+                **self.started_from(split),
                 **self.baselines(split),
                 "noise_floor": evaluation.summary(noise(self.data, split.test)),
             }
@@ -297,6 +333,9 @@ class Run:
 def check_report(config: Config, data: TrainingData) -> None:
     """Refuse now what would only be found after the first training; ProfileError, ValueError or TypeError."""
     wanted = config.report
+    if isinstance(wanted.leave_one_out, list):
+        for model in wanted.leave_one_out:
+            model_split(data, model, config.split.seed, config.split.validation)
     for changes in (wanted.left_out, *wanted.compare.values()):
         settings_of({**config.train, **changes})
     for name in wanted.compare:
@@ -337,18 +376,13 @@ def main() -> int:
             raise ProfileError(f"--weights {args.weights}: expected a file in a folder that exists")
         if not args.data.is_file():
             raise ProfileError(f"there is no data set {args.data}; make one with scripts/sample_fused_ops.py")
+        start = load_file(args.start) if args.start else None
         with Dataset(args.data) as dataset:
-            data = load(dataset)
-        run = Run(config, data, args.out)
-        start = None
-        if args.start:
-            start = training.imported(load_file(args.start))
-            own = settings_of({**config.train, **config.start})
-            chosen = own if config.start else fine_tuning(run.settings)
-            run.settings = replace(chosen, architecture=start.architecture)
+            data = load(dataset, start.device if start else None)
+        run = Run(config, data, args.out, training.imported(start) if start else None)
         run.describe()
-        run.unseen_structures(args.weights, start)
-        if config.report.leave_one_out and not args.start:
+        run.unseen_structures(args.weights)
+        if isinstance(config.report.leave_one_out, list) or (config.report.leave_one_out and not start):
             run.left_out_models()
         run.comparisons()
         run.figures()

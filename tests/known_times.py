@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,11 +20,14 @@ CONSTANTS = DeviceConstants(launch_ns=400, memory_bandwidth=2e10, flops_per_s=1e
 SWEEP = tuple(SweepPoint(1 << octave, 300_000 + (1 << octave), 5_000, 7) for octave in range(10, 18))
 
 
-def know_device(directory: Path) -> None:
-    """The constants of this machine's CPU are known to ``directory``, a plan directory."""
+def know_device(directory: Path, *, launch_ns: int = CONSTANTS.launch_ns) -> None:
+    """The constants of this machine's CPU are known to ``directory``, a plan directory. Where a launch takes long,
+    whatever can be fused is."""
     directory.mkdir(parents=True, exist_ok=True)
     with ProfileStore(directory / STORE_NAME) as store:
-        store.change(PLATFORM, DeviceFacts, "", lambda _: DeviceFacts(CONSTANTS))
+        store.change(
+            PLATFORM, DeviceFacts, "", lambda _: DeviceFacts(replace(CONSTANTS, launch_ns=launch_ns))
+        )
 
 
 def know_all(directory: Path, *, devices: int, processes: int) -> None:

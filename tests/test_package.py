@@ -70,6 +70,7 @@ def violations(path: Path, place: str) -> list[str]:
     ]
 
 
+@pytest.mark.product_only
 def test_reserved_names_are_imported_in_their_one_place_only() -> None:
     found = [v for p in source_files() if p.suffix == ".py" for v in violations(p, str(p.relative_to(ROOT)))]
     assert found == []
@@ -120,6 +121,7 @@ def names_of_backends(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.product_only
 def test_backends_are_told_apart_by_their_records_alone() -> None:
     found = [
         f"{place}, {where}"
@@ -162,6 +164,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next((source / "dist").glob("*.whl"))
 
 
+@pytest.mark.product_only
 def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: Path) -> None:
     expected = {installed_name(path) for path in source_files()}
     files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -169,6 +172,7 @@ def test_the_wheel_holds_every_source_file_and_nothing_else(wheel: Path) -> None
     assert files == expected
 
 
+@pytest.mark.product_only
 def test_the_wheel_imports_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     code = "import disco_hlo, disco_hlo.search; print(disco_hlo.__file__)"
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); {code}"]

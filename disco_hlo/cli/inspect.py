@@ -131,6 +131,11 @@ def _move_text(move: dict[str, Any]) -> str:
     stretch = move.get("instructions")
     parts = [_count(len(stretch), "instruction")] if isinstance(stretch, list) else []
     parts += [f"{name} {move[name]}" for name in ("opcode", "dimension", "parts") if name in move]
+    pairs = move.get("pairs")
+    kernels = (
+        [str(one.get("kernel")) for one in pairs if isinstance(one, dict)] if isinstance(pairs, list) else []
+    )
+    parts += [f"{kernel} {_count(number, 'time')}" for kernel, number in Counter(kernels).most_common()]
     return printable(f"{move.get('move', '')}: {', '.join(parts)}", 200)
 
 

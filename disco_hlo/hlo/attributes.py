@@ -123,7 +123,9 @@ def _config_digest_bytes(instruction: Message) -> bytes:
         return b"callback"
     config = backend_config(instruction)
     if not config:
-        return bytes(instruction.backend_config) if not instruction.backend_config.startswith(b"{") else b""
+        # No JSON: the attributes of a call through the FFI, in MLIR's way of writing, or an older call's own bytes.
+        raw = bytes(instruction.backend_config)
+        return b"" if raw == b"{}" else raw
     if instruction.opcode == "dot":
         return b""  # a dot inside a Triton fusion carries its tile there, and no other dot has a config
     is_typed = "operation_queue_id" in config  # a GpuBackendConfig

@@ -23,7 +23,6 @@ from disco_hlo.hlo.digests import (
     Numbering,
     Program,
     Structures,
-    has_side_effect,
     numbered,
 )
 from disco_hlo.hlo.flatten import (
@@ -231,7 +230,7 @@ def _form(flat: FlatComputation, index: ModuleIndex, kind: str, digests: Computa
         nodes = _nodes(flat, numbering, facts, apart)
         protos = tuple(flat.ops[position].proto for position in numbering.representative)
         aliases = _aliases(index.module, nodes, numbering.root) if kind == ENTRY else ()
-        control = _control_pairs(flat, numbering)
+        control = _control_pairs(flat, numbering, digests)
         rules = overwrites(nodes, numbering.root, protos, aliases, control, index, is_carried=kind == "loop")
         if _copy_first(flat, numbering, rules.needing_a_copy):
             continue
@@ -428,13 +427,15 @@ def _aliases(module: Message, nodes: tuple[Node, ...], root: int) -> tuple[tuple
     return tuple(sorted(found))
 
 
-def _control_pairs(flat: FlatComputation, numbering: Numbering) -> list[tuple[int, int]]:
-    """Control dependencies of what acts beyond its results. All others are XLA's: those that keep a buffer until it is
-    read follow from the buffers, and the rest is its schedule."""
+def _control_pairs(
+    flat: FlatComputation, numbering: Numbering, digests: ComputationDigests
+) -> list[tuple[int, int]]:
+    """Control dependencies of what acts beyond its results, itself or in a loop. All others are XLA's: those
+    that keep a buffer until it is read follow from the buffers, and the rest is its schedule."""
     pairs = []
     for before, after in flat.control:
         first, then = (_live_nodes(flat.sources[number], numbering) for number in (before, after))
-        if any(has_side_effect(flat.sources[number].proto) for number in (before, after)):
+        if any(digests.acts(flat.sources[number].proto) for number in (before, after)):
             pairs += [(a, b) for a in first for b in then if a != b]
     return pairs
 

@@ -84,6 +84,8 @@ COLLECTIVE = {
 COLLECTIVES = frozenset(COLLECTIVE)
 TRANSFERS = frozenset(opcode for opcode, collective in COLLECTIVE.items() if collective.travels)
 """Collectives that may overlap with kernels as a plan says, where they are of one array."""
+MOSAIC_GPU = "mosaic_gpu_v2"
+"""Target of a kernel that JAX lowers for GPUs."""
 NEVER_MERGED = COLLECTIVES | SIDE_EFFECTS | frozenset({
     "copy", "copy-start", "copy-done", "custom-call", "opt-barrier", "while",
 })  # fmt: skip
@@ -183,6 +185,8 @@ def _convolution_flops(proto: Message, shape: Shape, operands: Sequence[Shape]) 
 
 
 def _library_matmul_flops(proto: Message, shape: Shape, operands: Sequence[Shape]) -> int:
+    if proto.custom_call_target == MOSAIC_GPU:
+        return _kernel_matmul_flops(shape, operands)
     settings = backend_config(proto).get("gemm_backend_config")
     if not isinstance(settings, dict) or not operands:
         return 0
@@ -191,6 +195,17 @@ def _library_matmul_flops(proto: Message, shape: Shape, operands: Sequence[Shape
     if any(d >= len(operands[0].dims) for d in contracting):
         return 0
     return 2 * shape.first_array.element_count * prod(operands[0].dims[d] for d in contracting)
+
+
+def _kernel_matmul_flops(shape: Shape, operands: Sequence[Shape]) -> int:
+    """Of a kernel of two matrices that fit: their product, with the rows that the kernel gathers."""
+    if len(operands) < 2 or any(len(one.dims) != 2 for one in operands[:2]):
+        return 0
+    (rows, depth), (also, columns) = operands[0].dims, operands[1].dims
+    if depth != also:
+        return 0
+    results = [one.dims[0] for one in shape.elements if one.dims[1:] == (columns,)]
+    return 2 * max([rows, *results]) * depth * columns
 
 
 def _body_counts(proto: Message, index: ModuleIndex) -> Counts:

@@ -9,7 +9,9 @@ fused collective of CoCoNet (Jangda et al., sections 3.3, 4.3, 5.2).
 | --- | --- | --- |
 | all-gather + matmul | `gather_matmul` | JAX's own kernel, called; CoCoNet's overlap |
 | matmul + reduce-scatter, + all-reduce, + all-to-all | `reduce_matmul` | Punniyamurthy et al., III-B |
-| matrix × vector + all-reduce | `reduce_matmul` | the same, figure 7 |
+| matrix × vector + all-reduce | `matvec` | the same, figure 7 |
+| embedding bag + all-to-all | `embedding` | the same, section III-A |
+| all-reduce + bias + residual + RMS norm | `norm` | CoCoNet, section 4.3 |
 | reduce-scatter + Adam + all-gather | `adam` | CoCoNet, sections 4.3 and 5.2 |
 
 Each takes this device's arrays under `jax.shard_map`, has its tuning range beside it as data, and a reference of
@@ -17,5 +19,5 @@ Each takes this device's arrays under `jax.shard_map`, has its tuning range besi
 through `plgpu.remote_ref`, which XLA arranges within one process.
 
 `catalog` has them side by side; `pattern` finds where an early module multiplies and communicates so that one of them
-could do both. Nothing else of the product uses this package yet.
+could do both; `fuse` puts it there, as a structural move of a plan (`docs/structure.md`), lowered by `lowering`.
 """

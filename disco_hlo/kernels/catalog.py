@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from disco_hlo.kernels import adam, gather_matmul, reduce_matmul, tiles
+from disco_hlo.kernels import adam, embedding, gather_matmul, matvec, norm, reduce_matmul
 
 AXIS = "x"
 """The axis of the meshes here."""
@@ -81,11 +81,27 @@ FUSED: dict[str, Fused] = {
         reduce_matmul.RANGE,
     ),
     "matvec-all-reduce": Fused(
-        reduce_matmul.matvec_all_reduce,
-        reduce_matmul.all_reduce_reference,
+        matvec.matvec_all_reduce,
+        matvec.reference,
         (COLUMNS, ROWS),
         WHOLE,
-        tiles.VECTOR_RANGE,
+        matvec.RANGE,
+        has_order=False,
+    ),
+    "embedding-all-to-all": Fused(
+        embedding.embedding_bag_all_to_all,
+        embedding.reference,
+        (ROWS, ROWS),
+        ROWS,
+        embedding.RANGE,
+    ),
+    "all-reduce-norm": Fused(
+        norm.all_reduce_norm,
+        norm.reference,
+        (ROWS, WHOLE, WHOLE, WHOLE),
+        WHOLE,
+        norm.RANGE,
+        has_order=False,
     ),
     "adam": Fused(
         adam.adam_update,

@@ -2,7 +2,7 @@
 
 Punniyamurthy et al. name the pairs (section II); XLA writes them with reshapes, transposes and type conversions in
 between, the operands of a matmul either way round, and a reduce-scatter as an all-reduce of which each device reads its
-own shard. This module looks through all of that and changes nothing.
+own shard. This module looks through all of that and changes nothing; `fuse` does.
 
     all-gather -> dot        all-gather-matmul         the gathered dimension stays in the result
     dot -> reduce-scatter    matmul-reduce-scatter     or all-reduce and the own shard of it
@@ -14,6 +14,7 @@ keeps, the kernel multiplies the transposes, the second first, and gives the tra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -54,6 +55,9 @@ class FusedCall:
         converted: the gathered values are converted before they are multiplied; the kernel must be given converted
             ones, which are as good, and fewer bytes where they are smaller.
         tiles: the points of the kernel's tuning range that fit.
+        devices: how many take part: all, in order.
+        between: names of the instructions between matmul and collective, in the program's order; of each the dimension
+            of its result of which every device has a shard, -1 where every device has all of it.
     """
 
     kernel: str
@@ -68,6 +72,8 @@ class FusedCall:
     second_transposed: bool
     converted: bool
     tiles: tuple[MatmulTiles, ...]
+    devices: int
+    between: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,9 @@ class NearMiss:
     why: str
 
 
-class _Missed(Exception):
+class MissedError(Exception):
+    """No kernel takes a collective: a word for the reason, and what it is about."""
+
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(reason, why)
         self.reason, self.why = reason, why
@@ -88,7 +96,7 @@ class _Missed(Exception):
 
 def _require(met: bool, reason: str, why: str) -> None:
     if not met:
-        raise _Missed(reason, why)
+        raise MissedError(reason, why)
 
 
 def fused_calls(module: bytes) -> tuple[list[FusedCall], list[NearMiss]]:
@@ -110,14 +118,18 @@ def fused_calls(module: bytes) -> tuple[list[FusedCall], list[NearMiss]]:
             if collective.opcode not in COLLECTIVES:
                 continue
             try:
-                calls.append(_call(program, collective))
-            except _Missed as missed:
+                calls.append(fused_call(program, collective))
+            except MissedError as missed:
                 misses.append(NearMiss(computation.id, collective.name, missed.reason, missed.why))
     return calls, misses
 
 
-def _call(program: Program, collective: Message) -> FusedCall:
-    """The call that replaces a collective and its matmul."""
+def fused_call(program: Program, collective: Message) -> FusedCall:
+    """The call that replaces a collective and its matmul.
+
+    Raises:
+        MissedError: there is none.
+    """
     _require(
         len(collective.operand_ids) == 1, "several-arrays", f"it has {len(collective.operand_ids)} operands"
     )
@@ -134,7 +146,7 @@ def _devices(program: Program, collective: Message) -> int:
     try:
         groups = groups_of(program, collective)
     except IllegalMoveError as error:
-        raise _Missed("groups", str(error)) from None
+        raise MissedError("groups", str(error)) from None
     count = len(groups[0])
     whole = tuple(range(count))
     _require(
@@ -153,6 +165,7 @@ def _devices(program: Program, collective: Message) -> int:
 
 def _gather(program: Program, collective: Message, devices: int) -> FusedCall:
     value, dimension, converted = collective, int(collective.dimensions[0]), False
+    between: list[tuple[str, int]] = []
     while (reader := _only_reader(program, value)).opcode != "dot":
         _require(
             reader.opcode in (*MOVING, "convert"),
@@ -162,6 +175,7 @@ def _gather(program: Program, collective: Message, devices: int) -> FusedCall:
         converted |= reader.opcode == "convert"
         dimension = _carried(program, reader, dimension, devices)
         value = reader
+        between.append((value.name, dimension))
     _require(
         reader.operand_ids[0] != reader.operand_ids[1], "squared", f"{reader.name} multiplies it by itself"
     )
@@ -174,7 +188,7 @@ def _gather(program: Program, collective: Message, devices: int) -> FusedCall:
         "inner-dimension",
         f"dimension {dimension} of {value.name} is not the first that {reader.name} keeps of it",
     )
-    return product.call(GATHER, collective, index == 1, devices, converted=converted)
+    return product.call(GATHER, collective, index == 1, devices, between, converted=converted)
 
 
 def _only_reader(program: Program, value: Message) -> Message:
@@ -204,7 +218,7 @@ def _carried(program: Program, reader: Message, dimension: int, devices: int) ->
             continue
         if needed[0] == dimension:
             return result
-    raise _Missed("scattered", f"{reader.name} ({reader.opcode}) does not keep the shards together")
+    raise MissedError("scattered", f"{reader.name} ({reader.opcode}) does not keep the shards together")
 
 
 # --- dot -> reduce-scatter, dot -> all-reduce ---
@@ -217,6 +231,7 @@ def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
         else _own_shard_of(program, collective, devices)
     )
     value = program.operands(collective)[0]
+    between: list[tuple[str, int]] = []
     while value.opcode != "dot":
         _require(
             value.opcode != "convert", "converted-sum", f"{value.name} makes another type of the partial sums"
@@ -227,11 +242,12 @@ def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
             f"{value.name} ({value.opcode}) gives what it sums",
         )
         _only_reader(program, value)
+        between.insert(0, (value.name, -1 if scattered is None else scattered))
         if scattered is not None:
             try:
                 needed = operand_needs(program, value, scattered, devices)[0]
             except IllegalMoveError as error:
-                raise _Missed("scattered", str(error)) from None
+                raise MissedError("scattered", str(error)) from None
             assert needed is not None
             scattered = needed
         value = program.operands(value)[0]
@@ -242,11 +258,11 @@ def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
         kernel = VECTOR if 1 in product.sizes else ALL_REDUCE
         # Any rows may be an owner's: take the operand whose rows fit, and a vector second.
         orders = [False, True] if product.sizes[0] != 1 else [True]
-        missed: _Missed | None = None
+        missed: MissedError | None = None
         for swapped in orders:
             try:
-                return product.call(kernel, collective, swapped, devices)
-            except _Missed as error:
+                return product.call(kernel, collective, swapped, devices, between)
+            except MissedError as error:
                 missed = missed or error
         assert missed is not None
         raise missed
@@ -256,7 +272,7 @@ def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
         "inner-dimension",
         f"dimension {scattered} of {value.name} is not the first that it keeps of an operand",
     )
-    return product.call(SCATTER, collective, firsts.index(scattered) == 1, devices)
+    return product.call(SCATTER, collective, firsts.index(scattered) == 1, devices, between)
 
 
 def _own_shard_of(program: Program, collective: Message, devices: int) -> int | None:
@@ -316,7 +332,14 @@ class _Product:
         return (0 if index == 0 else len(self.free[0])) if self.free[index] else -1
 
     def call(
-        self, kernel: str, collective: Message, swapped: bool, devices: int, *, converted: bool = False
+        self,
+        kernel: str,
+        collective: Message,
+        swapped: bool,
+        devices: int,
+        between: Sequence[tuple[str, int]],
+        *,
+        converted: bool = False,
     ) -> FusedCall:
         """The kernel's call, if any of its tiles fit."""
         first, second = (1, 0) if swapped else (0, 1)
@@ -345,6 +368,8 @@ class _Product:
             second_transposed=self._lies_across(second, wanted_last=False),
             converted=converted,
             tiles=tiles,
+            devices=devices,
+            between=tuple(between),
         )
 
     def _lies_across(self, index: int, *, wanted_last: bool) -> bool:

@@ -1,5 +1,4 @@
-"""Matmul + reduce-scatter, + all-reduce and + all-to-all, matrix × vector + all-reduce: what one GPU has computed
-travels tile by tile.
+"""Matmul + reduce-scatter, + all-reduce and + all-to-all: what one GPU has computed travels tile by tile.
 
 Every device has a part of K, so each computes a partial sum of the whole result, and owns the rows of one shard
 (Punniyamurthy et al., section III-B, "two-phase direct"):
@@ -33,10 +32,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from disco_hlo.kernels.refusals import devices_along, multiple, require
+from disco_hlo.kernels.refusals import devices_along, multiple
 from disco_hlo.kernels.tiles import (
     MATMUL_RANGE,
-    VECTOR_RANGE,
     WARPGROUPS,
     MatmulTiles,
     blocks_of,
@@ -46,11 +44,14 @@ from disco_hlo.kernels.tiles import (
 SCATTER_NAME = "matmul + reduce-scatter"
 ALL_REDUCE_NAME = "matmul + all-reduce"
 EXCHANGE_NAME = "matmul + all-to-all"
-VECTOR_NAME = "matrix × vector + all-reduce"
-RANGE = MATMUL_RANGE
+RANGE: tuple[MatmulTiles, ...] = (
+    MATMUL_RANGE[0],
+    MatmulTiles(tile_k=32, steps=6, slots=4),
+    MatmulTiles(steps=3, slots=4),
+    *MATMUL_RANGE[1:],
+)
+"""What these are tuned over. The second and third stage a whole tile, which leaves while the next one is multiplied."""
 
-# A warpgroup's instruction multiplies by at least this many columns; a vector is the first of them.
-LEAST_COLUMNS = 8
 LEAST_SWIZZLE = 32
 REGISTERS_OF_THE_MOVER = 40
 
@@ -107,34 +108,6 @@ def matmul_all_to_all(
     return _launch(EXCHANGE_NAME, lhs, rhs, axis_name, tiles, "all-to-all")
 
 
-def matvec_all_reduce(
-    matrix: jax.Array, vector: jax.Array, axis_name: str, tiles: MatmulTiles = VECTOR_RANGE[0]
-) -> jax.Array:
-    """Multiply a matrix by a vector and sum over the devices.
-
-    The tensor cores multiply by at least eight columns; seven are zeros. What bounds the time is reading the matrix.
-
-    Args:
-        matrix: (M, K / devices), bfloat16 or float16: this device's part of K.
-        vector: (K / devices,), of the same dtype.
-        axis_name: the only axis of the mesh.
-        tiles: with `tile_n` of 8 and `split` "m"; VECTOR_RANGE holds those worth trying.
-
-    Returns:
-        (M,), in the dtype of the operands.
-
-    Raises:
-        KernelRefusedError: as `matmul_reduce_scatter`; tiles that are not for a vector.
-    """
-    fits = vector.ndim == 1 and matrix.ndim == 2 and vector.shape[0] == matrix.shape[1]
-    require(fits, VECTOR_NAME, f"needs an (M, K) and a (K,) array, got {matrix.shape} and {vector.shape}")
-    met = tiles.tile_n == LEAST_COLUMNS and tiles.split == "m"
-    require(met, VECTOR_NAME, f"needs tiles with tile_n of {LEAST_COLUMNS} and split 'm', got {tiles}")
-    columns = jnp.zeros((LEAST_COLUMNS, *vector.shape), vector.dtype).at[0].set(vector)
-    product = _launch(VECTOR_NAME, matrix, columns.T, axis_name, tiles, "all-reduce", columns_in_rows=True)
-    return product[:, 0]
-
-
 def scatter_reference(lhs: jax.Array, rhs: jax.Array, axis_name: str) -> jax.Array:
     """`matmul_reduce_scatter` by XLA's separate operations."""
     product = jnp.dot(lhs, rhs, preferred_element_type=lhs.dtype)
@@ -143,7 +116,7 @@ def scatter_reference(lhs: jax.Array, rhs: jax.Array, axis_name: str) -> jax.Arr
 
 
 def all_reduce_reference(lhs: jax.Array, rhs: jax.Array, axis_name: str) -> jax.Array:
-    """`matmul_all_reduce` and `matvec_all_reduce` by XLA's separate operations."""
+    """`matmul_all_reduce` by XLA's separate operations."""
     result: jax.Array = lax.psum(jnp.dot(lhs, rhs, preferred_element_type=lhs.dtype), axis_name)
     return result
 
@@ -168,7 +141,6 @@ class _Job:
     tiles: MatmulTiles
     blocks: int
     collective: Collective
-    columns_in_rows: bool
 
     @property
     def adds_at_once(self) -> bool:
@@ -201,7 +173,7 @@ class _Job:
     @property
     def slots(self) -> int:
         """How many pieces are on their way at once."""
-        return min(2, len(self.pieces))
+        return min(self.tiles.slots, len(self.pieces))
 
 
 def _launch(
@@ -211,17 +183,13 @@ def _launch(
     axis_name: str,
     tiles: MatmulTiles,
     collective: Collective,
-    *,
-    columns_in_rows: bool = False,
 ) -> jax.Array:
     devices = devices_along(axis_name, name)
     multiple(name, "M", lhs.shape[0], devices, "devices")
     rows = lhs.shape[0] // devices
     check_matmul(name, lhs, rhs, rows, tiles)
     (depth, columns), dtype = rhs.shape, lhs.dtype
-    job = _Job(
-        axis_name, devices, rows, columns, depth, dtype, tiles, blocks_of(tiles), collective, columns_in_rows
-    )
+    job = _Job(axis_name, devices, rows, columns, depth, dtype, tiles, blocks_of(tiles), collective)
     # What the others store of this device's rows arrives in one slot for each device.
     arrives = jax.ShapeDtypeStruct((devices, rows, columns), dtype)
     result = jax.ShapeDtypeStruct((rows * (devices if collective == "all-reduce" else 1), columns), dtype)
@@ -233,7 +201,7 @@ def _launch(
         num_threads=WARPGROUPS + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )(lhs, rhs.T if columns_in_rows else rhs)
+    )(lhs, rhs)
     return outputs[-1].reshape(-1, columns)
 
 
@@ -259,13 +227,15 @@ def _kernel(job: _Job, lhs: Ref, rhs: Ref, arrived: Ref, result: Ref | None = No
         here = lax.axis_index(job.axis)
 
         def tile(step: jax.Array, _: None) -> None:
-            number, owner, last = _tile_at(job, block, here, step)
+            number, owner, before = _tile_at(job, block, here, step)
             m, n = _place_in_shard(job, number)
             lhs_rows = pl.ds(owner * job.rows + m * job.tiles.block_m, job.tiles.block_m)
             rhs_columns = pl.ds(n * job.tiles.block_n, job.tiles.block_n)
-            _pipeline(job, _multiply(job), _summed(job, lambda total: sums.store(total, m, n, owner, last)))(
+            _pipeline(
+                job, _multiply(job), _summed(job, lambda total: sums.store(total, m, n, owner, before))
+            )(
                 lhs.at[lhs_rows, :],
-                rhs.at[rhs_columns, :] if job.columns_in_rows else rhs.at[:, rhs_columns],
+                rhs.at[:, rhs_columns],
                 allocations=operands,
             )
 
@@ -273,6 +243,7 @@ def _kernel(job: _Job, lhs: Ref, rhs: Ref, arrived: Ref, result: Ref | None = No
 
         @pl.when(lax.axis_index("warpgroup") < WARPGROUPS)
         def _() -> None:
+            sums.tell_of_last(_tile_at(job, block, here, _steps(job, block))[2])
             if job.adds_later:
                 sums.add_own_tiles(block)
             sums.end(flags.at[job.blocks + block])
@@ -290,16 +261,17 @@ def _steps(job: _Job, block: jax.Array, end: jax.Array | int | None = None) -> j
 def _tile_at(
     job: _Job, block: jax.Array, here: jax.Array, step: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The number of a block's tile, who owns it, and whether the block's next tile is another's."""
+    """The number of a block's tile, who owns it, and who owns the block's tile before it (`here` if there is none)."""
     steps = _steps(job, block)
     first = _steps(job, block, (here + 1) * job.tiles_of_a_shard) if job.tiles.remote_first else 0
 
     def number(step: jax.Array) -> jax.Array:
-        return block + job.blocks * lax.rem(first + step, steps)
+        return block + job.blocks * lax.rem(first + step, lax.max(steps, jnp.int32(1)))
 
-    owner = lax.div(number(step), jnp.int32(job.tiles_of_a_shard))
-    following = lax.div(number(step + 1), jnp.int32(job.tiles_of_a_shard))
-    return number(step), owner, (following != owner) | (step + 1 == steps)
+    def owner(step: jax.Array) -> jax.Array:
+        return lax.div(number(step), jnp.int32(job.tiles_of_a_shard))
+
+    return number(step), owner(step), jnp.where(step == 0, here, owner(lax.max(step - 1, jnp.int32(0))))
 
 
 def _place_in_shard(job: _Job, number: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -332,18 +304,15 @@ def _pipeline(job: _Job, multiply: Callable[..., Any], context: Callable[..., No
     """The loop over K: one warpgroup fetches operands some steps ahead of the two that multiply."""
     tiles = job.tiles
     operand = functools.partial(plgpu.BlockSpec, memory_space=plgpu.SMEM, delay_release=1)
-    of_k = _transforms(tiles.tile_k, job.dtype)
-    if job.columns_in_rows:
-        rhs = operand((tiles.block_n, tiles.tile_k), lambda k: (0, k), transforms=of_k)
-    else:
-        rhs = operand(
-            (tiles.tile_k, tiles.block_n), lambda k: (k, 0), transforms=_transforms(tiles.tile_n, job.dtype)
-        )
+    lie = _transforms(min(tiles.tile_k, tiles.tile_n), job.dtype)  # both alike, as the instruction wants them
     return plgpu.emit_pipeline_warp_specialized(
         multiply,
         grid=(job.depth // tiles.tile_k,),
         memory_registers=REGISTERS_OF_THE_MOVER,
-        in_specs=[operand((tiles.block_m, tiles.tile_k), lambda k: (0, k), transforms=of_k), rhs],
+        in_specs=[
+            operand((tiles.block_m, tiles.tile_k), lambda k: (0, k), transforms=lie),
+            operand((tiles.tile_k, tiles.block_n), lambda k: (k, 0), transforms=lie),
+        ],
         wg_axis="warpgroup",
         num_compute_wgs=WARPGROUPS,
         max_concurrent_steps=tiles.steps,
@@ -356,8 +325,7 @@ def _multiply(job: _Job) -> Callable[..., Ref]:
 
     def multiply(_: Any, lhs: Ref, rhs: Ref, total: Ref) -> Ref:
         m, n = _part_of_warpgroup(job)
-        columns = rhs.at[n].transpose((1, 0)) if job.columns_in_rows else rhs.at[:, n]
-        plgpu.wgmma(total, lhs.at[m], columns)
+        plgpu.wgmma(total, lhs.at[m], rhs.at[:, n])
         plgpu.wgmma_wait(1)  # the step before is done, so its operands may be overwritten: delay_release
         return total
 
@@ -427,16 +395,20 @@ class _Sums:
         there = [plgpu.remote_ref(self.result, {self.job.axis: peer}) for peer in self.peers]
         return [ref.at[rows, :] for ref in (self.result, *there)]
 
-    def store(self, total: jax.Array, m: jax.Array, n: jax.Array, owner: jax.Array, last: jax.Array) -> None:
-        """Store this warpgroup's part of tile (m, n), where its owner has or will have the sum."""
+    def store(
+        self, total: jax.Array, m: jax.Array, n: jax.Array, owner: jax.Array, before: jax.Array
+    ) -> None:
+        """Store this warpgroup's part of tile (m, n), where its owner has or will have the sum.
+
+        An owner is told of all its tiles when the next one has been multiplied: they have arrived meanwhile.
+        """
+        pl.when(owner != before)(functools.partial(self.tell_of_last, before))
         for peer in self.peers:
 
             @pl.when(owner == peer)
             def _(peer: jax.Array = peer) -> None:
                 there = plgpu.remote_ref(self.arrived, {self.job.axis: peer}).at[self.here]
                 self._put(total, [], [there], m, n)
-                if self.job.collective != "all-to-all":
-                    pl.when(last)(functools.partial(self._tell, self.received, peer))
 
         @pl.when(owner == self.here)
         def _() -> None:
@@ -445,6 +417,12 @@ class _Sums:
                 self._put(total, [self.arrived.at[peer] for peer in self.peers], self.results, m, n)
             else:
                 self._put(total, [], [self.arrived.at[self.here]], m, n)
+
+    def tell_of_last(self, owner: jax.Array) -> None:
+        """Tell `owner`, if it is another, that this warpgroup has stored the last of its tiles."""
+        if self.job.collective != "all-to-all":
+            for peer in self.peers:
+                pl.when(owner == peer)(functools.partial(self._tell, self.received, peer))
 
     def add_own_tiles(self, block: jax.Array) -> None:
         """Where own tiles came before all partial sums had: add all of them up now."""
@@ -490,21 +468,43 @@ class _Sums:
         piece_m, piece_n = tiles.piece
         first_row = m * tiles.block_m + (warpgroup * tiles.tile_m if tiles.split == "m" else 0)
         first_column = n * tiles.block_n + (warpgroup * tiles.tile_n if tiles.split == "n" else 0)
-        for index, (i, j) in enumerate(job.pieces):
+
+        def part(index: int) -> Any:
+            i, j = job.pieces[index]
+            return pl.ds(first_row + i, piece_m), pl.ds(first_column + j, piece_n)
+
+        def fetch(index: int, source: Ref) -> None:
             slot = index % job.slots
             landed = self.landed.at[warpgroup * job.slots + slot]
-            part = pl.ds(first_row + i, piece_m), pl.ds(first_column + j, piece_n)
+            plgpu.copy_gmem_to_smem(source.at[part(index)], self.staging.at[warpgroup, slot], landed)
+
+        def fetched(index: int, piece: jax.Array | None) -> jax.Array:
+            slot = index % job.slots
+            plgpu.barrier_wait(self.landed.at[warpgroup * job.slots + slot])
+            addend: jax.Array = self.staging[warpgroup, slot].astype(jnp.float32)
+            plgpu.commit_smem()  # all have read it before anything else overwrites it
+            return addend if piece is None else piece + addend
+
+        if sources:  # as many as there are slots come at once, when what last left from there has left
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            for index in range(job.slots):
+                fetch(index, sources[0])
+        for index, (i, j) in enumerate(job.pieces):
+            slot = index % job.slots
             piece = None if total is None else total[i : i + piece_m, j : j + piece_n]
-            # The copies that last read this slot are done; those of the slots in between may go on.
-            plgpu.wait_smem_to_gmem((job.slots - 1) * len(destinations), wait_read_only=True)
-            for source in sources:
-                plgpu.copy_gmem_to_smem(source.at[part], self.staging.at[warpgroup, slot], landed)
-                plgpu.barrier_wait(landed)
-                addend = self.staging[warpgroup, slot].astype(jnp.float32)
-                piece = addend if piece is None else piece + addend
-                plgpu.commit_smem()  # all have read it before the next copy overwrites it
+            if sources:
+                piece = fetched(index, piece)
+                for source in sources[1:]:
+                    fetch(index, source)
+                    piece = fetched(index, piece)
+            else:  # the copies that last read this slot are done; those of the slots in between may go on
+                plgpu.wait_smem_to_gmem((job.slots - 1) * len(destinations), wait_read_only=True)
             assert piece is not None
             self.staging[warpgroup, slot] = piece.astype(job.dtype)
             plgpu.commit_smem()
             for destination in destinations:
-                plgpu.copy_smem_to_gmem(self.staging.at[warpgroup, slot], destination.at[part])
+                plgpu.copy_smem_to_gmem(self.staging.at[warpgroup, slot], destination.at[part(index)])
+            following = index - 1 + job.slots
+            if sources and index and following < len(job.pieces):
+                plgpu.wait_smem_to_gmem(len(destinations), wait_read_only=True)
+                fetch(following, sources[0])

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -11,6 +16,7 @@ from disco_hlo.errors import UnsupportedError
 OLDEST_JAX = (0, 11, 2)
 HOPPER = "9.0"
 MOST_DEVICES = 8
+_ANY = "a fused kernel"
 
 
 class KernelRefusedError(UnsupportedError):
@@ -34,13 +40,7 @@ def devices_along(axis_name: str, kernel: str) -> int:
         KernelRefusedError: an older jax, several processes, another GPU than Hopper, a mesh of several axes, or not
             two to eight devices.
     """
-    require(
-        jax.__version_info__ >= OLDEST_JAX,
-        kernel,
-        f"needs jax {'.'.join(map(str, OLDEST_JAX))} or newer, this is {jax.__version__}",
-    )
-    processes = jax.process_count()
-    require(processes == 1, kernel, f"all GPUs must belong to one process, these belong to {processes}")
+    _require_process(kernel)
     capability = getattr(jax.devices()[0], "compute_capability", HOPPER)
     require(
         capability == HOPPER, kernel, f"needs a GPU of compute capability {HOPPER}, this one has {capability}"
@@ -80,3 +80,56 @@ def one_dtype(kernel: str, arrays: dict[str, jax.Array], allowed: tuple[jnp.dtyp
     (first, *_) = arrays.values()
     met = first.dtype in allowed and all(array.dtype == first.dtype for array in arrays.values())
     require(met, kernel, f"all arrays must be {names}, got {came}")
+
+
+def refuse_machine(devices: Sequence[Any]) -> None:
+    """Refuse where no fused kernel runs.
+
+    Args:
+        devices: those of the step, in the order of its partitions.
+
+    Raises:
+        KernelRefusedError: an older jax, no Hopper GPUs, several processes, not all devices of the process or in
+            another order, no peer access, or multicast on.
+    """
+    _require_process(_ANY)
+    capability = getattr(devices[0], "compute_capability", "")
+    found = f"compute capability {capability}" if capability else devices[0].platform
+    require(capability == HOPPER, _ANY, f"needs GPUs of compute capability {HOPPER}, these are {found}")
+    ids = [device.id for device in devices]
+    require(
+        ids == list(range(jax.device_count())),
+        _ANY,
+        f"runs on all {jax.device_count()} devices in order, the step on {ids}",
+    )
+    require(
+        os.environ.get("NCCL_NVLS_ENABLE") == "0",
+        _ANY,
+        "was never run with NVLink multicast; NCCL_NVLS_ENABLE=0 turns that off",
+    )
+    apart = _without_peer_access([int(device.local_hardware_id) for device in devices])
+    require(not apart, _ANY, f"needs peer access between all GPUs, there is none between {apart}")
+
+
+def _require_process(kernel: str) -> None:
+    require(
+        jax.__version_info__ >= OLDEST_JAX,
+        kernel,
+        f"needs jax {'.'.join(map(str, OLDEST_JAX))} or newer, this is {jax.__version__}",
+    )
+    processes = jax.process_count()
+    require(processes == 1, kernel, f"all GPUs must belong to one process, these belong to {processes}")
+
+
+def _without_peer_access(ordinals: Sequence[int]) -> list[tuple[int, int]]:
+    """Pairs of GPUs of which one does not reach the other's memory, as CUDA's driver says."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    apart = []
+    for one in ordinals:
+        for other in ordinals:
+            reaches = ctypes.c_int(0)
+            if one != other and (
+                driver.cuDeviceCanAccessPeer(ctypes.byref(reaches), one, other) or not reaches.value
+            ):
+                apart.append((one, other))
+    return apart

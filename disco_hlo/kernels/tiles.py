@@ -33,6 +33,7 @@ class MatmulTiles:
         panel: how many tiles along `minor` before the other dimension advances.
         remote_first: tiles that another device needs are computed first (communication-aware order); else in the
             order of their rows. All-gather + matmul has one order: the rows that are here first.
+        slots: pieces of a warpgroup's tile that are on their way to memory at once. All-gather + matmul has its own.
         blocks: thread blocks; all multiprocessors where None.
     """
 
@@ -44,6 +45,7 @@ class MatmulTiles:
     minor: Side = "m"
     panel: int = 8
     remote_first: bool = True
+    slots: int = 2
     blocks: int | None = None
 
     @property
@@ -76,7 +78,8 @@ def check_matmul(kernel: str, lhs: jax.Array, rhs: jax.Array, rows: int, tiles: 
     one_dtype(kernel, {"lhs": lhs, "rhs": rhs}, HALF_TYPES)
     met = lhs.ndim == rhs.ndim == 2 and lhs.shape[1] == rhs.shape[0]
     require(met, kernel, f"needs an (M, K) and a (K, N) array, got {lhs.shape} and {rhs.shape}")
-    require(tiles.steps >= 2, kernel, f"tiles.steps must be at least 2, got {tiles.steps}")
+    for name, number in (("steps", tiles.steps), ("slots", tiles.slots)):
+        require(number >= 2, kernel, f"tiles.{name} must be at least 2, got {number}")
     multiple(kernel, "tiles.tile_m", tiles.tile_m, 64, "rows of a warpgroup's instruction")
     multiple(kernel, "tiles.tile_n", tiles.tile_n, 8, "columns of a warpgroup's instruction")
     multiple(kernel, "rows of one device", rows, tiles.block_m, "rows of a block's tile")
@@ -102,8 +105,15 @@ MATMUL_RANGE: tuple[MatmulTiles, ...] = tuple(
 )
 """What a fused matmul is tuned over, the likeliest first: JAX's own range for Hopper."""
 
+VECTOR_ROWS = 64
+"""Rows of its tile, as in a tensor core's layout: a row lies in four threads."""
+VECTOR_PIECE = 64
+"""Columns that it multiplies at once: what a row of swizzled shared memory holds."""
+
+
 VECTOR_RANGE: tuple[MatmulTiles, ...] = tuple(
-    MatmulTiles(tile_m=64, tile_n=8, tile_k=k, steps=steps, split="m")
-    for k, steps in ((128, 6), (64, 8), (128, 4), (64, 6), (256, 3), (64, 4))
+    MatmulTiles(tile_m=VECTOR_ROWS, tile_n=8, tile_k=k, steps=steps)
+    for k, steps in ((256, 6), (512, 3), (256, 4), (128, 12), (128, 8))
 )
-"""What a matrix × vector is tuned over: as many bytes in flight as shared memory holds, first."""
+"""What a matrix × vector is tuned over: as many bytes on their way as shared memory holds, first. The warpgroups share
+the rows of a tile, each with a half of every step."""

@@ -14,10 +14,12 @@ import numpy as np
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY, Call
-from disco_hlo.optimize.costs import Costs, Inner
+from disco_hlo.optimize.costs import Costs, Inner, estimates_ns
 from disco_hlo.plan.legal import planned_regions
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import Repeat, read, repeats
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import LoopTime
 from disco_hlo.simulator.bound import Bound, lowest_bound
 from disco_hlo.simulator.build import Built, build
@@ -87,6 +89,18 @@ class StepTimes:
         return round(
             sum(self.executions[name] * one.timeline.exposed_ns for name, one in self.predicted.items())
         )
+
+
+def unmeasured_share(source: CanonicalModule, times: StepTimes) -> float:
+    """The part of a step that kernels take which no trace has shown, as they are estimated."""
+    unmeasured_ns = 0.0
+    for name, region in regions_callees_first(source):
+        costs, plan = times.costs[name], times.predicted[name].strategy
+        keys = kernel_keys(region.graph, unit_graph(region.graph, plan).kernels(region.graph))
+        new = [number for number, key in enumerate(keys) if key not in costs.profile.ops]
+        if new:
+            unmeasured_ns += times.executions[name] * int(estimates_ns(costs, region.graph, plan)[new].sum())
+    return unmeasured_ns / max(1, times.makespan_ns)
 
 
 def step_times(

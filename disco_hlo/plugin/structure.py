@@ -7,20 +7,24 @@ step like any other: canonical graph, kernels, buckets and order are read, searc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from disco_hlo.backends import BACKENDS, backend_of
-from disco_hlo.errors import IllegalMoveError, PlanError
+from disco_hlo.errors import IllegalMoveError, PlanError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, fuse, kernel_schedules
+from disco_hlo.kernels.refusals import refuse_machine
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.optimize.regions import StepTimes
 from disco_hlo.plan import plan as plans
+from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.structure.moves import apply_moves, from_json, to_json
+from disco_hlo.structure.moves import Fuse, apply_moves, from_json, to_json
+from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose import schedules
 
 EXPOSED_SHARE = 0.03
@@ -38,6 +42,8 @@ class Early:
     """Of its canonical graph."""
     copies: bool
     """Whether XLA inserted its copies before that stage."""
+    devices: tuple[Any, ...]
+    """On which it runs."""
 
     def moved(self, moves: Sequence[dict[str, Any]]) -> bytes:
         """The module after moves.
@@ -46,7 +52,15 @@ class Early:
             IllegalMoveError: a move does not fit.
             PlanError: ``moves`` are none.
         """
-        return apply_moves(self.module, from_json(list(moves)), copies=self.copies)
+        return apply_moves(self.module, from_json(list(moves)), copies=self.copies, fuser=self._fuse)
+
+    def _fuse(self, program: Program, move: Fuse) -> None:
+        """Put in kernels, which the step's devices must be able to run."""
+        if reason := no_kernel_runs(self):
+            raise IllegalMoveError(reason)
+        from disco_hlo.kernels.lowering import lowered
+
+        fuse(program, move, lowered)
 
 
 @dataclass(frozen=True)
@@ -71,13 +85,33 @@ def early_module(request: CompileRequest) -> Early:
         ModuleError: the module cannot be read.
     """
     module = compiles.capture_structure(request)
-    return Early(module, canonicalize(module).graph.key, backend_of(request.backend.platform).copies_early)
+    copies = backend_of(request.backend.platform).copies_early
+    return Early(module, canonicalize(module).graph.key, copies, request.devices)
 
 
-def named_schedules(early: Early) -> dict[str, list[dict[str, Any]]]:
-    """The schedules that this step has the pattern for, as JSON, without the one that changes nothing."""
+def named_schedules(early: Early, asked: Collection[str] = ()) -> dict[str, list[dict[str, Any]]]:
+    """The schedules that this step has the pattern for, as JSON, without the one that changes nothing. Those with fused
+    kernels only where they are ``asked`` for by name: no GPU has run one inside a step yet."""
     found = schedules(early.module, copies=early.copies)
+    kernels = KERNEL_SCHEDULES.keys() & set(asked)
+    if kernels and not no_kernel_runs(early):
+        # JAX's kernels take a second to import, and an older jax has none.
+        from disco_hlo.kernels.lowering import lowered
+
+        fused = kernel_schedules(early.module, found, copies=early.copies, lower=lowered)
+        found |= {name: moves for name, moves in fused.items() if name in kernels}
     return {name: to_json(moves) for name, moves in found.items() if moves}
+
+
+def no_kernel_runs(early: Early) -> str:
+    """Why no fused kernel runs on the step's devices, as one line; empty where they do."""
+    try:
+        refuse_machine(early.devices)
+    except UnsupportedError as error:
+        return str(error)
+    except OSError as error:  # no driver to ask
+        return f"no fused kernel: {one_line(error)}"
+    return ""
 
 
 def restructured(

@@ -7,8 +7,8 @@ holds nothing else of a module: dropping it from a list gives what the others ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -127,17 +127,45 @@ class HoistRepeated:
     """All-gathers of the loop's body."""
 
 
+@dataclass(frozen=True, slots=True)
+class FusedPair:
+    """A matmul and a collective that one kernel replaces."""
+
+    kernel: Opcode
+    """Its name in ``disco_hlo.kernels.catalog``."""
+    loop: Annotated[tuple[Position, ...], Meta(max_length=16)]
+    """Path to the loop in whose body they are; empty in the entry."""
+    collective: Position
+    opcode: Opcode
+    """Of the collective."""
+    matmul: Position
+    tiles: dict[str, str | int | bool | None] = field(hash=False)
+    """The kernel's ``MatmulTiles``, by field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fuse:
+    """Kernels that compute and communicate at once replace matmuls and their collectives (``disco_hlo.kernels``)."""
+
+    pairs: Annotated[tuple[FusedPair, ...], Meta(min_length=1)]
+
+
 OfLoops = Prefetch | FinishLater | Double | GatherOnce | Hoist | HoistRepeated
-Move = Split | Reorder | Chunk | OfLoops
+Move = Split | Reorder | Chunk | Fuse | OfLoops
+Fuser = Callable[["Program", "Fuse"], None]
+"""Replaces the pairs of a move; needs JAX, so it comes from above."""
 
 _KINDS: dict[str, type[Any]] = {
     "split": Split, "reorder": Reorder, "chunk": Chunk, "prefetch": Prefetch, "finish-later": FinishLater,
     "double": Double, "gather-once": GatherOnce, "hoist": Hoist, "hoist-repeated": HoistRepeated,
+    "fuse": Fuse,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-def apply_moves(module: bytes, moves: Sequence[Move], *, copies: bool = True) -> bytes:
+def apply_moves(
+    module: bytes, moves: Sequence[Move], *, copies: bool = True, fuser: Fuser | None = None
+) -> bytes:
     """The module after ``moves``, in sequence; every position refers to the module after the earlier moves.
 
     No move gives the very bytes back.
@@ -146,6 +174,7 @@ def apply_moves(module: bytes, moves: Sequence[Move], *, copies: bool = True) ->
         module: a serialized HloModuleProto without a schedule.
         moves: what to do.
         copies: as for :class:`Program`.
+        fuser: puts kernels in; a move that asks for some is refused where there is none.
 
     Raises:
         IllegalMoveError: a move does not fit; names the move, the instruction and the reason.
@@ -156,13 +185,13 @@ def apply_moves(module: bytes, moves: Sequence[Move], *, copies: bool = True) ->
     program = Program(module, copies=copies)
     for number, move in enumerate(moves):
         try:
-            apply_to(program, move)
+            apply_to(program, move, fuser)
         except IllegalMoveError as error:
             raise IllegalMoveError(f"move {number} ({_NAMES[type(move)]}) is illegal: {error}") from None
     return program.serialize()
 
 
-def apply_to(program: Program, move: Move) -> None:
+def apply_to(program: Program, move: Move, fuser: Fuser | None = None) -> None:
     """Apply one move to a program in place.
 
     Raises:
@@ -173,6 +202,10 @@ def apply_to(program: Program, move: Move) -> None:
     elif isinstance(move, Reorder):
         gather = program.at(move.all_gather, "all-gather")
         reorder(program, gather, program.at(move.reader, move.opcode))
+    elif isinstance(move, Fuse):
+        if fuser is None:
+            raise IllegalMoveError("fused kernels run on GPUs alone")
+        fuser(program, move)
     elif isinstance(move, OfLoops):
         _apply_to_loop(program, move)
     else:

@@ -123,7 +123,8 @@ class _Cell:
         Raises:
             DiscoError: XLA's default cannot be compiled, traced or run.
         """
-        self.early = Early(compiles.capture_structure(self.request), "", self.backend.copies_early)
+        module = compiles.capture_structure(self.request)
+        self.early = Early(module, "", self.backend.copies_early, self.request.devices)
         variants = self._variants()
         if not variants:
             _say("nothing left to do")
@@ -149,7 +150,7 @@ class _Cell:
         """The step as it is, and by each schedule that it has the pattern for; none where all was measured."""
         only = frozenset(filter(None, self.args.schedules.split(",")))
         with self.record.clock("propose"):
-            found = named_schedules(self.early)
+            found = named_schedules(self.early, only)
         self.record.note(schedules={name: len(moves) for name, moves in found.items()})
         if absent := sorted(only - set(found)):
             _say(f"no pattern for {', '.join(absent)}; this step has {', '.join(found) or 'none'}")

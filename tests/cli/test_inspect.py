@@ -85,6 +85,16 @@ def test_what_is_no_plan_is_refused(refused: Callable[..., str], tmp_path: Path)
     assert "expected a plan as JSON" in refused("inspect", tmp_path / "plan.json", "--json")
 
 
+def test_a_plan_with_fused_kernels_says_which(disco: Disco, tmp_path: Path) -> None:
+    folder = plans.save_restructured(tmp_path / "fused", plans.cpu(), plans.cpu_module("mlp_wide"))
+    data = json.loads((folder / "plan.json").read_text())
+    pairs = [{"kernel": "matmul-all-reduce"}] * 2 + [{"kernel": "all-gather-matmul"}, 7]
+    data["structure"]["moves"] = [{"move": "fuse", "pairs": pairs}]
+    (folder / "plan.json").write_text(json.dumps(data))
+    shown = disco("inspect", folder, "--top", "1")
+    assert "1 time fuse: matmul-all-reduce 2 times, all-gather-matmul 1 time" in shown.out
+
+
 def test_the_moves_of_a_plan_that_changes_the_structure_are_shown(disco: Disco, tmp_path: Path) -> None:
     folder = plans.save_restructured(tmp_path / "chunked", plans.cpu(), plans.cpu_module("mlp_wide"))
     shown = disco("inspect", folder, "--top", "1")

@@ -15,6 +15,7 @@ CACHED = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
+SLOW_LAUNCH_NS = 20_000
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,9 +37,10 @@ def new_job(base: Path, start_from: Path | None = None) -> Job:
 
 @pytest.fixture(scope="session")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
-    """A search of the jitted step in one process, its compilation cache beside it; not to be changed."""
+    """A search of the jitted step in one process, its compilation cache beside it; not to be changed. Its plan has
+    kernels that XLA's has not."""
     job = new_job(tmp_path_factory.mktemp("searched"))
-    know_device(job.directory)
+    know_device(job.directory, launch_ns=SLOW_LAUNCH_NS)
     cache = job.directory.parent / "cache"
     settings = {"JAX_COMPILATION_CACHE_DIR": str(cache), "DISCO_FINALISTS": "2", **CACHED}
     return job, job.train(fault="plan_wins", ENABLE_SEARCH="1", **settings)

@@ -66,6 +66,7 @@ def test_a_search_leaves_the_steps_that_it_saw_run_beside_the_plan(searched: tup
     assert all(re.match(r"[gbn]\d+_|copy", name) for name in ours), ours
 
 
+@pytest.mark.product_only
 def test_two_steps_of_one_name_are_enacted_where_each_has_a_plan_and_left_to_xla_where_not(
     copied: Job,
 ) -> None:
@@ -82,7 +83,9 @@ def test_two_steps_of_one_name_are_enacted_where_each_has_a_plan_and_left_to_xla
 
 # In the pmap script JAX compiles the step twice: the first call takes parameters from the host, the second
 # the step's own output, sharded otherwise. Both are the step.
-@pytest.mark.parametrize(("kind", "compiled"), [("shard_map", 1), ("pmap", 2)])
+@pytest.mark.parametrize(
+    ("kind", "compiled"), [pytest.param("shard_map", 1, marks=pytest.mark.product_only), ("pmap", 2)]
+)
 def test_a_step_mapped_by_hand_is_searched_once_and_enacted(
     kind: str, compiled: int, searched: tuple[Job, Run], default: Run, fresh: Callable[..., Job]
 ) -> None:

@@ -157,8 +157,8 @@ def test_a_rank_with_another_batch_size_is_the_default_on_all(shared: Job) -> No
     default = shared.train_ranks(each=each)
     assert digest(default[0]) != digest(default[1])
     reason = "the ranks compile different training steps (another batch size or version?): rank 0: "
-    for switch in ("0", "1"):
-        assert_all_default(shared.train_ranks(ENABLE_SEARCH=switch, each=each), default, reason)
+    # Where a plan is enacted, test_ranks_with_two_rates_enact_nothing shows the same.
+    assert_all_default(shared.train_ranks(ENABLE_SEARCH="1", each=each), default, reason)
 
 
 @pytest.mark.product_only
@@ -206,13 +206,13 @@ def test_a_fastest_candidate_that_is_wrong_on_one_rank_is_taken_by_none(
 
 
 @pytest.mark.product_only
-def test_four_ranks_search_under_mpi(tmp_path: Path) -> None:
-    job = new_job(tmp_path / "four")
-    know_all(job.directory, devices=4, processes=4)
-    four_devices = f"--xla_force_host_platform_device_count=4 {QUICK_COMPILES}"
-    default = [job.train(XLA_FLAGS=four_devices)] * 4
-    search = job.train_mpi(fault="plan_wins", ranks=4, ENABLE_SEARCH="1", DISCO_LOG="debug")
-    assert search[0].lines("channel between 4 ranks: mpi")
+def test_three_ranks_search_under_mpi(tmp_path: Path) -> None:
+    job = new_job(tmp_path / "three")
+    know_all(job.directory, devices=3, processes=3)
+    three_devices = f"--xla_force_host_platform_device_count=3 {QUICK_COMPILES}"
+    default = [job.train(XLA_FLAGS=three_devices)] * 3
+    search = job.train_mpi(fault="plan_wins", ranks=3, ENABLE_SEARCH="1", DISCO_LOG="debug")
+    assert search[0].lines("channel between 3 ranks: mpi")
     assert search[0].lines("profiled ops in ")
     assert_all_execute_the_plan(search, job.directory, default)
 

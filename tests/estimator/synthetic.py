@@ -31,7 +31,7 @@ def write(path: Path, count: int = 240) -> None:
         data.describe({"backend": "gpu", "device_kind": "Test GPU", "jax": "0", "config": CONFIG})
         halves = (singles + fused[::2], fused[1::2])
         for name, ops in zip(("one", "two"), halves, strict=True):
-            source = data.add_source(name, f"{name} full", name, stored(STEP))
+            source = data.add_source(name, f"{name} full", graph.fingerprint, stored(STEP))
             data.add_samples(source, {_key(op): op for op in ops})
         samples = data.samples()
         times = dict(zip([s.id for s in samples], _times([s.op for s in samples]), strict=True))

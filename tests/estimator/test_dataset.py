@@ -20,7 +20,8 @@ from disco_hlo.estimator.dataset import (
     noise,
     random_split,
 )
-from disco_hlo.estimator.samples import FusedOp
+from disco_hlo.estimator.samples import FusedOp, single_ops
+from tests.captured import captured, stored
 from tests.estimator import synthetic
 
 PAIR = FusedOp((3, 4), (4,))
@@ -144,6 +145,30 @@ def read_all(data: Dataset) -> None:
     data.module(data.sources()[0])
     data.samples()
     data.about()
+
+
+def test_samples_of_a_loop_body_are_read_by_its_own_graph(path: Path) -> None:
+    step = captured("h200_models/rnnlm")
+    body = step.computations["loop1"].graph
+    assert len(body) < len(step.graph)
+    with Dataset(path) as data:
+        data.describe({"backend": "gpu", "config": synthetic.CONFIG})
+        source = data.add_source("rnnlm", "rnnlm full, loop1", body.fingerprint, stored("h200_models/rnnlm"))
+        ops = single_ops(body)
+        data.add_samples(source, {body.nodes[op.members[0]].key: op for op in ops})
+        samples = data.samples()
+        data.record(data.begin(samples), {sample.id: measured(900) for sample in samples})
+        read = load(data)
+        assert data.computation(source).graph.fingerprint == body.fingerprint
+    assert read.opcodes == tuple(frozenset({body.nodes[op.members[0]].opcode}) for op in ops)
+    assert set(read.group.tolist()) == {"rnnlm, loop bodies"}
+
+
+def test_a_source_whose_canonical_form_is_another_now_is_refused(path: Path) -> None:
+    with Dataset(path) as data:
+        source = data.add_source("rnnlm", "rnnlm full", "0ld", stored("h200_models/rnnlm"))
+        with pytest.raises(ProfileError, match="no computation of rnnlm full has the fingerprint 0ld"):
+            data.computation(source)
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,9 @@ def run(*arguments: object) -> int:
     """Runs the script in this process, which has torch already; gives its exit status."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        patch.setattr(dataset, "load", lambda data: read_once(data.path))
+        patch.setattr(
+            dataset, "load", lambda data, other=None: load(data, other) if other else read_once(data.path)
+        )
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(SCRIPT), run_name="__main__")
     return int(ended.value.code or 0)
@@ -94,6 +96,24 @@ def test_the_weights_it_writes_are_ready_for_inference(folder: Path) -> None:
     assert network(weights).message.shape[0] == 2
 
 
+def test_weights_to_go_on_from_are_judged_as_they_are_and_only_the_listed_models_left_out(
+    folder: Path, tmp_path: Path
+) -> None:
+    config = CONFIG[: CONFIG.index("[report]")] + '[start]\nepochs = 2\n[report]\nleave_one_out = ["one"]\n'
+    (tmp_path / "c.toml").write_text(config)
+    start = ("--start", folder / "w.safetensors")
+    assert run(tmp_path / "c.toml", folder / "s.sqlite", "-o", tmp_path, *start) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    before = json.loads((folder / "out" / "report.json").read_text())["unseen_structures"]["network"]
+    rows = report["unseen_structures"]
+    assert rows["started_from"] == before  # of the same device
+    assert rows["network"]["mean"] < rows["started_from"]["mean"]
+    assert sum(row["samples"] for row in rows["network"]["by_group"].values()) == 40
+    assert report["trainings"]["without_one"]["epochs"] == report["trainings"]["main"]["epochs"] == 2
+    assert list(report["leave_one_model_out"]) == ["one"]
+    assert {"started_from", "started_from_scaled"} <= report["leave_one_model_out"]["one"].keys()
+
+
 def test_a_finished_run_is_not_trained_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (folder / "w.safetensors").read_bytes()
     assert run(*files_of(folder)) == 0
@@ -128,6 +148,7 @@ def test_bad_input_exits_with_one_line(
         ("test = 40", "test = 0", "split.test"),
         ("validation = 20", "validation = 0", "split.validation"),
         ("fine_tune = [50]", "fine_tune = [1]", "report.fine_tune"),
+        ("fine_tune = [50]", 'leave_one_out = ["three"]', "cannot leave out three"),
         ("fine_tune = [50]", "fine_tune = [5000]", "cannot fine-tune on 5000 samples of"),
         ("compare.paper =", "compare.network =", "compare.network"),
         ("compare.paper =", "compare.'a/b' =", "compare.a/b"),

@@ -105,9 +105,14 @@ def test_file_names_follow_the_device() -> None:
     assert shipped_name("gpu", "NVIDIA H200") == "nvidia-h200.safetensors"
     assert shipped_name("cpu", "AMD EPYC, 2 cores") == "cpu.safetensors"
     assert shipped("gpu", "Nobody's GPU") is None
-    sibling = shipped("gpu", "NVIDIA H100 80GB HBM3")
-    assert sibling is not None
-    assert sibling.device_kind == "NVIDIA H200"
+    for kind, expected in (
+        ("NVIDIA H200", "NVIDIA H200"),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3"),
+    ):
+        found = shipped("gpu", kind)
+        assert found is not None
+        assert found.device_kind == expected
 
 
 def test_all_weights_in_the_package_load_and_have_a_compiled_form() -> None:

@@ -56,10 +56,12 @@ def test_language_model_learns_and_two_processes_do_as_one(tmp_path: Path) -> No
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     one = run(script, 2, tmp_path / "one" / "run.json")
-    two = run(["mpiexec", "-n", "2", *script, "--distributed"], 1, tmp_path / "two" / "run.json")
+    two = run(
+        ["mpiexec", "-n", "2", *script, "--steps", "2", "--distributed"], 1, tmp_path / "two" / "run.json"
+    )
     assert (one["devices"], one["processes"]) == (2, 1)
     assert (two["devices"], two["processes"]) == (2, 2)
-    np.testing.assert_allclose(one["losses"], two["losses"], rtol=1e-5)
+    np.testing.assert_allclose(one["losses"][:2], two["losses"], rtol=1e-5)
     assert one["losses"][0] == pytest.approx(np.log(256), abs=0.1)
     assert one["losses"][-1] < one["losses"][0] - 1
     assert one["validation_loss"] < one["losses"][0] - 1
@@ -68,10 +70,7 @@ def test_language_model_learns_and_two_processes_do_as_one(tmp_path: Path) -> No
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     "script",
-    [
-        "tensor_parallel.py --forward --steps 1",
-        "llama.py --shard fsdp --accumulate 2 --steps 3",
-    ],
+    ["tensor_parallel.py --forward --steps 1", "llama.py --shard fsdp --accumulate 2 --steps 1"],
 )
 def test_two_processes_do_as_one(script: str, tmp_path: Path) -> None:
     name, *arguments = script.split()

@@ -5,7 +5,6 @@ Also modules that are small as files and without end once everything that is cal
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -210,9 +209,8 @@ def test_kernels_that_repeat_each_other_without_end_are_refused(computations: st
 
 def test_what_a_computation_overwrites_is_found_once_however_often_it_is_called() -> None:
     call = "call(%{}), to_apply=%f{}"
-    started = time.monotonic()
+    # Once for each of 2^40 calls would not end.
     assert canonical(twice(call), call, LEVELS - 1).graph.inplace == ()
-    assert time.monotonic() - started < 10
 
 
 def nested_loops(members: int, depth: int) -> str:
@@ -245,7 +243,5 @@ def nested_loops(members: int, depth: int) -> str:
 
 
 def test_what_nested_loops_only_read_is_found_once_for_each_loop() -> None:
-    module = module_of(nested_loops(members=24, depth=6))
-    started = time.monotonic()
-    assert len(canonicalize(module).graph.inplace) == 24
-    assert time.monotonic() - started < 10
+    # Once for each way through all loops, 24^10, would not end.
+    assert len(canonicalize(module_of(nested_loops(members=24, depth=10))).graph.inplace) == 24

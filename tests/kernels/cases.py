@@ -1,4 +1,4 @@
-"""All kernels on interpreted devices, each case one row of a JSON object: `python -m tests.kernels.cases`.
+"""All kernels on interpreted devices, each case one row of a JSON object: `python -m tests.kernels.cases [NAME ...]`.
 
 A process of its own, under `environment(devices)`: the interpreter's threads wait for each other inside XLA's pool,
 which must have more of them than a machine of two cores gets, and XLA reads their number once.
@@ -20,6 +20,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from disco_hlo.kernels import reduce_matmul
 from disco_hlo.kernels.adam import AdamTiles
 from disco_hlo.kernels.catalog import AXIS, FUSED, Fused
+from disco_hlo.kernels.embedding import BagTiles
+from disco_hlo.kernels.norm import RowTiles
 from disco_hlo.kernels.tiles import MatmulTiles
 from tests.kernels.interpreter import interpreted
 
@@ -27,13 +29,12 @@ SMALL = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, steps=2, panel=1)
 RACES = "does not wait", "signals before its stores have arrived", "ends before the others"
 """Kernels that are wrong on purpose."""
 
-SMALL_VECTOR = MatmulTiles(tile_m=64, tile_n=8, tile_k=64, steps=2, split="m")
-
 
 def main() -> None:
     """Run every case and print what came of it."""
     mesh = jax.sharding.Mesh(jax.devices(), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
-    rows = {name: outcome(run) for name, run in cases(mesh, mesh.size)}
+    chosen = tuple(sys.argv[1:] or [""])
+    rows = {name: outcome(run) for name, run in cases(mesh, mesh.size) if name.startswith(chosen)}
     json.dump(rows, sys.stdout)
     sys.stdout.flush()
     os._exit(0)  # cases that are meant to fail may leave threads that wait for each other
@@ -72,19 +73,25 @@ def tiles_for(name: str, devices: int) -> list[Any]:
     """One block, which orders everything; two, whose tiles alternate; three, of which some have none of a shard."""
     if name == "adam":
         return [AdamTiles(size=512, blocks=3)]
+    if name == "all-reduce-norm":
+        return [RowTiles(blocks=3)]
+    if name == "embedding-all-to-all":
+        return [BagTiles(rows=2, blocks=2), BagTiles(rows=8, remote_first=False, blocks=3)]
+    if name == "matvec-all-reduce":
+        return [dataclasses.replace(SMALL, tile_k=128, blocks=blocks) for blocks in (2, 3)]
     if not FUSED[name].has_order:
         return [dataclasses.replace(SMALL, blocks=1)]
-    base = SMALL_VECTOR if name == "matvec-all-reduce" else SMALL
     variants = [
-        (1, True, base.split, "m"),
-        (2, False, "m", "m"),
-        (3, True, "m", "n"),
-        (1, False, base.split, "n"),
+        (1, True, "n", "m", 64),
+        (2, False, "m", "m", 64),
+        (3, True, "m", "n", 64),
+        (1, False, "n", "n", 256),
+        (4, True, "n", "m", 256),  # four pieces in two slots
     ]
     few = devices == 4 or name != "matmul-reduce-scatter"
     return [
-        dataclasses.replace(base, blocks=blocks, remote_first=first, split=split, minor=minor)
-        for blocks, first, split, minor in variants[: 2 if few else 4]
+        dataclasses.replace(SMALL, blocks=blocks, remote_first=first, split=split, minor=minor, tile_m=rows)
+        for blocks, first, split, minor, rows in variants[: 2 if few else 5]
     ]
 
 
@@ -98,9 +105,14 @@ def arrays_for(name: str, devices: int) -> tuple[Any, ...]:
     if name == "all-gather-matmul":
         return whole(128 * devices, 128), whole(128, 128 * devices)
     if name == "matvec-all-reduce":
-        return whole(256 * devices, 128 * devices), whole(128 * devices)
+        return whole(512, 256 * devices), whole(256 * devices)
     if name == "matmul-all-to-all":
         return whole(256 * devices * devices, 128), whole(128 * devices, 128)
+    if name == "all-reduce-norm":
+        return whole(4 * devices * devices, 512), whole(4 * devices, 512), whole(512), whole(512)
+    if name == "embedding-all-to-all":
+        indices = random.integers(-1, 9, (2 * devices, 2 * devices, 5))  # the first and the last are outside
+        return whole(2 * devices, 8, 128, dtype=jnp.float32), jnp.asarray(indices, jnp.int32)
     if name == "adam":
         n = 2048 * devices
         positive = [jnp.asarray(random.uniform(0.5, 1, n), jnp.float32) for _ in range(3)]

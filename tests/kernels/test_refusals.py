@@ -1,5 +1,6 @@
 """What a kernel refuses: one line that says what was expected and what came."""
 
+import ctypes
 import dataclasses
 from typing import Any
 
@@ -7,18 +8,24 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError
+from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError, refuse_machine
 
 if jax.__version_info__ < OLDEST_JAX:
     pytest.skip(f"jax {jax.__version__} is refused first", allow_module_level=True)
 
 from disco_hlo.kernels.adam import AdamTiles
 from disco_hlo.kernels.catalog import AXIS, FUSED
+from disco_hlo.kernels.embedding import BagTiles
+from disco_hlo.kernels.norm import RowTiles
 from disco_hlo.kernels.tiles import MatmulTiles
 
 TILES = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, blocks=1)
 ADAM = AdamTiles(size=512, blocks=1)
+BAG_TILES = BagTiles(blocks=1)
+VECTOR_TILES = dataclasses.replace(TILES, tile_k=128)
 SCATTER, GATHER, VECTOR = "matmul-reduce-scatter", "all-gather-matmul", "matvec-all-reduce"
+BAG, NORM = "embedding-all-to-all", "all-reduce-norm"
+ROW_TILES = RowTiles(blocks=1)
 
 
 def mesh_of(*sizes: int) -> jax.sharding.Mesh:
@@ -41,6 +48,14 @@ def of_adam(n: int, dtype: Any = jnp.float32, moments: int | None = None) -> tup
     return bf16(4 * n, dtype=dtype), bf16(n, dtype=jnp.float32), (moment, moment), bf16(2, dtype=jnp.float32)
 
 
+def of_bags(columns: int = 128, samples: int = 16, bag: int = 4) -> tuple[Any, ...]:
+    return bf16(8, 16, columns), bf16(8, samples, bag, dtype=jnp.int32)
+
+
+def of_norm(rows: int = 1024, columns: int = 512) -> tuple[Any, ...]:
+    return bf16(4 * rows, columns), bf16(rows, columns), bf16(columns), bf16(columns)
+
+
 GOOD = bf16(1024, 1024), bf16(1024, 256)
 
 
@@ -61,10 +76,32 @@ GOOD = bf16(1024, 1024), bf16(1024, 256)
         (SCATTER, TILES, (bf16(1024, 384), bf16(384, 256)), "K of one device = 96 must be a multiple of 64"),
         (SCATTER, TILES, (bf16(1024, 256), bf16(256, 256)), "K of one device must be at least 128, got 64"),
         (SCATTER, dataclasses.replace(TILES, steps=1), GOOD, "tiles.steps must be at least 2, got 1"),
+        (SCATTER, dataclasses.replace(TILES, slots=1), GOOD, "tiles.slots must be at least 2, got 1"),
         (SCATTER, dataclasses.replace(TILES, tile_m=32), GOOD, "tiles.tile_m = 32 must be a multiple of 64"),
         (GATHER, TILES, (bf16(1024, 1024), bf16(1024, 128)), "N = 32 must be a multiple of 128"),
-        (VECTOR, TILES, (bf16(1024, 1024), bf16(1024)), "tile_n of 8 and split 'm'"),
-        (VECTOR, TILES, GOOD, r"needs an \(M, K\) and a \(K,\) array"),
+        (VECTOR, VECTOR_TILES, GOOD, r"needs an \(M, K\) and a \(K,\) array"),
+        (VECTOR, VECTOR_TILES, (bf16(1056, 1024), bf16(1024)), "M = 1056 must be a multiple of 64"),
+        (
+            VECTOR,
+            VECTOR_TILES,
+            (bf16(1024, 768), bf16(768)),
+            "K of one device = 192 must be a multiple of 128",
+        ),
+        (VECTOR, TILES, (bf16(1024, 1024), bf16(1024)), "tiles.tile_k = 64 must be a multiple of 128"),
+        (BAG, BAG_TILES, (bf16(8, 16, 128), bf16(8, 16, 4)), "must be int32, got indices bfloat16"),
+        (
+            BAG,
+            BAG_TILES,
+            (of_bags()[0], bf16(4, 16, 4, dtype=jnp.int32)),
+            r"got \(2, 16, 128\) and \(1, 16, 4\)",
+        ),
+        (BAG, BAG_TILES, of_bags(columns=96), "D = 96 must be a multiple of 128"),
+        (BAG, BAG_TILES, of_bags(columns=1152), "D must be at most 1024, got 1152"),
+        (BAG, BAG_TILES, of_bags(samples=18), r"B = 18 must be a multiple of 4 \(devices\)"),
+        (BAG, BAG_TILES, of_bags(bag=0), "needs at least one row in a bag, got P = 0"),
+        (NORM, ROW_TILES, of_norm(rows=1026), r"M = 1026 must be a multiple of 4 \(devices\)"),
+        (NORM, ROW_TILES, of_norm(columns=768), "N = 768 must be a multiple of 512"),
+        (NORM, ROW_TILES, (*of_norm()[:3], bf16(256)), r"needs two \(M, N\) and two \(N,\) arrays, got"),
         ("adam", ADAM, of_adam(8192, jnp.bfloat16), "gradients bfloat16, parameters float32"),
         ("adam", ADAM, of_adam(8192, moments=4096), r"needs shapes .*\(2048,\).*, got .*\(1024,\)"),
         ("adam", ADAM, of_adam(8192 + 1024), "n / devices = 2304 must be a multiple of 512"),
@@ -79,6 +116,9 @@ def test_arrays_and_tiles_that_do_not_fit_are_refused(name: str, tiles: Any, arr
 
 def test_the_same_arrays_are_taken_where_nothing_is_wrong() -> None:
     assert trace(SCATTER, TILES, *GOOD).shape == (1024, 256)
+    assert trace(VECTOR, VECTOR_TILES, bf16(1024, 512), bf16(512)).shape == (1024,)
+    assert trace(NORM, ROW_TILES, *of_norm()).shape == (1024, 512)
+    assert trace(BAG, BAG_TILES, *of_bags()).shape == (16, 8, 128)
     assert [result.shape for result in trace("adam", ADAM, *of_adam(8192))] == [(8192,), (8192,), (8192,)]
 
 
@@ -115,3 +155,52 @@ def test_an_older_jax_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
     with pytest.raises(KernelRefusedError, match=r"needs jax 0\.11\.2 or newer"):
         trace(SCATTER, TILES, *GOOD)
+
+
+class Hopper:
+    """A GPU as a refusal sees it."""
+
+    compute_capability, platform = "9.0", "a GPU"
+
+    def __init__(self, number: int) -> None:
+        self.id = self.local_hardware_id = number
+
+
+class Driver:
+    """CUDA's driver, which answers that GPU 1 reaches nobody."""
+
+    def cuDeviceCanAccessPeer(self, answer: Any, one: int, _: int) -> int:  # noqa: N802
+        answer._obj.value = int(one != 1)
+        return 0
+
+
+MACHINES: dict[str, tuple[dict[str, Any], str]] = {
+    "CPUs": ({"devices": jax.devices()}, "needs GPUs of compute capability 9.0, these are cpu"),
+    "an older jax": ({"version": (0, 10, 2)}, "needs jax 0.11.2 or newer"),
+    "two processes": ({"processes": 2}, "all GPUs must belong to one process, these belong to 2"),
+    "three devices of four": ({"devices": [Hopper(n) for n in range(3)]}, r"runs on all 4 devices in order"),
+    "another order": ({"devices": [Hopper(n) for n in (1, 0, 2, 3)]}, r"the step on \[1, 0, 2, 3\]"),
+    "multicast": ({"multicast": "1"}, "never run with NVLink multicast; NCCL_NVLS_ENABLE=0"),
+    "no peer access": ({}, r"there is none between \[\(1, 0\), \(1, 2\), \(1, 3\)\]"),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_is_refused_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed, says = MACHINES[name]
+    monkeypatch.setattr(jax, "__version_info__", changed.get("version", OLDEST_JAX))
+    monkeypatch.setattr(jax, "process_count", lambda: changed.get("processes", 1))
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", changed.get("multicast", "0"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    with pytest.raises(KernelRefusedError, match=says) as refused:
+        refuse_machine(changed.get("devices", [Hopper(n) for n in range(4)]))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_machine_that_can_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    monkeypatch.setattr(
+        Driver, "cuDeviceCanAccessPeer", lambda _, answer, *__: setattr(answer._obj, "value", 1)
+    )
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
+    refuse_machine([Hopper(n) for n in range(4)])

@@ -14,10 +14,14 @@ from disco_hlo.optimize.ablations import scheduled_regions
 from disco_hlo.optimize.costs import Costs, costs_of, shipped_profile
 from disco_hlo.optimize.gains import one_by_one, producers, with_producers
 from disco_hlo.optimize.pipeline import Case
-from disco_hlo.optimize.regions import Predicted, calls_by_caller, step_times
+from disco_hlo.optimize.regions import Predicted, calls_by_caller, step_times, unmeasured_share
 from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.read import read
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import by_graph
 from disco_hlo.profiler.collectives import AllReduceFit
+from disco_hlo.profiler.keys import kernel_keys
+from disco_hlo.profiler.profile import OpTime
 from disco_hlo.search.schedule import with_early_collectives
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import MachineModel
@@ -142,3 +146,22 @@ def test_a_collective_of_something_else_has_no_matmul_to_join() -> None:
 
 def test_buckets_are_taken_apart_in_their_order() -> None:
     assert one_by_one([Bucket((5, 2)), Bucket((7,))]) == (Bucket((5,)), Bucket((2,)), Bucket((7,)))
+
+
+def test_the_unmeasured_share_is_that_of_kernels_that_no_trace_has_shown() -> None:
+    source = captured("h100_llama/fsdp_scan")
+    xla = read(source)
+    known = {
+        key: OpTime(1000, 0, 5)
+        for graph, plan in by_graph(source, xla)
+        for key in kernel_keys(graph, unit_graph(graph, plan).kernels(graph))
+    }
+    profile = shipped_profile("gpu", None)
+    assert profile is not None
+
+    def share(ops: dict[str, OpTime]) -> float:
+        costs = costs_of(replace(profile, ops=ops), source, [xla])
+        return unmeasured_share(source, step_times(source, xla, costs))
+
+    assert share(known) == 0.0
+    assert 0.05 < share({}) < 1.0

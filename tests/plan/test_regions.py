@@ -25,9 +25,8 @@ STEPS = {
     "fsdp_scan": ("loop1", "loop2"),
     "fsdp_scan_rotated": ("loop1", "loop2"),
     "fsdp_scan_rotated_doubled": ("loop1", "loop2"),
-    "fsdp_unroll": (),
 }
-"""A Llama-like step on two H100, scanned and unrolled, and its loops."""
+"""A Llama-like step on two H100, and its loops."""
 
 
 def renamed(data: bytes) -> bytes:

@@ -225,7 +225,7 @@ SHARE = 5e-6
 STEPS = {
     "mlp": models.mlp, "mixed": models.mixed_precision, "resnet": models.resnet,
     "pooled": models.pooled, "written": models.written_activations, "replayed": models.replayed,
-    "spectral": models.spectral, "transformer": models.transformer, "lstm": models.lstm,
+    "spectral": models.spectral, "lstm": models.lstm,
     "empty": models.without_elements,
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ import pytest
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.plan.read import read
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import by_graph
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.microbenchmarks import AFTER_COMPUTE
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.collectives import InStep, SweepPoint
+from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Link, LoopTime, OpTime, Platform
 from disco_hlo.profiler.store import ProfileStore
 from tests.steps.intercept import captured_step
@@ -202,3 +206,27 @@ def test_what_xlas_buckets_took_on_gpus_is_asked_once_for_a_step(
     assert found.together is not None
     assert found.together.total_ns == 700
     assert found.in_step is None
+
+
+def test_another_structure_takes_over_what_its_collectives_and_kernels_cost_each_other(
+    step: CanonicalModule, store: ProfileStore
+) -> None:
+    """Read from its own traces, a structure's transfers waited 0.42 ms each where the step's did not wait."""
+    own = Contention(1.26, 1.04, 423_562)
+    other = replace(step, graph=replace(step.graph, fingerprint="f00d"))
+    first = KnownTimes(GPU, NVLINK, store)
+    first.add_facts(step.graph.fingerprint, contention=Contention(1.2, 1.25), together={})
+    first.add_facts("f00d", contention=own, together={})
+    again = KnownTimes(GPU, NVLINK, store)
+    wanted = again.lacks(other, read(other), step)
+    assert (wanted["ops"], wanted["contention"]) == (True, False)
+    again.add_constants(CONSTANTS)
+    assert again.profile("f00d").contention == Contention(1.2, 1.25)
+    kernels = {
+        key for graph, plan in by_graph(other, read(other))
+        for key in kernel_keys(graph, unit_graph(graph, plan).kernels(graph))
+    }  # fmt: skip
+    again.add_ops("f00d", {key: OpTime(1000, 0, 5) for key in kernels}, ())
+    assert again.lacks(other, read(other), step)["ops"] is False, "its single ops are estimated"
+    assert again.lacks(other, read(other))["ops"] is True
+    assert KnownTimes(GPU, NVLINK, store).profile("f00d").contention == own, "nothing was written"

@@ -31,7 +31,7 @@ NO_MEMORY = "RESOURCE_EXHAUSTED: out of memory"
 KEEPS_DONATION = jax.__version_info__ >= (0, 11)
 
 
-@pytest.mark.parametrize("fault", ["inputs", "run on all"])
+@pytest.mark.parametrize("fault", [pytest.param("inputs", marks=pytest.mark.product_only), "run on all"])
 def test_a_candidate_that_fails_in_a_round_is_out_on_all_and_the_training_goes_on(
     fault: str, tmp_path: Path
 ) -> None:

@@ -300,6 +300,12 @@ def told_threads() -> None:
             thread.join()
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_said_in_the_next_test() -> Iterator[None]:
+    yield
+    told_threads()
+
+
 def test_rank_0_hears_of_another_ranks_ctrl_c() -> None:
     board = Board()
     first, second = Interruption(board), Interruption(board, leads=False)

@@ -167,6 +167,7 @@ def test_a_tensor_parallel_step_has_its_layers_between_them() -> None:
     assert inside_share(graph, [node.flops for node in graph.nodes]) > 0.3
 
 
+@pytest.mark.product_only  # compiles the engine
 def test_why_no_structure_is_tried() -> None:
     step = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
 
@@ -208,6 +209,7 @@ ENTRY main { x = f32[65536] parameter(0), backend_config={"operation_queue_id":"
 """
 
 
+@pytest.mark.product_only  # compiles the engine
 def test_structures_are_tried_where_a_loop_communicates() -> None:
     def answer(op: str) -> str:
         module = _hlo.hlo_module_from_text(SCANNED.replace("OP", op))
@@ -250,17 +252,22 @@ def test_on_cpu_no_early_module_is_even_looked_at(
     assert on_step(look) == []
 
 
+@pytest.mark.parametrize(
+    ("structure", "reason"), [("sharded-update", ""), ("fused-kernels", "(a fused kernel: needs ")]
+)
 def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    structure: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def look(request: CompileRequest) -> list[Any]:
-        session = join(request, Settings(search=True, directory=tmp_path, structure="sharded-update"))
+        session = join(request, Settings(search=True, directory=tmp_path, structure=structure))
         source = canonicalize(compiles.capture(request))
         slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
         return restructured_trials(session, slot, None, found(source))
 
     assert on_step(look) == []
-    assert "DISCO_STRUCTURE is sharded-update; this step has the pattern for chunk-2" in caplog.text
+    (line,) = [one for one in caplog.messages if one.startswith("DISCO_STRUCTURE is ")]
+    assert line.startswith(f"DISCO_STRUCTURE is {structure}; this step has the pattern for chunk-2")
+    assert reason in line
 
 
 # --- how the budget is shared ---------------------------------------------------------------------

@@ -13,7 +13,6 @@ import sample_fused_ops
 
 from disco_hlo.estimator.dataset import Dataset
 from disco_hlo.estimator.samples import is_plain
-from disco_hlo.hlo.canonical import canonicalize
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -82,27 +81,31 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_every_sample_is_measured_with_its_provenance(measured: tuple[Path, Path]) -> None:
     with Dataset(measured[1]) as data:
         samples, times, about = data.samples(), data.measurements(), data.about()
-        (source,) = data.sources()
-        graph = canonicalize(data.module(source)).graph
+        sources = data.sources()
+        graphs = {source.id: data.computation(source).graph for source in sources}
         assert data.failures() == {}
-    assert source.name == "rnnlm tiny length=4 width=16"
-    assert source.fingerprint == graph.fingerprint
+    name = "rnnlm tiny length=4 width=16"
+    assert [source.name for source in sources] == [name, f"{name}, loop1", f"{name}, loop2"]
+    assert {sample.source for sample in samples} == graphs.keys()
     assert set(times) == {sample.id for sample in samples}
     assert len({sample.key for sample in samples}) == len(samples) > 50
-    assert all(is_plain(graph, sample.op.members, sample.op.results) for sample in samples)
+    assert all(is_plain(graphs[one.source], one.op.members, one.op.results) for one in samples)
     assert all(m.low_ns > 0 and m.repeats == 6 for taken in times.values() for m in taken)
     assert 0 < sum(len(taken) > 1 for taken in times.values()) < len(samples)
     assert about["backend"] == "cpu"
     assert about["config"]["seed"] == 0
 
 
-def test_a_second_run_has_nothing_left_to_do(measured: tuple[Path, Path]) -> None:
+def test_a_second_run_has_nothing_left_to_do(
+    measured: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = measured[1].read_bytes()
-    done = run(*measured)
-    assert done.returncode == 0
-    assert "0 failed" in done.stdout
-    assert "captured" not in done.stdout
-    assert "measured 0." not in done.stdout
+    monkeypatch.setattr(sys, "argv", ["sample_fused_ops.py", str(measured[0]), "-o", str(measured[1])])
+    assert sample_fused_ops.main() == 0
+    said = capfd.readouterr().out
+    assert "0 failed" in said
+    assert "captured" not in said
+    assert "measured 0." not in said
     assert measured[1].read_bytes() == before
 
 
@@ -115,15 +118,19 @@ def test_kernels_that_searches_choose_are_drawn_without_a_device(tmp_path: Path)
     done = run(tmp_path / "c.toml", tmp_path / "s.sqlite", "--until-drawn")
     assert done.returncode == 0, done.stderr
     with Dataset(tmp_path / "s.sqlite") as data:
-        (source,) = data.sources()
+        parts = {source.id: data.computation(source) for source in data.sources()}
+        names = [source.name.removeprefix("rnnlm rnnlm.hlo.pb.gz") for source in data.sources()]
         samples, about = {sample.key: sample for sample in data.samples()}, data.about()
-        own = {draw_fused_ops.key_of(module, op) for module in [canonicalize(data.module(source))]
-               for op in draw_fused_ops.xla_kernels(module)}  # fmt: skip
-        graph = canonicalize(data.module(source)).graph
         assert data.measurements() == {}
-    chosen = samples.keys() & set(about[draw_fused_ops.mark("chosen", source.name, 1)])
+    assert names == ["", ", loop1", ", loop2"]
+    own = {
+        draw_fused_ops.key_of(part, op) for part in parts.values() for op in draw_fused_ops.xla_kernels(part)
+    }
+    chosen = samples.keys() & set(about[draw_fused_ops.mark("chosen", "rnnlm rnnlm.hlo.pb.gz", 1)])
     assert len(chosen - own) > 5
-    assert all(is_plain(graph, samples[key].op.members, samples[key].op.results) for key in chosen)
+    assert {samples[key].source for key in chosen} == parts.keys()
+    for sample in map(samples.__getitem__, chosen):
+        assert is_plain(parts[sample.source].graph, sample.op.members, sample.op.results)
     assert "device_kind" not in about
 
 
@@ -157,7 +164,7 @@ def test_a_missing_folder_a_foreign_file_and_a_time_that_is_none_are_named(
 
 
 def test_the_configurations_that_ship_are_read() -> None:
-    for device in ("cpu", "h200", "h200_chosen"):
+    for device, models in (("cpu", 7), ("h200", 7), ("h200_chosen", 7), ("h100", 9)):
         config = draw_fused_ops.read_config(ROOT / "configs" / "estimator" / f"samples_{device}.toml")
-        assert len({step.model for step in config.steps}) == 7
+        assert len({step.model for step in config.steps}) == models
         assert len({step.name for step in config.steps}) == len(config.steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -372,14 +374,22 @@ def test_a_child_whose_words_are_no_reports_is_ended(
 
 def test_children_end_where_sigterm_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """They inherit that from the process that searches."""
-    first_restart(monkeypatch, lambda: True)
+    first_restart(monkeypatch, lambda: False)
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **how: Any) -> None:
+            super().__init__(*arguments, **how)
+            started.append(self)
+
+    monkeypatch.setattr(child, "subprocess", SimpleNamespace(Popen=Noted, PIPE=subprocess.PIPE))
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    began = time.monotonic()
     try:
-        run_beside(monkeypatch, "import time; time.sleep(20)", seconds=1.0, evaluations=None)
+        result = run_beside(monkeypatch, "import time; time.sleep(900)", stop=lambda: bool(started))
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert time.monotonic() - began < 10
+    assert result.stopped == "stop"
+    assert [one.returncode for one in started] == [-signal.SIGKILL]
 
 
 SLOW_TO_END = """
@@ -496,10 +506,7 @@ def test_a_memory_limit_holds_for_everything_that_is_returned() -> None:
 def test_a_search_ends_though_everything_it_finds_is_refused() -> None:
     """It came to one bucket again and again, each time as if to something new."""
     graph = chain("param\nall-reduce 0\nall-reduce 0\nnegate 1\ntuple 2 3")
-    until = time.monotonic() + 20
-    result = run(
-        graph, CPU, seeds=1, evaluations=None, memory_limit_bytes=1, stop=lambda: time.monotonic() > until
-    )
+    result = run(graph, CPU, seeds=1, evaluations=None, memory_limit_bytes=1)
     assert result.stopped == "unchanged"
     assert result.strategy.buckets == unfused(graph).buckets
 

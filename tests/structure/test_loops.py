@@ -140,7 +140,7 @@ def assert_equal(found: Run, expected: Run) -> None:
 
 @pytest.mark.product_only  # minutes of compiling
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "devices"), [(seed, 2 + 2 * (seed % 2)) for seed in range(6)])
+@pytest.mark.parametrize(("seed", "devices"), [(1, 4), (2, 2), (3, 4), (5, 2)])
 def test_every_schedule_of_random_loops_gives_the_same_numbers(seed: int, devices: int) -> None:
     function, arguments, expected = unmoved(seed, devices)
     found = proposed(expected.module)

@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.kernels.fuse import KERNEL_SCHEDULES
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
-from disco_hlo.optimize.regions import step_times
+from disco_hlo.optimize.regions import step_times, unmeasured_share
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -32,10 +33,12 @@ from disco_hlo.plugin.structure import (
     Restructured,
     early_module,
     named_schedules,
+    no_kernel_runs,
     restructured,
     why_not,
 )
 from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.search.schedule import Scheduled
@@ -44,6 +47,8 @@ MOST_PROFILED = 3
 """Schedules that are profiled and searched."""
 _SEARCH_GAINS = 0.15
 """A schedule that is slower than the plan by more, as predicted with the best order of its kernels, is not searched."""
+_UNMEASURED = 0.01
+"""A schedule is profiled if kernels that no trace has shown are estimated to take more of its step."""
 _LEAST_SHARE = 0.1
 """Of the budget, what the search of a schedule gets where those of the unchanged step took all."""
 _TAKES_S = 300.0
@@ -82,9 +87,9 @@ def _trials(session: Session, slot: PlanSlot, store: ProfileStore | None, found:
         LOGGER.debug("no structure of the step is tried: %s", reason)
         return []
     made = _restructured(session)
-    promising = session.tell(_most_promising(session, made, found), "promising structures")
+    promising = _most_promising(session, made, found)
     room = room_bytes(session)
-    profiles = _profiles(session, {name: made[name] for name in promising}, slot, store, found)
+    profiles = _profiles(session, made, promising, slot, store, found)
     best: dict[str, Scheduled] = {}
     takes_s = all_searches_s(settings, session.facts.backend) + _TAKES_S
     with session.stage("search of structures", takes_s=takes_s):
@@ -97,7 +102,7 @@ def _restructured(session: Session) -> dict[str, Restructured]:
     """The step by each schedule that it has the pattern for, the same on all ranks."""
     with session.stage("schedules", takes_s=_TAKES_S):
         early = early_module(session.request)
-        schedules = _wanted(session, named_schedules(early)) if session.leads else None
+        schedules = _wanted(session, early) if session.leads else None
     key, schedules = session.tell([early.key, schedules], "schedules")
     with session.stage("early module"):
         if early.key != key:
@@ -123,13 +128,20 @@ def _say_left_out(session: Session, name: str, error: Exception) -> None:
         LOGGER.debug("%s: %s", name, one_line(error))
 
 
-def _wanted(session: Session, schedules: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+def _wanted(session: Session, early: Early) -> dict[str, list[dict[str, Any]]]:
     forced = session.settings.forced_structure
+    schedules = named_schedules(early, [forced] if forced else [])
     if forced is None:
         return schedules
     if forced not in schedules:
         listed = ", ".join(schedules) or "none"
-        LOGGER.warning("DISCO_STRUCTURE is %s; this step has the pattern for %s", forced, listed)
+        reason = no_kernel_runs(early) if forced in KERNEL_SCHEDULES else ""
+        LOGGER.warning(
+            "DISCO_STRUCTURE is %s; this step has the pattern for %s%s",
+            forced,
+            listed,
+            reason and f" ({reason})",
+        )
         return {}
     return {forced: schedules[forced]}
 
@@ -150,33 +162,49 @@ def _made(
 
 def _most_promising(
     session: Session, made: Mapping[str, Restructured], found: Found | None
-) -> list[str] | None:
-    """Names of the schedules worth profiling, on rank 0: by what is known of their ops so far."""
-    if not session.leads or found is None:
-        return [] if session.leads else None
-    predicted: dict[str, int] = {}
+) -> dict[str, bool]:
+    """Names of the schedules worth a search, by what is known of their ops, the most promising first; and whether each
+    has kernels to profile."""
+    return dict(session.tell(_ranked(session, made, found), "promising structures"))
+
+
+def _ranked(
+    session: Session, made: Mapping[str, Restructured], found: Found | None
+) -> list[tuple[str, bool]]:
+    if found is None:
+        return []
+    step = found.last.case
+    ranked: list[tuple[int, str, bool]] = []
     for name, one in made.items():
         try:
             xla = read(one.source)
-            case = Case(one.source, xla, costs_of(found.last.case.costs.profile, one.source, [xla]))
-            predicted[name] = unsearched(case).predicted_ns
+            case = Case(one.source, xla, costs_of(step.costs.profile, one.source, [xla]))
+            lacking = unmeasured_share(one.source, case.times) > _UNMEASURED
+            lacking |= not set(travelling(one.source)) <= set(travelling(step.source))
+            ranked.append((unsearched(case).predicted_ns, name, lacking))
         except Exception as error:
             _say_left_out(session, name, error)
-    LOGGER.debug("structures as predicted before profiling: %s ns", predicted)
-    return sorted(predicted, key=lambda name: (predicted[name], name))[:MOST_PROFILED]
+    ranked.sort()
+    LOGGER.debug("structures as predicted before profiling: %s", [(ns, name) for ns, name, _ in ranked])
+    return [(name, lacking) for _, name, lacking in ranked[:MOST_PROFILED]]
 
 
 def _profiles(
     session: Session,
     made: Mapping[str, Restructured],
+    promising: Mapping[str, bool],
     slot: PlanSlot,
     store: ProfileStore | None,
     found: Found | None,
 ) -> dict[str, Profile]:
-    """The profiles of schedules, on rank 0; none elsewhere, nor where one cannot be taken."""
-    step = None if found is None else found.last.case.source
+    """The profiles of promising schedules, on rank 0: that of the step where it tells all. None elsewhere, nor where
+    one cannot be taken."""
+    step = None if found is None else found.last.case
+    lacking = {name: made[name] for name, lacks in promising.items() if lacks}
+    taken = profile_structures(session, lacking, None if step is None else step.source, store, slot)
     profiles: dict[str, Profile] = {}
-    for name, profile in profile_structures(session, made, step, store, slot).items():
+    for name in promising:
+        profile = taken.get(name, None if step is None else step.costs.profile)
         if isinstance(profile, Exception):
             _say_left_out(session, name, profile)
         elif profile is not None:

@@ -18,7 +18,11 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("carrier", [pytest.param("MPI", marks=pytest.mark.mpi), "key-value store"])
+@pytest.mark.parametrize(
+    "carrier",
+    # By MPI nothing goes through JAX.
+    [pytest.param("MPI", marks=[pytest.mark.mpi, pytest.mark.product_only]), "key-value store"],
+)
 def test_two_processes_change_over_at_the_same_calls(carrier: str, tmp_path: Path) -> None:
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     address = f"127.0.0.1:{free_port()}"

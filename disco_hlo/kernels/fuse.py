@@ -1,0 +1,343 @@
+"""Fused kernels as a structural move: a matmul and its collective in an early module become one custom call.
+
+The kernel of `catalog` is lowered for the shapes of one device, and the instructions of that take the place of the
+pair (Punniyamurthy et al., section III: the fused operator stands where framework and compiler had two). XLA lays out,
+fuses and orders what is around it.
+
+A kernel fills the device and waits for the same kernel on the other devices. A collective beside it could wait there
+for a multiprocessor that the kernel holds here, and the kernel here for one that the collective holds there: both for
+ever. So a move puts kernels in one order and lets no collective be under way beside one, by control dependencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from math import prod
+
+import msgspec
+
+from disco_hlo.errors import IllegalMoveError, UnsupportedError
+from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.hlo.proto import Message
+from disco_hlo.kernels.pattern import (
+    GATHER,
+    MOVING,
+    SCATTER,
+    VECTOR,
+    FusedCall,
+    MissedError,
+    fused_call,
+    fused_calls,
+)
+from disco_hlo.kernels.tiles import MatmulTiles
+from disco_hlo.structure.moves import Fuse, FusedPair, Move, apply_moves
+from disco_hlo.structure.program import Program, dims, dtype
+
+Shape = tuple[tuple[int, ...], str]
+"""Sizes and element type, as HLO calls it."""
+Lower = Callable[[str, MatmulTiles, int, tuple[Shape, ...]], bytes]
+"""Kernel, tiles, devices and the shapes of a device's arrays -> a serialized HloModuleProto. Its entry takes these
+arrays and gives one."""
+
+KERNEL_SCHEDULES = {"fused-kernels": "", "split-fused-kernels": "split"}
+"""Schedules that end with kernels, and the schedule that each begins with."""
+
+
+def kernel_schedules(
+    module: bytes, others: Mapping[str, tuple[Move, ...]], *, copies: bool, lower: Lower
+) -> dict[str, tuple[Move, ...]]:
+    """Those of KERNEL_SCHEDULES that a module has a pair for: every pair that a kernel takes, with its likeliest tiles.
+
+    Args:
+        module: the early module, as for `apply_moves`.
+        others: its other schedules by name.
+        copies: as for `Program`.
+        lower: see `lowering.lowered`.
+    """
+    found: dict[str, tuple[Move, ...]] = {}
+    for name, first in KERNEL_SCHEDULES.items():
+        before = others.get(first, ())
+        if first and not before:
+            continue
+        moved = apply_moves(module, before, copies=copies)
+        if pairs := _pairs(moved, lower):
+            found[name] = (*before, Fuse(pairs))
+    return found
+
+
+def _pairs(module: bytes, lower: Lower) -> tuple[FusedPair, ...]:
+    """Pairs of a module that can all be replaced."""
+    calls, _ = fused_calls(module)
+    wanted: dict[tuple[tuple[int, ...], int], FusedPair] = {}
+    for path, program in _computations(Program(module)):
+        at = {one.name: position for position, one in enumerate(program.instructions)}
+        for call in calls:
+            if call.computation == program.entry.id:
+                collective, matmul = at[call.collective], at[call.matmul]
+                opcode, tiles = program.instructions[collective].opcode, asdict(call.tiles[0])
+                # A matmul that two collectives could share stays with the first.
+                pair = FusedPair(call.kernel, path, collective, opcode, matmul, tiles)
+                wanted.setdefault((path, matmul), pair)
+    found = tuple(wanted.values())
+    if _fits(module, found, lower):
+        return found
+    kept: tuple[FusedPair, ...] = ()
+    for pair in found:
+        kept = (*kept, pair) if _fits(module, (*kept, pair), lower) else kept
+    return kept
+
+
+def _fits(module: bytes, pairs: tuple[FusedPair, ...], lower: Lower) -> bool:
+    try:
+        fuse(Program(module), Fuse(pairs), lower)
+    except IllegalMoveError:
+        return False
+    return True
+
+
+def _computations(program: Program, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Program]]:
+    """The entry and the bodies of its loops, with the paths to these."""
+    yield path, program
+    for position, one in enumerate(program.instructions):
+        if one.opcode == "while":
+            yield from _computations(program.inside(one.called_computation_ids[0]), (*path, position))
+
+
+def fuse(program: Program, move: Fuse, lower: Lower) -> None:
+    """Put kernels in the place of the pairs of a move.
+
+    Raises:
+        IllegalMoveError: a pair is not what it was, or its kernel refuses it.
+    """
+    inside: dict[tuple[int, ...], Program] = {(): program}
+    found: list[tuple[Program, Message, FusedPair]] = []
+    holders: dict[tuple[int, ...], list[int]] = {}
+    for pair in move.pairs:
+        for depth, position in enumerate(pair.loop):
+            path = pair.loop[: depth + 1]
+            loop = inside[path[:-1]].at(position, "while")
+            inside.setdefault(path, inside[path[:-1]].inside(loop.called_computation_ids[0]))
+            holders.setdefault(path[:-1], []).append(loop.id)
+        own = inside[pair.loop]
+        collective = own.at(pair.collective, pair.opcode)
+        if collective.opcode not in COLLECTIVES:
+            raise IllegalMoveError(f"{collective.name} ({collective.opcode}): no collective")
+        own.at(pair.matmul, "dot")
+        found.append((own, collective, pair))
+    matmuls = [own.instructions[pair.matmul].id for own, _, pair in found]
+    for (own, collective, pair), matmul in zip(found, matmuls, strict=True):
+        kernel = _replace(own, collective, matmul, pair, lower)
+        holders.setdefault(pair.loop, []).append(kernel.id)
+    for path, ids in holders.items():
+        _keep_collectives_away(inside[path], set(ids))
+    for path, own in inside.items():
+        if path:
+            own.flush()
+
+
+def _replace(own: Program, collective: Message, matmul: int, pair: FusedPair, lower: Lower) -> Message:
+    """Replace one pair; returns its custom call."""
+    where = f"{collective.name} ({collective.opcode})"
+    if own.by_id.get(collective.id) is not collective:
+        raise IllegalMoveError(f"{where}: another pair has it")
+    try:
+        call = fused_call(own, collective)
+    except MissedError as missed:
+        raise IllegalMoveError(f"{where}: {missed.why}") from None
+    if call.kernel != pair.kernel or own.by_id[matmul].name != call.matmul:
+        raise IllegalMoveError(
+            f"{where}: {call.kernel} takes it with {call.matmul}, expected {pair.kernel} with "
+            f"{own.by_id[matmul].name}: the move was made for another module"
+        )
+    try:
+        tiles = msgspec.convert(pair.tiles, MatmulTiles)
+        return _Writer(own, call, collective, own.by_id[matmul]).write(tiles, lower)
+    except msgspec.ValidationError as error:
+        raise IllegalMoveError(f"{where}: its tiles are none: {error}") from None
+    except UnsupportedError as error:
+        raise IllegalMoveError(f"{where}: {error}") from None
+
+
+class _Writer:
+    """The instructions that one kernel needs around it."""
+
+    def __init__(self, program: Program, call: FusedCall, collective: Message, dot: Message) -> None:
+        self.program, self.call, self.collective, self.dot = program, call, collective, dot
+        self.made: list[Message] = []
+        by_name = {one.name: one for one in program.instructions}
+        self.between = [(by_name[name], dimension) for name, dimension in call.between]
+
+    def write(self, tiles: MatmulTiles, lower: Lower) -> Message:
+        """Replace the pair; returns the custom call."""
+        program, call = self.program, self.call
+        operands = program.operands(self.dot)
+        if call.kernel == GATHER:
+            shard = program.operands(self.collective)[0]
+            for one, dimension in self.between:
+                shard = self._of_shard(one, dimension, shard)
+            operands[int(call.swapped)] = shard
+        first, second = (1, 0) if call.swapped else (0, 1)
+        left = self._matrix(operands[first], (call.m, call.k), across=call.first_transposed)
+        if call.kernel == VECTOR:
+            right = self._reshaped(operands[second], (call.k,))
+        else:
+            right = self._matrix(operands[second], (call.k, call.n), across=call.second_transposed)
+        left, right = self._whole(left), self._whole(right)
+        shapes = tuple((dims(one), dtype(one)) for one in (left, right))
+        kernel, value = self._graft(lower(call.kernel, tiles, call.devices, shapes), [left, right])
+        if self._is_stacked():
+            value = self._barrier(value)
+        value = self._as_product(value)
+        if call.kernel == SCATTER:
+            for one, dimension in self.between:
+                value = self._of_shard(one, dimension, value)
+            replaced = self.collective
+            if replaced.opcode == "all-reduce":
+                (replaced,) = program.readers(self.collective)
+            self._substitute(replaced)
+            return kernel
+        self._substitute(self.dot)
+        if call.kernel != GATHER:
+            program.substitute(self.collective, program.operands(self.collective))
+        return kernel
+
+    def _substitute(self, old: Message) -> None:
+        made = self.made[-1]
+        if dims(made) != dims(old) or dtype(made) != dtype(old):
+            raise IllegalMoveError(
+                f"{old.name} ({old.opcode}): the kernel gives {dtype(made)}{list(dims(made))}, expected "
+                f"{dtype(old)}{list(dims(old))}"
+            )
+        made.shape.CopyFrom(old.shape)
+        self.program.substitute(old, self.made)
+
+    def _of_shard(self, one: Message, dimension: int, value: Message) -> Message:
+        """A copy of what only moves or converts elements, for a shard."""
+        copy = self.program.copy(one, f"{one.name}.shard", [value])
+        copy.shape.dimensions[dimension] //= self.call.devices
+        self.made.append(copy)
+        return copy
+
+    def _matrix(self, value: Message, wanted: tuple[int, ...], *, across: bool) -> Message:
+        if not across:
+            return self._reshaped(value, wanted)
+        return self._transposed(self._reshaped(value, wanted[::-1]))
+
+    def _as_product(self, value: Message) -> Message:
+        """The kernel's result in the dimensions of the dot's."""
+        call, wanted = self.call, list(dims(self.dot))
+        if call.kernel == SCATTER:
+            numbers = self.dot.dot_dimension_numbers
+            of_first = len(dims(self.program.operands(self.dot)[0])) - len(numbers.lhs_contracting_dimensions)
+            wanted[of_first if call.swapped else 0] //= call.devices
+        if call.swapped and call.kernel != VECTOR:
+            value = self._transposed(value)
+        return self._reshaped(value, tuple(wanted))
+
+    def _whole(self, value: Message) -> Message:
+        """An operand that is an array of its own. XLA:GPU would put a kernel into one fusion with the slice that it
+        reads, or with the update that it writes; a kernel in there is nothing that a plan can keep in its place."""
+        source = value
+        while source.opcode in MOVING:
+            source = self.program.operands(source)[0]
+        return self._barrier(value) if source.opcode in ("dynamic-slice", "slice") else value
+
+    def _is_stacked(self) -> bool:
+        """Whether the result is written into a larger array."""
+        waiting, program = [self.dot if self.call.kernel == GATHER else self.collective], self.program
+        while waiting:
+            for reader in program.readers(waiting.pop()):
+                if reader.opcode == "dynamic-update-slice":
+                    return True
+                waiting += [reader] if reader.opcode in (*MOVING, "dynamic-slice") else []
+        return False
+
+    def _barrier(self, value: Message) -> Message:
+        made = self.program.make("opt-barrier", f"{self.collective.name}.whole", value.shape, [value])
+        self.made.append(made)
+        return made
+
+    def _reshaped(self, value: Message, wanted: tuple[int, ...]) -> Message:
+        if dims(value) == wanted:
+            return value
+        if prod(dims(value)) != prod(wanted):
+            raise IllegalMoveError(
+                f"{value.name} ({value.opcode}): {list(dims(value))} is not {list(wanted)}"
+            )
+        return self._make("reshape", value, wanted)
+
+    def _transposed(self, value: Message) -> Message:
+        made = self._make("transpose", value, dims(value)[::-1])
+        made.dimensions.extend((1, 0))
+        return made
+
+    def _make(self, opcode: str, value: Message, wanted: tuple[int, ...]) -> Message:
+        shape = type(value.shape)(element_type=value.shape.element_type, dimensions=wanted)
+        shape.layout.minor_to_major.extend(range(len(wanted))[::-1])
+        made = self.program.make(opcode, f"{self.collective.name}.{opcode}", shape, [value])
+        made.metadata.CopyFrom(self.dot.metadata)
+        self.made.append(made)
+        return made
+
+    def _graft(self, module: bytes, operands: Sequence[Message]) -> tuple[Message, Message]:
+        """Write the entry of another module down with these operands; its custom call and its result."""
+        other = Program(module)
+        needed = _above(other, [other.root])
+        given = [one for one in other.instructions if one.opcode == "parameter"]
+        new = {
+            one.id: operand
+            for one, operand in zip(sorted(given, key=_parameter_number), operands, strict=True)
+        }
+        kernels = []
+        for one in other.instructions:
+            if one.id in new or one.id not in needed:
+                continue
+            if one.called_computation_ids:
+                raise UnsupportedError(f"{one.name} ({one.opcode}) of {self.call.kernel} calls a computation")
+            copy = self.program.copy(one, f"{self.collective.name}.fused", [new[i] for i in one.operand_ids])
+            copy.metadata.CopyFrom(self.dot.metadata)
+            new[one.id] = copy
+            self.made.append(copy)
+            if one.opcode in COLLECTIVES | {"custom-call"}:
+                kernels.append(copy)
+                # It reaches into other devices; and so its place among collectives is kept when all is scheduled.
+                copy.custom_call_has_side_effect = one.opcode == "custom-call"
+        if len(kernels) != 1:
+            raise UnsupportedError(f"{self.call.kernel} is lowered to {len(kernels)} kernels, expected one")
+        return kernels[0], new[other.root]
+
+
+def _parameter_number(one: Message) -> int:
+    return int(one.parameter_number)
+
+
+def _above(program: Program, ids: Iterable[int]) -> set[int]:
+    """These instructions and all that they wait for."""
+    seen: set[int] = set()
+    waiting = list(ids)
+    while waiting:
+        one = waiting.pop()
+        if one not in seen:
+            seen.add(one)
+            instruction = program.by_id[one]
+            waiting += [*instruction.operand_ids, *instruction.control_predecessor_ids]
+    return seen
+
+
+def _keep_collectives_away(program: Program, kernels: set[int]) -> None:
+    """Order every kernel behind the last, and every collective before or behind each kernel."""
+    above = {one: _above(program, [one]) for one in kernels}
+    last: Message | None = None
+    since: list[Message] = []
+    for one in program.instructions:
+        if one.id in kernels:
+            for before in [last, *since] if last is not None else since:
+                if before.id not in above[one.id]:
+                    one.control_predecessor_ids.append(before.id)
+            last, since = one, []
+        elif one.opcode in COLLECTIVES or one.opcode.endswith("-start"):
+            if last is not None and last.id not in _above(program, [one.id]):
+                one.control_predecessor_ids.append(last.id)
+            since.append(one)
+    program.waited_for()
