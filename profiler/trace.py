@@ -40,7 +40,7 @@ from disco_hlo.errors import ProfileError
 RUN_MARK = "disco_hlo:run"
 """Name of the host event that :func:`collect` puts around each run."""
 _END_MARK = "end: "
-_SETTLE_SECONDS = 0.02
+SETTLE_S = 0.02
 """Completion events are written a little after the caller wakes up; a trace closed at once lacks some."""
 ENTRY_UNIT = re.compile(r"[bgn]\d+(?=[._])")
 """How the names of what the rewriter wrote begin in the entry. XLA may add a number to the rest, in one module and not
@@ -121,15 +121,22 @@ def collect(run_once: Callable[[], object], repeats: int, warmup: int = 1) -> by
         return written[-1].read_bytes()
 
 
+def options() -> Any:
+    """What JAX's profiler is asked for."""
+    import jax.profiler
+
+    found = jax.profiler.ProfileOptions()
+    found.python_tracer_level = 0
+    found.host_tracer_level = 1
+    found.enable_hlo_proto = False
+    return found
+
+
 def _run_traced(run_once: Callable[[], object], repeats: int, folder: str) -> None:
     import jax.profiler
 
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    options.host_tracer_level = 1
-    options.enable_hlo_proto = False
     try:
-        jax.profiler.start_trace(folder, profiler_options=options)
+        jax.profiler.start_trace(folder, profiler_options=options())
     except RuntimeError as error:
         raise ProfileError(
             f"cannot start a profiler trace: {error}; stop the other trace or profile without it"
@@ -138,7 +145,7 @@ def _run_traced(run_once: Callable[[], object], repeats: int, folder: str) -> No
         for index in range(repeats):
             with jax.profiler.TraceAnnotation(RUN_MARK, index=index):
                 run_once()
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(SETTLE_S)
     finally:
         jax.profiler.stop_trace()
 

@@ -2,8 +2,9 @@
 
 Trainings in turn, each a process of its own with an empty plan directory: XLA's default, a search while the step trains
 (`DISCO_WHEN=training`), one before the first step, and the default again, for as many steps as the second made, whose
-losses are held against it. One line of JSON for each goes to standard output as it ends, and all of it to `--json`.
-Whatever does not end within `--minutes` is killed, and says so.
+losses are held against it, and those of the first run, too: not every step computes the same twice. One line of JSON
+for each goes to standard output as it ends, and all of it to `--json`. Whatever does not end within `--minutes` is
+killed, and says so.
 
     python scripts/bench_training_search.py --step llama-tiny --json llama-tiny.json
     JAX_PLATFORMS=cpu python scripts/bench_training_search.py --step demo --layers 1 --batch 2 --budget 15
@@ -132,7 +133,7 @@ def run(when: str, steps: int, longest_s: float, options: argparse.Namespace) ->
     if kept.get("JAX_PLATFORMS") == "cpu":
         kept["XLA_FLAGS"] = f"{kept.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     shown = {name: getattr(options, name) for name in ("step", "layers", "batch", "shard")}
-    shown |= {"steps": steps, "longest": longest_s * 0.85}
+    shown |= {"steps": steps, "longest": longest_s * 0.8}
     command = [sys.executable, __file__, "--train", *(f"--{name}={value}" for name, value in shown.items())]
     settings = {"DISCO_BUDGET_S": str(options.budget), "DISCO_LOG": "debug"}
     settings |= {"DISCO_SHARE": str(options.share)} if options.share else {}
@@ -185,7 +186,7 @@ def searched(record: dict[str, Any], default_s: float) -> dict[str, Any]:
         {"for": what, "s": float(s), "pieces": int(pieces), "longest_ms": int(ms)}
         for _, text in lines if (found := _HELD.search(text)) for s, pieces, ms, what in [found.groups()]
     ]  # fmt: skip
-    told: dict[str, Any] = {**plain(record), "lines": lines[-60:], "held": held}
+    told: dict[str, Any] = {**plain(record), "lines": lines[-120:], "held": held}
     begun = next((at for at, text in lines if _BEGINS in text), None)
     over = next(((at, found) for at, text in lines if (found := _SETTLED.search(text))), None)
     if begun is None:
@@ -227,6 +228,9 @@ def main() -> None:
     parser.add_argument("--share", type=float, help="DISCO_SHARE")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=8.0, help="for everything (default 8)")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="leave out the search before the first step"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--longest", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
@@ -250,13 +254,20 @@ def main() -> None:
     show("default", plain(first))
     if "error" in first:
         return
-    record = run("training", _AFTERWARDS, left_s(0.6), options)
+    record = run("training", _AFTERWARDS, left_s(0.75), options)
     show("training", searched(record, mean_step_s(first)))
-    again = run("default", len(record.get("ends", [])) or options.steps, left_s(0.5), options)
+    again = run(
+        "default",
+        len(record.get("ends", [])) or options.steps,
+        left_s(0.9 if options.no_compile else 0.5),
+        options,
+    )
     if "error" not in again:  # the machine may have been busier, or less so
         show("training", searched(record, mean_step_s(first, again)))
     show("training against default", compared(record, again))
-    show("compile", plain(run("compile", options.steps, left_s(1.0), options)))
+    show("default against default", compared(first, again))
+    if not options.no_compile:
+        show("compile", plain(run("compile", options.steps, left_s(1.0), options)))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ FOLDERS = {
 }
 
 # Names that belong to one place each: (what, the only files that may import it).
-JAXLINK = {f"disco_hlo/plugin/xla/jaxlink/{name}.py" for name in ("calls", "process", "requests")}
+JAXLINK = {
+    f"disco_hlo/plugin/xla/jaxlink/{name}.py" for name in ("calls", "process", "profiling", "requests")
+}
 TRAINING_FILES = {"estimator/train.py"}
 RESERVED = {
     "jax._src": JAXLINK,

@@ -20,7 +20,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from disco_hlo import __version__
 from disco_hlo.activation.agree import settle
@@ -50,6 +50,18 @@ _LOOK_S = 0.5
 """Between two looks for notes."""
 
 
+class OnCalls(Protocol):
+    """What a training that goes on lends a search."""
+
+    def lend(self, what: str, loan: Any) -> contextlib.AbstractContextManager[Any]:
+        """Hold a call for the body, which runs on its arguments (:func:`disco_hlo.plugin.measuring.lending.lent`).
+        Raises UnsupportedError: there is no room; ActivationError: no call comes; on all ranks alike."""
+
+    def trace(self, calls: int) -> tuple[bytes, list[int], int]:
+        """A profiler trace of so many calls, what each took the devices in it, and what one takes outside of it, ns.
+        Raises ProfileError: there is none on this rank."""
+
+
 @dataclass(frozen=True)
 class Session:
     """What every stage of a phase needs."""
@@ -61,6 +73,8 @@ class Session:
     between_steps: Alone | None = None
     """Where a training goes on: has the devices on all ranks for what a body does, between two of its steps. None: the
     devices are ours all the time."""
+    on_calls: OnCalls | None = None
+    """And its calls."""
 
     @property
     def leads(self) -> bool:

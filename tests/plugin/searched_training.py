@@ -1,8 +1,10 @@
 """Trainings in processes of their own, for test_searched_trainings.py.
 
 python -m tests.plugin.searched_training end HOW              one process; ends by HOW (raise, kill)
-python -m tests.plugin.searched_training rank ADDRESS FOLDER  one of two processes under mpiexec; with FAULT_AT and
-                                                              FAULT_HOW (kill, stop) it strikes itself there
+python -m tests.plugin.searched_training rank ADDRESS FOLDER  one of two processes under mpiexec; with FAULT_AT (a
+                                                              place, or several) and FAULT_HOW it strikes itself there
+python -m tests.plugin.searched_training faults FOLDER        all faults of either rank, one after the other, and what
+                                                              became of each; about half an hour
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,9 @@ from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.calls.watch import Watch
 from disco_hlo.plugin.phases import training_phase
 from disco_hlo.plugin.settings import Settings
+from tests.ports import free_port
 
+_ROOT = Path(__file__).parents[2]
 _MOST_CALLS = 20_000
 _STEP_S = 0.02
 """The cores are the search's, too; and a training of thousands of steps would have to be repeated."""
@@ -59,35 +65,132 @@ def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verd
     return Verdict((SEARCHED,), None, lacking) if lacking > 0 else Verdict((SEARCHED,), SEARCHED)
 
 
-def strike_at(place: str, how: str, training: threading.Thread) -> None:
-    """Have this process kill or stop itself, once, as it comes to a place of its search."""
+PLACES = ("traced calls", "slice", "compile", "search", "room for real inputs", "rounds", "change-over")
+"""Of a search, in turn: in a call under the profiler, while what is profiled has a call's arguments, before candidates
+are compiled, and so on."""
+HOWS = ("kill", "freeze", "stop", "slow")
+"""Frozen is stopped for good; after a stop it goes on."""
+_STOOD_STILL_S, _SLOW_S = 2.0, 5.0
+_LONGEST_S = 300.0
+"""Of a training with a fault in it."""
+
+
+def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> None:
+    """Have this process kill or stop itself, or be slowed, once at each of these places of its search."""
+    from disco_hlo.plugin.calls.traced import TracedCalls
+    from disco_hlo.plugin.measuring.lending import Slices
+    from disco_hlo.plugin.phases import search_in_training
     from disco_hlo.plugin.session import Session
 
     struck: list[str] = []
-    stage, choose, settle = Session.stage, trials.Trial.choose, Watch.settle
 
     def strike(here: str) -> None:
-        if here == place and not struck:
+        if here in places and here not in struck:
             struck.append(here)
             print("struck", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            if how != "slow":
+                os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
-    def staged(session: Session, name: str, **options: Any) -> Any:
-        if threading.current_thread() is not training:
-            strike(name)
-        return stage(session, name, **options)
+    def struck_in(owner: Any, name: str, place: Callable[..., str], *, after: bool = False) -> None:
+        original = getattr(owner, name)
 
-    def chosen(trial: trials.Trial, index: int) -> str:
-        strike(f"call {index}")
-        name = choose(trial, index)
-        strike("rounds" if name == SEARCHED and trial.outcome is None else "")
-        return name
+        def striking(*arguments: Any, **options: Any) -> Any:
+            if not after:
+                strike(place(*arguments))
+            found = original(*arguments, **options)
+            if after:
+                strike(place(*arguments))
+            return found
 
-    def settled(watch: Watch, name: str) -> None:
-        strike("change-over")
-        settle(watch, name)
+        setattr(owner, name, striking)
 
-    Session.stage, trials.Trial.choose, Watch.settle = staged, chosen, settled  # type: ignore[method-assign,assignment]
+    def stage(_: Session, name: str) -> str:
+        return name if threading.current_thread() is not training else ""
+
+    def chosen(trial: trials.Trial, _: int) -> str:
+        return "rounds" if len(trial._stretch.turns) > 1 and trial.outcome is None else ""
+
+    struck_in(Session, "stage", stage)
+    struck_in(trials.Trial, "choose", lambda _, index: f"call {index}")
+    struck_in(trials.Trial, "choose", chosen, after=True)
+    struck_in(Watch, "settle", lambda *_: "change-over")
+    struck_in(TracedCalls, "after_call", lambda *_: "traced calls")
+    struck_in(Slices, "runner", lambda *_: "slice", after=True)
+    struck_in(search_in_training, "compile_trials", lambda *_: "compile")
+
+
+def with_fault(
+    folder: Path, environment: Mapping[str, str], victim: int, places: Sequence[str], how: str
+) -> list[tuple[int | None, float]]:
+    """Two processes that train together, one of which is struck: how each ended, and after how many seconds since the
+    last strike; None where it had to be killed."""
+    command = (sys.executable, "-m", __spec__.name, "rank", f"127.0.0.1:{free_port()}", str(folder))
+    ranks, said = [], [folder / f"{rank}.txt" for rank in (0, 1)]
+    for rank in (0, 1):
+        own = {"OMPI_COMM_WORLD_RANK": str(rank)}
+        own |= {"FAULT_AT": ",".join(places), "FAULT_HOW": how} if rank == victim else {}
+        with said[rank].open("w") as out:
+            own_environment = {**environment, **own}
+            ranks.append(subprocess.Popen(command, cwd=_ROOT, env=own_environment, stdout=out, stderr=out))
+    struck, strikes, last = ranks[victim], 0, time.monotonic()
+    end = last + _LONGEST_S
+    ends: list[tuple[int | None, float]] = [(None, 0.0)] * 2
+    try:
+        while time.monotonic() < end and any(
+            code is None for rank, (code, _) in enumerate(ends) if how != "freeze" or rank != victim
+        ):
+            seen = said[victim].read_text().count("struck\n")
+            if seen > strikes:
+                strikes, last = seen, time.monotonic()
+                if how == "stop":
+                    time.sleep(_STOOD_STILL_S)
+                    struck.send_signal(signal.SIGCONT)
+                while how == "slow" and time.monotonic() < last + _SLOW_S and struck.poll() is None:
+                    struck.send_signal(signal.SIGSTOP)
+                    time.sleep(0.4)
+                    struck.send_signal(signal.SIGCONT)
+                    time.sleep(0.1)
+            for rank, process in enumerate(ranks):
+                if ends[rank][0] is None and process.poll() is not None:
+                    ends[rank] = process.returncode, time.monotonic() - last
+            time.sleep(0.1)
+        assert strikes == len(places) or how in HOWS[:2], (strikes, said[victim].read_text())
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    return ends
+
+
+def environment_of(directory: Path, devices: int, patience: int = 50) -> dict[str, str]:
+    """Of a training that is searched for."""
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
+        "ENABLE_SEARCH": "1",
+        "DISCO_WHEN": "training",
+        "DISCO_DIR": str(directory),
+        "DISCO_BUDGET_S": "60",
+        "DISCO_FINALISTS": "1",
+        "DISCO_PATIENCE": str(patience),
+        "DISCO_SHARE": "1",
+    }
+
+
+def faults(folder: Path) -> None:
+    """Every fault of either rank: several in one training where it goes on."""
+    from tests.known_times import know_all
+
+    cases = [((place,), how) for how in HOWS[:2] for place in PLACES] + [(PLACES, how) for how in HOWS[2:]]
+    for number, (places, how) in enumerate(cases):
+        for victim in (0, 1):
+            own = folder / f"{how}-{number}-{victim}"
+            own.mkdir(parents=True)
+            know_all(own / "plans", devices=2, processes=2)
+            ends = with_fault(own, environment_of(own / "plans", 1), victim, places, how)
+            shown = [f"rank {rank}: {code} after {s:.0f} s" for rank, (code, s) in enumerate(ends)]
+            print(f"rank {victim}: {how} at {', '.join(places)}:", "; ".join(shown), flush=True)
 
 
 def rank(address: str, folder: Path) -> None:
@@ -95,7 +198,7 @@ def rank(address: str, folder: Path) -> None:
     from tests.plugin.calls.rank import Training
 
     if place := os.environ.get("FAULT_AT"):
-        strike_at(place, os.environ["FAULT_HOW"], threading.current_thread())
+        strike_at(place.split(","), os.environ["FAULT_HOW"], threading.current_thread())
     own = int(os.environ["OMPI_COMM_WORLD_RANK"])
     # After its default of 100 s JAX itself ends a process whose peer is gone.
     jax.distributed.initialize(address, num_processes=2, process_id=own, heartbeat_timeout_seconds=20)
@@ -128,5 +231,7 @@ def rank(address: str, folder: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "end":
         end(sys.argv[2])
+    elif sys.argv[1] == "faults":
+        faults(Path(sys.argv[2]))
     else:
         rank(sys.argv[2], Path(sys.argv[3]))

@@ -38,8 +38,12 @@ def test_memory_may_rise_to_a_part_above_the_most_that_was_in_use() -> None:
     def device(peak: int, now: int) -> Any:
         return SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": peak, "bytes_in_use": now})
 
-    request: Any = SimpleNamespace(local_devices=[device(1000, 700), device(1000, 900)])
+    devices = [device(1000, 700), device(1000, 900)]
+    request: Any = SimpleNamespace(local_devices=devices, training_peaks_bytes=())
     assert job.may_rise_bytes(request, 0.1) == 200
+    request.training_peaks_bytes = (800, 900)  # what is above that is ours
+    assert job.may_rise_bytes(request, 0.1) == 90
+    request.training_peaks_bytes = ()
     request.local_devices = [SimpleNamespace(memory_stats=lambda: None)]
     assert job.may_rise_bytes(request, 0.1) is None
 

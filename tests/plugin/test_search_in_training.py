@@ -27,12 +27,14 @@ from disco_hlo.plugin.calls import trial as trials
 from disco_hlo.plugin.calls.observing import CALLS_BEFORE_SEARCH, Observation
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.calls.trial import Hold
+from disco_hlo.plugin.measuring import lending
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.plugin.phases import enact_phase, finding, search_in_training, training_phase
 from disco_hlo.plugin.phases.finding import FoundPlans
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
+from disco_hlo.profiler.keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import Profile, load
 from tests.compiled_search import compile_search
 from tests.known_times import know_all
@@ -227,6 +229,25 @@ def test_what_nobody_knows_is_profiled_and_runs_over_devices_only_while_a_call_i
     assert profile.memory_bandwidth > 0
     assert len(ran) > 50
     assert all(ran)
+
+
+def test_a_module_without_room_is_left_out_and_the_search_goes_on_with_what_calls_tell(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiles: list[Profile] = []
+
+    def search_apart(_settings: Any, _module: Any, profile: Profile, *_: Any) -> FoundPlans:
+        profiles.append(profile)
+        raise DiscoError("enough")
+
+    monkeypatch.setattr(search_in_training, "search_apart", search_apart)
+    lacks = "it needs 900 MiB a device, 20 MiB of what is free are usable"
+    monkeypatch.setattr(lending, "lack_of_memory", lambda *_, **__: lacks)
+    losses, _ = training.until_over(jitted("large_step"))
+    assert losses == training.stock(len(losses))[0]
+    assert f"unfused step: not profiled: {lacks}" in caplog.text
+    [profile] = profiles
+    assert any(key.startswith(GROUP_PREFIX) for key in profile.ops)
 
 
 def test_nothing_is_searched_for_a_step_that_is_called_20_times(training: Training) -> None:

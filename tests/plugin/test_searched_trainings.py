@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.profiler.store import ProfileStore
 from tests.compiled_search import compile_search
 from tests.known_times import PLATFORM, know_all
+from tests.plugin.searched_training import PLACES, environment_of, with_fault
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.product_only, pytest.mark.slow]
@@ -30,20 +30,6 @@ _SCRIPT = (sys.executable, "-m", "tests.plugin.searched_training")
 def _compiled() -> None:
     """The searches have less time than compiling their code takes."""
     compile_search(_CASE.read_bytes(), "cpu")
-
-
-def environment_of(directory: Path, devices: int, patience: int = 50) -> dict[str, str]:
-    return {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
-        "ENABLE_SEARCH": "1",
-        "DISCO_WHEN": "training",
-        "DISCO_DIR": str(directory),
-        "DISCO_BUDGET_S": "60",
-        "DISCO_FINALISTS": "1",
-        "DISCO_PATIENCE": str(patience),
-    }
 
 
 def run(*command: str, directory: Path, devices: int, patience: int = 50) -> subprocess.CompletedProcess[str]:
@@ -86,46 +72,29 @@ def test_a_training_that_ends_early_keeps_what_is_known_and_leaves_no_search(
         assert store.ops(PLATFORM)
 
 
-_STOOD_STILL_S = 3.0
-
-
-# Other places, for who changes this: "call 4", "step", "search", "change-over".
 @pytest.mark.parametrize(
-    ("victim", "place", "how"), [(1, "room for real inputs", "kill"), (0, "rounds", "stop")]
+    ("victim", "places", "how"),
+    [
+        (1, ("slice",), "kill"),
+        (0, PLACES, "stop"),
+    ],
 )
 def test_a_rank_that_dies_or_stands_still_hangs_nobody(
-    victim: int, place: str, how: str, tmp_path: Path
+    victim: int, places: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
-    """One that stood still goes on with the other, to the same plan at the same call; without a rank that died the
-    other's training cannot go on, and ends by itself."""
+    """One that comes late goes on with the other, to the same plan at the same call; without a rank that died the
+    other's training cannot go on, and ends by itself. All faults: ``searched_training faults``."""
     plans = tmp_path / "plans"
     know_all(plans, devices=2, processes=2)
-    command = (*_SCRIPT, "rank", f"127.0.0.1:{free_port()}", str(tmp_path))
-    ranks = []
-    for rank in (0, 1):
-        own = {"OMPI_COMM_WORLD_RANK": str(rank)}
-        if rank == victim:
-            own |= {"FAULT_AT": place, "FAULT_HOW": how}
-        environment = {**environment_of(plans, 1), **own}
-        said = (tmp_path / f"{rank}.txt").open("w")
-        with said:
-            ranks.append(subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=said, stderr=said))
-    try:
-        struck = ranks[victim]
-        while "struck\n" not in (tmp_path / f"{victim}.txt").read_text():
-            assert struck.poll() is None, (tmp_path / f"{victim}.txt").read_text()
-            time.sleep(0.1)
-        if how == "stop":
-            time.sleep(_STOOD_STILL_S)
-            struck.send_signal(signal.SIGCONT)
-        ranks[1 - victim].wait(60)
-        if how == "kill":
-            assert struck.wait(60) == -signal.SIGKILL
-            return
-        assert [process.wait(60) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
+    ends = with_fault(tmp_path, environment_of(plans, 1), victim, places, how)
+    assert all(s < 60 for _, s in ends)
+    if how == "kill":
+        assert ends[victim][0] == -signal.SIGKILL
+        assert ends[1 - victim][0] is not None
+        return
+    assert [code for code, _ in ends] == [0, 0]
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert [one["outcome"] for one in reports] == [SEARCHED] * 2
     assert reports[0]["settled"] == reports[1]["settled"]
+    for report in reports:
+        assert report["losses"] == pytest.approx(report["stock"], rel=1e-4)

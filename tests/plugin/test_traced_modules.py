@@ -39,6 +39,7 @@ def session(backend: str = "gpu") -> Any:
         stage=lambda _what: contextlib.nullcontext(),
         channel=SimpleNamespace(all_gather=lambda mine, **_: [mine, *others]),
         timeout_s=1.0,
+        on_calls=None,
         say=lambda text, *values: said.append(text % values),
     )
 
@@ -195,9 +196,7 @@ def test_inputs_that_are_there_already_need_no_room_again(monkeypatch: pytest.Mo
 def test_a_gpu_computes_for_a_second_before_it_is_traced(
     backend: str, step_ns: int, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session: Any = SimpleNamespace(
-        facts=SimpleNamespace(backend=backend), tell=lambda value, _tag: value, between_steps=None
-    )
+    session: Any = SimpleNamespace(facts=SimpleNamespace(backend=backend), tell=lambda value, _tag: value)
     runner: Any = SimpleNamespace(run=lambda: step_ns)
     first_runs: Any = SimpleNamespace(begin=lambda _runs: None)
     monkeypatch.setattr(traced_modules, "run_on_all", lambda _session, _what, run, _guard: run())

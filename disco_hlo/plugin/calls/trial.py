@@ -15,8 +15,10 @@ import contextlib
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from statistics import median
 
 from disco_hlo.activation.channel import Channel
 from disco_hlo.errors import ActivationError, UnsupportedError
@@ -25,6 +27,7 @@ from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls.schedule import Answer, Round, Stretch, meet, settled
 from disco_hlo.plugin.calls.watch import LEAST_SHARE, Sample, Watch
 from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 
 FIRST_MEETING = 8
@@ -36,8 +39,12 @@ _SEARCH = "the search"
 _PAUSE_NS = 1_000_000_000
 _LONGEST_PAUSE = 256
 """Calls."""
-_LOOK_S = 0.5
+LOOK_S = 0.5
 """Between two looks whether a call may still come, or a signal came."""
+_LATEST = 64
+"""Calls whose median is what a call takes."""
+Over = Callable[[], bool]
+"""Whether no call will come any more."""
 _AFTER_S = 0.05
 """After a call that outlasted a signal, until that is sent again: the script has its results by then."""
 
@@ -60,6 +67,9 @@ class Trial:
         self._stretch = Stretch(0, FIRST_MEETING, (DEFAULT,))
         self._compared: list[Stretch] = []
         self._times_ns: dict[int, int] = {}
+        self._latest_ns: deque[int] = deque(maxlen=_LATEST)
+        self._under_way: Hold | None = None
+        """Calls that are traced."""
         self._refused: dict[str, str] = {}
         self._predicted_ns: dict[str, int] = {}
         self._complete = False
@@ -92,6 +102,16 @@ class Trial:
         times_ns = dict(self._times_ns)
         return [one for stretch in self._compared for one in stretch.rounds(times_ns)]
 
+    @property
+    def call_ns(self) -> int:
+        """What a call takes the devices, outside of traces; 0 as long as nobody knows."""
+        latest = list(self._latest_ns)
+        return int(median(latest)) if len(latest) >= FIRST_MEETING else 0
+
+    def time_anew(self) -> None:
+        """Forget what a call takes: what ran beside the calls so far runs no more."""
+        self._latest_ns.clear()
+
     def offer(self, name: str, executable: LoadedExecutable, predicted_ns: int = 0) -> None:
         """Bring a candidate on this rank, from any thread; it runs once all ranks have brought one of this name.
 
@@ -120,15 +140,15 @@ class Trial:
 
     def choose(self, index: int) -> str:
         """What runs call ``index``. Before some calls ranks meet, and wait for each other here."""
+        if self._under_way is not None:
+            self._after_traced(self._under_way)
         if self._stretch.end is not None and index >= self._stretch.end:
-            hold = self.hold if self._may_hold() else None
+            hold = self.hold
+            if hold is not None and not (hold.ready() and self._may_hold()):
+                hold = None
             self._begin(self._meet(index, hold))
             if hold is not None and self._stretch.hold == hold.what:
-                self.watch.drain()
-                began_ns = time.perf_counter_ns()
-                hold.wait()
-                ended_ns = time.perf_counter_ns()
-                self._next_hold_ns = ended_ns + round((ended_ns - began_ns) * (1 / self.share - 1))
+                self._hold_for(hold, index)
         name = self._stretch.name_at(index)
         if self._stretch.end is None:
             self.on_outcome(name, self.rounds)
@@ -136,6 +156,27 @@ class Trial:
         elif name in self.watch.failures and self._channel.size == 1:
             return DEFAULT
         return name
+
+    def _hold_for(self, hold: Hold, index: int) -> None:
+        self.watch.drain()
+        began_ns = time.perf_counter_ns()
+        hold.wait()
+        self._held_since(began_ns)
+        if hold.calls:
+            self._under_way = hold
+            self._stretch = replace(self._stretch, end=index + hold.calls)
+
+    def _after_traced(self, hold: Hold) -> None:
+        self.watch.drain()
+        began_ns = time.perf_counter_ns()
+        if hold.after_call():
+            self._under_way = self.hold = None  # before ranks meet again, in this call
+            self._held_since(began_ns)
+
+    def _held_since(self, began_ns: int) -> None:
+        """Note when calls may be held again."""
+        ended_ns = time.perf_counter_ns()
+        self._next_hold_ns = ended_ns + round((ended_ns - began_ns) * (1 / self.share - 1))
 
     def _may_hold(self) -> bool:
         """Whether it would stay within its share; rank 0's clock decides, as nobody holds without it."""
@@ -176,6 +217,10 @@ class Trial:
 
     def _note(self, sample: Sample) -> None:
         """In the thread that times. The calls of a stretch end when the next one has begun."""
+        if (traced := self._under_way) is not None:
+            traced.device_ns.append(sample.device_ns)
+        elif sample.name == DEFAULT:
+            self._latest_ns.append(sample.device_ns)
         for stretch in reversed(self._compared):
             if stretch.holds(sample.index):
                 if stretch.name_at(sample.index) == sample.name:
@@ -234,6 +279,18 @@ class Hold:
         self._ended = threading.Event()
         self.outlasts = False
         """Whether the call must not be left by a signal: what it takes is elsewhere."""
+        self.calls = 0
+        """How many calls go on under it once it has begun."""
+        self.device_ns: list[int] = []
+        """Of each of these."""
+
+    def ready(self) -> bool:
+        """Whether this rank can begin: not while its script has the profiler."""
+        return not jaxlink.profiler_runs()
+
+    def after_call(self) -> bool:
+        """After each call that goes on under it, which has ended; whether that was the last one."""
+        return True
 
     def wait(self) -> None:
         """In the call: let the work begin, and return when it has ended."""
@@ -243,7 +300,7 @@ class Hold:
             # Time and again: a signal that comes as a thread begins to wait is heard when that ends.
             while not self._ended.is_set():
                 try:
-                    self._ended.wait(_LOOK_S)
+                    self._ended.wait(LOOK_S)
                 except KeyboardInterrupt:
                     if not self.outlasts:
                         raise
@@ -253,7 +310,7 @@ class Hold:
             threading.Timer(_AFTER_S, signal.pthread_kill, again).start()
 
     @contextlib.contextmanager
-    def held(self, over: Callable[[], bool]) -> Iterator[None]:
+    def held(self, over: Over) -> Iterator[None]:
         """In the other thread: do the body while the call waits.
 
         Args:
@@ -263,7 +320,7 @@ class Hold:
             ActivationError: none came.
         """
         try:
-            while not self._begun.wait(_LOOK_S):
+            while not self._begun.wait(LOOK_S):
                 if over():
                     raise ActivationError(f"{self.what}: the step is not called any more")
             yield

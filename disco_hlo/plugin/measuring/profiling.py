@@ -17,7 +17,7 @@ sizes tell what each waits from what slows it. Both are timed untraced as well: 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -252,9 +252,12 @@ def _as_alone_was(
 ) -> int:
     """A step's time as it would have been when the step with transfers alone was timed, by timing that one once more.
 
-    Between the two a GPU grows warm, and slower by more than is looked for (``step_traces``). 0 where nobody knows.
+    Between the two a GPU grows warm, and slower by more than is looked for (``step_traces``), unless a training keeps
+    it as it is. 0 where nobody knows.
     """
-    if not taken.untraced_ns:
+    if session.on_calls is not None:
+        return step_ns
+    if not taken.untraced_ns or taken.runner is None:
         return 0
     again_ns = untraced_ns(session, trial, taken.runner, first_runs)
     return round(step_ns * taken.untraced_ns / again_ns) if again_ns else 0
@@ -311,13 +314,14 @@ def _to_trace(
     """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two, and XLA's kernels
     have buckets of many sizes: what transfers take beside kernels is a matter of number as well as of bytes."""
     apart = BACKENDS[session.facts.backend].asynchronous
+    called = session.on_calls is not None and not apart
     xla = varied(source, xla) if apart else xla
     strategies: dict[str, Strategy] = {}
     if wanted["ops"] and restructured is None:
         strategies[UNFUSED] = in_every_region(
             source, xla, lambda graph, _: unfused(graph) if apart else one_bucket(graph)
         )
-    if wanted["ops"] or wanted["contention"]:
+    if not called and (wanted["ops"] or wanted["contention"]):
         strategies[ALONE] = xla
     if apart:  # XLA's kernels first: their step tells what lies between two kernels
         strategies = {
@@ -329,7 +333,14 @@ def _to_trace(
         Trial(name, strategy, 0, marks=marks, restructured=restructured)
         for name, strategy in strategies.items()
     ]
-    return [traceable(session, trial) for trial in trials]
+    modules = [traceable(session, trial) for trial in trials]
+    return [called_module(session), *modules] if called and wanted["ops"] else modules
+
+
+def called_module(session: Session) -> Traceable:
+    """XLA's default as the training calls it."""
+    module = traceable(session, Trial(ALONE, None, 0, executable=session.request.call_default()))
+    return replace(module, is_called=True)
 
 
 def _trace(
@@ -344,9 +355,9 @@ def _trace(
     runner = None if kept is None else kept.runner
     first_runs = FirstRuns(session, "inputs for profiling")
     alone: tuple[Trial, NamedTrace] | None = None
-    for module in modules:
+    for module in _with_called(session, source, modules, found):
         trial = module.trial
-        trial.error = module.error or lack_of_memory(session, trial.name, trial.executable, runner)
+        trial.error = trial.error or module.error or _lack_of_memory(session, trial, runner)
         if not trial.error:
             try:
                 taken = take(session, module, runner, first_runs, timed=trial.name != UNFUSED)
@@ -378,6 +389,29 @@ def _trace(
             reasons = "; ".join(dict.fromkeys(module.trial.error for module in modules if module.trial.error))
             raise ProfileError(f"neither the unfused step nor XLA's own could be profiled: {reasons}")
     return found
+
+
+def _lack_of_memory(session: Session, trial: Trial, runner: Runner | None) -> str:
+    """As of ``room``; beside a training the call that lends its arguments says so."""
+    if session.on_calls is not None:
+        return ""
+    return lack_of_memory(session, trial.name, trial.executable, runner)
+
+
+def _with_called(
+    session: Session, source: CanonicalModule, modules: Sequence[Traceable], found: Mapping[str, Findings]
+) -> Iterator[Traceable]:
+    """The modules; then XLA's default as it is called, where its kernels were to be traced and had no room: beside
+    collectives, which take part of their speed, as they do in every call."""
+    yield from modules
+    names = {module.trial.name for module in modules}
+    if session.on_calls is not None and ALONE in names and found[ALONE].trace is None:
+        module = called_module(session)
+        try:
+            _compile(session, source, [module], tag="calls")
+        except Exception as error:  # on all ranks alike
+            module.trial.error = one_line(error)
+        yield module
 
 
 def _sweep_all(

@@ -22,11 +22,13 @@ from disco_hlo.cores import own_cores
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Memory, memory
-from disco_hlo.plugin.xla.job import free_device_bytes, free_host_bytes
+from disco_hlo.plugin.xla.job import free_device_bytes, free_host_bytes, may_rise_bytes
 
 _USABLE = 0.9
 """Part of the free memory that may be taken: what is free lies in pieces."""
 _COMPILES_AT_ONCE = 8
+MAY_RISE = 0.1
+"""Part of the most memory that a training had in use, by which what we run between its calls may exceed that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,14 @@ class RankMemory:
 
 def room_bytes(session: Session, *, on_host: bool = False) -> int | None:
     """Usable memory of each device, the least of all ranks; None where nobody says. ``on_host``: what the host has
-    for each device, where devices have memory of their own, too. Raises ActivationError: ranks were silent."""
+    for each device, where devices have memory of their own, too. Beside a training no more of a device than it may rise
+    by. Raises ActivationError: ranks were silent."""
     request = session.request
     own = None if on_host else free_device_bytes(request)
     on_this_host = free_host_bytes() if own is None else None
+    if own is not None and session.on_calls is not None:
+        rise = may_rise_bytes(request, MAY_RISE)
+        own = own if rise is None else min(own, int(max(0, rise) / _USABLE))
     mine = socket.gethostname(), len(request.local_devices), own, on_this_host
     answers = session.channel.all_gather(json.dumps(mine).encode(), tag="room", timeout_s=session.timeout_s)
     least = least_bytes(RankMemory(*json.loads(answer)) for answer in answers)

@@ -111,8 +111,6 @@ class Runner:
         self._has_run = False
         self._next_of: dict[int, int] = executables.storage_taken(executable) if of_step else {}
         """By parameter, the output that a training loop hands on as the next step's."""
-        if request.trains:
-            shared.hand_out_copies(self._next_of)
 
     def inputs(self) -> list[Any]:
         """Arguments for one execution; what an execution takes over is not among those of the next."""
@@ -123,6 +121,7 @@ class Runner:
 
         Where collectives block (CPU processes), all ranks begin together.
         """
+        handlers = self._handlers(self._next_of) if self.runs_on.is_lent else None
         arguments = self.runs_on.fresh()
         self._meeting.wait()
         with contextlib.nullcontext() if self._has_run else coming_back(self.runs_on.request.module_name):
@@ -130,6 +129,8 @@ class Runner:
             result = executables.execute(self._executable, arguments)
             executables.wait(result)
             elapsed_ns = time.perf_counter_ns() - start
+        if handlers is not None:
+            self._take_back(executables.chosen_outputs(result, handlers))
         self.runs_on.learn_donation(arguments)
         self._has_run = True
         return elapsed_ns
@@ -147,7 +148,9 @@ class Runner:
         self.learn_handing_on(count + 1)
         handed_on = self._handed_on()
         prepared = self.runs_on.several(count + 1, handed_on)
-        _, first_ended_ns = self._run_all(prepared, handed_on, awaited=awaited)
+        outputs, first_ended_ns = self._run_all(prepared, handed_on, awaited=awaited)
+        if self.runs_on.is_lent:
+            self._take_back(outputs)
         return (time.perf_counter_ns() - first_ended_ns) // count
 
     def learn_handing_on(self, count: int) -> None:
@@ -169,6 +172,14 @@ class Runner:
         after = _largest(outputs[self._next_of[index]] for index in looked_at)
         self.runs_on.diverges = not after <= _GROWN * max(1.0, before)
 
+    def _handlers(self, handed_on: Mapping[int, int]) -> list[Any]:
+        like = self.runs_on.like
+        chosen = {output: jaxlink.array_handler(like(index)) for index, output in handed_on.items()}
+        return executables.output_handlers(self._executable, chosen)
+
+    def _take_back(self, outputs: Sequence[Any]) -> None:
+        self.runs_on.take_back({index: outputs[output] for index, output in self._next_of.items()})
+
     def _handed_on(self) -> Mapping[int, int]:
         return {} if self.runs_on.diverges else self._next_of
 
@@ -185,9 +196,7 @@ class Runner:
         A thread of its own looks at the clock: to dispatch a step takes up to 30 ms, and may begin when the one before
         has ended.
         """
-        like = self.runs_on.like
-        chosen = {output: jaxlink.array_handler(like(index)) for index, output in handed_on.items()}
-        handlers = executables.output_handlers(self._executable, chosen)
+        handlers = self._handlers(handed_on)
         tokens: list[Any] = []
         outputs: list[Any] = []
         with ThreadPoolExecutor(1) as clock:

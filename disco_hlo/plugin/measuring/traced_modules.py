@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import ProfileError
+from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.plan import Strategy
@@ -26,10 +26,11 @@ from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, marked, steps_in_a_row
 from disco_hlo.plugin.measuring.inputs.arguments import Together
+from disco_hlo.plugin.measuring.lending import Slices
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, Guard, anywhere, in_a_slice, repeated, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import TransferChains
 from disco_hlo.plugin.measuring.runner import Runner, time_once
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.hook import module_name
@@ -56,10 +57,18 @@ from disco_hlo.profiler.trace import Moved, least, moved_ns
 
 _WARM_UPS = 2
 _MOST_WARM_UPS = 30
+_ATTEMPTS = 3
+"""Traces of calls that are begun."""
+_RUNS_TO_TIME = 16
+"""About so many does timing a step take."""
 _TIMES = 3
 """Measurements of a step, each of several in a row."""
 _TIMELINE_RUNS = 5
 """Steps in a trace, of which one is kept."""
+
+
+Collected = tuple[bytes, Sequence[int]]
+"""A trace that is not read yet, and the wall ns of its runs."""
 
 
 @dataclass
@@ -69,11 +78,14 @@ class Traceable:
     trial: Trial
     by_name: Trial | None = None
     """The same module without command buffers, whose trace has the names of kernels; None where nothing hides them."""
+    is_called: bool = False
+    """Whether the training calls it: XLA's default, as it is."""
 
     @property
     def trials(self) -> list[Trial]:
         """What is to be compiled."""
-        return [self.trial] if self.by_name is None else [self.trial, self.by_name]
+        own = [] if self.is_called else [self.trial]
+        return own if self.by_name is None else [*own, self.by_name]
 
     @property
     def error(self) -> str:
@@ -143,9 +155,6 @@ def traced_on_all(
     cannot. ``first_runs`` is what ``runner`` makes its inputs with."""
     first_runs.begin(_WARM_UPS)
     step_ns = min(repeated(session, f"a first run of {name}", runner.run, _WARM_UPS, guard))
-    if session.between_steps is not None:  # the training keeps a GPU warm
-        runs = max(MINIMUM_RUNS, runs // 2)
-        return traced_in_slices(session, f"a profiled run of {name}", runner, runs, step_ns, guard)
     more = 0
     warm_up_ns = BACKENDS[session.facts.backend].warm_up_ns
     if warm and warm_up_ns:
@@ -154,20 +163,18 @@ def traced_on_all(
 
 
 def traced_in_slices(
-    session: Session,
-    what: str,
-    runner: Runner | TransferChains,
-    runs: int,
-    run_ns: int,
-    guard: Guard = contextlib.nullcontext,
+    session: Session, what: str, runner: TransferChains, runs: int, run_ns: int
 ) -> tuple[tracing.Trace, Sequence[int]]:
     """As :func:`traced`, between the steps of a training, a few runs, of about ``run_ns`` each, in each trace: at least
     so many in all."""
     at_once = min(runs, in_a_slice(session, run_ns))
     taken = [
-        run_on_all(session, what, lambda: _collected(runner, at_once, 0), guard)
-        for _ in range(-(-runs // at_once))
+        run_on_all(session, what, lambda: collected(runner, at_once, 0)) for _ in range(-(-runs // at_once))
     ]
+    return _joined(taken)
+
+
+def _joined(taken: Sequence[Collected]) -> tuple[tracing.Trace, Sequence[int]]:
     return tracing.joined([tracing.read(one) for one, _ in taken]), [ns for _, walls in taken for ns in walls]
 
 
@@ -179,8 +186,8 @@ class NamedTrace:
     walls_ns: Sequence[int]
     executable: Any
     """In whose names."""
-    runner: Runner
-    """Whose inputs do for other modules of the step."""
+    runner: Runner | None
+    """Whose inputs do for other modules of the step, where they are made up."""
     by_name: tracing.Trace | None = None
     """As of :class:`Findings`; ``trace`` itself where the other one did not find its names in it."""
     untraced_ns: int = 0
@@ -197,7 +204,7 @@ def take(
     *,
     timed: bool = False,
 ) -> NamedTrace:
-    """Trace a compiled module, on all ranks.
+    """Trace a compiled module, on all ranks; beside a training from its calls, or on their arguments.
 
     Where the kernels of a step in command buffers do not find their names in the trace without, that one counts, with a
     line in the log.
@@ -208,6 +215,8 @@ def take(
     Raises:
         ActivationError, ProfileError: on all ranks alike, where it cannot be run or traced.
     """
+    if session.on_calls is not None:
+        return _beside_training(session, module, session.on_calls, first_runs, timed)
     trial, by_name = module.trial, module.by_name
     with session.stage(f"memory for the {trial.name}"):
         runner = runner_with(session, trial, inputs_of, first_runs)
@@ -227,6 +236,85 @@ def take(
         named, _ = traced_on_all(
             session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False, guard=guard
         )
+    return _named(session, module, trace, walls_ns, named, untraced, runner)
+
+
+def _beside_training(
+    session: Session, module: Traceable, calls: OnCalls, first_runs: FirstRuns, timed: bool
+) -> NamedTrace:
+    """As :func:`take`. What is read of the traces is read while the training goes on."""
+    trial, by_name = module.trial, module.by_name
+    runs = max(MINIMUM_RUNS, BACKENDS[session.facts.backend].traced_steps // 2)
+    untraced, call_ns, names = 0, 0, list[Collected]()
+    if module.is_called:
+        own, call_ns = _of_calls(session, calls, trial.name, runs)
+    with Slices(session, calls, module.trials) as slices:
+        if not module.is_called:
+            own, runner = _on_arguments(session, slices, trial, runs)
+            if timed and by_name is not None:
+                runner, _ = slices.runner(trial, _RUNS_TO_TIME * min(own[-1][1]))
+                untraced = untraced_ns(session, trial, runner, first_runs)
+        if by_name is not None:
+            names, _ = _on_arguments(session, slices, by_name, MINIMUM_RUNS)
+    with session.stage(f"traces of {trial.name}"):
+        trace, walls_ns = _joined(own)
+        named = _joined(names)[0] if names else None
+    if named is None:
+        walls_ns = [call_ns or ns for ns in walls_ns]
+        return NamedTrace(trace, walls_ns, trial.executable, None)
+    return _named(session, module, trace, walls_ns, named, untraced, None)
+
+
+def _of_calls(session: Session, calls: OnCalls, name: str, runs: int) -> tuple[list[Collected], int]:
+    """A trace of calls of the training, and what one takes outside of it, ns."""
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            with session.stage(f"calls of {name}"):
+                trace, walls_ns, call_ns = calls.trace(runs)
+                return [(trace, walls_ns)], call_ns
+        except DiscoError:  # on all ranks: the script of one has begun a trace of its own
+            if not left:
+                raise
+    raise AssertionError
+
+
+def _on_arguments(
+    session: Session, slices: Slices, trial: Trial, runs: int
+) -> tuple[list[Collected], Runner]:
+    """Traces of so many runs, after one that warms up."""
+    guard, taken, left = functools.partial(marked, session, trial, "run"), list[Collected](), runs
+    with session.stage(f"profile {trial.name}"):
+        runner, _ = slices.runner(trial)
+        run_ns = run_on_all(session, f"a first run of {trial.name}", runner.run, guard)
+        while left:
+            runner, count = slices.runner(trial, run_ns)
+            count = min(left, count)
+            _warm_up(session, slices, runner, run_ns, guard)
+            what = f"a profiled run of {trial.name}"
+            taken.append(run_on_all(session, what, functools.partial(collected, runner, count, 0), guard))
+            run_ns, left = min(taken[-1][1]), left - count
+    return taken, runner
+
+
+def _warm_up(session: Session, slices: Slices, runner: Runner, run_ns: int, guard: Guard) -> None:
+    """Have a GPU that has only copied compute for as long, as in the midst of a training."""
+    idle_ns, slices.idle_ns = min(slices.idle_ns, BACKENDS[session.facts.backend].warm_up_ns), 0
+    if runs := int(session.tell(min(_MOST_WARM_UPS, idle_ns // max(1, run_ns)), "warm-ups")):
+        run_on_all(session, "warm-ups", lambda: [runner.run() for _ in range(runs)], guard)
+
+
+def _named(
+    session: Session,
+    module: Traceable,
+    trace: tracing.Trace,
+    walls_ns: Sequence[int],
+    named: tracing.Trace,
+    untraced: int,
+    runner: Runner | None,
+) -> NamedTrace:
+    """A trace in command buffers with the names of another one, or that one."""
+    trial, by_name = module.trial, module.by_name
+    assert by_name is not None
     with session.stage(f"names of {trial.name}"):
         whole, why = _with_names(module, trace, named)
     if anywhere(session, whole is None, "names"):
@@ -245,7 +333,8 @@ def _with_names(
     module: Traceable, timed: tracing.Trace, named: tracing.Trace
 ) -> tuple[WithNames | None, str]:
     """The one trace with the names of the other, or why it cannot have them."""
-    names = [module_name(executables.read_executable(one.executable)) for one in module.trials]
+    both = [one for one in (module.trial, module.by_name) if one is not None]
+    names = [module_name(executables.read_executable(one.executable)) for one in both]
     try:
         return with_names(timed, names[0], named, names[1]), ""
     except ProfileError as error:
@@ -273,11 +362,11 @@ def traced(
 ) -> tuple[tracing.Trace, Sequence[int]]:
     """A trace of ``runs`` runs, after some that warm up, and their wall nanoseconds; on every rank. Raises
     ProfileError: this rank has no trace; it has run as often as the others nevertheless."""
-    trace, walls = _collected(runner, runs, warm_ups)
+    trace, walls = collected(runner, runs, warm_ups)
     return tracing.read(trace), walls
 
 
-def _collected(runner: Runner | TransferChains, runs: int, warm_ups: int) -> tuple[bytes, Sequence[int]]:
+def collected(runner: Runner | TransferChains, runs: int, warm_ups: int) -> Collected:
     """As :func:`traced`, not read yet."""
     walls: list[int] = []
     try:

@@ -15,42 +15,41 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from disco_hlo.errors import ActivationError, UnsupportedError, is_shared
+from disco_hlo.backends import BACKENDS
+from disco_hlo.errors import ActivationError, ProfileError, UnsupportedError, is_shared
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.calls import trial as calls
 from disco_hlo.plugin.calls.schedule import Round
+from disco_hlo.plugin.calls.traced import TracedCalls
 from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, fit_inputs, off_devices
+from disco_hlo.plugin.measuring.inputs.arguments import LentInputs, fit_inputs, off_devices
 from disco_hlo.plugin.measuring.known_times import measured_times
-from disco_hlo.plugin.measuring.lockstep import all_have, anywhere
+from disco_hlo.plugin.measuring.lending import Loan, copied, lent
+from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_step
-from disco_hlo.plugin.measuring.room import lack_of_memory, needed_on_host_bytes, room_bytes
+from disco_hlo.plugin.measuring.room import MAY_RISE, lack_of_memory, needed_on_host_bytes, room_bytes
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, trials_of
 from disco_hlo.plugin.phases.finding import longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
-from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, refuse_switched_on
+from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
 from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, called_step
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
-from disco_hlo.plugin.xla.job import may_rise_bytes
+from disco_hlo.plugin.xla.job import may_rise_bytes, peaks_bytes
 from disco_hlo.profiler.profile import Profile
 
 _MOST_TRIED = 2
 """Candidates that are compared with XLA's default, and tried."""
-_MAY_RISE = 0.1
-"""Part of the most memory that the training had in use, by which a comparison may exceed it on a GPU; else the state
-leaves the devices meanwhile."""
 _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
@@ -92,13 +91,19 @@ class SearchInTraining:
             return
         trial.on_outcome, trial.share = self._note, self._settings.share
         self._request = request = trial.watch.request
-        request.trains = True
+        request.trains, request.training_peaks_bytes = True, peaks_bytes(request)
         del trial
         atexit.register(self.end)
         try:
             with jaxlink.ours(), jax.transfer_guard("allow"):
                 session = join_beside(request, self._settings, f"search {request.digest[:16]}", self._over)
-                self._search(replace(session, between_steps=functools.partial(self._held, session)))
+                self._search(
+                    replace(
+                        session,
+                        between_steps=functools.partial(self._held, session),
+                        on_calls=_Lent(self, session),
+                    )
+                )
         except Exception as error:  # no failure of ours may stop the training
             told = self._ended() or (is_shared(error) and request.backend.process_index() != 0)
             LOGGER.log(
@@ -128,7 +133,12 @@ class SearchInTraining:
         slot = session.slot(step.source.graph.key)
         with only_search(session, slot):
             profile, profile_s = self._profile(session, step, slot)
-            room = room_bytes(session)
+            with (
+                self._held(session, "room")
+                if BACKENDS[session.facts.backend].queues
+                else contextlib.nullcontext()
+            ):
+                room = room_bytes(session)
             found = None
             with session.stage("search", takes_s=longest_s(self._settings)):
                 if profile is not None:
@@ -148,7 +158,8 @@ class SearchInTraining:
         """Refuse what cannot be tried, before it has cost anything."""
         name = self._request.module_name
         refuse_callbacks(step.module, name)
-        refuse_switched_on()
+        if reason := switched_on():
+            raise UnsupportedError(reason)
         refuse_other_threads(self._request, self._trains)
         if step.source.module.input_output_alias.entries and not jaxlink.keeps_donation():
             raise UnsupportedError(
@@ -189,23 +200,21 @@ class SearchInTraining:
         for a copy of them."""
         trial = self._calls()
         arguments = [] if trial is None else trial.watch.arguments
-        inputs, taken = None, frozenset[int]()
+        taken = frozenset[int]()
         with session.stage("room for real inputs"):
             needs = memory(default.executable)
-            beside = may_rise_bytes(self._request, _MAY_RISE)
+            beside = may_rise_bytes(self._request, MAY_RISE)
             if beside is not None and needs.total_bytes > beside:
                 taken = frozenset(storage_taken(default.executable))
-        room, on_host = room_bytes(session, on_host=True), needed_on_host_bytes(needs, beside is None)
-        lacking = room is not None and on_host > room
-        if anywhere(session, lacking or not arguments, "real inputs"):
+        on_host = needed_on_host_bytes(needs, beside is None)
+        inputs = copied(session, parameters(default.executable), arguments, on_host, self._stop.__bool__)
+        if inputs is None:
             taken = frozenset()
             session.say(
                 "candidates are compared on made-up inputs: the host has no room for the step's own (%d MiB a device), "
                 "or no call was held",
                 on_host >> 20,
             )
-        else:
-            inputs = self._copied(session, default, arguments)
         gives_back = needs.aliased_bytes if taken else 0
         for one in (default, *tried):
             one.error = one.error or lack_of_memory(
@@ -220,17 +229,6 @@ class SearchInTraining:
                 stack.enter_context(off_devices(inputs, arguments, taken))
             if alive:
                 compare_with_default(session, default, alive, inputs)
-
-    def _copied(self, session: Session, default: Trial, arguments: Sequence[Any]) -> RealInputs:
-        with session.stage("a copy of the step's inputs"):
-            return RealInputs(
-                self._request,
-                parameters(default.executable),
-                arguments,
-                session.settings.seed,
-                lambda: all_have(session, "inputs"),
-                self._stop.__bool__,
-            )
 
     def _offer(self, alive: Sequence[Trial]) -> None:
         self._tried = bool(alive)
@@ -274,6 +272,7 @@ class SearchInTraining:
             yield self._hold
             return
         hold = Hold(what, self._stop.watched)
+        self._say_waiting(session)
         if (trial := self._calls()) is not None:
             trial.hold = hold
         del trial
@@ -290,6 +289,31 @@ class SearchInTraining:
         if interrupted:
             raise ActivationError("it was interrupted")
 
+    def _traced(self, session: Session, count: int) -> TracedCalls:
+        """So many calls under the profiler, on all ranks."""
+
+        def due() -> bool:
+            trial = self._calls()
+            return trial is not None and trial.call_ns > 0
+
+        traced = TracedCalls("profiling", count, due)
+        self._say_waiting(session)
+        if (trial := self._calls()) is not None:
+            trial.time_anew()
+            trial.hold = traced
+        del trial
+        try:
+            traced.taken(self._over)
+        finally:
+            if (trial := self._calls()) is not None:
+                trial.hold = None
+        self._held_s.append(traced.held_s)
+        return traced
+
+    def _say_waiting(self, session: Session) -> None:
+        if jaxlink.profiler_runs():
+            session.say("the search waits for the end of the script's own profiler trace")
+
     def _say_held(self, session: Session, what: str) -> None:
         """One line about the holds since the last one."""
         if held_s := self._held_s:
@@ -298,3 +322,31 @@ class SearchInTraining:
                 sum(held_s), len(held_s), 1e3 * max(held_s), what,
             )  # fmt: skip
         self._held_s = []
+
+
+@dataclass(frozen=True)
+class _Lent:
+    """See :class:`~disco_hlo.plugin.session.OnCalls`."""
+
+    search: SearchInTraining
+    session: Session
+
+    @contextlib.contextmanager
+    def lend(self, what: str, loan: Loan) -> Iterator[LentInputs]:
+        """As there."""
+        own = self.search
+        with own._held(self.session, what) as hold:
+            hold.outlasts = True
+            trial = own._calls()
+            arguments = [] if trial is None else trial.watch.arguments
+            del trial
+            with lent(self.session, loan, arguments, own._stop.__bool__) as inputs:
+                yield inputs
+
+    def trace(self, calls: int) -> tuple[bytes, list[int], int]:
+        """As there."""
+        traced = self.search._traced(self.session, calls)
+        if not traced.trace:
+            raise ProfileError(f"calls are not traced: {traced.error}")
+        trial = self.search._calls()
+        return traced.trace, traced.device_ns, 0 if trial is None else trial.call_ns

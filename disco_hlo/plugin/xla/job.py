@@ -64,14 +64,20 @@ def free_device_bytes(request: CompileRequest) -> int | None:
 
 def may_rise_bytes(request: CompileRequest, share: float) -> int | None:
     """By how much more the memory in use may grow on each local device until it is this part above the most that was
-    ever in use; None where devices have none of their own."""
-    every = [device.memory_stats() or {} for device in request.local_devices]
+    ever in use, before a search began where one has; None where devices have none of their own."""
+    peaks = request.training_peaks_bytes or peaks_bytes(request)
     known = [
-        int((1 + share) * one["peak_bytes_in_use"]) - int(one["bytes_in_use"])
-        for one in every
-        if "peak_bytes_in_use" in one and "bytes_in_use" in one
+        int((1 + share) * peak) - int((device.memory_stats() or {}).get("bytes_in_use", 0))
+        for peak, device in zip(peaks, request.local_devices, strict=True)
+        if peak
     ]
     return min(known, default=None)
+
+
+def peaks_bytes(request: CompileRequest) -> tuple[int, ...]:
+    """The most memory that was ever in use on each local device; 0 where one has none of its own."""
+    every = [device.memory_stats() or {} for device in request.local_devices]
+    return tuple(int(one.get("peak_bytes_in_use", 0)) for one in every)
 
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:

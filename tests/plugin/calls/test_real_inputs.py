@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ import numpy as np
 import pytest
 
 from disco_hlo.activation.channel import LocalChannel
-from disco_hlo.errors import ActivationError
+from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.trial import Hold
+from disco_hlo.plugin.measuring import lending
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
+from disco_hlo.plugin.measuring.inputs.arguments import Kept, RealInputs
+from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import search_in_training
 from disco_hlo.plugin.phases.search_in_training import SearchInTraining
 from disco_hlo.plugin.probe import exchange_opcode
@@ -236,9 +238,9 @@ def test_where_the_host_has_no_room_inputs_are_made_up_and_a_line_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "disco_hlo")
-    room_bytes = search_in_training.room_bytes
+    room_bytes = lending.room_bytes
     monkeypatch.setattr(
-        search_in_training,
+        lending,
         "room_bytes",
         lambda session, on_host=False: 0 if on_host else room_bytes(session),
     )
@@ -284,3 +286,64 @@ def test_no_run_begins_once_the_user_has_interrupted(observation: Observation) -
     inputs = RealInputs(request, taken, arguments, 0, nullcontext, lambda: True)
     with pytest.raises(ActivationError, match="interrupted"):
         inputs.fresh()
+
+
+@pytest.mark.parametrize(("fails", "pinned"), [(False, False), (True, False), (False, True)])
+def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is_there(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, pinned: bool
+) -> None:
+    if pinned:  # as on a GPU
+        monkeypatch.setattr(lending, "Kept", lambda *given, **_: Kept(*given, pinned=True))
+    call, state, losses, live = jitted("lending_step"), fresh_state(_LARGE), [], []
+    large = [one.nbytes for one in jax.live_arrays() if one.nbytes >= 4 * _LARGE**2]
+
+    def run_on(watch: Any) -> None:
+        request, arguments = watch.request, watch.arguments
+        settings = Settings(search=True, directory=tmp_path, when="training")
+        session = Session(request, settings, device_facts(request), LocalChannel())
+        default, given = request.call_default(), list(arguments)
+        loan = lending.Loan.of(default, [default])
+        with lending.lent(session, loan, arguments, lambda: False) as inputs:
+            runner = Runner(request, default, inputs=inputs)
+            assert runner.run() > 0
+            assert [one.is_deleted() for one in given] == [True] * 3 + [False]
+            if fails:
+                raise ActivationError("a run failed")
+            runner.run_in_a_row(3)
+            large_now = [one for one in jax.live_arrays() if one.nbytes >= 4 * _LARGE**2]
+            live.append([one for one in large_now if one.sharding.memory_kind != "pinned_host"])
+
+    def choose(index: int) -> str:
+        if index == 2:
+            with jaxlink.ours(), suppress(ActivationError):
+                run_on(trial_of(observation.trials, "jit_lending_step").watch)
+        return DEFAULT
+
+    for number in range(_CALLS):
+        *state, loss = call(*state, batch(number, width=_LARGE))
+        losses.append(float(loss))
+        if number == 0:
+            trial_of(observation.trials, "jit_lending_step").watch.swap(choose)
+    assert len(live) == (not fails)
+    assert all(len(one) <= len(large) for one in live)
+    observation.stop()
+    assert (losses, numbers(tuple(state))) == stock(_CALLS, _LARGE)
+
+
+def test_what_has_no_room_is_not_run(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = jitted("lending_step")
+    call(*fresh_state(), batch(0))
+    request = trial_of(observation.trials, "jit_lending_step").watch.request
+    settings = Settings(search=True, directory=tmp_path, when="training")
+    session = Session(request, settings, device_facts(request), LocalChannel())
+    arguments: list[Any] = list(fresh_state()[0].values())
+    monkeypatch.setattr(
+        lending, "lack_of_memory", lambda *_, **__: "it needs 5 MiB a device, 3 MiB are usable"
+    )
+    default = request.call_default()
+    with pytest.raises(UnsupportedError, match="needs 5 MiB"), \
+            lending.lent(session, lending.Loan.of(default, [default]), arguments, lambda: False):  # fmt: skip
+        raise AssertionError
+    assert not any(one.is_deleted() for one in arguments)

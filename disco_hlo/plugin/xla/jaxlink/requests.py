@@ -73,6 +73,8 @@ class CompileRequest:
     trains: bool = False
     """Whether a training goes on: programs of ours over several of its devices must not begin while one of its own
     may."""
+    training_peaks_bytes: tuple[int, ...] = ()
+    """The most memory that it had in use on each local device, before anything of ours was there."""
     tuner_results: Path | None = None
     """Where compiles of our own keep what XLA:GPU's autotuner picked, and find it again; None: nowhere."""
     _partitioners: tuple[Any, ...] = field(default=(), repr=False)

@@ -1,0 +1,67 @@
+"""A profiler trace over calls of the script's own, which gives way to the script.
+
+There is one profiler, and the script may want it between two of the calls: JAX takes a lock before it begins a trace.
+Ours ends where somebody takes that lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from disco_hlo.errors import ProfileError
+from disco_hlo.plugin.xla.jaxlink.requests import profiler_runs
+
+
+class CallTrace:
+    """One trace, begun and ended in a thread that runs the script."""
+
+    def __init__(self) -> None:
+        self._session: Any = None
+        self._state: Any = None
+        self._lock: Any = None
+        """JAX's own."""
+        self._ending = threading.Lock()
+
+    def start(self, options: Any) -> None:
+        """Begin it, with ``jax.profiler.ProfileOptions``.
+
+        Raises:
+            ProfileError: the script has a trace of its own under way, or this jax has another profiler.
+        """
+        try:
+            from jax._src import profiler
+            from jax._src.lib import _profiler
+
+            self._state, self._lock = profiler._profile_state, profiler._profile_state.lock
+            session_of = _profiler.ProfilerSession
+        except (AttributeError, ImportError) as error:
+            raise ProfileError(f"this jax has another profiler: {error}") from error
+        with self._lock:
+            if profiler_runs():
+                raise ProfileError("the script's own profiler trace is under way")
+            self._session = session_of(options)
+            self._state.lock = _GivesWay(self)
+
+    def stop(self) -> bytes:
+        """End it; a serialized ``XSpace``, empty where it had ended before."""
+        with self._ending:
+            session, self._session = self._session, None
+            if session is None:
+                return b""
+            self._state.lock = self._lock
+            return bytes(session.stop())
+
+
+class _GivesWay:
+    """In the place of JAX's lock while a trace of ours is under way."""
+
+    def __init__(self, trace: CallTrace) -> None:
+        self._trace = trace
+
+    def __enter__(self) -> None:
+        self._trace.stop()
+        self._trace._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._trace._lock.release()
