@@ -88,10 +88,13 @@ def tiles_for(name: str, devices: int) -> list[Any]:
         (1, False, "n", "n", 256),
         (4, True, "n", "m", 256),  # four pieces in two slots
     ]
-    few = devices == 4 or name != "matmul-reduce-scatter"
+    if devices == 4:
+        chosen = variants[2:3]
+    else:
+        chosen = variants if name == "matmul-reduce-scatter" else variants[:2]
     return [
         dataclasses.replace(SMALL, blocks=blocks, remote_first=first, split=split, minor=minor, tile_m=rows)
-        for blocks, first, split, minor, rows in variants[: 2 if few else 5]
+        for blocks, first, split, minor, rows in chosen
     ]
 
 

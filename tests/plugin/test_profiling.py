@@ -60,7 +60,7 @@ def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
     step: CanonicalModule, backend: str, expected: Callable[[Graph], Strategy]
 ) -> None:
     """Behind one of many an op took half as long again, and one-bucket plans were predicted too slow."""
-    session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend=backend)))
+    session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend=backend), on_calls=None))
     modules = _to_trace(session, step, read(step), {"ops": True, "contention": False}, None)
     unfused_step = next(module.trial for module in modules if module.trial.name == "unfused step")
     assert unfused_step.strategy is not None
@@ -70,7 +70,7 @@ def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
 
 def test_transfers_of_many_sizes_are_traced_alone_and_beside_kernels(step: CanonicalModule) -> None:
     """Buckets filled up to a threshold are all of one size, from which no wait can be told."""
-    session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend="gpu")))
+    session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend="gpu"), on_calls=None))
     xla = one_bucket(step.graph, read(step).groups)
     modules = _to_trace(session, step, xla, {"ops": False, "contention": True}, None)
     alone, beside = (module.trial for module in modules)
@@ -161,7 +161,9 @@ def test_a_gpu_that_grew_warm_between_two_steps_does_not_count_as_slowed_by_tran
     """The step beside transfers was timed last, on the warmest GPU, and held against the first."""
     source: Any = SimpleNamespace(graph=None)
     session: Any = SimpleNamespace(
-        facts=SimpleNamespace(backend="gpu", process_count=1), stage=lambda _name: contextlib.nullcontext()
+        facts=SimpleNamespace(backend="gpu", process_count=1),
+        on_calls=None,
+        stage=lambda _name: contextlib.nullcontext(),
     )
     untraced = {ALONE: alone_ns, UNFUSED: 0, BESIDE: 1_040_300}
     timed: list[tuple[str, str]] = []
