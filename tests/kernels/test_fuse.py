@@ -294,6 +294,21 @@ def test_a_pair_of_another_module_is_refused(fields: dict[str, Any], says: str) 
         apply_moves(module_of(LOOP), [_changed(**fields)], copies=False, fuser=refuses)
 
 
+def test_a_matmul_of_two_pairs_is_refused() -> None:
+    body = f"""x = bf16[512,512] parameter(0)
+      d = bf16[512,512] dot(x, x), {ROWS_BY}
+      e = bf16[512,512] dot(x, x), lhs_contracting_dims={{0}}, rhs_contracting_dims={{0}}
+      r = bf16[512,512] all-reduce(d), {SUM}
+      q = bf16[512,512] all-reduce(e), {SUM.replace("=1", "=2")}
+      ROOT t = (bf16[512,512], bf16[512,512]) tuple(r, q)"""
+    (move,) = found(entry(body))
+    assert isinstance(move, Fuse)
+    first, second = move.pairs
+    twice = Fuse((first, dataclasses.replace(second, matmul=first.matmul)))
+    with pytest.raises(IllegalMoveError, match="another pair has its matmul"):
+        apply_moves(entry(body), [twice], copies=False, fuser=fuser)
+
+
 def test_no_kernel_where_there_is_nobody_to_lower_it() -> None:
     with pytest.raises(IllegalMoveError, match="run on GPUs alone"):
         apply_moves(module_of(LOOP), found(module_of(LOOP)), copies=False)
