@@ -28,6 +28,7 @@ from disco_hlo.kernels.tiles import (
     VECTOR_ROWS,
     WARPGROUPS,
     MatmulTiles,
+    at_least,
     blocks_of,
 )
 
@@ -66,8 +67,9 @@ def matvec_all_reduce(
     multiple(NAME, "M", rows, VECTOR_ROWS, "rows of a tile")
     multiple(NAME, "tiles.tile_k", tiles.tile_k, WARPGROUPS * VECTOR_PIECE, "64 columns a warpgroup")
     multiple(NAME, "K of one device", depth, tiles.tile_k, "tiles.tile_k")
+    at_least(NAME, tiles, {"steps": 1})
     part_k = tiles.tile_k // WARPGROUPS
-    blocks = min(blocks_of(tiles), rows // VECTOR_ROWS)
+    blocks = min(blocks_of(NAME, tiles), rows // VECTOR_ROWS)
     arrives = jax.ShapeDtypeStruct((devices * WARPGROUPS, rows), jnp.float32)
     _, result = plgpu.kernel(
         functools.partial(_kernel, axis_name, devices, blocks, tiles),
