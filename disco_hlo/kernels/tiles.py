@@ -17,6 +17,9 @@ WARPGROUPS = 2
 MOST_BLOCKS = 1024
 """On a device that does not say how many multiprocessors it has."""
 
+MOST_STEPS, MOST_PANEL, LARGEST_TILE = 64, 1 << 16, 1024
+"""Beyond what shared memory and registers hold."""
+
 Side = Literal["m", "n"]
 """A dimension of a matmul's result."""
 
@@ -79,15 +82,15 @@ def blocks_of(kernel: str, tiles: MatmulTiles) -> int:
     return blocks
 
 
-def at_least(kernel: str, tiles: MatmulTiles, least: dict[str, int]) -> None:
-    """Refuse tiles of which one number is too small.
+def within(kernel: str, tiles: MatmulTiles, **bounds: tuple[int, int]) -> None:
+    """Refuse tiles of which a number is out of bounds: a kernel of thousands of steps takes for ever to lower.
 
     Raises:
         KernelRefusedError: naming the number.
     """
-    for name, number in least.items():
+    for name, (least, most) in bounds.items():
         came = getattr(tiles, name)
-        require(came >= number, kernel, f"tiles.{name} must be at least {number}, got {came}")
+        require(least <= came <= most, kernel, f"tiles.{name} must be from {least} to {most}, got {came}")
 
 
 def check_matmul(kernel: str, lhs: jax.Array, rhs: jax.Array, rows: int, tiles: MatmulTiles) -> None:
@@ -99,7 +102,8 @@ def check_matmul(kernel: str, lhs: jax.Array, rhs: jax.Array, rows: int, tiles: 
     one_dtype(kernel, {"lhs": lhs, "rhs": rhs}, HALF_TYPES)
     met = lhs.ndim == rhs.ndim == 2 and lhs.shape[1] == rhs.shape[0]
     require(met, kernel, f"needs an (M, K) and a (K, N) array, got {lhs.shape} and {rhs.shape}")
-    at_least(kernel, tiles, {"steps": 2, "slots": 2, "tile_k": 1, "panel": 1})
+    within(kernel, tiles, steps=(2, MOST_STEPS), slots=(2, MOST_STEPS), panel=(1, MOST_PANEL))
+    within(kernel, tiles, tile_m=(1, LARGEST_TILE), tile_n=(1, LARGEST_TILE), tile_k=(1, LARGEST_TILE))
     multiple(kernel, "tiles.tile_m", tiles.tile_m, 64, "rows of a warpgroup's instruction")
     multiple(kernel, "tiles.tile_n", tiles.tile_n, 8, "columns of a warpgroup's instruction")
     multiple(kernel, "rows of one device", rows, tiles.block_m, "rows of a block's tile")
