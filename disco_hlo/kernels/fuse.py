@@ -153,6 +153,8 @@ def _replace(own: Program, collective: Message, matmul: int, pair: FusedPair, lo
             f"{where}: {call.kernel} takes it with {call.matmul}, expected {pair.kernel} with {dot.name}: the move "
             "was made for another module"
         )
+    if unknown := pair.tiles.keys() - MatmulTiles.__dataclass_fields__.keys():
+        raise IllegalMoveError(f"{where}: its tiles are none: unknown field {sorted(unknown)[0]!r}")
     try:
         tiles = msgspec.convert(pair.tiles, MatmulTiles)
         return _Writer(own, call, collective, dot).write(tiles, lower)
