@@ -34,6 +34,7 @@ from disco_hlo.estimator.kernel_cost import (
     nested,
     place_of,
     streaming_ns,
+    written_for,
 )
 from disco_hlo.estimator.kernel_tables import KernelTables
 from disco_hlo.hlo.cost_model import FlatKernels, Kernels
@@ -399,7 +400,7 @@ def _values(
             )
     for result in results:
         place = place_of(result, scratch)
-        whole = tables.node[at.WRITTEN, result]
+        whole = written_for(tables, members, results, result)
         found.moved_bytes[place] = tables.value[at.ELEMENTS, whole] * tables.value[at.ITEM_BYTES, whole]
     return found
 
@@ -477,7 +478,7 @@ def _kernel_row(
     strided_ns = strided * tables.constant[at.STRIDED_NS]
     streaming = streaming_ns(tables.curve, tables.constant, read + written)
     estimate = max(streaming, work + strided_ns, 1.0)
-    first = tables.node[at.WRITTEN, results[0]]
+    first = written_for(tables, members, results, results[0])
     rank = tables.node[at.LOOPS_AT, first] - tables.node[at.EXTENTS_AT, first]
     minor = major = 1
     if rank > 0:

@@ -89,7 +89,7 @@ def kernel_work(
     """(bytes moved, ns of element evaluations, elements read across the memory's grain) of a kernel."""
     written = 0.0
     for result in results:
-        whole = tables.node[at.WRITTEN, result]
+        whole = written_for(tables, members, results, result)
         written += tables.value[at.ELEMENTS, whole] * tables.value[at.ITEM_BYTES, whole]
     if tiled or members.size >= scratch.value.shape[0]:  # beyond the working space: count every value once
         read, work = _tiled(tables, members, scratch)
@@ -97,6 +97,25 @@ def kernel_work(
     values, work = nested(tables, members, results, scratch)
     read, strided = _reads(tables, members.size, values, scratch)
     return written + read, work, strided
+
+
+@inner
+def written_for(
+    tables: KernelTables, members: NDArray[np.int64], results: NDArray[np.int64], result: int
+) -> int:
+    """The node whose elements are written to return ``result``: of an update in place the update alone.
+
+    XLA writes in place where all results are updates, of arrays that the kernel does not compute; where one is not,
+    it writes every element of all.
+    """
+    for one in results:
+        if tables.node[at.WRITTEN, one] == one:
+            return int(result)
+        updated = tables.edge[tables.node[at.OPERANDS_AT, one]]
+        for member in members:
+            if member == updated:
+                return int(result)
+    return int(tables.node[at.WRITTEN, result])
 
 
 @compiled
@@ -145,7 +164,8 @@ def nested(
     for result in results:
         place = place_of(result, scratch)
         if place >= 0:
-            add_context(place, context_of_result(tables, result, scratch), scratch)
+            whole = written_for(tables, members, results, result)
+            add_context(place, context_of_result(tables, whole, scratch), scratch)
     values = members.size
     work = 0.0
     for local in range(members.size - 1, -1, -1):
@@ -305,9 +325,9 @@ def context_of_operand(
 
 
 @inner
-def context_of_result(tables: KernelTables, result: int, scratch: Scratch) -> int:
-    """Context of a value that leaves the kernel."""
-    _result_context(tables.node, tables.edge, result, scratch)
+def context_of_result(tables: KernelTables, whole: int, scratch: Scratch) -> int:
+    """Context of a value that leaves the kernel, for which the elements of ``whole`` are written."""
+    _result_context(tables.node, tables.edge, whole, scratch)
     return _number(tables.constant[at.HOISTS] > 0, True, scratch)
 
 
@@ -357,9 +377,8 @@ def _equal(context: NDArray[np.int64], one: int, other: int) -> bool:
 
 
 @inner
-def _result_context(node: NDArray[np.int32], edge: NDArray[np.int32], result: int, scratch: Scratch) -> None:
+def _result_context(node: NDArray[np.int32], edge: NDArray[np.int32], whole: int, scratch: Scratch) -> None:
     """Make the kernel's own loops: one for each dimension of what is written, major to minor."""
-    whole = node[at.WRITTEN, result]
     start, end = node[at.EXTENTS_AT, whole], node[at.LOOPS_AT, whole]
     fresh = scratch.context[scratch.number[_KEPT]]
     fresh[:] = -1

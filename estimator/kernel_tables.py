@@ -35,8 +35,8 @@ EXTENTS_AT: Final = 1
 LOOPS_AT: Final = 2
 """Extents of the loops that computing one element adds."""
 WRITTEN: Final = 3
-"""Not a list: the node whose elements a kernel writes that returns this one. Its own, but what updates an array that
-comes from elsewhere writes over it (XLA shares the buffer): so many elements as the update has."""
+"""Not a list: the node whose elements a kernel of this op alone writes. Its own, but an update of an array that is no
+copy writes over it (XLA shares the buffer): as many elements as the update has."""
 NODE_ROWS: Final = 4
 
 # Values in a map, one for each dimension of the operand, major to minor: a dimension of the reader, or
@@ -65,7 +65,8 @@ HOISTS: Final = 3
 """1 where loop-invariant values are computed once per outer iteration (CPU), else 0."""
 CONSTANTS: Final = 4
 
-_FROM_ELSEWHERE = frozenset({"dynamic-update-slice", "get-tuple-element", "parameter"})
+_OVERWRITTEN = frozenset({"dynamic-update-slice", "get-tuple-element", "parameter"})
+"""What makes an array that an update writes over, where its kernel does not compute it."""
 _SAME_POSITIONS = frozenset({"slice", "pad", "reverse", "dynamic-slice", "concatenate"})
 _REARRANGING = frozenset({"reshape", "bitcast"})
 _NEVER_INSIDE = frozenset({"tuple", "get-tuple-element", "opt-barrier"})
@@ -143,7 +144,7 @@ def _written(graph: Graph) -> list[int]:
             whole = graph.nodes[node.operands[0]]
             while whole.opcode == "bitcast":
                 whole = graph.nodes[whole.operands[0]]
-            if whole.opcode in _FROM_ELSEWHERE:
+            if whole.opcode in _OVERWRITTEN:
                 found[node.id] = node.operands[1]
     return found
 

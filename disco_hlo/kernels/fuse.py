@@ -145,14 +145,19 @@ def _replace(own: Program, collective: Message, matmul: int, pair: FusedPair, lo
         call = fused_call(own, collective)
     except MissedError as missed:
         raise IllegalMoveError(f"{where}: {missed.why}") from None
-    if call.kernel != pair.kernel or own.by_id[matmul].name != call.matmul:
+    dot = own.by_id.get(matmul)
+    if dot is None:
+        raise IllegalMoveError(f"{where}: another pair has its matmul")
+    if call.kernel != pair.kernel or dot.name != call.matmul:
         raise IllegalMoveError(
-            f"{where}: {call.kernel} takes it with {call.matmul}, expected {pair.kernel} with "
-            f"{own.by_id[matmul].name}: the move was made for another module"
+            f"{where}: {call.kernel} takes it with {call.matmul}, expected {pair.kernel} with {dot.name}: the move "
+            "was made for another module"
         )
+    if unknown := pair.tiles.keys() - MatmulTiles.__dataclass_fields__.keys():
+        raise IllegalMoveError(f"{where}: its tiles are none: unknown field {sorted(unknown)[0]!r}")
     try:
         tiles = msgspec.convert(pair.tiles, MatmulTiles)
-        return _Writer(own, call, collective, own.by_id[matmul]).write(tiles, lower)
+        return _Writer(own, call, collective, dot).write(tiles, lower)
     except msgspec.ValidationError as error:
         raise IllegalMoveError(f"{where}: its tiles are none: {error}") from None
     except UnsupportedError as error:

@@ -20,6 +20,7 @@ from disco_hlo.hlo.proto import DetailedModule, parse, serialize
 from disco_hlo.kernels.catalog import AXIS, FUSED
 from disco_hlo.kernels.fuse import Shape
 from disco_hlo.kernels.pattern import SHORT_NAMES
+from disco_hlo.kernels.refusals import KernelRefusedError
 from disco_hlo.kernels.tiles import MatmulTiles
 
 _LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
@@ -35,11 +36,15 @@ def lowered(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, 
     The bytes depend on the arguments and on jax alone: a thread of its own has no mesh, precision or flags of the user.
 
     Raises:
-        KernelRefusedError: the kernel does not take these arrays, tiles or devices.
+        KernelRefusedError: the kernel does not take these arrays, tiles or devices, or JAX does not.
         ModuleError: JAX lowers it to something else than expected.
     """
     with ThreadPoolExecutor(1, "disco-lower") as pool:
-        return pool.submit(_lowered, kernel, tiles, devices, shapes).result()
+        try:
+            return pool.submit(_lowered, kernel, tiles, devices, shapes).result()
+        except (NotImplementedError, ValueError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise KernelRefusedError(f"{kernel}: JAX does not lower it with {tiles}: {why}") from error
 
 
 def _lowered(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, ...]) -> bytes:

@@ -23,12 +23,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
 from disco_hlo.kernels.tiles import (
     HALF_TYPES,
+    LARGEST_TILE,
+    MOST_STEPS,
     VECTOR_PIECE,
     VECTOR_RANGE,
     VECTOR_ROWS,
     WARPGROUPS,
     MatmulTiles,
     blocks_of,
+    within,
 )
 
 NAME = "matrix × vector + all-reduce"
@@ -66,8 +69,9 @@ def matvec_all_reduce(
     multiple(NAME, "M", rows, VECTOR_ROWS, "rows of a tile")
     multiple(NAME, "tiles.tile_k", tiles.tile_k, WARPGROUPS * VECTOR_PIECE, "64 columns a warpgroup")
     multiple(NAME, "K of one device", depth, tiles.tile_k, "tiles.tile_k")
+    within(NAME, tiles, steps=(1, MOST_STEPS), tile_k=(1, LARGEST_TILE))
     part_k = tiles.tile_k // WARPGROUPS
-    blocks = min(blocks_of(tiles), rows // VECTOR_ROWS)
+    blocks = min(blocks_of(NAME, tiles), rows // VECTOR_ROWS)
     arrives = jax.ShapeDtypeStruct((devices * WARPGROUPS, rows), jnp.float32)
     _, result = plgpu.kernel(
         functools.partial(_kernel, axis_name, devices, blocks, tiles),

@@ -189,7 +189,7 @@ def _launch(
     rows = lhs.shape[0] // devices
     check_matmul(name, lhs, rhs, rows, tiles)
     (depth, columns), dtype = rhs.shape, lhs.dtype
-    job = _Job(axis_name, devices, rows, columns, depth, dtype, tiles, blocks_of(tiles), collective)
+    job = _Job(axis_name, devices, rows, columns, depth, dtype, tiles, blocks_of(name, tiles), collective)
     # What the others store of this device's rows arrives in one slot for each device.
     arrives = jax.ShapeDtypeStruct((devices, rows, columns), dtype)
     result = jax.ShapeDtypeStruct((rows * (devices if collective == "all-reduce" else 1), columns), dtype)

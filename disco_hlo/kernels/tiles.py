@@ -14,6 +14,12 @@ from disco_hlo.kernels.refusals import multiple, one_dtype, require
 WARPGROUPS = 2
 """Warpgroups of a block that compute; a third moves the operands."""
 
+MOST_BLOCKS = 1024
+"""On a device that does not say how many multiprocessors it has."""
+
+MOST_STEPS, MOST_PANEL, LARGEST_TILE = 64, 1 << 16, 1024
+"""Beyond what shared memory and registers hold."""
+
 Side = Literal["m", "n"]
 """A dimension of a matmul's result."""
 
@@ -64,9 +70,27 @@ class MatmulTiles:
         return min(self.tile_m, 64), min(self.tile_n, 64)
 
 
-def blocks_of(tiles: MatmulTiles) -> int:
-    """How many thread blocks run: one on each multiprocessor, unless the tiles say."""
-    return tiles.blocks or int(jax.devices()[0].core_count)
+def blocks_of(kernel: str, tiles: MatmulTiles) -> int:
+    """How many thread blocks run: one on each multiprocessor, unless the tiles say.
+
+    Raises:
+        KernelRefusedError: fewer than one, or more than run at once: those that run would wait for them.
+    """
+    there = int(getattr(jax.devices()[0], "core_count", None) or MOST_BLOCKS)
+    blocks = there if tiles.blocks is None else tiles.blocks
+    require(1 <= blocks <= there, kernel, f"tiles.blocks must be from 1 to {there}, got {blocks}")
+    return blocks
+
+
+def within(kernel: str, tiles: MatmulTiles, **bounds: tuple[int, int]) -> None:
+    """Refuse tiles of which a number is out of bounds: a kernel of thousands of steps takes for ever to lower.
+
+    Raises:
+        KernelRefusedError: naming the number.
+    """
+    for name, (least, most) in bounds.items():
+        came = getattr(tiles, name)
+        require(least <= came <= most, kernel, f"tiles.{name} must be from {least} to {most}, got {came}")
 
 
 def check_matmul(kernel: str, lhs: jax.Array, rhs: jax.Array, rows: int, tiles: MatmulTiles) -> None:
@@ -78,8 +102,8 @@ def check_matmul(kernel: str, lhs: jax.Array, rhs: jax.Array, rows: int, tiles: 
     one_dtype(kernel, {"lhs": lhs, "rhs": rhs}, HALF_TYPES)
     met = lhs.ndim == rhs.ndim == 2 and lhs.shape[1] == rhs.shape[0]
     require(met, kernel, f"needs an (M, K) and a (K, N) array, got {lhs.shape} and {rhs.shape}")
-    for name, number in (("steps", tiles.steps), ("slots", tiles.slots)):
-        require(number >= 2, kernel, f"tiles.{name} must be at least 2, got {number}")
+    within(kernel, tiles, steps=(2, MOST_STEPS), slots=(2, MOST_STEPS), panel=(1, MOST_PANEL))
+    within(kernel, tiles, tile_m=(1, LARGEST_TILE), tile_n=(1, LARGEST_TILE), tile_k=(1, LARGEST_TILE))
     multiple(kernel, "tiles.tile_m", tiles.tile_m, 64, "rows of a warpgroup's instruction")
     multiple(kernel, "tiles.tile_n", tiles.tile_n, 8, "columns of a warpgroup's instruction")
     multiple(kernel, "rows of one device", rows, tiles.block_m, "rows of a block's tile")

@@ -298,4 +298,9 @@ def _from_json(number: int, entry: object) -> Move:
         move: Move = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise PlanError(f"structural move {number}: {error}") from None
+    for pair in fields["pairs"] if isinstance(move, Fuse) else ():
+        if unknown := set(pair) - set(FusedPair.__dataclass_fields__):
+            raise PlanError(
+                f"structural move {number}: unknown field {sorted(map(str, unknown))[0]!r} of a pair"
+            )
     return move

@@ -12,8 +12,10 @@ def obvious_work(tables, most_loops, members, results):
     elements, item_bytes, element_ns = tables.value
     contexts = {int(x): [] for x in members}
     written = 0.0
+    updated = [int(tables.edge[tables.node[at.OPERANDS_AT, x]]) for x in results]
+    in_place = all(tables.node[at.WRITTEN, x] != x for x in results) and not {*updated} & {*contexts}
     for x in results:
-        whole = tables.node[at.WRITTEN, x]
+        whole = tables.node[at.WRITTEN, x] if in_place else x
         written += elements[whole] * item_bytes[whole]
         extents = tables.edge[tables.node[at.EXTENTS_AT, whole] : tables.node[at.LOOPS_AT, whole]].tolist()
         add(contexts[int(x)], (tuple((extent, 0) for extent in extents), tuple(range(len(extents)))))

@@ -180,6 +180,33 @@ def test_an_update_of_what_is_computed_before_writes_all():
     assert work_of(graph, {2, 3}, {3}, GPU)[0] == 512 + 512 + 32
 
 
+@pytest.mark.parametrize(("members", "moved"), [({3}, 3 * 32), ({3, 4}, 512 + 32 + 32 + 512)])
+def test_an_update_of_an_update_in_one_kernel_writes_all(members, moved):
+    """XLA writes in place only where the array comes from outside the kernel."""
+    graph = graph_of(
+        ("parameter", f32(16, 8), ()),
+        ("parameter", f32(1, 8), ()),
+        ("parameter", f32(1, 8), ()),
+        ("dynamic-update-slice", f32(16, 8), (0, 1)),
+        ("dynamic-update-slice", f32(16, 8), (3, 2)),
+    )
+    assert work_of(graph, members, {max(members)}, GPU)[0] == moved
+
+
+@pytest.mark.parametrize("other", [(16, 8), (1, 8)])
+def test_an_update_beside_another_result_writes_all(other):
+    """XLA writes in place only where all results are updates."""
+    graph = graph_of(
+        ("parameter", f32(16, 8), ()),
+        ("parameter", f32(1, 8), ()),
+        ("parameter", f32(*other), ()),
+        ("dynamic-update-slice", f32(16, 8), (0, 1)),
+        ("add", f32(*other), (2, 2)),
+    )
+    added = 2 * 4 * other[0] * other[1]
+    assert work_of(graph, {3, 4}, {3, 4}, GPU)[0] == 512 + 32 + 512 + added
+
+
 def test_results_of_one_shape_share_their_loops():
     graph = graph_of(
         ("parameter", f32(4, 8), ()),

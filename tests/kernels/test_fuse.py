@@ -259,6 +259,9 @@ def test_a_plan_holds_kernels_and_tiles() -> None:
     data = to_json(moves)
     assert from_json(data) == moves
     assert data[0]["pairs"][0]["tiles"]["tile_m"] == MatmulTiles().tile_m
+    data[0]["pairs"][0]["surprise"] = 1
+    with pytest.raises(PlanError, match="structural move 0: unknown field 'surprise' of a pair"):
+        from_json(data)
     data[0]["pairs"][0]["tiles"] = {"tile_m": [1]}
     with pytest.raises(PlanError, match=r"structural move 0: .*tiles"):
         from_json(data)
@@ -278,6 +281,7 @@ def _changed(**fields: Any) -> Fuse:
         ({"matmul": 0}, "expected dot"),
         ({"tiles": {"tile_m": "large"}}, "its tiles are none"),
         ({"tiles": {"tile_m": 7}}, "tile_m = 7"),
+        ({"tiles": {"tile_q": 7}}, "its tiles are none: unknown field 'tile_q'"),
         ({"loop": (0,)}, "expected while"),
     ],
 )
@@ -292,6 +296,21 @@ def test_a_pair_of_another_module_is_refused(fields: dict[str, Any], says: str) 
 
     with pytest.raises(IllegalMoveError, match=re.escape(says)):
         apply_moves(module_of(LOOP), [_changed(**fields)], copies=False, fuser=refuses)
+
+
+def test_a_matmul_of_two_pairs_is_refused() -> None:
+    body = f"""x = bf16[512,512] parameter(0)
+      d = bf16[512,512] dot(x, x), {ROWS_BY}
+      e = bf16[512,512] dot(x, x), lhs_contracting_dims={{0}}, rhs_contracting_dims={{0}}
+      r = bf16[512,512] all-reduce(d), {SUM}
+      q = bf16[512,512] all-reduce(e), {SUM.replace("=1", "=2")}
+      ROOT t = (bf16[512,512], bf16[512,512]) tuple(r, q)"""
+    (move,) = found(entry(body))
+    assert isinstance(move, Fuse)
+    first, second = move.pairs
+    twice = Fuse((first, dataclasses.replace(second, matmul=first.matmul)))
+    with pytest.raises(IllegalMoveError, match="another pair has its matmul"):
+        apply_moves(entry(body), [twice], copies=False, fuser=fuser)
 
 
 def test_no_kernel_where_there_is_nobody_to_lower_it() -> None:
@@ -354,6 +373,12 @@ def test_kernels_of_other_tiles_are_other_ops() -> None:
         return canonicalize(made).graph.key
 
     assert key({"split": "n"}) == key({}) != key({"split": "m"})
+
+
+def test_tiles_that_jax_does_not_take_are_refused_in_words() -> None:
+    whole = ((512, 512), "bf16")
+    with pytest.raises(KernelRefusedError, match=r"matmul-all-reduce: JAX does not lower it with .*tile_n=8"):
+        on_hopper("matmul-all-reduce", MatmulTiles(tile_n=8), 4, (whole, whole))
 
 
 def custom_call(kernel: str, _: Any, devices: int, shapes: tuple[Shape, ...]) -> bytes:
