@@ -304,7 +304,6 @@ class LentInputs(Inputs):
 
     Args:
         arguments: of which those that runs take over are to be replaced afterwards (:func:`off_devices`).
-        stop: as for :class:`RealInputs`.
         copied_ns: about what it takes to copy what runs take over, and to bring it back.
     """
 
@@ -315,18 +314,17 @@ class LentInputs(Inputs):
         request: CompileRequest,
         parameters: Sequence[Parameter],
         arguments: Sequence[Any],
-        stop: Callable[[], bool],
         copied_ns: int = 0,
     ) -> None:
-        self._lent, self._stop, self.copied_ns = list(arguments), stop, copied_ns
+        self._lent, self.copied_ns = list(arguments), copied_ns
         super().__init__(request, parameters, 0, contextlib.nullcontext, None, {}, diverges=False)
 
     def _all(self) -> list[Any]:
         return self._lent
 
     def _arguments(self, handed_on: Collection[int]) -> list[Any]:
-        if self._stop():
-            raise ActivationError("it was interrupted")
+        # Nobody asks here whether this rank was interrupted: ranks do not meet before each run, and the others would
+        # wait for this one in an all-reduce. They hear of it together when the call goes on.
         return [None if index in handed_on else one for index, one in enumerate(self._values)]
 
     def take_back(self, returned: Mapping[int, Any]) -> None:
