@@ -23,7 +23,7 @@ from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.measuring import lending
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.arguments import Kept, RealInputs
+from disco_hlo.plugin.measuring.inputs.arguments import Kept, RealInputs, coming_back_to
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import search_in_training
 from disco_hlo.plugin.phases.search_in_training import SearchInTraining
@@ -304,7 +304,9 @@ def test_runs_on_lent_arguments_begin_on_a_rank_that_was_interrupted_as_on_the_o
     default = request.call_default()
 
     def choose(_: int) -> str:
-        lent = search_in_training._Lent(search, session).lend("profiling", lending.Loan.of(default, [default]))
+        lent = search_in_training._Lent(search, session).lend(
+            "profiling", lending.Loan.of(default, [default])
+        )
         with jaxlink.ours(), lent as inputs:
             ran.append(Runner(request, default, inputs=inputs).run())
         return DEFAULT
@@ -312,6 +314,37 @@ def test_runs_on_lent_arguments_begin_on_a_rank_that_was_interrupted_as_on_the_o
     calls.watch.swap(choose)
     call(*state, batch(1))[2].block_until_ready()
     assert len(ran) == 1
+
+
+def test_before_arguments_come_back_what_failed_has_given_its_memory_back() -> None:
+    made: list[weakref.ref[Any]] = []
+
+    class Back:
+        asked = 0
+
+        def given(self, index: int) -> str:
+            self.asked += 1
+            assert made[0]() is None
+            if self.asked == 1:
+                raise RuntimeError("RESOURCE_EXHAUSTED: other garbage is in the way")
+            return f"argument {index}"
+
+    def run() -> None:
+        outputs = jnp.zeros(8)
+        made.append(weakref.ref(outputs))
+        raise RuntimeError("RESOURCE_EXHAUSTED: no memory")
+
+    def run_again() -> None:
+        try:
+            run()
+        except RuntimeError as error:
+            raise RuntimeError("RESOURCE_EXHAUSTED: no memory, again") from error
+
+    arguments: list[Any] = ["given", "taken", "taken"]
+    back: Any = Back()
+    with pytest.raises(RuntimeError, match="no memory, again"), coming_back_to(arguments, back, [1, 2]):
+        run_again()
+    assert arguments == ["given", "argument 1", "argument 2"]
 
 
 @pytest.mark.parametrize(("fails", "pinned"), [(False, False), (True, False), (False, True)])

@@ -10,7 +10,9 @@ whatever became of the candidate, before the call goes on.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import ActivationError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.inputs.decisions import Devices, equal_parameters
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.made_up import (
@@ -393,20 +396,36 @@ def _wait(arrays: Any) -> None:
 def off_devices(inputs: RealInputs, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
     """For the body the devices are without the ``arguments`` that a call takes over, which runs after the body; then
     these are replaced by equal ones."""
-    for index in taken:
-        arguments[index].delete()
     with coming_back_to(arguments, inputs, taken):
+        for index in taken:
+            arguments[index].delete()
         yield
 
 
 @contextlib.contextmanager
 def coming_back_to(arguments: list[Any], kept: RealInputs | Kept, taken: Collection[int]) -> Iterator[None]:
-    """After the body, which may take them over, these ``arguments`` are replaced by what they were."""
+    """After the body, which may take them over, these ``arguments`` are replaced by what they were. The training
+    cannot go on without them, so whatever else lies on the devices makes room."""
     try:
         yield
+    except BaseException as error:
+        _let_go(error)
+        raise
     finally:
         for index in taken:
-            arguments[index] = kept.given(index)
+            try:
+                arguments[index] = kept.given(index)
+            except Exception as error:
+                LOGGER.debug("an argument does not come back before garbage is collected: %s", one_line(error))
+                gc.collect()
+                arguments[index] = kept.given(index)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free what the frames that an error has ended still hold: inputs and outputs of what failed."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
