@@ -128,9 +128,12 @@ class Session:
         reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
         # Rank 0 has no reason to wait longer: those that have waited for it are there, or are gone.
         patience_s = self.timeout_s + (0.0 if self.leads else takes_s)
-        verdict = settle(self.channel, reason, patience_s, tag=name)
-        if failure is not None:
-            raise shared(failure)
+        try:
+            verdict = settle(self.channel, reason, patience_s, tag=name)
+            if failure is not None:
+                raise shared(failure)
+        finally:
+            failure = None  # whose traceback has this frame: in a circle it would keep arrays on the devices
         if verdict:
             raise shared(ActivationError(verdict))
 

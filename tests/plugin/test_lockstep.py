@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,6 +80,33 @@ def test_a_run_that_fails_since_another_rank_is_dead_does_not_end_the_job() -> N
     ) as raised:
         lockstep.run_on_all(session, "a run", run)
     assert is_shared(raised.value)
+
+
+def test_what_failed_keeps_no_arrays_on_the_devices_once_it_was_handled() -> None:
+    """A training needs their memory again, and nobody knows when garbage is collected."""
+    settings: Any = SimpleNamespace(timeout_s=1.0)
+    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
+    made: list[weakref.ref[Any]] = []
+
+    def run() -> None:
+        array = SimpleNamespace()
+        made.append(weakref.ref(array))
+        raise RuntimeError(NO_MEMORY)
+
+    def in_a_stage() -> None:
+        with session.stage("inputs"):
+            run()
+
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        for failing in (lambda: lockstep.run_on_all(session, "a run", run), in_a_stage):
+            with suppress(RuntimeError):
+                failing()
+            assert made.pop()() is None
+    finally:
+        if collects:
+            gc.enable()
 
 
 def test_between_the_steps_of_a_training_runs_are_made_as_many_at_once_as_a_slice_has_time_for(

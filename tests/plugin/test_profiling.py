@@ -253,3 +253,15 @@ def test_all_that_a_loop_runs_has_a_measured_time(tmp_path: Path) -> None:
     assert predicted.executions == {ENTRY: 1.0, **{region.name: float(LAYERS) for region in loops}}
     gathers_ns = 2 * LAYERS * int(line(4 * WIDTH * WIDTH))
     assert predicted.communication_ns >= gathers_ns
+
+
+def test_structures_have_no_profile_where_nothing_of_the_step_was_kept(
+    monkeypatch: pytest.MonkeyPatch, step: CanonicalModule
+) -> None:
+    """Of a structure kernels alone are traced; without the step's ops and constants they make no profile."""
+    wanted = {"device": True, "ops": True, "contention": False, "collectives": {}}
+    monkeypatch.setattr(profiling, "_known_and_wanted", lambda *_, **__: (None, wanted))
+    session, structure = cast(Session, None), cast(Any, SimpleNamespace(source=step))
+    [found] = profiling.profile_structures(session, {"split": structure}, step, None).values()
+    assert isinstance(found, ProfileError)
+    assert "was not kept" in str(found)

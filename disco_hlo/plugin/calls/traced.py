@@ -51,9 +51,13 @@ class TracedCalls(Hold):
 
     def after_call(self) -> bool:
         """As of :class:`Hold`: on to the next call, or stop."""
-        self._mark.__exit__(None, None, None)
+        mark, self._mark = self._mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)
         self.calls -= 1
-        if self.calls:
+        if (
+            self.calls > 0
+        ):  # it is below where Ctrl-C came while the last one was stopped, and the script went on
             self._enter()
             return False
         began = time.monotonic()

@@ -170,7 +170,9 @@ class Trial:
         self.watch.drain()
         began_ns = time.perf_counter_ns()
         if hold.after_call():
-            self._under_way = self.hold = None  # before ranks meet again, in this call
+            self._under_way = None
+            if self.hold is hold:  # the other thread may have the next one ready
+                self.hold = None
             self._held_since(began_ns)
 
     def _held_since(self, began_ns: int) -> None:
@@ -285,8 +287,9 @@ class Hold:
         """Of each of these."""
 
     def ready(self) -> bool:
-        """Whether this rank can begin: not while its script has the profiler."""
-        return not jaxlink.profiler_runs()
+        """Whether this rank can begin: not once it has ended, which the next call may see before it is taken away, nor
+        while its script has the profiler."""
+        return not self._ended.is_set() and not jaxlink.profiler_runs()
 
     def after_call(self) -> bool:
         """After each call that goes on under it, which has ended; whether that was the last one."""
@@ -294,18 +297,20 @@ class Hold:
 
     def wait(self) -> None:
         """In the call: let the work begin, and return when it has ended."""
-        late = False
+        late: BaseException | None = None
         with self._while_held():
             self._begun.set()
             # Time and again: a signal that comes as a thread begins to wait is heard when that ends.
             while not self._ended.is_set():
                 try:
                     self._ended.wait(LOOK_S)
-                except KeyboardInterrupt:
+                except BaseException as error:  # of a handler of the script's, for whichever signal
                     if not self.outlasts:
                         raise
-                    late = True
-        if late:
+                    late = error
+        if late is not None and not isinstance(late, KeyboardInterrupt):
+            raise late
+        if late is not None:
             again = threading.get_ident(), signal.SIGINT
             threading.Timer(_AFTER_S, signal.pthread_kill, again).start()
 

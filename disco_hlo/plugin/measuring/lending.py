@@ -83,9 +83,7 @@ def _beside_arguments(executable: LoadedExecutable) -> int:
 
 
 @contextlib.contextmanager
-def lent(
-    session: Session, loan: Loan, arguments: list[Any], stop: Callable[[], bool]
-) -> Iterator[LentInputs]:
+def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInputs]:
     """The arguments of a call that is held, for the body, on all ranks.
 
     Raises:
@@ -103,7 +101,7 @@ def lent(
         kept = _kept(arguments, loan.taken, pinned=BACKENDS[session.facts.backend].queues)
     copied_ns = 2 * (time.perf_counter_ns() - began_ns)
     with coming_back_to(arguments, kept, loan.taken):
-        inputs = LentInputs(session.request, loan.parameters, arguments, stop, copied_ns)
+        inputs = LentInputs(session.request, loan.parameters, arguments, copied_ns)
         try:
             yield inputs
         finally:

@@ -99,8 +99,11 @@ def run_on_all(
         if failure is None or alike:
             raise shared(silence) from failure
         _end_job(session, what, reason, silence)
-    if failure is not None:
-        raise shared(failure)
+    else:
+        if failure is not None:
+            raise shared(failure)
+    finally:
+        failure = None  # whose traceback has this frame: in a circle what failed would keep its arrays on the devices
     others = {answer.decode(errors="replace"): rank for rank, answer in enumerate(answers) if answer}
     if others:
         listed = "; ".join(f"{name_ranks([rank])}: {why}" for why, rank in others.items())

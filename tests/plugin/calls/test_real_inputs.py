@@ -23,7 +23,7 @@ from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.measuring import lending
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.arguments import Kept, RealInputs
+from disco_hlo.plugin.measuring.inputs.arguments import Kept, RealInputs, coming_back_to
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import search_in_training
 from disco_hlo.plugin.phases.search_in_training import SearchInTraining
@@ -288,6 +288,65 @@ def test_no_run_begins_once_the_user_has_interrupted(observation: Observation) -
         inputs.fresh()
 
 
+def test_runs_on_lent_arguments_begin_on_a_rank_that_was_interrupted_as_on_the_others(
+    observation: Observation, tmp_path: Path
+) -> None:
+    """Ranks do not meet before each of them: the others would wait for it in an all-reduce."""
+    call, state = jitted("lending_step"), fresh_state()
+    *state, _ = call(*state, batch(0))
+    calls = trial_of(observation.trials, "jit_lending_step")
+    request, ran = calls.watch.request, []
+    settings = Settings(search=True, directory=tmp_path, when="training")
+    session = Session(request, settings, device_facts(request), LocalChannel())
+    search = SearchInTraining(weakref.ref(calls), settings, threading.current_thread())
+    search._hold = Hold("profiling", nullcontext)
+    search._stop.wanted = True
+    default = request.call_default()
+
+    def choose(_: int) -> str:
+        lent = search_in_training._Lent(search, session).lend(
+            "profiling", lending.Loan.of(default, [default])
+        )
+        with jaxlink.ours(), lent as inputs:
+            ran.append(Runner(request, default, inputs=inputs).run())
+        return DEFAULT
+
+    calls.watch.swap(choose)
+    call(*state, batch(1))[2].block_until_ready()
+    assert len(ran) == 1
+
+
+def test_before_arguments_come_back_what_failed_has_given_its_memory_back() -> None:
+    made: list[weakref.ref[Any]] = []
+
+    class Back:
+        asked = 0
+
+        def given(self, index: int) -> str:
+            self.asked += 1
+            assert made[0]() is None
+            if self.asked == 1:
+                raise RuntimeError("RESOURCE_EXHAUSTED: other garbage is in the way")
+            return f"argument {index}"
+
+    def run() -> None:
+        outputs = jnp.zeros(8)
+        made.append(weakref.ref(outputs))
+        raise RuntimeError("RESOURCE_EXHAUSTED: no memory")
+
+    def run_again() -> None:
+        try:
+            run()
+        except RuntimeError as error:
+            raise RuntimeError("RESOURCE_EXHAUSTED: no memory, again") from error
+
+    arguments: list[Any] = ["given", "taken", "taken"]
+    back: Any = Back()
+    with pytest.raises(RuntimeError, match="no memory, again"), coming_back_to(arguments, back, [1, 2]):
+        run_again()
+    assert arguments == ["given", "argument 1", "argument 2"]
+
+
 @pytest.mark.parametrize(("fails", "pinned"), [(False, False), (True, False), (False, True)])
 def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is_there(
     observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, pinned: bool
@@ -303,7 +362,7 @@ def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is
         session = Session(request, settings, device_facts(request), LocalChannel())
         default, given = request.call_default(), list(arguments)
         loan = lending.Loan.of(default, [default])
-        with lending.lent(session, loan, arguments, lambda: False) as inputs:
+        with lending.lent(session, loan, arguments) as inputs:
             runner = Runner(request, default, inputs=inputs)
             assert runner.run() > 0
             assert [one.is_deleted() for one in given] == [True] * 3 + [False]
@@ -344,6 +403,6 @@ def test_what_has_no_room_is_not_run(
     )
     default = request.call_default()
     with pytest.raises(UnsupportedError, match="needs 5 MiB"), \
-            lending.lent(session, lending.Loan.of(default, [default]), arguments, lambda: False):  # fmt: skip
+            lending.lent(session, lending.Loan.of(default, [default]), arguments):  # fmt: skip
         raise AssertionError
     assert not any(one.is_deleted() for one in arguments)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import jax
 import pytest
 
 from disco_hlo.errors import ActivationError
+from disco_hlo.plugin.calls import traced as calls_traced
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.traced import TracedCalls
 from disco_hlo.plugin.xla import executables
@@ -76,6 +78,36 @@ def test_a_trace_gives_way_to_one_of_the_scripts(observation: Observation, tmp_p
     assert traced.error == "the script began a profiler trace of its own"
     [written] = tmp_path.rglob("*.xplane.pb")
     assert tracing.read(written.read_bytes()).executions
+    with jax.profiler.trace(str(tmp_path)):
+        pass
+
+
+def test_a_trace_ends_though_ctrl_c_came_as_it_was_stopped_and_the_script_went_on(
+    observation: Observation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a notebook. All later calls would be under the profiler, whose events fill the memory."""
+    traced, sleep, interrupted = TracedCalls("profiling", 3, lambda: True), time.sleep, list[int]()
+
+    def interrupted_once(seconds: float) -> None:
+        if not interrupted:
+            interrupted.append(1)
+            raise KeyboardInterrupt
+        sleep(seconds)
+
+    monkeypatch.setattr(calls_traced.time, "sleep", interrupted_once)
+    call, state = jitted("traced_step"), fresh_state()
+    for number in range(_MOST):
+        try:
+            *state, loss = call(*state, batch(number))
+        except KeyboardInterrupt:
+            continue
+        loss.block_until_ready()
+        if number == 0:
+            trial = trial_of(observation.trials, "jit_traced_step")
+            trial.hold, trial.begun = traced, True
+    assert interrupted
+    assert traced._ended.is_set()
+    assert tracing.read(traced.trace).executions
     with jax.profiler.trace(str(tmp_path)):
         pass
 

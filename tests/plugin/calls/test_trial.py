@@ -111,6 +111,66 @@ def test_a_call_whose_state_is_elsewhere_outlasts_ctrl_c_which_comes_after_it() 
         thread.join()
 
 
+def test_a_call_whose_state_is_elsewhere_outlasts_what_a_handler_raises_until_it_is_back() -> None:
+    """A script may have an alarm of its own. Its call would go on with deleted arguments, while others run on them."""
+    hold, raised, ended = Hold("profiling", contextlib.nullcontext), threading.Event(), threading.Event()
+
+    def work() -> None:
+        with hold.held(lambda: False):
+            hold.outlasts = True
+            os.kill(os.getpid(), signal.SIGUSR1)
+            raised.wait(60)
+            ended.set()
+
+    def handler(*_: object) -> None:
+        raised.set()
+        raise TimeoutError("the script's own")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    thread = threading.Thread(target=work)
+    try:
+        thread.start()
+        with pytest.raises(TimeoutError, match="own"):
+            hold.wait()
+        assert ended.is_set()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        thread.join()
+
+
+def test_what_has_ended_is_not_offered_to_the_other_ranks_again() -> None:
+    """One of them might have the next one ready by then, under the same name, and begin alone."""
+    calls = Calls(FAST)
+    trial = trial_on(calls)
+    hold = Hold("profiling", contextlib.nullcontext)
+    assert hold.ready()
+    with contextlib.suppress(ActivationError), hold.held(lambda: True):
+        pytest.fail("no call came")
+    assert not hold.ready()
+    trial.hold = hold
+    calls.call(FIRST_MEETING + 1)
+    assert trial._stretch.hold == ""
+
+
+def test_the_next_hold_may_be_ready_before_a_traced_call_goes_on() -> None:
+    calls = Calls(FAST)
+    trial = trial_on(calls)
+    following = Hold("comparing", contextlib.nullcontext)
+
+    class Traced(Hold):
+        def wait(self) -> None:
+            self.calls = 1
+
+        def after_call(self) -> bool:
+            trial.hold = following
+            return True
+
+    trial.hold = Traced("profiling", contextlib.nullcontext)
+    following.wait = lambda: None  # type: ignore[method-assign]
+    calls.call(FIRST_MEETING + 2)
+    assert trial.hold is following
+
+
 FAST = {DEFAULT: 10**8, "fast": 8 * 10**7, "slow": 2 * 10**8, "near": 10**8}
 
 

@@ -10,7 +10,9 @@ whatever became of the candidate, before the call goes on.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import ActivationError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.inputs.decisions import Devices, equal_parameters
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.made_up import (
@@ -304,7 +307,6 @@ class LentInputs(Inputs):
 
     Args:
         arguments: of which those that runs take over are to be replaced afterwards (:func:`off_devices`).
-        stop: as for :class:`RealInputs`.
         copied_ns: about what it takes to copy what runs take over, and to bring it back.
     """
 
@@ -315,18 +317,17 @@ class LentInputs(Inputs):
         request: CompileRequest,
         parameters: Sequence[Parameter],
         arguments: Sequence[Any],
-        stop: Callable[[], bool],
         copied_ns: int = 0,
     ) -> None:
-        self._lent, self._stop, self.copied_ns = list(arguments), stop, copied_ns
+        self._lent, self.copied_ns = list(arguments), copied_ns
         super().__init__(request, parameters, 0, contextlib.nullcontext, None, {}, diverges=False)
 
     def _all(self) -> list[Any]:
         return self._lent
 
     def _arguments(self, handed_on: Collection[int]) -> list[Any]:
-        if self._stop():
-            raise ActivationError("it was interrupted")
+        # Nobody asks here whether this rank was interrupted: ranks do not meet before each run, and the others would
+        # wait for this one in an all-reduce. They hear of it together when the call goes on.
         return [None if index in handed_on else one for index, one in enumerate(self._values)]
 
     def take_back(self, returned: Mapping[int, Any]) -> None:
@@ -395,20 +396,36 @@ def _wait(arrays: Any) -> None:
 def off_devices(inputs: RealInputs, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
     """For the body the devices are without the ``arguments`` that a call takes over, which runs after the body; then
     these are replaced by equal ones."""
-    for index in taken:
-        arguments[index].delete()
     with coming_back_to(arguments, inputs, taken):
+        for index in taken:
+            arguments[index].delete()
         yield
 
 
 @contextlib.contextmanager
 def coming_back_to(arguments: list[Any], kept: RealInputs | Kept, taken: Collection[int]) -> Iterator[None]:
-    """After the body, which may take them over, these ``arguments`` are replaced by what they were."""
+    """After the body, which may take them over, these ``arguments`` are replaced by what they were. The training
+    cannot go on without them, so whatever else lies on the devices makes room."""
     try:
         yield
+    except BaseException as error:
+        _let_go(error)
+        raise
     finally:
         for index in taken:
-            arguments[index] = kept.given(index)
+            try:
+                arguments[index] = kept.given(index)
+            except Exception as error:
+                LOGGER.debug("an argument does not come back before garbage is collected: %s", one_line(error))
+                gc.collect()
+                arguments[index] = kept.given(index)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Free what the frames that an error has ended still hold: inputs and outputs of what failed."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
