@@ -172,7 +172,9 @@ def profile_structures(
             xla = read(one.source)
             asked[name] = one.source, xla, *_known_and_wanted(session, one.source, xla, store, like=step)
             if asked[name][-1]["device"]:
-                raise ProfileError("what was measured of the step was not kept, so its structures have no profile")
+                raise ProfileError(
+                    "what was measured of the step was not kept, so its structures have no profile"
+                )
             modules[name] = _to_trace(session, one.source, xla, asked[name][-1], marks, one)
         except Exception as error:  # the same on every rank, by the stages it goes through
             found[name] = error

@@ -416,7 +416,9 @@ def coming_back_to(arguments: list[Any], kept: RealInputs | Kept, taken: Collect
             try:
                 arguments[index] = kept.given(index)
             except Exception as error:
-                LOGGER.debug("an argument does not come back before garbage is collected: %s", one_line(error))
+                LOGGER.debug(
+                    "an argument does not come back before garbage is collected: %s", one_line(error)
+                )
                 gc.collect()
                 arguments[index] = kept.given(index)
 
