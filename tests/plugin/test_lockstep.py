@@ -82,6 +82,10 @@ def test_a_run_that_fails_since_another_rank_is_dead_does_not_end_the_job() -> N
     assert is_shared(raised.value)
 
 
+class Array:
+    """What can be referenced weakly."""
+
+
 def test_what_failed_keeps_no_arrays_on_the_devices_once_it_was_handled() -> None:
     """A training needs their memory again, and nobody knows when garbage is collected."""
     settings: Any = SimpleNamespace(timeout_s=1.0)
@@ -89,7 +93,7 @@ def test_what_failed_keeps_no_arrays_on_the_devices_once_it_was_handled() -> Non
     made: list[weakref.ref[Any]] = []
 
     def run() -> None:
-        array = SimpleNamespace()
+        array = Array()
         made.append(weakref.ref(array))
         raise RuntimeError(NO_MEMORY)
 
