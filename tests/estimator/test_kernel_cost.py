@@ -158,7 +158,7 @@ def test_a_slice_reads_and_computes_only_its_part():
 
 @pytest.mark.parametrize("base", ["parameter", "get-tuple-element", "bitcast"])
 def test_an_update_of_what_comes_from_elsewhere_costs_the_update(base):
-    """In a loop of 16 turns such a kernel was estimated at 13 times what it took."""
+    """A loop's turn writes one layer of a stacked array; all layers were counted."""
     graph = graph_of(
         ("parameter", f32(16, 8), ()),
         (base, f32(16, 8), () if base == "parameter" else (0,)),

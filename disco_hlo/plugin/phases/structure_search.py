@@ -165,7 +165,9 @@ def _most_promising(
 ) -> dict[str, bool]:
     """Names of the schedules worth a search, by what is known of their ops, the most promising first; and whether each
     has kernels to profile."""
-    return dict(session.tell(_ranked(session, made, found), "promising structures"))
+    with session.stage("ranking structures", takes_s=_TAKES_S):
+        ranked = _ranked(session, made, found)
+    return dict(session.tell(ranked, "promising structures"))
 
 
 def _ranked(
