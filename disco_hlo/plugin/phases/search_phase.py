@@ -11,7 +11,8 @@ import hashlib
 import time
 from collections.abc import Iterator
 
-from disco_hlo.backends import BACKENDS
+from disco_hlo.backends import BACKENDS, backend_of
+from disco_hlo.errors import UnsupportedError
 from disco_hlo.optimize.rehearsal import rehearsed
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -39,6 +40,7 @@ from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.search.warm import compile_ahead
 
 AROUND_SEARCH_S = 300.0
 """How long rank 0 may be busy beside the search's own time: compiling its code, ranking what it found."""
@@ -48,6 +50,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     """Search for the request if it is the training step, once; None leaves it to XLA."""
     if not may_be_run(request):
         return None
+    _compile_ahead(request)
     step = training_step(request, settings)
     if step is None:
         return None
@@ -62,6 +65,14 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     slot = session.slot(step.source.graph.key)
     with only_search(session, slot):
         return _search_and_measure(session, step, slot)
+
+
+def _compile_ahead(request: CompileRequest) -> None:
+    """Begin to compile the search for GPUs on rank 0 while the script still makes its state."""
+    with contextlib.suppress(UnsupportedError):
+        backend = backend_of(request.backend.platform)
+        if backend.queues and len(request.devices) > 1 and request.backend.process_index() == 0:
+            compile_ahead(backend.name)
 
 
 @contextlib.contextmanager
