@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from disco_hlo.compiled import is_cached
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.estimator.analytic import DeviceModel
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plan.read import read

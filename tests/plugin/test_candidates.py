@@ -83,7 +83,9 @@ def test_what_cannot_win_is_not_timed_to_the_end(measured: Measured, monkeypatch
     """The second takes longer than the default; the third is faster, which five rounds do not show."""
     drawn = random.Random(1)
     thirds = [round(drawn.gauss(992, 40)) for _ in range(1 + MOST_ROUNDS)]
-    rounds = [(1000, 1200, ns) if number <= FEWEST_TO_DROP else (1000, ns) for number, ns in enumerate(thirds)]
+    rounds = [
+        (1000, 1200, ns) if number <= FEWEST_TO_DROP else (1000, ns) for number, ns in enumerate(thirds)
+    ]
     times_ns = itertools.chain.from_iterable(rounds)
 
     def time_once(*_: Any) -> int:

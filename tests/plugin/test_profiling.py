@@ -61,7 +61,9 @@ def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
 ) -> None:
     """Behind one of many an op took half as long again, and one-bucket plans were predicted too slow."""
     session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend=backend), on_calls=None))
-    modules = _to_trace(session, step, read(step), {"unfused ops": True, "ops": True, "contention": False}, None)
+    modules = _to_trace(
+        session, step, read(step), {"unfused ops": True, "ops": True, "contention": False}, None
+    )
     unfused_step = next(module.trial for module in modules if module.trial.name == "unfused step")
     assert unfused_step.strategy is not None
     assert unfused_step.strategy.groups == ()

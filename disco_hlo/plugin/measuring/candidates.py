@@ -31,7 +31,13 @@ from disco_hlo.plan.read import verify
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Round, verdict
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.comparing import Program, compare, compile_comparison, make_runner, settle_inputs
+from disco_hlo.plugin.measuring.comparing import (
+    Program,
+    compare,
+    compile_comparison,
+    make_runner,
+    settle_inputs,
+)
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, coming_back, repeated, run_on_all
 from disco_hlo.plugin.measuring.room import compiles_at_once, lack_of_memory
