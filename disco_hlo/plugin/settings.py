@@ -61,6 +61,10 @@ class Settings:
     when: str = "compile"
     """``DISCO_WHEN``: search while the step's ``compile`` waits, or while its ``training`` goes on."""
 
+    explain: bool = False
+    """``DISCO_EXPLAIN``: whether parts of the plan are measured that cannot win, and a step of it is traced, for people
+    who ask what gains how much."""
+
     share: float = 0.05
     """``DISCO_SHARE``: part of a training's time that a search beside it may have the devices for itself."""
 
@@ -187,6 +191,10 @@ def _name(text: str) -> str:
     return text
 
 
+def _is_one(text: str) -> bool:
+    return bool(_integer(0, 1)(text))
+
+
 _FIELDS = {"dir": "directory", "log": "log_level"}
 """Fields of :class:`Settings` that are called otherwise than their key."""
 _SECONDS = "a number of seconds above 0"
@@ -203,6 +211,7 @@ _READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "channel": _one_of(("auto", "mpi", "kv")),
     "structure": (_name, "auto, off, or the name of a schedule"),
     "when": _one_of(("compile", "training")),
+    "explain": (_is_one, "0 or 1"),
     "share": (_above_zero(1.0), "a number above 0, up to 1"),
 }
 """By key: what reads a value, and what to say was expected."""
