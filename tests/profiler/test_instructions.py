@@ -23,7 +23,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def ran(op, run, start, end, device=0):
-    return Execution(op, "step", run, device, start, end, "worker", end)
+    return Execution(op, "step", run, device, start, end)
 
 
 def trace_of(*executions, windows=()):
