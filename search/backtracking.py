@@ -97,8 +97,7 @@ class Backtracking:
         self.tree.cost_ns[0], self.tree.digest[0], self.tree.number[QUEUED] = cost, digest, 1
         self.control = np.zeros(ex.CONTROLS, np.int64)
         budget = 2**62 if settings.evaluations is None else settings.evaluations
-        self.control[[ex.MOST_UNCHANGED, ex.BUDGET]] = settings.unchanged, budget
-        self.control[[ex.TRIES, ex.BETA]] = settings.tries, settings.beta
+        self.control[[ex.MOST_UNCHANGED, ex.BUDGET, ex.BETA]] = settings.unchanged, budget, settings.beta
         self.reported = self.began
 
     def run(self) -> SearchResult:

@@ -48,11 +48,10 @@ LISTED: Final = 8
 """Kernels in ``unknown``."""
 TRACED: Final = 9
 """Entries of ``trace``."""
-TRIES: Final = 10
-BETA: Final = 11
-HALT: Final = 12
+BETA: Final = 10
+HALT: Final = 11
 """Not 0: return at once. Set from outside while the code runs."""
-CONTROLS: Final = 13
+CONTROLS: Final = 12
 
 # What it returns.
 PAUSED, ASK, FULL, ENDED, CIRCLE = 0, 1, 2, 3, 4
@@ -171,7 +170,7 @@ def explore(
         while control[PROPOSED] < control[WANTED]:  # ends: one more is proposed each time
             i = control[PROPOSED]
             times = draw(source, control[BETA] + 1)
-            made[i] = random_apply(g, s, w, source, pool, methods[i], times, control[TRIES], moves[i])
+            made[i] = random_apply(g, s, w, source, pool, methods[i], times, moves[i])
             control[PROPOSED] += 1
             control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED], True)
             if w.number[at.CHANGES] == 0 and control[JUDGED] == i:
