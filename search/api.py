@@ -63,10 +63,8 @@ class Progress:
     """Where a search stands."""
 
     evaluations: int
-    seconds: float
     start_ns: int
     best_ns: int
-    unchanged: int
 
 
 @dataclass(frozen=True, slots=True)

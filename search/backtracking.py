@@ -162,8 +162,7 @@ class Backtracking:
         if self.on_progress is None or now - self.reported < _PROGRESS_EVERY_S:
             return
         self.reported = now
-        evaluated, unchanged = self.control[[ex.EVALUATED, ex.UNCHANGED]].tolist()
-        self.on_progress(Progress(evaluated, now - self.began, self.start_ns, self.best_ns, unchanged))
+        self.on_progress(Progress(int(self.control[ex.EVALUATED]), self.start_ns, self.best_ns))
 
     def _result(self, stopped: str) -> SearchResult:
         finalists = self._finalists() or [Finalist(self.start, self.start_ns)]

@@ -19,7 +19,7 @@ from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.proto import parse
 from disco_hlo.profiler.command_buffers import with_names
 from disco_hlo.profiler.contention import contention
-from disco_hlo.profiler.instructions import coverage, instruction_times
+from disco_hlo.profiler.instructions import instruction_times
 from disco_hlo.profiler.keys import owners
 from disco_hlo.profiler.trace import (
     RUN_MARK,
@@ -232,7 +232,6 @@ def test_a_real_run_gives_every_entry_instruction_a_time(tmp_path):
     assert {name: time.samples for name, time in times.items()} == dict.fromkeys(computing, 4 * 2)
     assert {"while", "all-reduce", "fusion"} <= {entry[name] for name in computing}
     assert all(time.median_ns > 0 for time in times.values())
-    assert 0.0 < coverage(trace, "jit_step", inside).busy_share <= 1.0
     jax.profiler.start_trace(str(tmp_path))
     with pytest.raises(ProfileError, match="cannot start a profiler trace"):
         collect(run_once, repeats=1)
