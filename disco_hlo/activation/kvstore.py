@@ -24,6 +24,8 @@ import threading
 import time
 from typing import Final, Protocol
 
+import msgspec
+
 from disco_hlo.activation.channel import (
     Deadline,
     Decider,
@@ -33,7 +35,6 @@ from disco_hlo.activation.channel import (
     key_part,
     name_ranks,
     nobody_gone,
-    pack,
     slice_s,
     unpack,
     wait,
@@ -173,7 +174,7 @@ class KvChannel:
             if answer is None:
                 raise self._fail(self._who_is_missing(where, tag, deadline), deadline)
             items.append(answer)
-        self._write(where, "all", pack(items))
+        self._write(where, "all", msgspec.msgpack.encode(items))
         self._forget_before(where)
         return items
 
