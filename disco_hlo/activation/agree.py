@@ -17,7 +17,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -27,7 +27,6 @@ from disco_hlo.plan.plan import MAX_BYTES
 from disco_hlo.plan.store import MAX_MODULE_BYTES
 from disco_hlo.regular_file import unzipped
 
-_PROPOSAL_VERSION = 1
 _MAX_REASON = 500
 
 
@@ -93,7 +92,7 @@ def agree(channel: Channel, proposal: Proposal, timeout_s: float, *, tag: str = 
             outcome = _default(str(error))
         return msgspec.json.encode(outcome)
 
-    mine = (_PROPOSAL_VERSION, proposal.fingerprint, proposal.enact_sha256, _one_line(proposal.reason))
+    mine = replace(proposal, reason=_one_line(proposal.reason))
     outcome = channel.decide(msgspec.json.encode(mine), rule, tag=tag, timeout_s=timeout_s)
     return _read_decision(outcome, proposal)
 
@@ -167,14 +166,9 @@ def _list(digests: Mapping[str, list[int]], empty: str) -> str:
 
 def _decode(answer: bytes, rank: int) -> Proposal:
     try:
-        version, *texts = msgspec.json.decode(answer, type=tuple[int, str, str, str])
+        return msgspec.json.decode(answer, type=Proposal)
     except msgspec.MsgspecError as error:
         raise ActivationError(f"rank {rank} answered with something unreadable: {error}") from error
-    if version != _PROPOSAL_VERSION:
-        raise ActivationError(
-            f"rank {rank} runs another version of disco-hlo (proposal {version!r}, here {_PROPOSAL_VERSION})"
-        )
-    return Proposal(*texts)
 
 
 def _read_decision(decision: bytes, proposal: Proposal) -> Agreement:

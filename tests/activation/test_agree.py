@@ -100,8 +100,7 @@ def test_a_rank_that_never_comes_makes_it_the_default() -> None:
     [
         (b"\xff", "rank 1 answered with something unreadable"),
         (b"7", "rank 1 answered with something unreadable"),
-        (b'[2, "a", "b", ""]', "rank 1 runs another version of disco-hlo"),
-        (b'[1, "a", 5, ""]', "rank 1 answered with something unreadable"),
+        (b'{"fingerprint": "a", "enact_sha256": 5}', "rank 1 answered with something unreadable"),
     ],
 )
 def test_an_unreadable_answer_makes_it_the_default(answer: bytes, why: str) -> None:
