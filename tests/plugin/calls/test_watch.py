@@ -565,7 +565,7 @@ def test_a_jax_that_calls_in_another_way_is_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(UnsupportedError, match=r"pxla.MeshExecutable.create_rust_call is missing"):
         jaxlink.watch_calls(lambda _: None)
     monkeypatch.undo()
-    assert not hasattr(jax._src.pjit._pjit_call_impl_python, jaxlink.requests.WRAPPED)  # type: ignore[attr-defined]
+    assert jaxlink.calls._wrapped == []
 
 
 def test_what_fails_while_it_looks_at_a_module_leaves_it_alone(caplog: pytest.LogCaptureFixture) -> None:
