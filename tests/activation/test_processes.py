@@ -46,12 +46,6 @@ def test_two_processes_of_jax_distributed_agree_on_a_module_of_50_mb(tmp_path: P
     assert_exchange(results, 2, KV)
 
 
-def test_four_processes_agree_over_a_shared_folder(tmp_path: Path) -> None:
-    results, codes = run_alone("exchange", 4, tmp_path)
-    assert codes == [0, 0, 0, 0]
-    assert_exchange(results, 4, KV)
-
-
 def test_ctrl_c_ends_a_wait_on_jax_distributed(tmp_path: Path) -> None:
     results, _ = run_alone("interrupted", 2, tmp_path, port=free_port())
     assert results[0] == {"ended by": "KeyboardInterrupt"}

@@ -24,7 +24,7 @@ from disco_hlo.plan.store import PlanSlot
 from tests.as_searched import without_measurements
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, edited, is_ours, plan_in, slot_of
-from tests.e2e.jobs import LIMIT_S, QUICK_COMPILES, Job, Run, until_it_says
+from tests.e2e.jobs import LIMIT_S, Job, Run, until_it_says
 from tests.known_times import know_all
 
 pytestmark = pytest.mark.mpi
@@ -203,18 +203,6 @@ def test_a_fastest_candidate_that_is_wrong_on_one_rank_is_taken_by_none(
     assert [(one["name"], one["samples"]) for one in wrong] == [("plan", 0)]
     timed = [one["name"] for one in candidates if one.get("only_timed")]
     assert timed == [one["name"] for one in candidates if one["name"] not in ("XLA default", "plan")]
-
-
-@pytest.mark.product_only
-def test_three_ranks_search_under_mpi(tmp_path: Path) -> None:
-    job = new_job(tmp_path / "three")
-    know_all(job.directory, devices=3, processes=3)
-    three_devices = f"--xla_force_host_platform_device_count=3 {QUICK_COMPILES}"
-    default = [job.train(XLA_FLAGS=three_devices)] * 3
-    search = job.train_mpi(fault="plan_wins", ranks=3, ENABLE_SEARCH="1", DISCO_LOG="debug")
-    assert search[0].lines("channel between 3 ranks: mpi")
-    assert search[0].lines("profiled ops in ")
-    assert_all_execute_the_plan(search, job.directory, default)
 
 
 @pytest.mark.product_only

@@ -70,7 +70,7 @@ PLACES = ("traced calls", "slice", "compile", "search", "room for real inputs", 
 are compiled, and so on."""
 HOWS = ("kill", "freeze", "stop", "slow")
 """Frozen is stopped for good; after a stop it goes on."""
-_STOOD_STILL_S, _SLOW_S = 2.0, 5.0
+_STOOD_STILL_S, _SLOW_S = 1.0, 5.0
 _LONGEST_S = 300.0
 """Of a training with a fault in it."""
 
@@ -128,7 +128,7 @@ def with_fault(
     ranks, said = [], [folder / f"{rank}.txt" for rank in (0, 1)]
     for rank in (0, 1):
         own = {"OMPI_COMM_WORLD_RANK": str(rank)}
-        own |= {"FAULT_AT": ",".join(places), "FAULT_HOW": how} if rank == victim else {}
+        own |= {"FAULT_HOW": how} | ({"FAULT_AT": ",".join(places)} if rank == victim else {})
         with said[rank].open("w") as out:
             own_environment = {**environment, **own}
             ranks.append(subprocess.Popen(command, cwd=_ROOT, env=own_environment, stdout=out, stderr=out))
@@ -201,7 +201,8 @@ def rank(address: str, folder: Path) -> None:
         strike_at(place.split(","), os.environ["FAULT_HOW"], threading.current_thread())
     own = int(os.environ["OMPI_COMM_WORLD_RANK"])
     # After its default of 100 s JAX itself ends a process whose peer is gone.
-    jax.distributed.initialize(address, num_processes=2, process_id=own, heartbeat_timeout_seconds=20)
+    patience_s = 8 if os.environ.get("FAULT_HOW") == "kill" else 20
+    jax.distributed.initialize(address, num_processes=2, process_id=own, heartbeat_timeout_seconds=patience_s)
     trials._LONGEST_PAUSE = 8
     schedule.verdict = verdict  # type: ignore[assignment]
     training = Training("searched")

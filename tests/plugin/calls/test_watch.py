@@ -517,15 +517,6 @@ def test_a_trial_begins_anew_with_jaxs_caches(observation: Observation) -> None:
     assert trial_of(observation.trials, "jit_anew").watch.calls == 2
 
 
-def test_a_watched_module_names_no_line_of_ours(observation: Observation) -> None:
-    """Frames of ours stood in the locations of every op that was traced inside of a watched call."""
-    train(jitted("located"), 1)
-    module = trial_of(observation.trials, "jit_located").watch.request.mlir_module
-    located = module.operation.get_asm(enable_debug_info=True)
-    assert "training.py" in located
-    assert "jaxlink" not in located
-
-
 def test_nothing_is_wrapped_before_and_after() -> None:
     from jax._src import pjit, stages
     from jax._src.interpreters import pxla
