@@ -25,7 +25,7 @@ from tests.as_searched import without_measurements
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, edited, is_ours, plan_in, slot_of
 from tests.e2e.jobs import LIMIT_S, Job, Run, until_it_says
-from tests.known_times import know_all
+from tests.known_times import know_all, know_device
 
 pytestmark = pytest.mark.mpi
 
@@ -291,7 +291,9 @@ def test_ctrl_c_on_another_rank_while_the_step_is_profiled_leaves_nobody_in_an_a
     fresh: Callable[..., Job], alone: list[Run]
 ) -> None:
     """That rank left, and the other waited in the profiled step until jax gave the job up after five minutes."""
-    search = fresh().start_ranks(each=[{}, {"DISCO_LOG": "debug"}], ENABLE_SEARCH="1")
+    job = fresh()
+    know_device(job.directory)
+    search = job.start_ranks(each=[{}, {"DISCO_LOG": "debug"}], ENABLE_SEARCH="1")
     until_it_says(search.processes[1], "disco: debug: known times: ")
     search.processes[1].send_signal(signal.SIGINT)
     runs = search.finish()
