@@ -59,7 +59,7 @@ def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     victim: int, places: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
     """One that comes late goes on with the other, to the same plan at the same call; without a rank that died the
-    other's training cannot go on, and ends by itself. All faults: ``searched_training faults``."""
+    other's training cannot go on, and ends by itself."""
     plans = tmp_path / "plans"
     know_all(plans, devices=2, processes=2)
     ends = with_fault(tmp_path, environment_of(plans, 1), victim, places, how)

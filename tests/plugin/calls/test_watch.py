@@ -415,17 +415,6 @@ def test_executions_are_reported_in_order_and_a_failed_one_as_such() -> None:
     times.close()
 
 
-def test_a_clock_that_was_closed_starts_again() -> None:
-    times = DeviceTimes()
-    for _ in range(2):
-        token = Token()
-        token.ended.set()
-        times.note(token, 0, [0], lambda _: None)
-        times.drain()
-        times.close()
-    assert times._thread is None
-
-
 @pytest.mark.parametrize("winner", [DEFAULT, "again"])
 def test_no_call_takes_python_after_a_module_is_settled(observation: Observation, winner: str) -> None:
     call = jitted("given_back")
@@ -446,18 +435,6 @@ def test_no_call_takes_python_after_a_module_is_settled(observation: Observation
         assert count() == noted
     assert watch.calls == 5
     assert observation.trials == []
-
-
-def test_a_step_compiled_ahead_of_time_is_called_by_jax_itself_again(observation: Observation) -> None:
-    compiled = jitted("ahead").lower(*fresh_state(), batch(0)).compile()
-    _, state = train(compiled, 3)
-    watch = trial_of(observation.trials, "jit_ahead").watch
-    winner = compiled_again(watch)
-    watch.offer("again", winner)
-    watch.settle("again")
-    train(compiled, 2, state)
-    assert type(compiled._call).__name__ == "PjitFunction"
-    assert compiled.runtime_executable() is winner
 
 
 def test_a_call_that_raised_does_not_keep_a_step_in_python(observation: Observation) -> None:
