@@ -40,20 +40,30 @@ Lower = Callable[[str, MatmulTiles, int, tuple[Shape, ...]], bytes]
 """Kernel, tiles, devices and the shapes of a device's arrays -> a serialized HloModuleProto. Its entry takes these
 arrays and gives one."""
 
+Pays = Callable[[FusedCall, str], bool]
+"""Whether a kernel is worth its place, which a collective of this opcode has now."""
+
 KERNEL_SCHEDULES = {"fused-kernels": "", "split-fused-kernels": "split"}
 """Schedules that end with kernels, and the schedule that each begins with."""
 
 
 def kernel_schedules(
-    module: bytes, others: Mapping[str, tuple[Move, ...]], *, copies: bool, lower: Lower
+    module: bytes,
+    others: Mapping[str, tuple[Move, ...]],
+    *,
+    copies: bool,
+    lower: Lower,
+    pays: Pays = lambda *_: True,
 ) -> dict[str, tuple[Move, ...]]:
-    """Those of KERNEL_SCHEDULES that a module has a pair for: every pair that a kernel takes, with its likeliest tiles.
+    """Those of KERNEL_SCHEDULES that a module has a pair for: every pair that a kernel takes and that pays, with its
+    likeliest tiles.
 
     Args:
         module: the early module, as for `apply_moves`.
         others: its other schedules by name.
         copies: as for `Program`.
         lower: see `lowering.lowered`.
+        pays: see `times.payer`.
     """
     found: dict[str, tuple[Move, ...]] = {}
     for name, first in KERNEL_SCHEDULES.items():
@@ -61,13 +71,13 @@ def kernel_schedules(
         if first and not before:
             continue
         moved = apply_moves(module, before, copies=copies)
-        if pairs := _pairs(moved, lower):
+        if pairs := _pairs(moved, lower, pays):
             found[name] = (*before, Fuse(pairs))
     return found
 
 
-def _pairs(module: bytes, lower: Lower) -> tuple[FusedPair, ...]:
-    """Pairs of a module that can all be replaced."""
+def _pairs(module: bytes, lower: Lower, pays: Pays) -> tuple[FusedPair, ...]:
+    """Pairs of a module that pay and can all be replaced."""
     calls, _ = fused_calls(module)
     wanted: dict[tuple[tuple[int, ...], int], FusedPair] = {}
     for path, program in _computations(Program(module)):
@@ -76,6 +86,8 @@ def _pairs(module: bytes, lower: Lower) -> tuple[FusedPair, ...]:
             if call.computation == program.entry.id:
                 collective, matmul = at[call.collective], at[call.matmul]
                 opcode, tiles = program.instructions[collective].opcode, asdict(call.tiles[0])
+                if not pays(call, opcode):
+                    continue
                 # A matmul that two collectives could share stays with the first.
                 pair = FusedPair(call.kernel, path, collective, opcode, matmul, tiles)
                 wanted.setdefault((path, matmul), pair)
@@ -300,11 +312,13 @@ class _Writer:
                 continue
             if one.called_computation_ids:
                 raise UnsupportedError(f"{one.name} ({one.opcode}) of {self.call.kernel} calls a computation")
-            copy = self.program.copy(one, f"{self.collective.name}.fused", [new[i] for i in one.operand_ids])
+            is_kernel = one.opcode in COLLECTIVES | {"custom-call"}
+            name = self.call.size.key if is_kernel else f"{self.collective.name}.fused"
+            copy = self.program.copy(one, name, [new[i] for i in one.operand_ids])
             copy.metadata.CopyFrom(self.dot.metadata)
             new[one.id] = copy
             self.made.append(copy)
-            if one.opcode in COLLECTIVES | {"custom-call"}:
+            if is_kernel:
                 kernels.append(copy)
                 # It reaches into other devices; and so its place among collectives is kept when all is scheduled.
                 copy.custom_call_has_side_effect = one.opcode == "custom-call"

@@ -22,6 +22,7 @@ from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
 from disco_hlo.kernels.refusals import MOST_DEVICES
 from disco_hlo.kernels.tiles import HALF_TYPES, MATMUL_RANGE, VECTOR_RANGE, MatmulTiles
+from disco_hlo.kernels.times import Size
 from disco_hlo.structure.chunk import operand_needs, reduction_opcode
 from disco_hlo.structure.program import Program, dims, dtype, evaluate
 from disco_hlo.structure.sharded import groups_of
@@ -49,6 +50,7 @@ class FusedCall:
         collective, matmul: names of the instructions.
         m, k, n: the kernel multiplies (m, k) by (k, n) on each device; n is 1 for a vector. Of an all-gather, m is what
             a device has before it.
+        dtype: of all three matrices.
         swapped: the dot's second operand comes first, and the result is the transpose of the dot's.
         first_transposed, second_transposed: the kernel's operand lies the other way round in the dot's, so that a
             transpose comes before the kernel.
@@ -67,6 +69,7 @@ class FusedCall:
     m: int
     k: int
     n: int
+    dtype: str
     swapped: bool
     first_transposed: bool
     second_transposed: bool
@@ -74,6 +77,11 @@ class FusedCall:
     tiles: tuple[MatmulTiles, ...]
     devices: int
     between: tuple[tuple[str, int], ...]
+
+    @property
+    def size(self) -> Size:
+        """By which its time is known."""
+        return Size(self.kernel, self.devices, self.dtype, self.m, self.k, self.n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +371,7 @@ class _Product:
             m=rows if kernel == GATHER else m,
             k=self.depth,
             n=n,
+            dtype=dtype(self.dot),
             swapped=swapped,
             first_transposed=self._lies_across(first, wanted_last=True),
             second_transposed=self._lies_across(second, wanted_last=False),

@@ -14,6 +14,7 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.proto import Message
 from disco_hlo.kernels import fuse
 from disco_hlo.kernels.fuse import Shape, kernel_schedules
+from disco_hlo.kernels.pattern import FusedCall
 from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError
 from disco_hlo.kernels.tiles import MatmulTiles
 from disco_hlo.plugin import structure
@@ -187,7 +188,7 @@ def test_a_loop_has_its_kernel_and_nothing_communicates_beside_one() -> None:
     ]
     made = fused(module)
     program = Program(made)
-    kernels = [one for one in program.instructions if one.opcode == "while" or one.name.startswith("r.fused")]
+    kernels = [one for one in program.instructions if one.opcode == "while" or one.name.startswith("kernel.")]
     kernels = [one for one in kernels if one.opcode in ("while", "all-gather")]
     others = [one for one in program.instructions if one.name in ("beside", "q")]
     assert (len(kernels), len(others)) == (2, 2)
@@ -326,6 +327,17 @@ def test_a_schedule_with_kernels_is_there_for_whoever_asks(monkeypatch: pytest.M
         early.moved(to_json(found(early.module)))
     monkeypatch.setattr(structure, "refuse_machine", lambda _: None)
     assert "fused-kernels" not in named_schedules(early)
+    seen: list[tuple[str, str]] = []
+
+    def pays(call: FusedCall, opcode: str) -> bool:
+        seen.append((call.kernel, opcode))
+        return opcode == "all-gather"
+
+    (chosen,) = from_json(named_schedules(early, pays=pays)["fused-kernels"])
+    assert isinstance(chosen, Fuse)
+    assert [pair.kernel for pair in chosen.pairs] == ["all-gather-matmul"]
+    assert set(seen) >= {("all-gather-matmul", "all-gather"), ("matmul-all-reduce", "all-reduce")}
+    assert "fused-kernels" not in named_schedules(early, pays=lambda *_: False)
     asked = named_schedules(early, ["fused-kernels"])["fused-kernels"]
     assert early.moved(asked) == fused(early.module)
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.kernels import times as kernel_times
 from disco_hlo.kernels.fuse import KERNEL_SCHEDULES
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
@@ -86,7 +87,7 @@ def _trials(session: Session, slot: PlanSlot, store: ProfileStore | None, found:
     if reason:
         LOGGER.debug("no structure of the step is tried: %s", reason)
         return []
-    made = _restructured(session)
+    made = _restructured(session, found)
     promising = _most_promising(session, made, found)
     room = room_bytes(session)
     profiles = _profiles(session, made, promising, slot, store, found)
@@ -98,11 +99,11 @@ def _trials(session: Session, slot: PlanSlot, store: ProfileStore | None, found:
     return _told(session, best, made, slot, found)
 
 
-def _restructured(session: Session) -> dict[str, Restructured]:
+def _restructured(session: Session, found: Found | None) -> dict[str, Restructured]:
     """The step by each schedule that it has the pattern for, the same on all ranks."""
     with session.stage("schedules", takes_s=_TAKES_S):
         early = early_module(session.request)
-        schedules = _wanted(session, early) if session.leads else None
+        schedules = _wanted(session, early, found) if session.leads else None
     key, schedules = session.tell([early.key, schedules], "schedules")
     with session.stage("early module"):
         if early.key != key:
@@ -128,9 +129,11 @@ def _say_left_out(session: Session, name: str, error: Exception) -> None:
         LOGGER.debug("%s: %s", name, one_line(error))
 
 
-def _wanted(session: Session, early: Early) -> dict[str, list[dict[str, Any]]]:
+def _wanted(session: Session, early: Early, found: Found | None) -> dict[str, list[dict[str, Any]]]:
     forced = session.settings.forced_structure
-    schedules = named_schedules(early, [forced] if forced else [])
+    step = None if found is None else found.last.case
+    pays = None if step is None else kernel_times.payer(step.costs, step.source)
+    schedules = named_schedules(early, [forced] if forced else [], pays)
     if forced is None:
         return schedules
     if forced not in schedules:
@@ -180,8 +183,10 @@ def _ranked(
     for name, one in made.items():
         try:
             xla = read(one.source)
-            case = Case(one.source, xla, costs_of(step.costs.profile, one.source, [xla]))
-            lacking = unmeasured_share(one.source, case.times) > _UNMEASURED
+            lines = kernel_times.foretold(step.costs, one.source, step.source)
+            known = replace(step.costs.profile, ops={**lines, **step.costs.profile.ops})
+            case = Case(one.source, xla, costs_of(known, one.source, [xla]))
+            lacking = bool(lines) or unmeasured_share(one.source, case.times) > _UNMEASURED
             lacking |= not set(travelling(one.source)) <= set(travelling(step.source))
             ranked.append((unsearched(case).predicted_ns, name, lacking))
         except Exception as error:
@@ -211,6 +216,8 @@ def _profiles(
             _say_left_out(session, name, profile)
         elif profile is not None:
             profiles[name] = profile
+            if store is not None and store.writable and name in lacking:
+                kernel_times.keep(store, profile, made[name].source)
     return profiles
 
 

@@ -1,0 +1,93 @@
+"""What kernels take: as measured, by a line in between, at least their limit; and where that is less than a pair."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.kernels import times
+from disco_hlo.kernels.times import LAUNCH_NS, Limits, Size, fused_ns, is_faster, size_named
+from disco_hlo.optimize.costs import Costs, costs_of
+from disco_hlo.profiler.profile import OpTime
+from disco_hlo.profiler.store import ProfileStore
+from tests.plugin.test_structure import profile
+from tests.structure.enact import module_of
+
+GATHER = Size("all-gather-matmul", 2, "bf16", 4096, 4096, 4096)
+REDUCE = dataclasses.replace(GATHER, kernel="matmul-all-reduce")
+# 1 ns for 1000 flops, and for 100 bytes of any collective.
+LIMITS = Limits({}, 1000.0, 1e9, lambda _, moved: moved / 100)
+
+
+def test_a_name_tells_its_size_whatever_number_stands_behind() -> None:
+    assert size_named(GATHER.key) == size_named(GATHER.key + ".3.1") == GATHER
+    assert [size_named(name) for name in ("dot.1", "kernel.unknown.2.bf16.1.2.3", GATHER.key + "x")] == [
+        None
+    ] * 3
+
+
+def test_work_is_counted_as_the_kernel_has_it() -> None:
+    assert (GATHER.rows, REDUCE.rows) == (8192, 4096)
+    assert (GATHER.flops, REDUCE.flops) == (2 * 8192 * 4096**2, 2 * 4096**3)
+    assert (GATHER.collective_bytes, REDUCE.collective_bytes) == (2 * 8192 * 4096, 2 * 4096 * 4096)
+
+
+@pytest.mark.parametrize(
+    ("scales", "at"), [((), 1.0), ((1.0,), 2.0), ((0.5, 2.0), 1.0), ((0.5, 1.0, 2.0), 4.0)]
+)
+def test_a_line_foretells_sizes_in_between(scales: tuple[float, ...], at: float) -> None:
+    def of(scale: float) -> Size:
+        return dataclasses.replace(GATHER, m=round(4096 * scale))
+
+    offset, slope = (0.0, 1.3) if len(scales) == 1 else (LAUNCH_NS, 1.0) if not scales else (9000.0, 1.2)
+    measured = {of(scale): offset + slope * LIMITS.limit_ns(of(scale)) for scale in scales}
+    measured[dataclasses.replace(GATHER, devices=4)] = 1.0
+    assert fused_ns(of(at), measured, LIMITS) == pytest.approx(offset + slope * LIMITS.limit_ns(of(at)))
+
+
+def test_no_line_goes_below_what_limits_a_kernel() -> None:
+    small = dataclasses.replace(GATHER, m=64)
+    measured = {small: 10.0, GATHER: 20.0}
+    other = dataclasses.replace(GATHER, m=2048)
+    assert fused_ns(other, measured, LIMITS) == LIMITS.limit_ns(other)
+    assert fused_ns(small, measured, LIMITS) == 10.0
+
+
+def test_a_pair_is_worth_a_kernel_that_takes_less() -> None:
+    both = LIMITS.compute_ns(REDUCE) + LIMITS.collective_ns(REDUCE)
+    assert is_faster(REDUCE, "all-reduce", {REDUCE: both - 1}, LIMITS)
+    assert not is_faster(REDUCE, "all-reduce", {REDUCE: both + 1}, LIMITS)
+
+
+def step(name: str) -> CanonicalModule:
+    return canonicalize(
+        module_of(f"""HloModule m\nENTRY e {{
+      a = bf16[4096,4096] parameter(0)
+      b = bf16[4096,4096] parameter(1)
+      {name} = bf16[8192,4096] custom-call(a, b), custom_call_target="mosaic_gpu_v2"
+      ROOT r = bf16[8192,4096] negate({name}) }}""")
+    )
+
+
+def costs(source: CanonicalModule, ops: dict[str, OpTime]) -> Costs:
+    return costs_of(dataclasses.replace(profile("gpu", 0.01), ops=ops), source)
+
+
+def test_what_one_step_measured_another_is_foretold(tmp_path: Path) -> None:
+    first, plain = step(GATHER.key), step("other")
+    (kernel,) = [node for node in first.graph.nodes if node.opcode == "custom-call"]
+    unknown = costs(plain, {})
+    assert set(times.foretold(unknown, first, plain)) == {kernel.key}
+    assert times.foretold(unknown, plain, plain) == {}
+
+    taken = costs(first, {kernel.key: OpTime(400_000, 0, 5)}).profile
+    with ProfileStore(tmp_path / "store.sqlite") as store:
+        times.keep(store, taken, first)
+        kept = store.ops(taken.platform)
+        assert kept == {GATHER.key: OpTime(400_000, 0, 5)}
+        again = dataclasses.replace(taken, ops={**kept, kernel.key: OpTime(500_000, 0, 5)})
+        times.keep(store, again, first)
+        assert store.ops(taken.platform) == kept, "each size is measured once"
+    known = costs(plain, kept)
+    assert times.foretold(known, first, plain)[kernel.key].median_ns == 400_000
