@@ -7,6 +7,7 @@ own shard. This module looks through all of that and changes nothing; `fuse` doe
     all-gather -> dot        all-gather-matmul         the gathered dimension stays in the result
     dot -> reduce-scatter    matmul-reduce-scatter     or all-reduce and the own shard of it
     dot -> all-reduce        matmul-all-reduce         matvec-all-reduce where one operand is a vector
+    dot -> all-to-all        matmul-all-to-all         as experts send what they computed for others
 
 A kernel takes (M, K) by (K, N), and gathers or scatters M. Where it is the second operand's dimension that the dot
 keeps, the kernel multiplies the transposes, the second first, and gives the transposed result.
@@ -27,13 +28,14 @@ from disco_hlo.structure.chunk import operand_needs, reduction_opcode
 from disco_hlo.structure.program import Program, dims, dtype, evaluate
 from disco_hlo.structure.sharded import groups_of
 
-GATHER, SCATTER, ALL_REDUCE, VECTOR = (
+GATHER, SCATTER, ALL_REDUCE, VECTOR, EXCHANGE = (
     "all-gather-matmul",
     "matmul-reduce-scatter",
     "matmul-all-reduce",
     "matvec-all-reduce",
+    "matmul-all-to-all",
 )
-COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce")
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 # What only renames or moves elements; of a type conversion, too, each element is made of one.
 MOVING = ("reshape", "bitcast", "transpose", "copy")
 # HLO's names of the types that numpy calls otherwise.
@@ -144,6 +146,8 @@ def fused_call(program: Program, collective: Message) -> FusedCall:
     devices = _devices(program, collective)
     if collective.opcode == "all-gather":
         return _gather(program, collective, devices)
+    if collective.opcode == "all-to-all":
+        return _reduce(program, collective, devices)
     reduction = reduction_opcode(program, collective)
     _require(reduction == "add", "not-a-sum", f"it applies {reduction or 'more than one op'}")
     return _reduce(program, collective, devices)
@@ -229,13 +233,13 @@ def _carried(program: Program, reader: Message, dimension: int, devices: int) ->
     raise MissedError("scattered", f"{reader.name} ({reader.opcode}) does not keep the shards together")
 
 
-# --- dot -> reduce-scatter, dot -> all-reduce ---
+# --- dot -> reduce-scatter, dot -> all-reduce, dot -> all-to-all ---
 
 
 def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
     scattered = (
         int(collective.dimensions[0])
-        if collective.opcode == "reduce-scatter"
+        if collective.opcode in ("reduce-scatter", "all-to-all")
         else _own_shard_of(program, collective, devices)
     )
     value = program.operands(collective)[0]
@@ -247,7 +251,7 @@ def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
         _require(
             value.opcode in MOVING,
             "comes-from-no-matmul",
-            f"{value.name} ({value.opcode}) gives what it sums",
+            f"{value.name} ({value.opcode}) gives what it sums or sends",
         )
         _only_reader(program, value)
         between.insert(0, (value.name, -1 if scattered is None else scattered))
@@ -280,7 +284,8 @@ def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
         "inner-dimension",
         f"dimension {scattered} of {value.name} is not the first that it keeps of an operand",
     )
-    return product.call(SCATTER, collective, firsts.index(scattered) == 1, devices, between)
+    kernel = EXCHANGE if collective.opcode == "all-to-all" else SCATTER
+    return product.call(kernel, collective, firsts.index(scattered) == 1, devices, between)
 
 
 def _own_shard_of(program: Program, collective: Message, devices: int) -> int | None:
