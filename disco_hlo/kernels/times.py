@@ -27,7 +27,7 @@ from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.profiler.store import ProfileStore
 
 if TYPE_CHECKING:
-    from disco_hlo.kernels.pattern import FusedCall
+    from disco_hlo.kernels.pattern import Call
 
 COLLECTIVE_OF = {
     "all-gather-matmul": "all-gather",
@@ -35,18 +35,20 @@ COLLECTIVE_OF = {
     "matmul-all-reduce": "all-reduce",
     "matvec-all-reduce": "all-reduce",
     "matmul-all-to-all": "all-to-all",
+    "scattered-update": "reduce-scatter",
 }
 """What a kernel has in it, by its name."""
 LAUNCH_NS = 6000.0
 """Of the kernel in which XLA lets the GPUs wait for each other before one: 4.6 to 6.4 us on two H100s
 (`docs/benchmarks/kernels.md`). What a kernel of which no size was measured is taken to need beyond its limit."""
-_HALF_BYTES = 2
+_HALF_BYTES, _WHOLE_BYTES = 2, 4
 _NAME = re.compile(r"kernel\.([a-z-]+)\.(\d+)\.([a-z0-9]+)\.(\d+)\.(\d+)\.(\d+)(?:\.\d+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A kernel for arrays of one size: it multiplies (m, k) by (k, n) on each of so many devices, as a `FusedCall`."""
+    """A kernel for arrays of one size: it multiplies (m, k) by (k, n) on each of so many devices, as a `FusedCall`. An
+    update is of m elements in all, and reads or writes k arrays of a device's shard."""
 
     kernel: str
     devices: int
@@ -61,6 +63,11 @@ class Size:
         return f"kernel.{self.kernel}.{self.devices}.{self.dtype}.{self.m}.{self.k}.{self.n}"
 
     @property
+    def multiplies(self) -> bool:
+        """Whether it is no update."""
+        return "mat" in self.kernel
+
+    @property
     def rows(self) -> int:
         """Rows that each device multiplies: of an all-gather all devices'."""
         return self.m * self.devices if COLLECTIVE_OF[self.kernel] == "all-gather" else self.m
@@ -68,16 +75,20 @@ class Size:
     @property
     def flops(self) -> int:
         """Of each device."""
-        return 2 * self.rows * self.k * self.n
+        return 2 * self.rows * self.k * self.n if self.multiplies else 0
 
     @property
     def memory_bytes(self) -> int:
-        """That each device's matmul reads and writes at least."""
+        """That each device's matmul or update reads and writes at least."""
+        if not self.multiplies:
+            return _WHOLE_BYTES * self.m // self.devices * (self.k + 2)
         return _HALF_BYTES * (self.rows * self.k + self.k * self.n + self.rows * self.n)
 
     @property
     def collective_bytes(self) -> int:
         """As `hlo.collectives.collective_bytes` counts them: what a device reads or leaves, whichever is more."""
+        if not self.multiplies:
+            return _WHOLE_BYTES * self.m
         columns = self.k if COLLECTIVE_OF[self.kernel] == "all-gather" else self.n
         return _HALF_BYTES * self.rows * columns
 
@@ -114,9 +125,16 @@ class Limits:
         """Of its collective alone, or of another of as many bytes."""
         return self.link_ns(opcode or COLLECTIVE_OF[size.kernel], size.collective_bytes)
 
+    def separate_ns(self, size: Size, opcode: str | None = None) -> float:
+        """Of what a kernel replaces, one after the other; an update gathers as well."""
+        gather_ns = 0.0 if size.multiplies else self.link_ns("all-gather", size.collective_bytes)
+        return self.compute_ns(size) + self.collective_ns(size, opcode) + gather_ns
+
     def limit_ns(self, size: Size) -> float:
-        """What a kernel takes at least: the longer of the two."""
-        return max(self.compute_ns(size), self.collective_ns(size))
+        """What a kernel takes at least: for computing, or for so many bytes more over the link. What a collective takes
+        to begin a kernel does not."""
+        opcode, moved = COLLECTIVE_OF[size.kernel], size.collective_bytes
+        return max(self.compute_ns(size), self.link_ns(opcode, 2 * moved) - self.link_ns(opcode, moved))
 
 
 def limits_of(costs: Costs, source: CanonicalModule) -> Limits:
@@ -150,26 +168,25 @@ def fused_ns(size: Size, measured: Mapping[Size, float], limits: Limits) -> floa
         for one, ns in measured.items()
         if (one.kernel, one.devices, one.dtype) == alike
     ]
-    offset_ns, factor = _line(points)
+    offset_ns, factor = line(points)
     at_least_ns = limits.limit_ns(size)
     return max(at_least_ns, offset_ns + factor * at_least_ns)
 
 
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Offset and slope of time over limit, with the least errors relative to the times; neither is negative."""
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Offset and slope of time over limit, with the least errors relative to the times; times grow with it."""
     if not points:
         return LAUNCH_NS, 1.0
     limits, times = np.array(points).T
     if len(set(limits.tolist())) > 1:
         slope, offset = np.polyfit(limits, times, 1, w=1 / times)
-        if slope >= 0 and offset >= 0:
+        if slope >= 0:
             return float(offset), float(slope)
     return 0.0, float(np.median(times / limits))
 
 
-def is_faster(size: Size, opcode: str, measured: Mapping[Size, float], limits: Limits) -> bool:
-    """Whether a kernel is predicted to take less than a matmul and the collective `opcode` one after the other."""
-    separate_ns = limits.compute_ns(size) + limits.collective_ns(size, opcode)
+def is_faster(size: Size, separate_ns: float, measured: Mapping[Size, float], limits: Limits) -> bool:
+    """Whether a kernel is predicted to take less than what it replaces."""
     return fused_ns(size, measured, limits) < separate_ns
 
 
@@ -179,11 +196,15 @@ def measured_kernels(profile: Profile) -> dict[Size, float]:
     return {size: float(time.median_ns) for size, time in sizes.items() if size is not None}
 
 
-def payer(costs: Costs, source: CanonicalModule) -> Callable[[FusedCall, str], bool]:
+def payer(costs: Costs, source: CanonicalModule) -> Callable[[Call, str], bool]:
     """Whether a kernel is predicted to be faster than the pair that it replaces, of which the opcode of the collective
     is given, by the costs of a step."""
     measured, limits = measured_kernels(costs.profile), limits_of(costs, source)
-    return lambda call, opcode: is_faster(call.size, opcode, measured, limits)
+
+    def pays(call: Call, opcode: str) -> bool:
+        return is_faster(call.size, limits.separate_ns(call.size, opcode), measured, limits)
+
+    return pays
 
 
 def foretold(costs: Costs, source: CanonicalModule, like: CanonicalModule) -> dict[str, OpTime]:

@@ -18,11 +18,10 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from disco_hlo.kernels import reduce_matmul
-from disco_hlo.kernels.adam import AdamTiles
 from disco_hlo.kernels.catalog import AXIS, FUSED, Fused
 from disco_hlo.kernels.embedding import BagTiles
 from disco_hlo.kernels.norm import RowTiles
-from disco_hlo.kernels.tiles import MatmulTiles
+from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
 from tests.kernels.interpreter import interpreted
 
 SMALL = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, steps=2, panel=1)
@@ -72,7 +71,7 @@ def case_name(name: str, chosen: Any) -> str:
 def tiles_for(name: str, devices: int) -> list[Any]:
     """One block, which orders everything; two, whose tiles alternate; three, of which some have none of a shard."""
     if name == "adam":
-        return [AdamTiles(size=512, blocks=3)]
+        return [UpdateTiles(size=512, blocks=3)]
     if name == "all-reduce-norm":
         return [RowTiles(blocks=3)]
     if name == "embedding-all-to-all":

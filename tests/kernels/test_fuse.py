@@ -17,6 +17,7 @@ from disco_hlo.kernels.fuse import Shape, kernel_schedules
 from disco_hlo.kernels.pattern import FusedCall
 from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError
 from disco_hlo.kernels.tiles import MatmulTiles
+from disco_hlo.kernels.update_pattern import Recipe
 from disco_hlo.plugin import structure
 from disco_hlo.plugin.structure import Early, named_schedules
 from disco_hlo.structure.moves import Fuse, Move, Split, apply_moves, from_json, to_json
@@ -359,8 +360,10 @@ def test_no_pair_no_schedule() -> None:
     assert kernel_schedules(entry("ROOT x = bf16[8] parameter(0)"), {}, copies=False, lower=stand_in) == {}
 
 
-def on_hopper(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, ...]) -> bytes:
-    return lowered(kernel, dataclasses.replace(tiles, blocks=MULTIPROCESSORS), devices, shapes)
+def on_hopper(
+    kernel: str, tiles: Any, devices: int, shapes: tuple[Shape, ...], recipe: Recipe | None = None
+) -> bytes:
+    return lowered(kernel, dataclasses.replace(tiles, blocks=MULTIPROCESSORS), devices, shapes, recipe)
 
 
 def of_mosaic(module: bytes) -> bytes:

@@ -16,8 +16,8 @@ from tests.structure.enact import module_of
 
 GATHER = Size("all-gather-matmul", 2, "bf16", 4096, 4096, 4096)
 REDUCE = dataclasses.replace(GATHER, kernel="matmul-all-reduce")
-# 1 ns for 1000 flops, and for 100 bytes of any collective.
-LIMITS = Limits({}, 1000.0, 1e9, lambda _, moved: moved / 100)
+# 1 ns for 1000 flops, and for 100 bytes of any collective, which takes 9 us to begin.
+LIMITS = Limits({}, 1000.0, 1e9, lambda _, moved: 9000 + moved / 100)
 
 
 def test_a_name_tells_its_size_whatever_number_stands_behind() -> None:
@@ -55,9 +55,24 @@ def test_no_line_goes_below_what_limits_a_kernel() -> None:
 
 
 def test_a_pair_is_worth_a_kernel_that_takes_less() -> None:
-    both = LIMITS.compute_ns(REDUCE) + LIMITS.collective_ns(REDUCE)
-    assert is_faster(REDUCE, "all-reduce", {REDUCE: both - 1}, LIMITS)
-    assert not is_faster(REDUCE, "all-reduce", {REDUCE: both + 1}, LIMITS)
+    both = LIMITS.separate_ns(REDUCE)
+    assert both == LIMITS.compute_ns(REDUCE) + LIMITS.collective_ns(REDUCE)
+    assert is_faster(REDUCE, both, {REDUCE: both - 1}, LIMITS)
+    assert not is_faster(REDUCE, both, {REDUCE: both + 1}, LIMITS)
+
+
+def test_what_a_collective_takes_to_begin_limits_no_kernel() -> None:
+    small = dataclasses.replace(GATHER, kernel="matvec-all-reduce", m=64, n=1)
+    assert LIMITS.limit_ns(small) == LIMITS.compute_ns(small) < LIMITS.collective_ns(small)
+    wide = dataclasses.replace(GATHER, n=1)
+    assert LIMITS.limit_ns(wide) == pytest.approx(LIMITS.collective_ns(wide) - 9000)
+
+
+def test_an_update_moves_its_arrays_and_gathers_as_well() -> None:
+    update = Size("scattered-update", 2, "f32", 1 << 20, 5, 1)
+    assert (update.flops, update.collective_bytes, update.memory_bytes) == (0, 4 << 20, 14 << 20)
+    assert LIMITS.separate_ns(update) == LIMITS.compute_ns(update) + 2 * LIMITS.collective_ns(update)
+    assert size_named(update.key) == update
 
 
 def step(name: str) -> CanonicalModule:
