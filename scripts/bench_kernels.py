@@ -364,8 +364,10 @@ def choices_table(record: Record) -> str:
         size, times = written(one["size"]), (f"{of['fused']:.1f}", f"{of['separate']:.1f}")
         lines.append((one["kernel"], size, *times, told, one["choice"], one["best"], loss))
     right = sum(one["choice"] == one["best"] for one in found)
+    told = [one["choice"] == one["best"] for one in found if one["told"]]
     worst = max((one["loss"] for one in found), default=0.0)
-    total = f"{right} of {len(found)} chosen rightly; the largest loss is {worst:.1%}"
+    total = f"{right} of {len(found)} chosen rightly, {sum(told)} of the {len(told)} foretold; "
+    total += f"the largest loss is {worst:.1%}"
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{total}"
 
 
