@@ -88,6 +88,7 @@ SIZES: dict[str, Sequence[Any]] = {
     "embedding-all-to-all": BAGS,
     "matmul-reduce-scatter": MATMULS,
     "adam": ADAMS,
+    "lamb": ADAMS,
     "matmul-all-to-all": MATMULS,
     "all-reduce-norm": NORMS,
     "all-gather-matmul": MATMULS,
@@ -117,6 +118,7 @@ TINY: dict[str, Sequence[Any]] = dict.fromkeys(SIZES, SMALL_MATMUL) | {
     "embedding-all-to-all": ((4, 2, 5, 16),),
     "all-reduce-norm": ((8, 512),),
     "adam": (1 << 14,),
+    "lamb": (1 << 14,),
 }
 
 

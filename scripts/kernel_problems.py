@@ -26,6 +26,7 @@ from jax import lax
 
 from disco_hlo.kernels.adam import Adam
 from disco_hlo.kernels.catalog import AXIS, COLUMNS, FUSED, ROWS, WHOLE
+from disco_hlo.kernels.lamb import Lamb
 
 REPEATS, CHOICE_REPEATS, QUICK_REPEATS = 50, 20, 10
 FEW, MANY = 3, 11
@@ -335,7 +336,9 @@ class Problem:
         if not self.bench.interpret:
             return tiles
         more = {"steps": 2} if hasattr(tiles, "steps") else {}
-        return dataclasses.replace(tiles, blocks=2, **more)
+        # The interpreter runs blocks in turn; LAMB's wait for each other.
+        blocks = 1 if self.kernel == "lamb" else 2
+        return dataclasses.replace(tiles, blocks=blocks, **more)
 
     def placed(self, *, small: bool) -> Any:
         """The arrays, made on their devices: normal numbers for times, small whole ones where sums are compared."""
@@ -362,7 +365,7 @@ class Problem:
             return made_by(made, spec)
 
         specs, f32 = self.fused.arguments, jnp.float32
-        if self.kernel == "adam":
+        if self.kernel in ("adam", "lamb"):
             (n,) = self.size
             moments = tuple(array(spec, (n,), f32, floor=0.5) for spec in specs[2])
             corrections = jnp.array([10.0, 1000.0], f32)
@@ -420,11 +423,16 @@ class Problem:
         def exchange(x: Any) -> Any:
             return lax.all_to_all(x, AXIS, 0, 0, tiled=True)
 
-        if self.kernel == "adam":
+        if self.kernel in ("adam", "lamb"):
 
             def update(gradient: Any, parameters: Any, moments: Any, corrections: Any) -> Any:
-                step, *new = Adam().update(gradient, moments, (corrections[0], corrections[1]))
-                return parameters - step, *new
+                factors = corrections[0], corrections[1]
+                if self.kernel == "adam":
+                    step, *new = Adam().update(gradient, moments, factors)
+                    return parameters - step, *new
+                step, *new = Lamb().direction(gradient, parameters, moments, factors)
+                scale = Lamb().scale(jnp.sum(parameters * parameters), jnp.sum(step * step))
+                return parameters - scale * step, *new
 
             shard = jax.device_put(arrays[1], jax.sharding.NamedSharding(self.bench.mesh, ROWS))
             shards = shard, shard, arrays[2], arrays[3]

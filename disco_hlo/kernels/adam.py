@@ -38,8 +38,14 @@ class Adam:
         """
         mean = self.beta1 * moments[0] + (1 - self.beta1) * gradient
         square = self.beta2 * moments[1] + (1 - self.beta2) * gradient * gradient
-        step = mean * (self.rate * corrections[0]) / (jnp.sqrt(square * corrections[1]) + self.epsilon)
-        return step, mean, square
+        return self.step((mean, square), corrections), mean, square
+
+    def step(
+        self, moments: tuple[jax.Array, jax.Array], corrections: tuple[jax.Array, jax.Array]
+    ) -> jax.Array:
+        """What to subtract from the parameters, by moments that have the gradient in them."""
+        mean, square = moments
+        return mean * (self.rate * corrections[0]) / (jnp.sqrt(square * corrections[1]) + self.epsilon)
 
 
 def adam_update(

@@ -235,3 +235,13 @@ def test_a_machine_that_can_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> N
     )
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
     refuse_machine([Hopper(n) for n in range(4)])
+
+
+def test_lamb_refuses_what_adam_does_and_blocks_that_would_wait_for_ever() -> None:
+    assert [result.shape for result in trace("lamb", ADAM, *of_adam(8192))] == [(8192,), (8192,), (8192,)]
+    for tiles, arrays, says in (
+        (ADAM, of_adam(8192, moments=4096), r"needs shapes .*, got .*\(1024,\)"),
+        (dataclasses.replace(ADAM, blocks=513), of_adam(8192), "runs in 1 to 512 blocks, got 513"),
+    ):
+        with pytest.raises(KernelRefusedError, match=says):
+            trace("lamb", tiles, *arrays)
