@@ -167,7 +167,9 @@ def _kernel(axis: str, devices: int, size: int, blocks: int, lamb: Lamb, *refs: 
         pl.semaphore_signal(flags.at[blocks], device_id={axis: peer})
     pl.semaphore_wait(flags.at[blocks], devices * blocks, decrement=False)
     of_parameters, of_direction = (
-        sum(jnp.sum(load(sums, 2 * device + which, _SLOTS)) for device in range(devices))
+        functools.reduce(
+            jnp.add, [jnp.sum(load(sums, 2 * device + which, _SLOTS)) for device in range(devices)]
+        )
         for which in range(2)
     )
     scale = lamb.scale(of_parameters, of_direction)
