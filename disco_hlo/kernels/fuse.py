@@ -60,8 +60,8 @@ class Lower(Protocol):
         ...
 
 
-Pays = Callable[[Call, str], bool]
-"""Whether a kernel is worth its place, which a collective of this opcode has now."""
+Pays = Callable[[Call, str, bool], bool]
+"""Whether a kernel is worth its place, which a collective of this opcode has now, in a loop or not."""
 
 KERNEL_SCHEDULES = {"fused-kernels": "", "split-fused-kernels": "split"}
 """Schedules that end with kernels, and the schedule that each begins with."""
@@ -106,7 +106,7 @@ def _pairs(module: bytes, lower: Lower, pays: Pays) -> tuple[FusedPair, ...]:
             if call.computation == program.entry.id:
                 collective, matmul = at[call.collective], at[call.matmul]
                 opcode, tiles = program.instructions[collective].opcode, asdict(call.tiles[0])
-                if not pays(call, opcode):
+                if not pays(call, opcode, bool(path)):
                     continue
                 # A matmul that two collectives could share stays with the first.
                 pair = FusedPair(call.kernel, path, collective, opcode, matmul, tiles)

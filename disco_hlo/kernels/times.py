@@ -41,6 +41,9 @@ COLLECTIVE_OF = {
 LAUNCH_NS = 6000.0
 """Of the kernel in which XLA lets the GPUs wait for each other before one: 4.6 to 6.4 us on two H100s
 (`docs/benchmarks/kernels.md`). What a kernel of which no size was measured is taken to need beyond its limit."""
+PREPARED_NS = 26_000.0
+"""What the host takes to prepare a kernel for one call of its program, while nothing runs: 20 to 35 us on two H100s
+(the same page). In the body of a loop it is prepared once for all turns."""
 _HALF_BYTES, _WHOLE_BYTES = 2, 4
 _NAME = re.compile(r"kernel\.([a-z-]+)\.(\d+)\.([a-z0-9]+)\.(\d+)\.(\d+)\.(\d+)(?:\.\d+)*")
 
@@ -196,13 +199,14 @@ def measured_kernels(profile: Profile) -> dict[Size, float]:
     return {size: float(time.median_ns) for size, time in sizes.items() if size is not None}
 
 
-def payer(costs: Costs, source: CanonicalModule) -> Callable[[Call, str], bool]:
+def payer(costs: Costs, source: CanonicalModule) -> Callable[[Call, str, bool], bool]:
     """Whether a kernel is predicted to be faster than the pair that it replaces, of which the opcode of the collective
-    is given, by the costs of a step."""
+    is given and whether both are in a loop, by the costs of a step."""
     measured, limits = measured_kernels(costs.profile), limits_of(costs, source)
 
-    def pays(call: Call, opcode: str) -> bool:
-        return is_faster(call.size, limits.separate_ns(call.size, opcode), measured, limits)
+    def pays(call: Call, opcode: str, in_loop: bool) -> bool:
+        separate_ns = limits.separate_ns(call.size, opcode) - (0.0 if in_loop else PREPARED_NS)
+        return is_faster(call.size, separate_ns, measured, limits)
 
     return pays
 

@@ -14,7 +14,7 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.proto import Message, parse, serialize
 from disco_hlo.kernels import fuse
 from disco_hlo.kernels.fuse import Shape, kernel_schedules
-from disco_hlo.kernels.pattern import FusedCall
+from disco_hlo.kernels.pattern import Call
 from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError
 from disco_hlo.kernels.tiles import MatmulTiles
 from disco_hlo.kernels.update_pattern import Recipe
@@ -337,16 +337,19 @@ def test_a_schedule_with_kernels_is_there_for_whoever_asks(monkeypatch: pytest.M
         early.moved(to_json(found(early.module)))
     monkeypatch.setattr(structure, "refuse_machine", lambda _: None)
     assert "fused-kernels" not in named_schedules(early)
-    seen: list[tuple[str, str]] = []
+    seen: list[tuple[str, str, bool]] = []
 
-    def pays(call: FusedCall, opcode: str) -> bool:
-        seen.append((call.kernel, opcode))
+    def pays(call: Call, opcode: str, in_loop: bool) -> bool:
+        seen.append((call.kernel, opcode, in_loop))
         return opcode == "all-gather"
 
     (chosen,) = from_json(named_schedules(early, pays=pays)["fused-kernels"])
     assert isinstance(chosen, Fuse)
     assert [pair.kernel for pair in chosen.pairs] == ["all-gather-matmul"]
-    assert set(seen) >= {("all-gather-matmul", "all-gather"), ("matmul-all-reduce", "all-reduce")}
+    assert set(seen) >= {
+        ("all-gather-matmul", "all-gather", True),
+        ("matmul-all-reduce", "all-reduce", False),
+    }
     assert "fused-kernels" not in named_schedules(early, pays=lambda *_: False)
     asked = named_schedules(early, ["fused-kernels"])["fused-kernels"]
     assert early.moved(asked) == fused(early.module)

@@ -7,10 +7,12 @@ import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.kernels import times
+from disco_hlo.kernels.pattern import fused_calls
 from disco_hlo.kernels.times import LAUNCH_NS, Limits, Size, fused_ns, is_faster, size_named
 from disco_hlo.optimize.costs import Costs, costs_of
 from disco_hlo.profiler.profile import OpTime
 from disco_hlo.profiler.store import ProfileStore
+from tests.kernels.test_pattern import ADD, ROWS_BY, SUM
 from tests.plugin.test_structure import profile
 from tests.structure.enact import module_of
 
@@ -106,3 +108,22 @@ def test_what_one_step_measured_another_is_foretold(tmp_path: Path) -> None:
         assert store.ops(taken.platform) == kept, "each size is measured once"
     known = costs(plain, kept)
     assert times.foretold(known, first, plain)[kernel.key].median_ns == 400_000
+
+
+def test_a_kernel_outside_of_loops_must_gain_what_it_takes_to_prepare() -> None:
+    module = module_of(f"""HloModule m\n{ADD}\nENTRY e {{
+      x = bf16[512,512] parameter(0)
+      d = bf16[512,512] dot(x, x), {ROWS_BY}
+      ROOT r = bf16[512,512] all-reduce(d), {SUM} }}""")
+    (call,), _ = fused_calls(module)
+    plain = step("other")
+    limits = times.limits_of(costs(plain, {}), plain)
+    separate_ns = round(limits.separate_ns(call.size))
+    for less_ns, expected in (
+        (1, (True, False)),
+        (round(times.PREPARED_NS) + 1, (True, True)),
+        (-1, (False, False)),
+    ):
+        known = {call.size.key: OpTime(max(1, separate_ns - less_ns), 0, 1)}
+        pays = times.payer(costs(plain, known), plain)
+        assert (pays(call, "all-reduce", True), pays(call, "all-reduce", False)) == expected
