@@ -222,7 +222,7 @@ def foretold(costs: Costs, source: CanonicalModule, like: CanonicalModule) -> di
     measured, limits = measured_kernels(costs.profile), limits_of(costs, like)
     return {
         key: OpTime(round(fused_ns(size, measured, limits)), 0, 1)
-        for key, size in _kernels(source).items()
+        for key, size in kernel_sizes(source).items()
         if key not in costs.profile.ops
     }
 
@@ -236,14 +236,14 @@ def keep(store: ProfileStore, profile: Profile, source: CanonicalModule) -> None
     known = measured_kernels(profile)
     times = {
         size.key: profile.ops[key]
-        for key, size in _kernels(source).items()
+        for key, size in kernel_sizes(source).items()
         if key in profile.ops and size not in known
     }
     if times:
         store.add_ops(profile.platform, times)
 
 
-def _kernels(source: CanonicalModule) -> dict[str, Size]:
+def kernel_sizes(source: CanonicalModule) -> dict[str, Size]:
     """The kernels of a step, by cost key."""
     named = {
         node.key: size_named(node.name)

@@ -10,7 +10,11 @@ from disco_hlo.kernels import times
 from disco_hlo.kernels.pattern import fused_calls
 from disco_hlo.kernels.times import LAUNCH_NS, Limits, Size, fused_ns, is_faster, size_named
 from disco_hlo.optimize.costs import Costs, costs_of
-from disco_hlo.profiler.profile import OpTime
+from disco_hlo.plan.read import read
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plugin.measuring.known_times import KnownTimes
+from disco_hlo.profiler.keys import kernel_keys
+from disco_hlo.profiler.profile import Link, OpTime
 from disco_hlo.profiler.store import ProfileStore
 from tests.kernels.test_pattern import ADD, ROWS_BY, SUM
 from tests.plugin.test_structure import profile
@@ -127,3 +131,15 @@ def test_a_kernel_outside_of_loops_must_gain_what_it_takes_to_prepare() -> None:
         known = {call.size.key: OpTime(max(1, separate_ns - less_ns), 0, 1)}
         pays = times.payer(costs(plain, known), plain)
         assert (pays(call, "all-reduce", True), pays(call, "all-reduce", False)) == expected
+
+
+def test_a_structure_is_traced_until_its_kernels_have_times() -> None:
+    source, plain = step(GATHER.key), step("other")
+    known = KnownTimes(costs(plain, {}).profile.platform, Link(2, 1), None)
+    xla = read(source)
+    (kernel,) = times.kernel_sizes(source)
+    fused = unit_graph(source.graph, xla).kernels(source.graph)
+    known.add_ops("", dict.fromkeys(kernel_keys(source.graph, fused), OpTime(1, 0, 1)), [])
+    assert known.lacks(source, xla, like=plain)["ops"] is True
+    known.add_ops("", {kernel: OpTime(400_000, 0, 5)}, [])
+    assert known.lacks(source, xla, like=plain)["ops"] is False

@@ -263,8 +263,9 @@ def _profiles(
         profile = taken.get(name, None if step is None else step.costs.profile)
         if isinstance(profile, Exception):
             _say_left_out(session, name, profile)
-        elif profile is not None:
-            profiles[name] = profile
+        elif profile is not None and step is not None:
+            lines = kernel_times.foretold(step.costs, made[name].source, step.source)
+            profiles[name] = replace(profile, ops={**lines, **profile.ops})
             if store is not None and store.writable and name in lacking:
                 kernel_times.keep(store, profile, made[name].source)
     return profiles
