@@ -27,9 +27,9 @@ from disco_hlo.kernels.missed import MissedError, require_met
 from disco_hlo.kernels.refusals import MOST_DEVICES
 from disco_hlo.kernels.tiles import HALF_TYPES, MATMUL_RANGE, VECTOR_RANGE, MatmulTiles
 from disco_hlo.kernels.times import Size
-from disco_hlo.kernels.update_pattern import UpdateCall, update_call
+from disco_hlo.kernels.update_pattern import UpdateCall, own_shard_of, update_call
 from disco_hlo.structure.chunk import operand_needs, reduction_opcode
-from disco_hlo.structure.program import Program, dims, dtype, evaluate
+from disco_hlo.structure.program import Program, dims, dtype
 from disco_hlo.structure.sharded import groups_of
 
 GATHER, SCATTER, ALL_REDUCE, VECTOR, EXCHANGE = (
@@ -295,16 +295,9 @@ def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
 def _own_shard_of(program: Program, collective: Message, devices: int) -> int | None:
     """The dimension of which each device reads its own shard alone; None where anything else is read."""
     readers = program.readers(collective)
-    if len(readers) != 1 or readers[0].opcode != "dynamic-slice" or collective.id == program.root:
+    if len(readers) != 1 or collective.id == program.root:
         return None
-    (piece,) = readers
-    cut = [d for d, size in enumerate(dims(piece)) if size != dims(collective)[d]]
-    if len(cut) != 1 or dims(piece)[cut[0]] * devices != dims(collective)[cut[0]]:
-        return None
-    start = program.operands(piece)[1 + cut[0]]
-    found = [evaluate(program, start, device) for device in range(devices)]
-    expected = [device * dims(piece)[cut[0]] for device in range(devices)]
-    return cut[0] if [None if f is None else int(f) for f in found] == expected else None
+    return own_shard_of(program, readers[0], devices)
 
 
 # --- the matmul ---

@@ -13,11 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
 from disco_hlo.kernels.missed import require_met
 from disco_hlo.kernels.tiles import UPDATE_RANGE, UpdateTiles
 from disco_hlo.kernels.times import Size
 from disco_hlo.structure.program import Program, dims, dtype, evaluate, literal_value
+from disco_hlo.structure.sharded import groups_of
 
 UPDATE = "scattered-update"
 POINTWISE = frozenset({
@@ -141,17 +143,17 @@ def program_above(program: Program, ids: list[int]) -> set[int]:
     return seen
 
 
-def own_rows(program: Program, piece: Message, devices: int) -> bool:
-    """Whether a dynamic-slice takes each device's own shard of rows."""
+def own_shard_of(program: Program, piece: Message, devices: int) -> int | None:
+    """The dimension of which an instruction takes each device its own shard; None where it does not."""
     if piece.opcode != "dynamic-slice":
-        return False
-    source = program.operands(piece)[0]
-    rows = dims(piece)[0] if dims(piece) else 0
-    if rows * devices != dims(source)[0] or dims(piece)[1:] != dims(source)[1:]:
-        return False
-    start = program.operands(piece)[1]
-    found = [evaluate(program, start, device) for device in range(devices)]
-    return [None if f is None else int(f) for f in found] == [device * rows for device in range(devices)]
+        return None
+    source, *starts = program.operands(piece)
+    cut = [d for d, size in enumerate(dims(piece)) if size != dims(source)[d]]
+    if len(cut) != 1 or dims(piece)[cut[0]] * devices != dims(source)[cut[0]]:
+        return None
+    found = [evaluate(program, starts[cut[0]], device) for device in range(devices)]
+    expected = [device * dims(piece)[cut[0]] for device in range(devices)]
+    return cut[0] if [None if f is None else int(f) for f in found] == expected else None
 
 
 def _sums(program: Program, collective: Message, devices: int) -> list[Message]:
@@ -161,7 +163,7 @@ def _sums(program: Program, collective: Message, devices: int) -> list[Message]:
         return [collective]
     readers = program.readers(collective)
     met = collective.id != program.root and bool(readers)
-    met = met and all(own_rows(program, one, devices) for one in readers)
+    met = met and all(own_shard_of(program, one, devices) == 0 for one in readers)
     require_met(met, "read-whole", f"{collective.name} is not read by own shards of rows alone")
     return readers
 
@@ -194,7 +196,10 @@ def _readers_outside(program: Program, one: Message, inside: set[int]) -> list[M
 def _gathers_rows(program: Program, gather: Message, devices: int) -> bool:
     if gather.opcode != "all-gather" or len(gather.operand_ids) != 1 or int(gather.dimensions[0]) != 0:
         return False
-    return dims(gather)[0] == devices * dims(program.operands(gather)[0])[0]
+    try:
+        return groups_of(program, gather) == (tuple(range(devices)),)
+    except IllegalMoveError:
+        return False
 
 
 class _Written:
@@ -226,7 +231,7 @@ class _Written:
 
     def _array(self, operand: Message) -> tuple[Message, bool]:
         """An array that is read, or the whole one of which it is this device's shard."""
-        if own_rows(self.program, operand, self.devices):
+        if own_shard_of(self.program, operand, self.devices) == 0:
             return self.program.operands(operand)[0], True
         return operand, False
 

@@ -109,6 +109,11 @@ def test_xla_takes_the_kernel_itself_up_to_its_code() -> None:
             "ROOT t = (f32[2048], f32[2048]) tuple(step, new)",
             "nothing made of the shard of s",
         ),
+        (
+            f"{MOMENTUM}\n{GATHER}".replace("{{0,1}}", "{{1,0}}"),
+            ROOT,
+            "nothing made of the shard of s",
+        ),
         ("", "ROOT t = f32[2048] exponential(s)", "no pointwise work reads the shard of s"),
         (
             f"""z = f32[] constant(0)
