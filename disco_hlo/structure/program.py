@@ -235,6 +235,28 @@ class Program:
         self.redirect(old, new[-1], keep={made.id for made in fresh})
         self._sweep([old.id])
 
+    def in_order(self) -> None:
+        """Put every instruction behind what it waits for, and otherwise where it is.
+
+        Raises:
+            IllegalMoveError: one waits for itself.
+        """
+        placed: dict[int, Message] = {}
+        opened: set[int] = set()
+        waiting = self.instructions[::-1]
+        while waiting:
+            one = waiting[-1]
+            before = [*one.operand_ids, *one.control_predecessor_ids]
+            missing = [self.by_id[i] for i in before if i not in placed]
+            if one.id in placed or not missing:
+                placed.setdefault(waiting.pop().id, one)
+            elif one.id in opened:
+                raise IllegalMoveError(f"{one.name} ({one.opcode}): it would wait for itself")
+            else:
+                opened.add(one.id)
+                waiting += missing
+        self.instructions = list(placed.values())
+
     def place(self, made: Sequence[Message], at: int) -> None:
         """Put new instructions into the list, the first at position ``at``."""
         self.instructions[at:at] = made

@@ -354,7 +354,9 @@ def groups_of(program: Program, collective: Message) -> Groups:
     Raises:
         IllegalMoveError: they name replicas, or are of different sizes.
     """
-    if program.replicas() != 1 or collective.channel_id <= 0 or not collective.use_global_device_ids:
+    # An all-to-all has no such flag.
+    of_all = collective.use_global_device_ids or collective.opcode == "all-to-all"
+    if program.replicas() != 1 or collective.channel_id <= 0 or not of_all:
         raise IllegalMoveError(
             f"{collective.name} ({collective.opcode}): its groups name replicas, not the partitions of one program"
         )

@@ -22,6 +22,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.kernels.times import kernel_sizes
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import by_graph
@@ -322,7 +323,7 @@ def _kernel_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
     found: set[str] = set()
     for graph, plan in by_graph(source, xla):
         found |= {*kernel_keys(graph, unit_graph(graph, plan).kernels(graph))}
-    return found
+    return found | set(kernel_sizes(source))
 
 
 def _largest_bytes(moved: Mapping[CollectiveKind, Sequence[int]]) -> dict[CollectiveKind, int]:

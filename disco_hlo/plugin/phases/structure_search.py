@@ -19,7 +19,8 @@ import msgspec
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.kernels.fuse import KERNEL_SCHEDULES
+from disco_hlo.kernels import times as kernel_times
+from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
 from disco_hlo.optimize.regions import step_times, unmeasured_share
@@ -70,9 +71,11 @@ class Structures:
 class Making:
     """Structures that threads make on every rank, beside the search for the step as it is."""
 
-    def __init__(self, session: Session, source: CanonicalModule) -> None:
-        """Begin at once where the step's communication lies inside the layer, as far as sizes tell."""
+    def __init__(self, session: Session, source: CanonicalModule, profile: Profile | None = None) -> None:
+        """Begin at once where the step's communication lies inside the layer, as far as sizes tell. By the step's
+        ``profile``, on rank 0, fused kernels are chosen, which need one process."""
         settings, self._session = session.settings, session
+        self._source, self._profile = source, profile
         self._pool = ThreadPoolExecutor(1 + compiles_at_once(session), "disco-structure")
         self._structures: Future[Structures] | None = None
         sizes_bytes = [node.shape.size_bytes for node in source.graph.nodes]
@@ -95,7 +98,9 @@ class Making:
     def _begin(self) -> Structures:
         with jaxlink.ours():
             early = early_module(self._session.request)
-            schedules = _wanted(self._session, early)
+            profile, source = self._profile, self._source
+            pays = None if profile is None else kernel_times.payer(costs_of(profile, source), source)
+            schedules = _wanted(self._session, early, pays)
         made = {name: self._pool.submit(self._made, early, name, moves) for name, moves in schedules.items()}
         return Structures(early, made)
 
@@ -185,9 +190,9 @@ def _say_left_out(session: Session, name: str, error: Exception) -> None:
         LOGGER.debug("%s: %s", name, one_line(error))
 
 
-def _wanted(session: Session, early: Early) -> dict[str, list[dict[str, Any]]]:
+def _wanted(session: Session, early: Early, pays: Pays | None) -> dict[str, list[dict[str, Any]]]:
     forced = session.settings.forced_structure
-    schedules = named_schedules(early, [forced] if forced else [])
+    schedules = named_schedules(early, [forced] if forced else [], pays)
     if forced is None:
         return schedules
     if forced not in schedules:
@@ -215,8 +220,10 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
         try:
             source = made.result().source
             xla = read(source)
-            case = Case(source, xla, costs_of(step.costs.profile, source, [xla]))
-            lacking = unmeasured_share(source, case.times) > _UNMEASURED
+            lines = kernel_times.foretold(step.costs, source, step.source)
+            known = replace(step.costs.profile, ops={**lines, **step.costs.profile.ops})
+            case = Case(source, xla, costs_of(known, source, [xla]))
+            lacking = bool(lines) or unmeasured_share(source, case.times) > _UNMEASURED
             lacking |= not set(travelling(source)) <= set(travelling(step.source))
             ranked.append((unsearched(case).predicted_ns, name, lacking))
         except Exception as error:
@@ -244,8 +251,11 @@ def _profiles(
         profile = taken.get(name, None if step is None else step.costs.profile)
         if isinstance(profile, Exception):
             _say_left_out(session, name, profile)
-        elif profile is not None:
-            profiles[name] = profile
+        elif profile is not None and step is not None:
+            lines = kernel_times.foretold(step.costs, made[name].source, step.source)
+            profiles[name] = replace(profile, ops={**lines, **profile.ops})
+            if store is not None and store.writable and name in lacking:
+                kernel_times.keep(store, profile, made[name].source)
     return profiles
 
 
