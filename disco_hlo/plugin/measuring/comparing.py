@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, compile_changes
+from disco_hlo.plugin.measuring.inputs.arguments import SAMPLES, RealInputs, compile_changes
 from disco_hlo.plugin.measuring.lockstep import Guard, all_have, anywhere, run_on_all
 from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
@@ -67,7 +67,6 @@ _MANY_ELEMENTS = 1 << 24
 """So many neighbours tell what one element does not."""
 _UPDATED = 0.3
 """An output that lies so near to an input of its shape, relative to its norm, updates it."""
-_A_FEW = 1 << 10
 _MOST_PASSES = 64
 _EXPONENT_BYTES = {8: 2, 16: 2}
 _Samples = Mapping[tuple[str, tuple[int, ...]], Sequence[tuple[int, NDArray[Any]]]]
@@ -513,4 +512,4 @@ def _nearest(few: NDArray[Any], candidates: Sequence[tuple[int, NDArray[Any]]]) 
 
 
 def _places(size: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, max(0, size - 1), min(size, _A_FEW)).astype(np.int64))
+    return np.unique(np.linspace(0, max(0, size - 1), min(size, SAMPLES)).astype(np.int64))

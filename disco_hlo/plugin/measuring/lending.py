@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import UnsupportedError, shared
-from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.inputs.arguments import Kept, LentInputs, RealInputs, coming_back_to
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, all_have, anywhere
@@ -98,7 +96,7 @@ def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInp
         )
     began_ns = time.perf_counter_ns()
     with session.stage("a copy of what a step takes over"):
-        kept = _kept(arguments, loan.taken, pinned=BACKENDS[session.facts.backend].queues)
+        kept = Kept(arguments, loan.taken)
     copied_ns = 2 * (time.perf_counter_ns() - began_ns)
     with coming_back_to(arguments, kept, loan.taken):
         inputs = LentInputs(session.request, loan.parameters, arguments, copied_ns)
@@ -106,16 +104,6 @@ def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInp
             yield inputs
         finally:
             inputs.leave(loan.taken)
-
-
-def _kept(arguments: Sequence[Any], taken: Collection[int], *, pinned: bool) -> Kept:
-    try:
-        return Kept(arguments, taken, pinned=pinned)
-    except Exception as error:
-        if not pinned:
-            raise
-        LOGGER.debug("no memory of the host that devices write by themselves: %s", one_line(error))
-        return Kept(arguments, taken, pinned=False)
 
 
 class Slices:

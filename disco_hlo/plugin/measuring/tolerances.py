@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.backends import Backend
 from disco_hlo.hlo.proto import DTYPES, Message, parse
+from disco_hlo.plugin.xla.host_memory import as_numpy, copied
 from disco_hlo.plugin.xla.executables import JAX_NAMES, is_whole
 from disco_hlo.plugin.xla.own_programs import Fact, compile_for_each_device, on_each_device
 
@@ -340,12 +341,12 @@ class Allowed:
             cut: NDArray[Any] = np.asarray(whole[number : number + 1])
             return cut
 
-        values, other = one(parts.of(self._values[device])), one(parts.of(got))
+        values, other = one(parts.of(as_numpy(self._values[device]))), one(parts.of(got))
         if not self.is_float:
             place = int(np.argmax(values != other))
             words = f"it is {other.reshape(-1)[place]} and not {values.reshape(-1)[place]}"
         else:
-            seen = Seen(*map(one, self._seen[device][group * fields : (group + 1) * fields]))
+            seen = Seen(*(one(as_numpy(own)) for own in self._seen[device][group * fields :][:fields]))
             with np.errstate(all="ignore"):
                 verdict = _judge(np, seen, values, float(max(1, self._runs)), other)
                 place, words = _words(verdict, values, other)
@@ -360,7 +361,10 @@ class Allowed:
         return [np.array(one).reshape(np.shape(one) or (1,)) for one in arrays]
 
     def _kept(self, by_device: list[list[Any]]) -> list[list[Any]]:
-        return [list(map(np.asarray, own)) for own in by_device] if self._kept_on_host else by_device
+        if not self._kept_on_host:
+            return by_device
+        copies = iter(copied([one for own in by_device for one in own]))
+        return [[next(copies) for _ in own] for own in by_device]
 
     def _befores(self, before: Sequence[Any] | None) -> list[list[Any]]:
         return [] if before is None else [self._there(before)]
