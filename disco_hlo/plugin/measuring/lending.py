@@ -24,6 +24,10 @@ from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter, memory, parameters, storage_taken
 
 
+_COPYING = 3
+"""A slice lasts so many times as long as copying what a run takes over, there and back."""
+
+
 def copied(
     session: Session,
     parameters: Sequence[Parameter],
@@ -107,8 +111,9 @@ def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInp
 
 
 class Slices:
-    """Turns at the devices between calls of the training, each on the arguments of a call. One lasts for as long as
-    copying these takes, and no less than a slice or one run."""
+    """Turns at the devices between calls of the training, each on the arguments of a call. One lasts three times as
+    long as copying these takes, which is then a quarter of what the training loses, and no less than a slice or one
+    run."""
 
     def __init__(self, session: Session, calls: OnCalls, trials: Sequence[Trial]) -> None:
         """None has begun.
@@ -143,7 +148,7 @@ class Slices:
             self._inputs = None
             self._lent.close()
             self._inputs = self._lent.enter_context(self._calls.lend("profiling", self._loan))
-            self._end_ns = time.perf_counter_ns() + max(SLICE_NS, self._inputs.copied_ns)
+            self._end_ns = time.perf_counter_ns() + max(SLICE_NS, _COPYING * self._inputs.copied_ns)
             count = max(1, self._count(run_ns))
             self.idle_ns = self._inputs.copied_ns
         runner = self._runners.get(trial.name)
