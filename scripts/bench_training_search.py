@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,8 @@ _ENDED = "has ended, and the training goes on"
 _AFTERWARDS = 40
 """Steps after the outcome."""
 _WARM_UP = 5
+_AROUND_S = 25.0
+"""Of a process beside its steps."""
 _BATCHES = 256
 """Fewer are soon known by heart, and then a rounding alters the loss by as much as it is."""
 
@@ -130,14 +133,16 @@ def llama(options: argparse.Namespace) -> tuple[Step, Any, list[Any]]:
 def run(when: str, steps: int, longest_s: float, options: argparse.Namespace) -> dict[str, Any]:
     """One training in a process of its own; what went wrong is its ``error``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DISCO_", "ENABLE_"))}
-    if kept.get("JAX_PLATFORMS") == "cpu":
+    if kept.get("JAX_PLATFORMS") == "cpu" and "device_count" not in kept.get("XLA_FLAGS", ""):
         kept["XLA_FLAGS"] = f"{kept.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
     shown = {name: getattr(options, name) for name in ("step", "layers", "batch", "shard")}
-    shown |= {"steps": steps, "longest": longest_s * 0.8}
+    shown |= {"steps": steps, "longest": max(0.8 * longest_s, longest_s - _AROUND_S)}
     command = [sys.executable, __file__, "--train", *(f"--{name}={value}" for name, value in shown.items())]
     settings = {"DISCO_BUDGET_S": str(options.budget), "DISCO_LOG": "debug"}
     settings |= {"DISCO_SHARE": str(options.share)} if options.share else {}
     with tempfile.TemporaryDirectory() as plans:
+        if options.store is not None:
+            shutil.copy(options.store, Path(plans) / "profile.sqlite")
         environment = {**kept, **WHEN[when], **settings, "DISCO_DIR": plans}
         try:
             done = subprocess.run(
@@ -154,7 +159,7 @@ def run(when: str, steps: int, longest_s: float, options: argparse.Namespace) ->
 
 def _end_of(text: str | bytes | None) -> list[str]:
     shown = text.decode(errors="replace") if isinstance(text, bytes) else text or ""
-    return shown.splitlines()[-30:]
+    return shown.splitlines()[-200:]
 
 
 def median_step_ms(ends: list[float]) -> float:
@@ -186,7 +191,7 @@ def searched(record: dict[str, Any], default_s: float) -> dict[str, Any]:
         {"for": what, "s": float(s), "pieces": int(pieces), "longest_ms": int(ms)}
         for _, text in lines if (found := _HELD.search(text)) for s, pieces, ms, what in [found.groups()]
     ]  # fmt: skip
-    told: dict[str, Any] = {**plain(record), "lines": lines[-120:], "held": held}
+    told: dict[str, Any] = {**plain(record), "lines": lines[-400:], "held": held}
     begun = next((at for at, text in lines if _BEGINS in text), None)
     over = next(((at, found) for at, text in lines if (found := _SETTLED.search(text))), None)
     if begun is None:
@@ -231,6 +236,9 @@ def main() -> None:
     parser.add_argument(
         "--no-compile", action="store_true", help="leave out the search before the first step"
     )
+    parser.add_argument(
+        "--store", type=Path, help="measured times that a search begins with (profile.sqlite)"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--longest", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
@@ -254,7 +262,7 @@ def main() -> None:
     show("default", plain(first))
     if "error" in first:
         return
-    record = run("training", _AFTERWARDS, left_s(0.75), options)
+    record = run("training", _AFTERWARDS, left_s(0.85), options)
     show("training", searched(record, mean_step_s(first)))
     again = run(
         "default",

@@ -213,7 +213,9 @@ def test_a_training_does_not_wait_for_what_other_steps_on_its_link_tell(
 ) -> None:
     first = KnownTimes(GPU, NVLINK, store)
     for number, factor in enumerate((1.3, 1.2, 1.9)):
-        first.add_facts(f"f00{number}", contention=Contention(factor, 1.1), loops={f"loop{number}": LoopTime(2, 5, 0)})
+        first.add_facts(
+            f"f00{number}", contention=Contention(factor, 1.1), loops={f"loop{number}": LoopTime(2, 5, 0)}
+        )
     known = KnownTimes(GPU, NVLINK, store)
     assert known.lacks(step, read(step))["contention"] is True
     other = replace(step, graph=replace(step.graph, fingerprint="f00d"))

@@ -23,7 +23,6 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter, memory, parameters, storage_taken
 
-
 _COPYING = 3
 """A slice lasts so many times as long as copying what a run takes over, there and back."""
 

@@ -201,7 +201,9 @@ def _profiled(
 ) -> Profiled | None:
     """Trace what is compiled, sweep collectives, and put everything together on rank 0."""
     fingerprint = source.graph.fingerprint
-    launch_ns, slowed = (0, None) if known is None else (known.launch_ns(fingerprint), known.contention(fingerprint))
+    launch_ns, slowed = (
+        (0, None) if known is None else (known.launch_ns(fingerprint), known.contention(fingerprint))
+    )
     taken = _trace(session, source, modules, launch_ns, kept, slowed)
     # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
     slowed = None

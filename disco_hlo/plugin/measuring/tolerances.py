@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from disco_hlo.backends import Backend
 from disco_hlo.hlo.proto import DTYPES, Message, parse
-from disco_hlo.plugin.xla.host_memory import as_numpy, copied
 from disco_hlo.plugin.xla.executables import JAX_NAMES, is_whole
+from disco_hlo.plugin.xla.host_memory import as_numpy, copied
 from disco_hlo.plugin.xla.own_programs import Fact, compile_for_each_device, on_each_device
 
 TIMES = 4.0

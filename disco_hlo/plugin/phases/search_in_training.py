@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, ProfileError, UnsupportedError, is_shared
+from disco_hlo.optimize.costs import costs_of
+from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -36,20 +38,25 @@ from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import MAY_RISE, lack_of_memory, needed_on_host_bytes, room_bytes
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, trials_of
-from disco_hlo.plugin.phases.finding import longest_s, search_apart
+from disco_hlo.plugin.phases.finding import Found, FoundPlans, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
+from disco_hlo.plugin.phases.structure_search import restructured_trials
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
 from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, called_step
+from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
 from disco_hlo.plugin.xla.job import may_rise_bytes, peaks_bytes
 from disco_hlo.profiler.profile import Profile
+from disco_hlo.search.schedule import Scheduled
 
 _MOST_TRIED = 2
 """Candidates that are compared with XLA's default, and tried."""
+_MOST_STRUCTURES = 2
+"""Of another structure, in the place of the last of them and besides."""
 _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
@@ -143,7 +150,10 @@ class SearchInTraining:
             with session.stage("search", takes_s=longest_s(self._settings)):
                 if profile is not None:
                     found = search_apart(self._settings, step.module, profile, room, self._stop)
-            trials = trials_of(session, found, slot)
+            trials = [
+                *trials_of(session, found, slot),
+                *self._structures(session, step, slot, found, profile, room),
+            ]
             started = time.monotonic()
             failed = True
             try:
@@ -175,9 +185,41 @@ class SearchInTraining:
         self._say_held(session, "profiling")
         return None if profiled is None else profiled.profile, time.monotonic() - started
 
+    def _structures(
+        self,
+        session: Session,
+        step: Step,
+        slot: PlanSlot,
+        found: FoundPlans | None,
+        profile: Profile | None,
+        room: int | None,
+    ) -> list[Trial]:
+        """Candidates of another structure, each searched in a process of its own."""
+        settings = self._settings
+        if not BACKENDS[session.facts.backend].asynchronous and settings.forced_structure is None:
+            return []  # collectives block there
+        before: Found | None = None
+        with session.stage("the step as it is"):
+            if found is not None and profile is not None:
+                source, xla = step.source, read(step.source)
+                costs = costs_of(profile, source, (xla, found.best.strategy))
+                before = found.of(Case(source, xla, costs, room), profile)
+
+        def search(one: Restructured, case: Case, seconds: float) -> tuple[Scheduled, float]:
+            asked = replace(settings, budget_s=seconds, finalists=1)
+            plans = search_apart(asked, one.module, case.costs.profile, case.room_bytes, self._stop)
+            return plans.best, sum(plans.searches_s)
+
+        with measured_times(session) as store:
+            trials = restructured_trials(session, slot, store, before, search)
+        self._say_held(session, "profiling structures")
+        return sorted(trials, key=lambda one: one.predicted_ns)
+
     def _try(self, session: Session, step: Step, trials: Sequence[Trial]) -> None:
         """Compile the likeliest winners, compare them with XLA's default, and let them run calls until one has won."""
-        tried = likeliest(trials, _MOST_TRIED)
+        structures = [one for one in trials if one.restructured is not None][:_MOST_STRUCTURES]
+        others = [one for one in trials if one.restructured is None]
+        tried = [*likeliest(others, _MOST_TRIED - bool(structures)), *structures]
         compile_trials(session, step.source, tried, tag="candidates")
         exchange(session)
         trials[0].executable = self._request.call_default()

@@ -7,7 +7,7 @@ profiled and searched, and those that are predicted to beat the plan are measure
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -54,17 +54,26 @@ _LEAST_SHARE = 0.1
 _TAKES_S = 300.0
 
 
+Search = Callable[[Restructured, Case, float], tuple[Scheduled, float]]
+"""Of a structure, from its case and so many seconds to the best plan and what finding it took."""
+
+
 def restructured_trials(
-    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None
+    session: Session,
+    slot: PlanSlot,
+    store: ProfileStore | None,
+    found: Found | None,
+    search: Search | None = None,
 ) -> list[Trial]:
     """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
     all go on without.
 
     Args:
         found: what the searches over kernels, buckets and order found, on rank 0.
+        search: makes a search; by default here and now.
     """
     try:
-        return _trials(session, slot, store, found)
+        return _trials(session, slot, store, found, search)
     except Exception as error:
         session.say(
             "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
@@ -73,7 +82,13 @@ def restructured_trials(
         return []
 
 
-def _trials(session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None) -> list[Trial]:
+def _trials(
+    session: Session,
+    slot: PlanSlot,
+    store: ProfileStore | None,
+    found: Found | None,
+    search: Search | None,
+) -> list[Trial]:
     settings = session.settings
     if settings.structure == "off":
         return []
@@ -94,7 +109,7 @@ def _trials(session: Session, slot: PlanSlot, store: ProfileStore | None, found:
     takes_s = all_searches_s(settings, session.facts.backend) + _TAKES_S
     with session.stage("search of structures", takes_s=takes_s):
         if found is not None:
-            best = _searched(session, profiles, made, room, found)
+            best = _searched(session, profiles, made, room, found, search)
     return _told(session, best, made, slot, found)
 
 
@@ -220,6 +235,7 @@ def _searched(
     made: Mapping[str, Restructured],
     room: int | None,
     found: Found,
+    search: Search | None = None,
 ) -> dict[str, Scheduled]:
     """The best plan for each schedule that is worth a search, on rank 0.
 
@@ -248,13 +264,16 @@ def _searched(
         more_bytes = case.default.peak_bytes - found.last.case.default.peak_bytes
         session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
         try:
-            asked = replace(search_settings(settings), finalists=1)
-            one = optimize(case, asked, Budget.of(seconds), also=[start.strategy])
+            if search is not None:
+                best[name], took_s = search(made[name], case, seconds)
+            else:
+                asked = replace(search_settings(settings), finalists=1)
+                one = optimize(case, asked, Budget.of(seconds), also=[start.strategy])
+                best[name], took_s = one.best, one.search_s
         except Exception as error:
             _say_left_out(session, name, error)
             continue
-        left_s -= one.search_s
-        best[name] = one.best
+        left_s -= took_s
     return best
 
 

@@ -187,7 +187,9 @@ def ordinary_compile(name: str) -> Iterator[None]:
     back is given up: should it reach the hook later, it finds nothing there."""
     with _gate:
         if not _gate.wait_for(lambda: name not in _own_compiles, _LONGEST_S):
-            LOGGER.warning("a compile of ours has not ended after %.0f s: %s is compiled beside it", _LONGEST_S, name)
+            LOGGER.warning(
+                "a compile of ours has not ended after %.0f s: %s is compiled beside it", _LONGEST_S, name
+            )
             del _own_compiles[name]
         _ordinary_compiles[name] += 1
     try:

@@ -87,4 +87,6 @@ def _is_reached(array: Any) -> bool:
 
 def _by_python(array: Any) -> NDArray[Any]:
     values = np.asarray(array)
-    return values if _has_own_memory(array) else values.copy()  # it was the array itself, which a call takes over
+    return (
+        values if _has_own_memory(array) else values.copy()
+    )  # it was the array itself, which a call takes over

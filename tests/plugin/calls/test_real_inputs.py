@@ -148,7 +148,11 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("make", [compiled_again, None])
 def test_what_is_kept_where_devices_reach_it_tells_the_same(
-    observation: Observation, tmp_path: Path, leaves: None, pinned: list[Any], make: Callable[[Any], Any] | None
+    observation: Observation,
+    tmp_path: Path,
+    leaves: None,
+    pinned: list[Any],
+    make: Callable[[Any], Any] | None,
 ) -> None:
     trial, losses, state = compared(observation, tmp_path, make or changed, _LARGE)
     if make is None:

@@ -24,7 +24,6 @@ from disco_hlo.errors import ActivationError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.inputs.decisions import Devices, equal_parameters
-from disco_hlo.plugin.xla.host_memory import as_numpy, copied, on_device
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.made_up import (
     Floats,
@@ -41,6 +40,7 @@ from disco_hlo.plugin.measuring.inputs.made_up import (
 )
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter
+from disco_hlo.plugin.xla.host_memory import as_numpy, copied, on_device
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.own_programs import compile_for_each_device, on_each_device
 
