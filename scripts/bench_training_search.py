@@ -140,6 +140,7 @@ def run(when: str, steps: int, longest_s: float, options: argparse.Namespace) ->
     command = [sys.executable, __file__, "--train", *(f"--{name}={value}" for name, value in shown.items())]
     settings = {"DISCO_BUDGET_S": str(options.budget), "DISCO_LOG": "debug"}
     settings |= {"DISCO_SHARE": str(options.share)} if options.share else {}
+    settings |= {"DISCO_STRUCTURE": options.structure} if options.structure else {}
     with tempfile.TemporaryDirectory() as plans:
         if options.store is not None:
             shutil.copy(options.store, Path(plans) / "profile.sqlite")
@@ -231,6 +232,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="the demo's sequences per device; it has 8")
     parser.add_argument("--budget", type=float, default=20.0, help="DISCO_BUDGET_S (default 20)")
     parser.add_argument("--share", type=float, help="DISCO_SHARE")
+    parser.add_argument("--structure", help="DISCO_STRUCTURE")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=8.0, help="for everything (default 8)")
     parser.add_argument(

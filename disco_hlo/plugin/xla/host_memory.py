@@ -33,7 +33,7 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
     own = [one if is_copy(one) else _alone(one) for one in arrays]
     found: list[Any] = [one if is_copy(one) else None for one in own]
     try:
-        with jax.transfer_guard("allow"):
+        with jax.enable_x64(True), jax.transfer_guard("allow"):
             for place, one in enumerate(own):
                 if found[place] is None and _is_reached(one):
                     there = one.sharding.with_memory_kind(_PINNED)
@@ -60,7 +60,8 @@ def on_device(copy: Any, device: Any) -> Any:
     from jax.sharding import SingleDeviceSharding
 
     there = SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
-    return jax.device_put(copy, there, may_alias=False)
+    with jax.enable_x64(True), jax.transfer_guard("allow"):
+        return jax.device_put(copy, there, may_alias=False)
 
 
 def as_numpy(array: Any) -> Any:

@@ -363,8 +363,7 @@ class Kept:
         import jax
 
         shape, sharding = self._like[index]
-        with jax.enable_x64(True), jax.transfer_guard("allow"):
-            buffers = list(map(on_device, self._kept[index], self._devices[index]))
+        buffers = list(map(on_device, self._kept[index], self._devices[index]))
         return jax.make_array_from_single_device_arrays(shape, sharding, buffers)
 
 
