@@ -45,6 +45,8 @@ _SETTLED = re.compile(r": (.+) from call (\d+) on: (?:it is the fastest|no candi
 _ENDED = "has ended, and the training goes on"
 _AFTERWARDS = 40
 """Steps after the outcome."""
+_SLOW, _MOST_SLOW = 1.5, 200
+"""Steps that take so many times as long as the default's are listed, so many of them."""
 _MORE = 20
 """Steps of a job of several processes after its first one wanted no more."""
 _WARM_UP = 5
@@ -247,6 +249,8 @@ def searched(record: dict[str, Any], default_s: float) -> dict[str, Any]:
         for _, text in lines if (found := _HELD.search(text)) for s, pieces, ms, what in [found.groups()]
     ]  # fmt: skip
     told: dict[str, Any] = {**plain(record), "lines": lines[-400:], "held": held}
+    slow = [(end, later - end) for end, later in itertools.pairwise(ends) if later - end > _SLOW * default_s]
+    told["slow_steps"] = [{"at_s": at, "ms": 1e3 * s} for at, s in slow[:_MOST_SLOW]]
     begun = next((at for at, text in lines if _BEGINS in text), None)
     over = next(((at, found) for at, text in lines if (found := _SETTLED.search(text))), None)
     if begun is None:
@@ -296,6 +300,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=20.0, help="DISCO_BUDGET_S (default 20)")
     parser.add_argument("--share", type=float, help="DISCO_SHARE")
     parser.add_argument("--structure", help="DISCO_STRUCTURE")
+    parser.add_argument("--default-ms", type=float, help="the default's step, where it was timed before")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=8.0, help="for everything (default 8)")
     parser.add_argument(
@@ -326,6 +331,10 @@ def main() -> None:
         if options.json is not None:
             options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
+    if options.default_ms is not None:
+        record = run("training", _AFTERWARDS, left_s(1.0), options)
+        show("training", searched(record, options.default_ms / 1e3))
+        return
     first = run("default", options.steps, left_s(0.3), options)
     show("default", plain(first))
     if "error" in first:

@@ -36,6 +36,7 @@ from disco_hlo.plugin.measuring.lockstep import Guard, all_have, anywhere, run_o
 from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.tolerances import (
+    FRESH_RUNS,
     HIGH,
     TIMES,
     Allowed,
@@ -60,9 +61,9 @@ _LONG_S = 5.0
 """Somebody who waits for longer is told how far it is."""
 _ARRAYS = 3
 """Of the size of an output, that exist while it is compared."""
-_RUNS, _FEWER_RUNS, _MORE_RUNS = 3, 1, 8
-"""How often the default runs on changed inputs: at first, at first where it has many elements, and where a program is
-too far off."""
+_RUNS, _FEWER_RUNS = (3, 8), (1, 4)
+"""How often the default runs on changed inputs, at first and where a program is too far off; and that where it has many
+elements."""
 _MANY_ELEMENTS = 1 << 24
 """So many neighbours tell what one element does not."""
 _UPDATED = 0.3
@@ -280,6 +281,8 @@ class Reference:
     _allowed: dict[int, Allowed] = field(default_factory=dict)
     """By output."""
     _runs: int = 0
+    _most: int = 0
+    _looked_farther: bool = False
 
     def __post_init__(self) -> None:
         """Run the default, and run it on changed inputs."""
@@ -287,15 +290,20 @@ class Reference:
         self._run("a run of XLA's default", self._keep, first)
         module = executables.read_executable(self.default.executable)
         self._rounding = rounding_of(module, backend_of(self.session.request.backend.platform))
-        self._learn(_RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS)
+        first, self._most = _RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS
+        self._learn(first, self._take_in)
 
     def check(self, program: Program) -> None:
         """Compare another program; on all ranks at once. Raises IllegalStrategyError: it does not compute the same
         on this rank, ActivationError: nor on another."""
         unlike = self._unlike(program)
-        looks_again = self._runs < _MORE_RUNS
+        looks_again = self._runs < self._most
         if anywhere(self.session, bool(unlike), "comparison") and looks_again:
-            self._learn(_MORE_RUNS)
+            self._learn(self._most, self._take_in)
+            unlike = self._unlike(program)
+        if not self._looked_farther and anywhere(self.session, bool(unlike), "comparison"):
+            self._looked_farther = True
+            self._learn(self._most + FRESH_RUNS, self._look_farther)
             unlike = self._unlike(program)
         with self.session.stage("compared", logged=False):
             if unlike:
@@ -334,7 +342,7 @@ class Reference:
     def _keep(self, number: int, arrays: list[Any]) -> None:
         self._allowed[number] = Allowed(arrays, self._before(number), kept_on_host=self.kept_on_host)
 
-    def _learn(self, runs: int) -> None:
+    def _learn(self, runs: int, take: Callable[[int, list[Any]], None]) -> None:
         """Run on inputs that are changed by a rounding until that has been done so often."""
         inputs = self.default.running.runs_on
         try:
@@ -342,16 +350,24 @@ class Reference:
                 self._runs += 1
                 with self.session.stage("inputs changed by a rounding"):
                     inputs.nudge(self._rounding, self._runs)
-                self._run("a run on changed inputs", self._take_in)
+                self._run("a run on changed inputs", take)
         finally:
             with self.session.stage("inputs as they were"):
                 inputs.nudge(0.0)
 
     def _take_in(self, number: int, arrays: list[Any]) -> None:
-        index = self.survey.updated[number]
         if self._allowed[number].is_float:
-            before = None if index is None else self.default.running.runs_on.made(index)
-            self._allowed[number].learn(arrays, before, self._before(number))
+            self._allowed[number].learn(arrays, *self._befores(number))
+
+    def _look_farther(self, number: int, arrays: list[Any]) -> None:
+        if self._allowed[number].is_float:
+            self._allowed[number].look_farther(arrays, *self._befores(number))
+
+    def _befores(self, number: int) -> tuple[list[Any] | None, list[Any] | None]:
+        """What an output is the new value of, as the inputs were, and as they are now."""
+        index = self.survey.updated[number]
+        before = None if index is None else self.default.running.runs_on.made(index)
+        return before, self._before(number)
 
     def _before(self, number: int) -> list[Any] | None:
         """What an output is the new value of, as the inputs are now."""

@@ -49,6 +49,7 @@ from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
+from disco_hlo.plugin.xla.host_memory import reserve
 from disco_hlo.plugin.xla.job import may_rise_bytes, peaks_bytes
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.schedule import Scheduled
@@ -86,6 +87,10 @@ class SearchInTraining:
         """Whether there was a candidate to be tried."""
         self._hold: Hold | None = None
         """Under way."""
+        self._reserving_ends = threading.Event()
+        self._reserving_ends.set()
+        self._reserved_bytes = 0
+        """Of the host's memory, for each device."""
         self._held_s: list[float] = []
         """How long the training was held, each time since somebody last said so."""
 
@@ -138,7 +143,7 @@ class SearchInTraining:
             self._refuse(step)
             fit_inputs(self._request, step.source)
         slot = session.slot(step.source.graph.key)
-        with only_search(session, slot):
+        with only_search(session, slot), self._reserving(session):
             profile, profile_s = self._profile(session, step, slot)
             with (
                 self._held(session, "room")
@@ -163,6 +168,34 @@ class SearchInTraining:
                 if found is not None and profile is not None and (self._ended() or not failed):
                     took_s = time.monotonic() - started
                     self._save(Outcome(session, step, slot, found, profile, trials, profile_s, took_s))
+
+    @contextlib.contextmanager
+    def _reserving(self, session: Session) -> Iterator[None]:
+        """Have memory ready on a GPU's host for what comparing keeps there, while other things are done."""
+        trial, room = self._calls(), room_bytes(session, on_host=True)
+        self._reserving_ends = ended = threading.Event()
+        asked = 0 if trial is None else needed_on_host_bytes(trial.watch.memory, runs_there=False)
+        del trial
+        if not BACKENDS[session.facts.backend].queues or room is None or asked > room:
+            ended.set()
+            yield
+            return
+
+        def work() -> None:
+            began = time.monotonic()
+            with jaxlink.ours():
+                reserve(self._request.local_devices, asked, lambda: self._over() or ended.is_set())
+            LOGGER.debug(
+                "reserved %d MiB of the host a device: %.2f s", asked >> 20, time.monotonic() - began
+            )
+            self._reserved_bytes = asked
+            ended.set()
+
+        threading.Thread(target=work, name="disco-reserve", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def _refuse(self, step: Step) -> None:
         """Refuse what cannot be tried, before it has cost anything."""
@@ -225,6 +258,8 @@ class SearchInTraining:
         trials[0].executable = self._request.call_default()
         with session.stage("compiling the comparison"):
             compile_comparison(self._request.local_devices, trials[0].executable)
+        while not self._reserving_ends.wait(_LOOK_S) and not self._over():
+            pass
         with self._held(session, "comparing") as hold:
             self._compare(session, hold, trials[0], tried)
         self._say_held(session, "comparing")
@@ -249,7 +284,8 @@ class SearchInTraining:
             if beside is not None and needs.total_bytes > beside:
                 taken = frozenset(storage_taken(default.executable))
         on_host = needed_on_host_bytes(needs, beside is None)
-        inputs = copied(session, parameters(default.executable), arguments, on_host, self._stop.__bool__)
+        more = max(0, on_host - self._reserved_bytes)
+        inputs = copied(session, parameters(default.executable), arguments, more, self._stop.__bool__)
         if inputs is None:
             taken = frozenset()
             session.say(
@@ -258,9 +294,11 @@ class SearchInTraining:
                 on_host >> 20,
             )
         gives_back = needs.aliased_bytes if taken else 0
+        # What a plan needs it needs in every call, too: that is held against what is free, as before a first step.
+        free = replace(session, on_calls=None)
         for one in (default, *tried):
             one.error = one.error or lack_of_memory(
-                session, one.name, one.executable, given_back_bytes=gives_back
+                free, one.name, one.executable, given_back_bytes=gives_back
             )
         if default.error:
             raise UnsupportedError(f"there is no room to compare candidates: {default.error}")

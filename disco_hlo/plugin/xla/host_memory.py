@@ -6,7 +6,7 @@ took ten times as long, and a training stood still meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 
 _PINNED = "pinned_host"
 _LARGE_BYTES = 1 << 20
+_PIECE_BYTES = 64 << 20
 _PLAIN = frozenset("biufc")
 """Kinds of numbers of whole bytes."""
 
@@ -47,6 +48,25 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
         one.copy_to_host_async()  # all of them at once
     by_python = iter([_by_python(one) for one in rest])
     return [next(by_python) if copy is None else copy for copy in found]
+
+
+def reserve(devices: Sequence[Any], bytes_each: int, over: Callable[[], bool]) -> None:
+    """Have so much memory ready that these devices reach, piece by piece until it is ``over``. To get it for the first
+    time takes a second a gigabyte, in which no call of a training should be held."""
+    import jax
+    from jax.sharding import SingleDeviceSharding
+
+    there = [SingleDeviceSharding(device, memory_kind=_PINNED) for device in devices]
+    piece, got = np.zeros(_PIECE_BYTES, np.uint8), []
+    try:
+        with jax.transfer_guard("allow"):
+            for _ in range(-(-bytes_each // _PIECE_BYTES)):
+                for one in there:
+                    if over():
+                        return
+                    got.append(jax.block_until_ready(jax.device_put(piece, one)))
+    except Exception as error:
+        LOGGER.debug("%d pieces of memory that devices reach, and no more: %s", len(got), one_line(error))
 
 
 def is_copy(array: Any) -> bool:
