@@ -45,6 +45,7 @@ _SETTLED = re.compile(r": (.+) from call (\d+) on: (?:it is the fastest|no candi
 _ENDED = "has ended, and the training goes on"
 _AFTERWARDS = 40
 """Steps after the outcome."""
+_DEFAULT = "XLA default"
 _SLOW, _MOST_SLOW = 1.5, 200
 """Steps that take so many times as long as the default's are listed, so many of them."""
 _MORE = 20
@@ -262,10 +263,11 @@ def searched(record: dict[str, Any], default_s: float) -> dict[str, Any]:
     }  # fmt: skip
     if over is None:
         return {**told, "outcome": "not settled"}
-    after_ms, calls = median_step_ms(ends[-_AFTERWARDS:]), int(over[1][2])
+    after_ms, calls, outcome = median_step_ms(ends[-_AFTERWARDS:]), int(over[1][2]), over[1][1]
+    paid = None if outcome == _DEFAULT else paid_after(at, calls, default_s, after_ms / 1e3)
     return {
-        **told, "outcome": over[1][1], "settled_at_call": calls, "settled_after_s": at,
-        "step_ms_afterwards": after_ms, "paid_for_itself_after_steps": paid_after(at, calls, default_s, after_ms / 1e3),
+        **told, "outcome": outcome, "settled_at_call": calls, "settled_after_s": at,
+        "step_ms_afterwards": after_ms, "paid_for_itself_after_steps": paid,
     }  # fmt: skip
 
 
