@@ -290,8 +290,8 @@ class Reference:
         self._run("a run of XLA's default", self._keep, first)
         module = executables.read_executable(self.default.executable)
         self._rounding = rounding_of(module, backend_of(self.session.request.backend.platform))
-        first, self._most = _RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS
-        self._learn(first, self._take_in)
+        at_first, self._most = _RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS
+        self._learn(at_first, self._take_in)
 
     def check(self, program: Program) -> None:
         """Compare another program; on all ranks at once. Raises IllegalStrategyError: it does not compute the same
