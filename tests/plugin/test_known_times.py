@@ -10,10 +10,11 @@ import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind
+from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import by_graph
-from disco_hlo.plugin.measuring.known_times import KnownTimes, _step_keys
+from disco_hlo.plugin.measuring.known_times import KnownTimes, _kernel_keys, _node_keys
 from disco_hlo.plugin.measuring.microbenchmarks import AFTER_COMPUTE
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.collectives import InStep, SweepPoint
@@ -233,14 +234,16 @@ def test_a_training_does_not_wait_for_what_other_steps_on_its_link_tell(
 
 def test_a_training_does_not_wait_for_a_few_ops(step: CanonicalModule, store: ProfileStore) -> None:
     known = KnownTimes(CPU, Link(2, 1), store)
-    keys = sorted(_step_keys(step, read(step)))
+    kernels = _kernel_keys(step, read(step))
+    keys = sorted(_node_keys(step, read(step)) - kernels)
+    times = dict.fromkeys(kernels, OpTime(1000, 0, 5))
     few = int(0.05 * len(keys))
     assert few
-    known.add_ops("f00d", {key: OpTime(1000, 0, 5) for key in keys[few:]}, ())
+    known.add_ops("f00d", times | dict.fromkeys(keys[few:], OpTime(1000, 0, 5)), ())
     assert known.lacks(step, read(step))["ops"] is True
     assert known.lacks(step, read(step), beside_training=True)["ops"] is False
     fewer = KnownTimes(CPU, Link(2, 1), None)
-    fewer.add_ops("f00d", {key: OpTime(1000, 0, 5) for key in keys[few + 1 :]}, ())
+    fewer.add_ops("f00d", times | dict.fromkeys(keys[2 * few + 2 :], OpTime(1000, 0, 5)), ())
     assert fewer.lacks(step, read(step), beside_training=True)["ops"] is True
 
 
@@ -266,3 +269,21 @@ def test_another_structure_takes_over_what_its_collectives_and_kernels_cost_each
     assert again.lacks(other, read(other), step)["ops"] is False, "its single ops are estimated"
     assert again.lacks(other, read(other))["ops"] is True
     assert KnownTimes(GPU, NVLINK, store).profile("f00d").contention == own, "nothing was written"
+
+
+def test_of_a_step_whose_ops_are_known_the_unfused_one_is_not_traced(
+    step: CanonicalModule, store: ProfileStore
+) -> None:
+    """A loop takes no time of its own, and no trace shows what waits for another instruction."""
+    nodes = [replace(node, key=f"{node.opcode} {node.id}") for node in step.graph.nodes]
+    nodes[-1] = replace(nodes[-1], opcode="while", kind=Kind.FIXED)
+    nodes[-2] = replace(nodes[-2], opcode="async-done", kind=Kind.FIXED)
+    other = replace(step, graph=replace(step.graph, nodes=tuple(nodes), fingerprint="f00d"))
+    known = KnownTimes(GPU, NVLINK, store)
+    known.add_ops("another", {node.key: OpTime(100, 1, 5) for node in nodes[:-2]}, ())
+    wanted = known.lacks(other, read(step))
+    assert (wanted["ops"], wanted["unfused ops"], wanted["contention"]) == (True, False, True)
+    known.add_facts("f00d", contention=Contention(1.2, 1.25), together={})
+    assert known.lacks(other, read(step))["ops"] is False, "its kernels were traced with its contention"
+    del known._ops[next(node.key for node in nodes if node.kind is Kind.FUSIBLE)]
+    assert known.lacks(other, read(step))["unfused ops"] is True

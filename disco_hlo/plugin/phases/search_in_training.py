@@ -40,7 +40,7 @@ from disco_hlo.plugin.measuring.room import MAY_RISE, lack_of_memory, needed_on_
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, trials_of
 from disco_hlo.plugin.phases.finding import Found, FoundPlans, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
-from disco_hlo.plugin.phases.structure_search import restructured_trials
+from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
 from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
@@ -143,7 +143,7 @@ class SearchInTraining:
             self._refuse(step)
             fit_inputs(self._request, step.source)
         slot = session.slot(step.source.graph.key)
-        with only_search(session, slot), self._reserving(session):
+        with only_search(session, slot), self._reserving(session), contextlib.ExitStack() as stack:
             profile, profile_s = self._profile(session, step, slot)
             with (
                 self._held(session, "room")
@@ -152,6 +152,8 @@ class SearchInTraining:
             ):
                 room = room_bytes(session)
             found = None
+            making = Making(session, step.source)
+            stack.callback(making.end)
             with session.stage("search", takes_s=longest_s(self._settings)):
                 if profile is not None:
                     found = search_apart(self._settings, step.module, profile, room, self._stop)
@@ -226,6 +228,7 @@ class SearchInTraining:
         found: FoundPlans | None,
         profile: Profile | None,
         room: int | None,
+        making: Making,
     ) -> list[Trial]:
         """Candidates of another structure, each searched in a process of its own."""
         settings = self._settings
@@ -244,7 +247,7 @@ class SearchInTraining:
             return plans.best, sum(plans.searches_s)
 
         with measured_times(session) as store:
-            trials = restructured_trials(session, slot, store, before, search)
+            trials = restructured_trials(session, slot, store, before, making, search)
         self._say_held(session, "profiling structures")
         return sorted(trials, key=lambda one: one.predicted_ns)
 
