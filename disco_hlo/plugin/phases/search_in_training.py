@@ -159,7 +159,7 @@ class SearchInTraining:
                     found = search_apart(self._settings, step.module, profile, room, self._stop)
             trials = [
                 *trials_of(session, found, slot),
-                *self._structures(session, step, slot, found, profile, room),
+                *self._structures(session, step, slot, found, profile, room, making),
             ]
             started = time.monotonic()
             failed = True
