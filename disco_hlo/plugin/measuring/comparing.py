@@ -18,10 +18,12 @@ is brought to the devices, which hold no second state.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,20 +124,20 @@ def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | 
     _say_hardly(session, hardly)
 
 
-def compile_comparison(
-    devices: tuple[Any, ...], default: LoadedExecutable, *, real_inputs: bool = True
-) -> None:
-    """Compile what comparing with XLA's default, on real inputs or made-up ones, runs on the devices besides the
-    step."""
+def compile_comparison(devices: tuple[Any, ...], default: LoadedExecutable, at_once: int = 1) -> None:
+    """Compile what comparing with XLA's default on real inputs runs on the devices besides the step, so many programs
+    at a time."""
     import jax
 
-    for parameter in set(parameters(default)) if real_inputs else ():
-        compile_changes(devices, parameter)
+    tasks = [functools.partial(compile_changes, devices, one) for one in set(parameters(default))]
     states = set(storage_taken(default).values())
     for output, updates in {(one, number in states) for number, one in enumerate(results(default))}:
         if are_compared_on_devices(jax.ShapeDtypeStruct(*output)):
-            compile_look(devices, output)
-            compile_rules(devices, output, updates)
+            tasks.append(functools.partial(compile_look, devices, output))
+            tasks.append(functools.partial(compile_rules, devices, output, updates))
+    with ThreadPoolExecutor(at_once, "disco-compile") as pool:
+        for done in [pool.submit(task) for task in tasks]:
+            done.result()
 
 
 def settle_inputs(session: Session, default: Program) -> Runner:

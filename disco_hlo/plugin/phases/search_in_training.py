@@ -36,7 +36,13 @@ from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.lending import Loan, copied, lent
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_step
-from disco_hlo.plugin.measuring.room import MAY_RISE, lack_of_memory, needed_on_host_bytes, room_bytes
+from disco_hlo.plugin.measuring.room import (
+    MAY_RISE,
+    compiles_at_once,
+    lack_of_memory,
+    needed_on_host_bytes,
+    room_bytes,
+)
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, trials_of
 from disco_hlo.plugin.phases.finding import Found, FoundPlans, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
@@ -259,8 +265,9 @@ class SearchInTraining:
         compile_trials(session, step.source, tried, tag="candidates")
         exchange(session)
         trials[0].executable = self._request.call_default()
+        at_once = compiles_at_once(session)
         with session.stage("compiling the comparison"):
-            compile_comparison(self._request.local_devices, trials[0].executable)
+            compile_comparison(self._request.local_devices, trials[0].executable, at_once)
         while not self._reserving_ends.wait(_LOOK_S) and not self._over():
             pass
         with self._held(session, "comparing") as hold:
