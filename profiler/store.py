@@ -140,6 +140,14 @@ class ProfileStore(SqliteFile):
         )
         return self._decoded(rows[0][0], kind) if rows else kind()
 
+    def facts_under(self, platform: Platform, kind: type[Facts], place: str) -> list[Facts]:
+        """Of all places that begin so."""
+        rows = self._rows(
+            "SELECT body FROM fact WHERE platform = ? AND kind = ? AND substr(place, 1, ?) = ? ORDER BY place",
+            (self._platform(platform), kind.__name__, len(place), place),
+        )
+        return [self._decoded(row[0], kind) for row in rows]
+
     def change(
         self, platform: Platform, kind: type[Facts], place: str, change: Callable[[Facts], Facts]
     ) -> None:
