@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,24 +22,9 @@ from disco_hlo.profiler.profile import DeviceFacts, Link, LinkFacts, OpTime, Pla
 from disco_hlo.sqlite_file import SqliteFile
 
 SCHEMA_VERSION = 4
-"""Version 1 has times of GPU kernels outside of command buffers, which are others; version 2 keeps what is no op's time
-among the ops, under keys that no op has; version 3 has sweeps of all-reduces alone, and one time for all collectives of
-a step."""
 KEPT_MEASUREMENTS = 16
 """Newest measurements of one key that are kept and merged."""
 
-_FACT = (
-    "fact (platform INTEGER NOT NULL REFERENCES platform, kind TEXT NOT NULL, place TEXT NOT NULL,"
-    " body BLOB NOT NULL, PRIMARY KEY (platform, kind, place))"
-)
-_SWEPT = "id, platform, device_count, process_count, label, size_bytes, median_ns, spread_ns, samples"
-_SWEEP = (
-    "CREATE TABLE sweep (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
-    " device_count INTEGER NOT NULL, process_count INTEGER NOT NULL, label TEXT NOT NULL, kind TEXT NOT NULL,"
-    " size_bytes INTEGER NOT NULL,"
-    " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
-    "CREATE INDEX sweep_link ON sweep (platform, device_count, process_count, label, kind, size_bytes)",
-)
 _TABLES = (
     "CREATE TABLE platform (id INTEGER PRIMARY KEY, device_kind TEXT NOT NULL, backend TEXT NOT NULL,"
     " driver TEXT NOT NULL, jax TEXT NOT NULL, jaxlib TEXT NOT NULL,"
@@ -47,16 +32,20 @@ _TABLES = (
     "CREATE TABLE op (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
     " key TEXT NOT NULL, median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
     "CREATE INDEX op_key ON op (platform, key)",
-    *_SWEEP,
+    "CREATE TABLE sweep (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
+    " device_count INTEGER NOT NULL, process_count INTEGER NOT NULL, label TEXT NOT NULL, kind TEXT NOT NULL,"
+    " size_bytes INTEGER NOT NULL,"
+    " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
+    "CREATE INDEX sweep_link ON sweep (platform, device_count, process_count, label, kind, size_bytes)",
     "CREATE TABLE step (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
     " fingerprint TEXT NOT NULL, plan TEXT NOT NULL,"
     " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
     "CREATE INDEX step_plan ON step (platform, fingerprint, plan)",
-    f"CREATE TABLE {_FACT}",
+    "CREATE TABLE fact (platform INTEGER NOT NULL REFERENCES platform, kind TEXT NOT NULL, place TEXT NOT NULL,"
+    " body BLOB NOT NULL, PRIMARY KEY (platform, kind, place))",
 )
 Facts = TypeVar("Facts", DeviceFacts, LinkFacts, StepFacts)
 Row = TypeVar("Row", OpTime, SweepPoint)
-_ON_GPU = "WHERE platform IN (SELECT id FROM platform WHERE backend = 'gpu')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +69,6 @@ class ProfileStore(SqliteFile):
     APPLICATION_ID = 0x64697363  # "disc"
     VERSION = SCHEMA_VERSION
     TABLES = _TABLES
-    UPGRADES: ClassVar[Mapping[int, Sequence[str]]] = {
-        1: (f"DELETE FROM op {_ON_GPU}", f"DELETE FROM step {_ON_GPU}"),
-        2: (
-            f"CREATE TABLE IF NOT EXISTS {_FACT}",
-            "DELETE FROM op WHERE key GLOB 'device:*' OR key GLOB 'link:*'",
-        ),
-        3: (
-            "ALTER TABLE sweep RENAME TO swept",
-            "DROP INDEX sweep_link",
-            *_SWEEP,
-            f"INSERT INTO sweep ({_SWEPT}, kind) SELECT {_SWEPT}, '{ALL_REDUCE}' FROM swept",
-            "DROP TABLE swept",
-            f"DELETE FROM fact WHERE kind = '{StepFacts.__name__}'",
-        ),
-    }
     WRITE_AHEAD = True
 
     def add_ops(self, platform: Platform, times: Mapping[str, OpTime]) -> None:

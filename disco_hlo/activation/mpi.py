@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from disco_hlo.activation.channel import (
     Deadline,
     Decider,
@@ -28,7 +30,6 @@ from disco_hlo.activation.channel import (
     key_part,
     name_ranks,
     nobody_gone,
-    pack,
     unpack,
 )
 from disco_hlo.errors import ActivationError, GoneError
@@ -194,7 +195,7 @@ class MpiChannel:
         with self._breaking():
             if self.rank == 0:
                 items = self._collect(item, step, tag, deadline)
-                self._spread(pack(items), step, tag, deadline)
+                self._spread(msgspec.msgpack.encode(items), step, tag, deadline)
                 return items
             sent = self._comm.Isend(step + item, 0, self._message_tag())
             packed = self._spread(None, step, tag, deadline)

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from disco_hlo.cli.output import console
+from disco_hlo.cli.output import add_row, show, table
 from disco_hlo.plugin.settings import Settings, SettingsError
 
 _PROBE_TIMEOUT_S = 180
@@ -163,17 +161,15 @@ def _run_python(arguments: list[str], timeout_s: int) -> subprocess.CompletedPro
 
 def _readable(line: str) -> str:
     try:
-        report = json.loads(line)
-    except json.JSONDecodeError:
+        return str(json.loads(line)["error"])
+    except (json.JSONDecodeError, TypeError, KeyError):
         return line
-    return str(report["error"]) if isinstance(report, dict) and "error" in report else line
 
 
 def _print_table(checks: list[Check]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("check", "", "found"):
-        table.add_column(heading, overflow="fold")
+    made = table("check", "", "found")
     for check in checks:
-        advice = f"\n{check.advice}" if check.advice else ""
-        table.add_row(check.name, "ok" if check.ok else "missing", Text(check.detail + advice))
-    console().print(table)
+        add_row(made, check.name, "ok" if check.ok else "missing", check.detail)
+        if check.advice:
+            add_row(made, "", "", check.advice)
+    show(made)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import to_builtins
 
 from disco_hlo import __version__
 from disco_hlo.cli.inputs import AsJson, ModulePath, Opened, ProfilePath, open_named
@@ -197,13 +198,7 @@ def _outcome(
         "evaluations_per_s": round(result.evaluations / max(result.wall_s, 1e-9), 1),
         "wall_s": round(result.wall_s, 6),
         "stopped": stopped,
-        "predicted": {
-            "default_ns": predicted.default_ns,
-            "plan_ns": predicted.plan_ns,
-            "unfused_ns": predicted.unfused_ns,
-            "bound_ns": predicted.bound_ns,
-            "full_overlap_ns": predicted.full_overlap_ns,
-        },
+        "predicted": to_builtins(predicted),
         "speedup": predicted.default_ns / max(predicted.plan_ns, 1),
         "costs": list(found.case.costs.lines),
         "collectives_not_simulated": inner_collectives(source),

@@ -63,7 +63,9 @@ def page_data(bundle: Bundle, costs: Costs | None, said: Sequence[str] = ()) -> 
         **entry,
         "bound": None if limit is None else {"step": limit.makespan_ns, "fullOverlap": limit.full_overlap_ns},
         "exposed": [one.exposed_ns for one in (times.default, times.plan) if one is not None],
-        "regionTable": [_region_row(row, strings) for row in times.rows(bundle)],
+        "regionTable": [
+            {**msgspec.to_builtins(row), "what": strings(row.what)} for row in times.rows(bundle)
+        ],
         "regions": [
             _region(bundle.of_region(name), times, name, strings)
             for name in bundle.region_names
@@ -104,23 +106,6 @@ def _region(bundle: Bundle, times: Simulated, name: str, strings: Strings) -> di
     return body
 
 
-def _region_row(row: RegionFacts, strings: Strings) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "by": row.strategy,
-        "what": strings(row.what),
-        "executions": row.executions,
-        "execution": row.execution_ns,
-        "share": row.share,
-        "kernels": row.kernels,
-        "buckets": row.buckets,
-        "collectives": row.collectives,
-        "bytes": row.collective_bytes,
-        "exposed": row.exposed_ns,
-        "peak": row.peak_bytes,
-    }
-
-
 def measured_timelines(
     bundle: Bundle, predicted: Sequence[Predicted], strings: Strings
 ) -> list[dict[str, Any]]:
@@ -158,17 +143,12 @@ def _head(bundle: Bundle, strings: Strings) -> dict[str, Any]:
 def _candidates(plan: Plan, strings: Strings) -> list[dict[str, Any]]:
     if plan.measured is None:
         return []
+    texts = [
+        (strings(one.name), strings(one.error) if one.error else None) for one in plan.measured.candidates
+    ]
     return [
-        {
-            "name": strings(one.name),
-            "predicted": one.predicted_ns,
-            "median": one.median_ns,
-            "spread": one.spread_ns,
-            "samples": one.samples,
-            "error": strings(one.error) if one.error else None,
-            "onlyTimed": bool(one.only_timed),
-        }
-        for one in plan.measured.candidates
+        {**msgspec.to_builtins(one), "name": name, "error": error}
+        for one, (name, error) in zip(plan.measured.candidates, texts, strict=True)
     ]
 
 

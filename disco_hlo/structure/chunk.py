@@ -385,12 +385,6 @@ def _along_other_dimensions(asked: _Asked) -> Needs:
     return (asked.dimension,)
 
 
-def _all_reduce(asked: _Asked) -> Needs:
-    if len(asked.operands) != 1:
-        raise _Stop("it carries several arrays")
-    return (asked.dimension,)
-
-
 def _gather(asked: _Asked) -> Needs:
     numbers = asked.instruction.gather_dimension_numbers
     offsets = list(numbers.offset_dims)
@@ -409,10 +403,10 @@ def _gather(asked: _Asked) -> Needs:
 
 _RULES: dict[str, Callable[[_Asked], Needs]] = {
     "all-gather": _along_other_dimensions,
-    "all-reduce": _all_reduce,
+    "all-reduce": _along_other_dimensions,
     "bitcast": _reshape,
     "broadcast": _broadcast,
-    "collective-permute": _all_reduce,
+    "collective-permute": _along_other_dimensions,
     "concatenate": _concatenate,
     "dot": _dot,
     "dynamic-slice": _dynamic_slice,

@@ -215,54 +215,6 @@ def test_facts_that_are_none_are_refused(path, body):
             store.facts(CPU, StepFacts, "here")
 
 
-def test_what_was_no_time_of_an_op_is_measured_again(path):
-    """A store of the second version has it among the ops."""
-    with ProfileStore(path) as store:
-        store.add_ops(CPU, {key: OpTime(5, 0, 1) for key in ("device:launch", "link:nvlink 2/1: x", "dot")})
-        store._connection.execute("DROP TABLE fact")
-        store._connection.execute("PRAGMA user_version = 2")
-    with ProfileStore(path) as store:
-        assert store.ops(CPU) == {"dot": OpTime(5, 0, 1)}
-        assert store.facts(CPU, DeviceFacts) == DeviceFacts()
-
-
-def test_times_of_gpu_kernels_outside_of_command_buffers_are_measured_again(path):
-    """A store of the first version has them; a step's kernels take other times in command buffers."""
-    gpu = replace(CPU, backend="gpu", device_kind="some gpu")
-    points = (SweepPoint(1024, 900, 10, 9),)
-    with ProfileStore(path) as store:
-        for platform in (CPU, gpu):
-            store.add_ops(platform, {"dot": OpTime(100, 4, 10)})
-            store.add_step(platform, "f00d", StepTime("unfused", OpTime(5000, 4, 10)))
-            store.add_sweep(platform, LINK, points)
-        store._connection.execute("PRAGMA user_version = 1")
-    for _ in range(2):
-        with ProfileStore(path) as store:
-            assert store.ops(gpu) == {}
-            assert store.steps(gpu, "f00d") == ()
-            assert store.sweep(gpu, LINK) == store.sweep(CPU, LINK) == points
-            assert store.ops(CPU) == {"dot": OpTime(100, 4, 10)}
-            assert len(store.steps(CPU, "f00d")) == 1
-
-
-def test_an_older_store_that_cannot_be_written_says_what_still_holds(path, monkeypatch):
-    """It was refused, and the times of CPUs in it with those of GPUs."""
-    gpu = replace(CPU, backend="gpu", device_kind="some gpu")
-    with ProfileStore(path) as store:
-        for platform in (CPU, gpu):
-            store.add_ops(platform, {"dot": OpTime(100, 4, 10)})
-        store._connection.execute("PRAGMA user_version = 1")
-    before = path.read_bytes()
-    refuse_to_write(monkeypatch)
-    with ProfileStore(path) as store:
-        assert not store.writable
-        assert store.ops(CPU) == {"dot": OpTime(100, 4, 10)}
-        assert store.ops(gpu) == {}
-        with pytest.raises(ProfileError, match="read-only"):
-            store.add_ops(CPU, {"dot": OpTime(100, 4, 10)})
-    assert path.read_bytes() == before
-
-
 def test_nobody_is_told_to_remove_a_store_because_the_disk_is_full(path):
     with ProfileStore(path) as store:
         store._connection.execute("PRAGMA max_page_count = 1")
@@ -301,7 +253,7 @@ def test_a_damage_that_sqlite_tells_in_no_text_is_one_message(path):
     connection.close()
 
 
-def test_sweeps_are_of_one_kind_and_those_of_older_stores_of_all_reduces(path):
+def test_sweeps_are_of_one_kind(path):
     gather = CollectiveKind("all-gather", ((0, 1), (2, 3)))
     points = (SweepPoint(1024, 900, 10, 9),)
     with ProfileStore(path) as store:
@@ -309,14 +261,3 @@ def test_sweeps_are_of_one_kind_and_those_of_older_stores_of_all_reduces(path):
         store.add_sweep(CPU, LINK, (SweepPoint(64, 7, 0, 1),), gather)
         assert store.sweep(CPU, LINK) == points
         assert store.sweep(CPU, LINK, gather) == (SweepPoint(64, 7, 0, 1),)
-        store._connection.execute("DELETE FROM sweep WHERE kind != 'all-reduce'")
-        store._connection.execute("DROP INDEX sweep_link")
-        store._connection.execute("ALTER TABLE sweep DROP COLUMN kind")
-        store._connection.execute("CREATE INDEX sweep_link ON sweep (platform, size_bytes)")
-        store.change(CPU, StepFacts, "here", lambda _: StepFacts(launch_ns=5))
-        store._connection.execute("PRAGMA user_version = 3")
-    with ProfileStore(path) as store:
-        assert store.sweep(CPU, LINK) == points
-        assert store.facts(CPU, StepFacts, "here") == StepFacts(), "it held one time for all collectives"
-        store.add_sweep(CPU, LINK, points, gather)
-        assert store.sweep(CPU, LINK, gather) == points

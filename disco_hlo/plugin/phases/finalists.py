@@ -31,6 +31,7 @@ from msgspec import UNSET
 
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.regions import not_simulated
 from disco_hlo.optimize.ablations import (
     NO_FUSION,
     ONE_BUCKET,
@@ -376,9 +377,7 @@ def _notes(step: Step, winner: Trial, trials: Sequence[Trial]) -> tuple[str, ...
         notes.append(f"The plan changes the step's structure: {winner.restructured.record.name}.")
     if not jaxlink.keeps_donation():
         notes.append("This version of jax loses buffer donation in a rewritten step.")
-    loops = sum(node.opcode == "while" for node in step.source.graph.nodes)
-    if loops:
-        notes.append(f"{loops} loops stay as XLA compiled them; what runs inside is not part of the plan.")
+    notes += [f"{line}." for line in not_simulated(step.source)]
     notes += [f"{trial.name} could not be measured: {trial.error}"[:4000] for trial in trials if trial.error]
     return tuple(notes)
 

@@ -20,6 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from disco_hlo.hlo.proto import NamedModule, NumberedModule
+
 
 class CapturedError(Exception):
     """Raised inside the hook to end a compile whose module has been recorded."""
@@ -101,61 +103,22 @@ def _kept_interrupt(own: OwnCompile) -> Iterator[None]:
 
 
 def module_name(module: bytes) -> str:
-    """The name in a serialized HloModuleProto: its field 1, which serializers write first; else ""."""
-    if module[:1] != b"\x0a":
-        return ""
-    length, start = _varint(module, 1)
-    return module[start : start + length].decode("utf-8", "replace")
+    """The name in a serialized HloModuleProto; "" where it has none."""
+    return str(NamedModule.FromString(module).name.decode("utf-8", "replace"))
 
 
 def named(module: bytes, name: str) -> bytes:
-    """The same HloModuleProto under another name; one that does not begin with its name is left as it is."""
-    if module[:1] != b"\x0a":
-        return module
-    length, start = _varint(module, 1)
-    raw = name.encode()
-    return b"\x0a" + _as_varint(len(raw)) + raw + module[start + length :]
+    """The same HloModuleProto under another name."""
+    head = NamedModule.FromString(module)
+    head.name = name.encode()
+    return bytes(head.SerializeToString())
 
 
 def without_id(module: bytes) -> bytes:
-    """The same HloModuleProto without field 5, a number XLA counts up with every compile of the process."""
-    position = 0
-    while position < len(module):
-        start = position
-        tag, position = _varint(module, position)
-        if tag == 5 << 3:
-            return module[:start] + module[_varint(module, position)[1] :]
-        position = _skip(module, position, tag & 7)
-    return module
-
-
-def _skip(module: bytes, position: int, wire_type: int) -> int:
-    if wire_type == 0:
-        return _varint(module, position)[1]
-    if wire_type == 2:
-        length, start = _varint(module, position)
-        return start + length
-    return position + (8 if wire_type == 1 else 4)
-
-
-def _varint(module: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while position < len(module):
-        byte = module[position]
-        value |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 0x80:
-            break
-    return value, position
-
-
-def _as_varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    """The same HloModuleProto without its id, a number XLA counts up with every compile of the process."""
+    head = NumberedModule.FromString(module)
+    head.ClearField("id")
+    return bytes(head.SerializeToString())
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable
 Handler = Callable[["CompileRequest"], LoadedExecutable | None]
 CompileOptionValue = str | bool | int | float
 _HOOK_NAME = "disco-hlo"
-WRAPPED = "_disco_hlo_original"
+_WRAPPED = "_disco_hlo_original"
 """The attribute of a wrapper that is JAX's own function."""
 _REQUEST_ARGUMENTS = {
     "backend", "computation", "devices", "compile_options", "host_callbacks", "executable_devices"
@@ -168,7 +168,7 @@ def install(handler: Handler) -> None:
             _thread.last = (executable, request)
         return executable
 
-    setattr(compile_or_get_cached, WRAPPED, original)
+    setattr(compile_or_get_cached, _WRAPPED, original)
     compiler.compile_or_get_cached = compile_or_get_cached
 
 
@@ -187,7 +187,7 @@ def uninstall() -> None:
     """Give JAX its own compile function back. Does nothing if it was not wrapped."""
     compiler = compiler_module()
     compiler.compile_or_get_cached = getattr(
-        compiler.compile_or_get_cached, WRAPPED, compiler.compile_or_get_cached
+        compiler.compile_or_get_cached, _WRAPPED, compiler.compile_or_get_cached
     )
 
 
