@@ -41,9 +41,8 @@ from disco_hlo.profiler.profile import (
     StepFacts,
     place_of,
 )
-from disco_hlo.profiler.store import Facts, ProfileStore, StepTime
+from disco_hlo.profiler.store import Facts, ProfileStore
 
-_UNFUSED_STEP = "unfused"
 _MOST_SWEPT_BYTES = 1 << 28
 """Of a collective other than an all-reduce. Lines are straight long before."""
 Found = TypeVar("Found")
@@ -186,8 +185,7 @@ class KnownTimes:
         """The time of the whole unfused step, where one was traced."""
         if fingerprint in self._unfused:
             return self._unfused[fingerprint]
-        steps: Sequence[StepTime] = self._use(lambda store: store.steps(self._platform, fingerprint), ())
-        return next((one.time for one in steps if one.plan == _UNFUSED_STEP), None)
+        return self._use(lambda store: store.step(self._platform, fingerprint), None)
 
     def _lacking_sizes(self, source: CanonicalModule) -> dict[str, list[int]]:
         """A line is trusted between the sizes it was measured at, not far beyond."""
@@ -252,8 +250,7 @@ class KnownTimes:
         self._keep(lambda store: store.add_ops(self._platform, times))
         if not step_ns:
             return
-        self._unfused[fingerprint] = _time_of(step_ns)
-        time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
+        self._unfused[fingerprint] = time = _time_of(step_ns)
         self._keep(lambda store: store.add_step(self._platform, fingerprint, time))
 
     def add_facts(self, fingerprint: str, **facts: Any) -> None:
