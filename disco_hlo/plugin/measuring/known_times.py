@@ -84,22 +84,15 @@ class KnownTimes:
 
     def __init__(self, platform: Platform, link: Link, store: ProfileStore | None) -> None:
         self._platform, self._link, self._store = platform, link, store
-        self._ops: dict[str, OpTime] = {}
+        self._ops: dict[str, OpTime] = self._use(lambda store: store.ops(platform), {})
         self._unfused: dict[str, OpTime] = {}
         """Times of whole unfused steps, by fingerprint."""
         self._points: dict[str, tuple[SweepPoint, ...]] = {}
         """Of the kinds of collectives that were asked for, by name."""
         self._facts: dict[tuple[str, str], DeviceFacts | LinkFacts | StepFacts] = {}
         """By kind and place."""
-        self._read()
         self._known(DeviceFacts, "")
         self._known(LinkFacts, place_of(link))
-
-    def _read(self) -> None:
-        ops = self._use(lambda store: store.ops(self._platform), None)
-        if ops is not None:
-            self._ops = ops
-            self._points.clear()
 
     def _swept(self, kind: CollectiveKind) -> tuple[SweepPoint, ...]:
         if str(kind) not in self._points:
@@ -108,11 +101,12 @@ class KnownTimes:
             )
         return self._points[str(kind)]
 
-    def _keep(self, add: Callable[[ProfileStore], None]) -> None:
-        """Add to the store, and take up what it makes of that: merged with earlier measurements."""
+    def _keep(self, add: Callable[[ProfileStore], None]) -> bool:
+        """Add to the store; whether it has that now, merged with earlier measurements."""
         if self._store is not None and self._store.writable:
             self._use(add, None)
-            self._read()
+            return self._store is not None
+        return False
 
     def _use(self, use: Callable[[ProfileStore], Found], otherwise: Found) -> Found:
         """What ``use`` gives. A store that fails (a full disk, a damaged row) is done without from then on: an
@@ -247,7 +241,8 @@ class KnownTimes:
     def add_ops(self, fingerprint: str, times: dict[str, OpTime], step_ns: Sequence[int]) -> None:
         """Take in op times, and the times of the whole unfused step that they were traced in."""
         self._ops |= times
-        self._keep(lambda store: store.add_ops(self._platform, times))
+        if self._keep(lambda store: store.add_ops(self._platform, times)):
+            self._ops = self._use(lambda store: store.ops(self._platform), self._ops)
         if not step_ns:
             return
         self._unfused[fingerprint] = time = _time_of(step_ns)
@@ -267,7 +262,8 @@ class KnownTimes:
     def add_sweep(self, points: tuple[SweepPoint, ...], kind: CollectiveKind = ALL_REDUCE) -> None:
         """Take in the points of a sweep of one kind of collectives."""
         self._points[str(kind)] = self._swept(kind) + points
-        self._keep(lambda store: store.add_sweep(self._platform, self._link, points, kind))
+        if self._keep(lambda store: store.add_sweep(self._platform, self._link, points, kind)):
+            del self._points[str(kind)]  # it is read again when it is asked for
 
     def profile(self, fingerprint: str, kinds: Iterable[CollectiveKind] = ()) -> Profile:
         """Everything that is known, for the step with this fingerprint and these kinds of collectives."""
