@@ -182,7 +182,7 @@ class Decider:
         self._slice_s = slice_s(size)
         self._rounds: dict[str, int] = {}
 
-    def decide(self, item: bytes, rule: Rule, tag: str, timeout_s: float) -> bytes:
+    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
         """See :meth:`Channel.decide`; a tag's n-th call meets the others' n-th."""
         number = self._rounds.get(tag, 0)
         self._rounds[tag] = number + 1
