@@ -134,14 +134,10 @@ def open_channel(
     """Join the ranks of this job; every rank calls this once, at about the same time.
 
     Args:
-        rank: JAX process index.
-        size: JAX process count.
         job_id: names the job; equal on all its ranks (the coordinator's address serves).
         store: jax.distributed's key-value store; None only in a job of one process.
-        environ: the process's environment.
         preference: mpi or kv, as ``DISCO_CHANNEL`` says; empty chooses by itself.
-        timeout_s: how long to wait for the other ranks.
-        gone: tells where that is no use.
+        gone: tells where waiting for the other ranks is no use.
 
     Raises:
         ActivationError: ranks are missing, ``preference`` cannot be had, or this process takes the place of one that

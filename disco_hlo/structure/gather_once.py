@@ -117,13 +117,8 @@ def _index(loop: Loop, value: Message, turn: int) -> int | None:
 
 
 def gather_once(first: Loop, gather: Message, second: Loop, again: Message) -> None:
-    """Let a second loop read what a first one gathered.
-
-    Args:
-        first: rewritten in place, like ``second``, which comes later in the same caller.
-        gather: an all-gather of the first body.
-        second: the other loop.
-        again: an all-gather of its body.
+    """Let a second loop, which comes later in the same caller, read in the place of its all-gather ``again`` what the
+    first one's ``gather`` gathered. Both are rewritten in place.
 
     Raises:
         IllegalMoveError: the second gathers anything else than the first.
@@ -149,11 +144,8 @@ def _entries(loop: Loop, one: Gathered) -> int:
 
 
 def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
-    """Gather all entries of a stacked array before an outer loop.
-
-    Args:
-        outer: rewritten in place, like the loops in its body.
-        gathers: all-gathers of the same entries, each with its loop.
+    """Gather all entries of a stacked array before an outer loop, for all-gathers of these entries in loops of its
+    body. All are rewritten in place.
 
     Raises:
         IllegalMoveError: one gathers anything else, or the array changes with the turns of ``outer``.
@@ -185,11 +177,7 @@ def repeated_gathers(loop: Loop) -> list[Message]:
 
 
 def hoist_repeated(loop: Loop, gathers: Sequence[Message]) -> None:
-    """Gather before a loop what every turn of it gathers.
-
-    Args:
-        loop: rewritten in place.
-        gathers: all-gathers of its body.
+    """Gather before a loop, which is rewritten in place, what every turn of it gathers.
 
     Raises:
         IllegalMoveError: a turn may gather something else.
