@@ -26,7 +26,7 @@ from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel  # noqa: E40
 from disco_hlo.estimator.dataset import Dataset, Source  # noqa: E402
 from disco_hlo.estimator.gnn import GnnModel  # noqa: E402
 from disco_hlo.estimator.kernel_cost import kernels_ns  # noqa: E402
-from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops  # noqa: E402
+from disco_hlo.estimator.samples import FusedOp, Grower, is_plain, single_ops  # noqa: E402
 from disco_hlo.hlo.attributes import backend_config  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter  # noqa: E402
@@ -223,7 +223,7 @@ def draw(
     ``count``."""
     fits = affordable(config, source)
     own = xla_kernels(source)
-    grower = Grower(source.graph, own, Growth(config.most_members), seed)
+    grower = Grower(source.graph, own, config.most_members, seed)
     attempts = (grower.draw() for _ in range(_ATTEMPTS * count))
     certain = [*single_ops(source.graph), *own, *chosen]
     found = set(known)

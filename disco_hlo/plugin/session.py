@@ -215,6 +215,7 @@ def _check_alike(session: Session) -> None:
     mine = {
         "disco-hlo": __version__, "ENABLE_SEARCH": int(settings.search), "DISCO_SEED": settings.seed,
         "DISCO_STRUCTURE": settings.structure, "DISCO_LOOKS": settings.looks, "DISCO_WHEN": settings.when,
+        "DISCO_EXPLAIN": settings.explain,
     }  # fmt: skip
     answers = session.channel.all_gather(json.dumps(mine).encode(), tag="join", timeout_s=session.timeout_s)
     theirs = [json.loads(answer) for answer in answers]

@@ -63,6 +63,10 @@ class Settings:
     when: str = "compile"
     """``DISCO_WHEN``: search while the step's ``compile`` waits, or while its ``training`` goes on."""
 
+    explain: bool = False
+    """``DISCO_EXPLAIN``: whether parts of the plan are measured that cannot win, and a step of it is traced, for people
+    who ask what gains how much."""
+
     share: float = 0.05
     """``DISCO_SHARE``: part of a training's time that a search beside it may have the devices for itself."""
 
@@ -177,6 +181,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
         "auto, off, or the name of a schedule",
     ),
     "when": (Literal["compile", "training"], "one of compile, training"),
+    "explain": (bool, "0 or 1"),
     "share": (Annotated[float, Meta(gt=0, le=1)], "a number above 0, up to 1"),
 }
 """By key: what a value is, and what to say was expected."""

@@ -190,15 +190,21 @@ def why_not(case: Case, times: StepTimes) -> str:
     exposed = times.exposed_ns / max(1, times.makespan_ns)
     if exposed < EXPOSED_SHARE:
         return f"the plan leaves {exposed:.1%} of the step to communication alone"
-    inside = inside_share(graph, [int(ns) for ns in costs.op_ns(graph)])
-    in_loops = any(region.source.graph.all_reduces for region in case.source.regions)
-    if inside < INSIDE_SHARE and len(graph.all_reduces) > 1 and not in_loops:
-        return f"only {inside:.1%} of the ops' time lies between transfers"
+    nodes_ns = [int(ns) for ns in costs.op_ns(graph)]
+    if not lies_inside(case.source, nodes_ns):
+        return f"only {inside_share(graph, nodes_ns):.1%} of the ops' time lies between transfers"
     return ""
 
 
-def inside_share(graph: Graph, nodes_ns: Sequence[int]) -> float:
-    """Share of the ops' time in ops that wait for one transfer and that another waits for."""
+def lies_inside(source: CanonicalModule, weights: Sequence[int]) -> bool:
+    """Whether a step's communication lies inside of what it computes: in loops, or between ops that weigh something."""
+    graph = source.graph
+    in_loops = any(region.source.graph.all_reduces for region in source.regions)
+    return in_loops or len(graph.all_reduces) < 2 or inside_share(graph, weights) >= INSIDE_SHARE
+
+
+def inside_share(graph: Graph, weights: Sequence[int]) -> float:
+    """Share of the ops' weight (their time, say) in ops that wait for one transfer and that another waits for."""
     after = [False] * len(graph)
     for node in graph.nodes:
         after[node.id] = any(after[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in node.operands)
@@ -206,5 +212,5 @@ def inside_share(graph: Graph, nodes_ns: Sequence[int]) -> float:
     for node in reversed(graph.nodes):
         users = graph.users[node.id]
         before[node.id] = any(before[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in users)
-    inside = sum(ns for ns, a, b in zip(nodes_ns, after, before, strict=True) if a and b)
-    return inside / max(1, sum(nodes_ns))
+    inside = sum(weight for weight, a, b in zip(weights, after, before, strict=True) if a and b)
+    return inside / max(1, sum(weights))

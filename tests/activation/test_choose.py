@@ -5,7 +5,6 @@ import pytest
 
 from disco_hlo.activation.channel import LocalChannel, name_ranks, unpack
 from disco_hlo.activation.choose import Offer, choose, mpi_world_size, offer, open_channel
-from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.errors import ActivationError
 from tests.activation.stores import MemoryStore
 from tests.activation.test_kvstore import on_ranks
@@ -102,23 +101,6 @@ def test_a_single_process_needs_nobody() -> None:
 def test_several_processes_without_a_store_cannot_agree() -> None:
     with pytest.raises(ActivationError, match=r"without jax\.distributed's key-value store"):
         open_channel(0, 2, "job", None, {})
-
-
-def test_without_mpi_it_is_the_key_value_store() -> None:
-    store = MemoryStore()
-    opened = on_ranks(2, lambda one: open_channel(one.rank, 2, "opened", store, {}, timeout_s=10))
-    assert all(isinstance(channel, KvChannel) for channel in opened)
-
-
-def test_a_preference_that_cannot_be_had_ends_every_rank_with_one_message() -> None:
-    store = MemoryStore()
-
-    def step(one: KvChannel) -> str:
-        with pytest.raises(ActivationError) as caught:
-            open_channel(one.rank, 2, "opened", store, {}, "mpi" if one.rank else "", timeout_s=10)
-        return str(caught.value)
-
-    assert on_ranks(2, step) == ["DISCO_CHANNEL=mpi, but not started under MPI (ranks 0-1)"] * 2
 
 
 def test_an_offer_from_another_version_is_an_error_not_a_crash() -> None:

@@ -73,7 +73,9 @@ def test_a_rank_that_fails_while_timelines_are_taken_leaves_the_winner_in_place_
 ) -> None:
     job = fresh()
     know_all(job.directory, devices=2, processes=2)
-    runs = job.train_ranks(fault="plan_wins", ENABLE_SEARCH="1", each=[{}, {"fault": "no_timeline"}])
+    runs = job.train_ranks(
+        fault="plan_wins", ENABLE_SEARCH="1", DISCO_EXPLAIN="1", each=[{}, {"fault": "no_timeline"}]
+    )
     assert len(runs[0].lines("no measured timelines: ")) == 1
     assert digest(runs[0]) == digest(runs[1])
     for run, default in zip(runs, alone, strict=True):

@@ -218,14 +218,16 @@ def test_a_kernel_reads_and_writes_no_piece_of_an_array() -> None:
     same_numbers(module, made)
 
 
+TWO_PAIRS = f"""x = bf16[512,512] parameter(0)
+  d = bf16[512,512] dot(x, x), {ROWS_BY}
+  e = bf16[512,512] dot(x, x), lhs_contracting_dims={{0}}, rhs_contracting_dims={{0}}
+  r = bf16[512,512] all-reduce(d), {SUM}
+  q = bf16[512,512] all-reduce(e), {SUM.replace("=1", "=2")}
+  ROOT t = (bf16[512,512], bf16[512,512]) tuple(r, q)"""
+
+
 def test_two_kernels_have_one_order() -> None:
-    body = f"""x = bf16[512,512] parameter(0)
-      d = bf16[512,512] dot(x, x), {ROWS_BY}
-      e = bf16[512,512] dot(x, x), lhs_contracting_dims={{0}}, rhs_contracting_dims={{0}}
-      r = bf16[512,512] all-reduce(d), {SUM}
-      q = bf16[512,512] all-reduce(e), {SUM.replace("=1", "=2")}
-      ROOT t = (bf16[512,512], bf16[512,512]) tuple(r, q)"""
-    program = Program(fused(entry(body)))
+    program = Program(fused(entry(TWO_PAIRS)))
     kernels = [one for one in program.instructions if one.opcode == "all-gather"]
     assert [list(one.control_predecessor_ids) for one in kernels] == [[], [kernels[0].id]]
 
@@ -299,18 +301,12 @@ def test_a_pair_of_another_module_is_refused(fields: dict[str, Any], says: str) 
 
 
 def test_a_matmul_of_two_pairs_is_refused() -> None:
-    body = f"""x = bf16[512,512] parameter(0)
-      d = bf16[512,512] dot(x, x), {ROWS_BY}
-      e = bf16[512,512] dot(x, x), lhs_contracting_dims={{0}}, rhs_contracting_dims={{0}}
-      r = bf16[512,512] all-reduce(d), {SUM}
-      q = bf16[512,512] all-reduce(e), {SUM.replace("=1", "=2")}
-      ROOT t = (bf16[512,512], bf16[512,512]) tuple(r, q)"""
-    (move,) = found(entry(body))
+    (move,) = found(entry(TWO_PAIRS))
     assert isinstance(move, Fuse)
     first, second = move.pairs
     twice = Fuse((first, dataclasses.replace(second, matmul=first.matmul)))
     with pytest.raises(IllegalMoveError, match="another pair has its matmul"):
-        apply_moves(entry(body), [twice], copies=False, fuser=fuser)
+        apply_moves(entry(TWO_PAIRS), [twice], copies=False, fuser=fuser)
 
 
 def test_no_kernel_where_there_is_nobody_to_lower_it() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind
+from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import by_graph
@@ -230,3 +231,21 @@ def test_another_structure_takes_over_what_its_collectives_and_kernels_cost_each
     assert again.lacks(other, read(other), step)["ops"] is False, "its single ops are estimated"
     assert again.lacks(other, read(other))["ops"] is True
     assert KnownTimes(GPU, NVLINK, store).profile("f00d").contention == own, "nothing was written"
+
+
+def test_of_a_step_whose_ops_are_known_the_unfused_one_is_not_traced(
+    step: CanonicalModule, store: ProfileStore
+) -> None:
+    """A loop takes no time of its own, and no trace shows what waits for another instruction."""
+    nodes = [replace(node, key=f"{node.opcode} {node.id}") for node in step.graph.nodes]
+    nodes[-1] = replace(nodes[-1], opcode="while", kind=Kind.FIXED)
+    nodes[-2] = replace(nodes[-2], opcode="async-done", kind=Kind.FIXED)
+    other = replace(step, graph=replace(step.graph, nodes=tuple(nodes), fingerprint="f00d"))
+    known = KnownTimes(GPU, NVLINK, store)
+    known.add_ops("another", {node.key: OpTime(100, 1, 5) for node in nodes[:-2]}, ())
+    wanted = known.lacks(other, read(step))
+    assert (wanted["ops"], wanted["unfused ops"], wanted["contention"]) == (True, False, True)
+    known.add_facts("f00d", contention=Contention(1.2, 1.25), together={})
+    assert known.lacks(other, read(step))["ops"] is False, "its kernels were traced with its contention"
+    del known._ops[next(node.key for node in nodes if node.kind is Kind.FUSIBLE)]
+    assert known.lacks(other, read(step))["unfused ops"] is True

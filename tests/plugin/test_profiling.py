@@ -61,7 +61,9 @@ def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
 ) -> None:
     """Behind one of many an op took half as long again, and one-bucket plans were predicted too slow."""
     session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend=backend), on_calls=None))
-    modules = _to_trace(session, step, read(step), {"ops": True, "contention": False}, None)
+    modules = _to_trace(
+        session, step, read(step), {"unfused ops": True, "ops": True, "contention": False}, None
+    )
     unfused_step = next(module.trial for module in modules if module.trial.name == "unfused step")
     assert unfused_step.strategy is not None
     assert unfused_step.strategy.groups == ()
@@ -72,7 +74,7 @@ def test_transfers_of_many_sizes_are_traced_alone_and_beside_kernels(step: Canon
     """Buckets filled up to a threshold are all of one size, from which no wait can be told."""
     session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend="gpu"), on_calls=None))
     xla = one_bucket(step.graph, read(step).groups)
-    modules = _to_trace(session, step, xla, {"ops": False, "contention": True}, None)
+    modules = _to_trace(session, step, xla, {"unfused ops": False, "ops": False, "contention": True}, None)
     alone, beside = (module.trial for module in modules)
     assert alone.strategy is not None
     assert beside.strategy is not None
@@ -259,7 +261,7 @@ def test_structures_have_no_profile_where_nothing_of_the_step_was_kept(
     monkeypatch: pytest.MonkeyPatch, step: CanonicalModule
 ) -> None:
     """Of a structure kernels alone are traced; without the step's ops and constants they make no profile."""
-    wanted = {"device": True, "ops": True, "contention": False, "collectives": {}}
+    wanted = {"device": True, "unfused ops": True, "ops": True, "contention": False, "collectives": {}}
     monkeypatch.setattr(profiling, "_known_and_wanted", lambda *_, **__: (None, wanted))
     session, structure = cast(Session, None), cast(Any, SimpleNamespace(source=step))
     [found] = profiling.profile_structures(session, {"split": structure}, step, None).values()

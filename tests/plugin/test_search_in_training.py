@@ -250,17 +250,6 @@ def test_a_module_without_room_is_left_out_and_the_search_goes_on_with_what_call
     assert any(key.startswith(GROUP_PREFIX) for key in profile.ops)
 
 
-def test_nothing_is_searched_for_a_step_that_is_called_20_times(training: Training) -> None:
-    call, (weights, key) = jitted("short_step"), fresh_state()
-    losses = []
-    for number in range(20):
-        weights, key, loss = call(weights, key, batch(number))
-        losses.append(float(loss))
-    assert searches() == []
-    assert training.processes == []
-    assert losses == training.stock(20)[0]
-
-
 def test_a_training_goes_on_when_its_search_is_killed(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

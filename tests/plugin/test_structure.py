@@ -27,7 +27,7 @@ from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import structure_search
 from disco_hlo.plugin.phases.finding import Found, share_of_a_search
-from disco_hlo.plugin.phases.structure_search import restructured_trials
+from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
@@ -247,7 +247,7 @@ def test_on_cpu_no_early_module_is_even_looked_at(
         session = join(request, Settings(search=True, directory=tmp_path, structure=structure))
         source = canonicalize(compiles.capture(request))
         slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
-        return restructured_trials(session, slot, None, found(source))
+        return restructured_trials(session, slot, None, found(source), Making(session, source))
 
     assert on_step(look) == []
 
@@ -262,7 +262,7 @@ def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
         session = join(request, Settings(search=True, directory=tmp_path, structure=structure))
         source = canonicalize(compiles.capture(request))
         slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
-        return restructured_trials(session, slot, None, found(source))
+        return restructured_trials(session, slot, None, found(source), Making(session, source))
 
     assert on_step(look) == []
     (line,) = [one for one in caplog.messages if one.startswith("DISCO_STRUCTURE is ")]

@@ -28,7 +28,7 @@ def trace(*kernels: tuple[str, int, int], device: int = 0, run: int = 0) -> Trac
     return Trace(
         tuple(
             Execution(
-                op, "jit_step", run, device, 1000 * start, 1000 * end, "stream", 1000 * end,
+                op, "jit_step", run, device, 1000 * start, 1000 * end,
                 "ncclDevKernel_AllReduce" if op.startswith("b") else f"{op}_kernel",
             )
             for op, start, end in sorted(kernels, key=lambda kernel: kernel[1])

@@ -283,15 +283,3 @@ def test_a_folder_with_other_peoples_files_is_left_alone(
     assert demo.main(["--out", str(folder)]) == 1
     assert "holds files that this demo did not make" in capsys.readouterr().err
     assert (folder / "plans" / "mine").exists()
-
-
-def test_a_terminal_shows_what_the_job_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "log"
-    log.write_text("step 7\n")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "24")
-    with demo.progress("2/3  searching") as watch:
-        watch(log)
-    assert capsys.readouterr().out == "\r\x1b[K2/3  searching  0 s  st\r\x1b[K"

@@ -122,11 +122,14 @@ def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | 
     _say_hardly(session, hardly)
 
 
-def compile_comparison(devices: tuple[Any, ...], default: LoadedExecutable) -> None:
-    """Compile what comparing with XLA's default on real inputs runs on the devices besides the step."""
+def compile_comparison(
+    devices: tuple[Any, ...], default: LoadedExecutable, *, real_inputs: bool = True
+) -> None:
+    """Compile what comparing with XLA's default, on real inputs or made-up ones, runs on the devices besides the
+    step."""
     import jax
 
-    for parameter in set(parameters(default)):
+    for parameter in set(parameters(default)) if real_inputs else ():
         compile_changes(devices, parameter)
     states = set(storage_taken(default).values())
     for output, updates in {(one, number in states) for number, one in enumerate(results(default))}:

@@ -48,6 +48,7 @@ _MOST_SWEPT_BYTES = 1 << 28
 """Of a collective other than an all-reduce. Lines are straight long before."""
 Found = TypeVar("Found")
 STORE_NAME = "profile.sqlite"
+_UNTIMED = frozenset({"call", "conditional", "while"})
 _told: set[Path] = set()
 """Stores of which this process has said that they keep nothing: a search opens one several times."""
 
@@ -134,9 +135,14 @@ class KnownTimes:
         that step does not tell."""
         if like is not None:
             self._take_over(source, like)
+        kernels = self._lacks_kernels(source, xla, whole=like is None)
+        nodes = like is None and self._are_lacking(source, _node_keys(source, xla))
+        ops = kernels or nodes or self._lacks_waits(source)
+        both = ops and not BACKENDS[self._platform.backend].asynchronous
         return {
             "device": self._device.constants is None,
-            "ops": self._lacks_ops(source, xla, whole=like is None) or self._lacks_waits(source),
+            "ops": ops,
+            "unfused ops": nodes or both,
             "contention": self._lacks_contention(source),
             "collectives": self._lacking_sizes(source),
         }
@@ -159,10 +165,14 @@ class KnownTimes:
         known = step.contention is not None and step.together is not None
         return overlapping and bool(travelling(source)) and not known
 
-    def _lacks_ops(self, source: CanonicalModule, xla: Strategy, *, whole: bool) -> bool:
-        wanted = _step_keys(source, xla) if whole else _kernel_keys(source, xla)
-        missing = wanted - set(self._ops)
-        LOGGER.debug("%d of %d op times are unknown", len(missing), len(wanted))
+    def _lacks_kernels(self, source: CanonicalModule, xla: Strategy, *, whole: bool) -> bool:
+        """XLA's kernels. The traces that tell contention show them, too."""
+        traced = whole and self._step(source.graph.fingerprint).contention is not None
+        return not traced and self._are_lacking(source, _kernel_keys(source, xla))
+
+    def _are_lacking(self, source: CanonicalModule, keys: set[str]) -> bool:
+        missing = keys - set(self._ops)
+        LOGGER.debug("%d of %d op times are unknown", len(missing), len(keys))
         # What a trace of this very step did not show, another one will not show either.
         return bool(missing) and self._traced(source.graph.fingerprint) is None
 
@@ -296,14 +306,16 @@ def _fit(points: Sequence[SweepPoint]) -> AllReduceFit | None:
     return fit(points) if len(points) >= MINIMUM_POINTS else None
 
 
-def _step_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
-    found = _kernel_keys(source, xla)
-    for graph, _ in by_graph(source, xla):
-        found |= {
-            node.key for node in graph.nodes
-            if node.kind in (Kind.FUSIBLE, Kind.FIXED) and node.opcode not in COLLECTIVES
-        }  # fmt: skip
-    return found
+def _node_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
+    """Of ops that take time of their own: neither what runs a region nor what waits for another instruction."""
+    return {
+        node.key
+        for graph, _ in by_graph(source, xla)
+        for node in graph.nodes
+        if node.kind in (Kind.FUSIBLE, Kind.FIXED)
+        and node.opcode not in COLLECTIVES | _UNTIMED
+        and not node.opcode.endswith("-done")
+    }
 
 
 def _kernel_keys(source: CanonicalModule, xla: Strategy) -> set[str]:

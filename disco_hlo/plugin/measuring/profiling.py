@@ -1,7 +1,7 @@
 """Measure what the cost model needs, on the step's own devices (DisCo, sections 4.2 and 5.2).
 
-Two modules are traced: the unfused step, for the time of every op alone, and the step with XLA's own
-kernels, for fused ones. On CPU all all-reduces of the first are in one bucket: they block, and an op behind one
+Two modules are traced: the unfused step, for the time of every op alone where any is unknown, and the step with XLA's
+own kernels, for fused ones. On CPU all all-reduces of the first are in one bucket: they block, and an op behind one
 takes half as long again, with cold caches and threads that have to be woken; one by one they are in the other.
 Each kind of collectives is swept over sizes between the very devices of the step. What
 the store already knows of this platform is not measured again, so a second model is profiled faster,
@@ -321,7 +321,7 @@ def _to_trace(
     called = session.on_calls is not None and not apart
     xla = varied(source, xla) if apart else xla
     strategies: dict[str, Strategy] = {}
-    if wanted["ops"] and restructured is None:
+    if wanted["unfused ops"] and restructured is None:
         strategies[UNFUSED] = in_every_region(
             source, xla, lambda graph, _: unfused(graph) if apart else one_bucket(graph)
         )

@@ -42,10 +42,8 @@ from disco_hlo.profiler.costs import kernel_times
 from disco_hlo.profiler.instructions import (
     MINIMUM_RUNS,
     BodyTimes,
-    Coverage,
     InstructionTimes,
     body_times,
-    coverage,
     instruction_times,
     scaled,
     stretch,
@@ -419,11 +417,6 @@ def findings(
     times = instruction_times(
         trace, name, inside, blocking=talks, launch_ns=launch_ns if backend.queues else None
     )
-    seen: Coverage = coverage(trace, name, inside)
-    LOGGER.debug(
-        "%s: %.2f ms a step, %.0f %% of it in %d instructions, %.2f of them at once",
-        trial.name, seen.wall_ns / 1e6, 100 * seen.busy_share, len(times), seen.parallelism,
-    )  # fmt: skip
     factor = 1.0
     if not backend.queues:
         factor = stretch(trace, name, talks, launch_ns, walls_ns, inside)

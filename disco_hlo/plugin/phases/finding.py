@@ -50,7 +50,7 @@ from disco_hlo.simulator import timeline
 COMPILE_S = 600.0
 """The longest that a training waits for the search's code, once on a machine. The budget does not count it, nor what
 compiling the code that predicts takes: otherwise the first search would end without a plan."""
-MEASURE_BUDGET_S = 40.0
+MEASURE_BUDGET_S = 20.0
 """How long the candidates are measured."""
 SHORTEST_COMPILING_S = 60.0
 """How long they may be compiled, however short a search is asked for."""

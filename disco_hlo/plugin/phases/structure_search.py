@@ -1,20 +1,25 @@
 """Search over the step's structure: named schedules of moves, each searched like a step of its own.
 
 It begins where order and buckets end: only if the best plan found leaves communication exposed that lies inside the
-layer is any schedule tried. Each is handed to XLA, predicted with what is known of its ops, the most promising are
-profiled and searched, and those that are predicted to beat the plan are measured with the finalists.
+layer is any schedule tried. Each is handed to XLA, while rank 0 still searches the step as it is. Then it is predicted
+with what is known of its ops, the most promising are profiled and searched, and those that are predicted to beat the
+plan are measured with the finalists.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.kernels.fuse import KERNEL_SCHEDULES
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
@@ -32,6 +37,7 @@ from disco_hlo.plugin.structure import (
     Early,
     Restructured,
     early_module,
+    lies_inside,
     named_schedules,
     no_kernel_runs,
     restructured,
@@ -54,8 +60,62 @@ _LEAST_SHARE = 0.1
 _TAKES_S = 300.0
 
 
+@dataclass(frozen=True)
+class Structures:
+    """The step by each schedule that it has the pattern for, as one rank made them."""
+
+    early: Early
+    schedules: Mapping[str, list[dict[str, Any]]]
+    made: Mapping[str, Restructured | Exception]
+
+
+class Making:
+    """Structures that threads make on every rank, beside the search for the step as it is."""
+
+    def __init__(self, session: Session, source: CanonicalModule) -> None:
+        """Begin at once where the step's communication lies inside the layer, as far as sizes tell."""
+        settings, self._session = session.settings, session
+        self._pool = ThreadPoolExecutor(1 + compiles_at_once(session), "disco-structure")
+        self._structures: Future[Structures] | None = None
+        sizes_bytes = [node.shape.size_bytes for node in source.graph.nodes]
+        overlaps = BACKENDS[source.graph.backend].asynchronous and settings.structure != "off"
+        if settings.forced_structure is not None or (overlaps and lies_inside(source, sizes_bytes)):
+            self._structures = self._pool.submit(self._make)
+
+    def structures(self) -> Structures:
+        """All of them, once they are made."""
+        self._structures = self._structures or self._pool.submit(self._make)
+        return self._structures.result()
+
+    def wait(self) -> None:
+        """Return once nothing is made any more: XLA's autotuning takes the devices."""
+        if self._structures is not None:
+            wait([self._structures])
+
+    def end(self) -> None:
+        """Make no more, and wait for what is under way."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _make(self) -> Structures:
+        started = time.monotonic()
+        with jaxlink.ours():
+            early = early_module(self._session.request)
+            schedules = _wanted(self._session, early)
+
+        def make(name: str) -> Restructured | Exception:
+            try:
+                with jaxlink.ours():
+                    return restructured(self._session.request, early, name, schedules[name])
+            except Exception as error:
+                return error
+
+        made = dict(zip(schedules, self._pool.map(make, schedules), strict=True))
+        LOGGER.debug("made %d structures in %.1f s", len(made), time.monotonic() - started)
+        return Structures(early, schedules, made)
+
+
 def restructured_trials(
-    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None
+    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None, making: Making
 ) -> list[Trial]:
     """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
     all go on without.
@@ -64,7 +124,7 @@ def restructured_trials(
         found: what the searches over kernels, buckets and order found, on rank 0.
     """
     try:
-        return _trials(session, slot, store, found)
+        return _trials(session, slot, store, found, making)
     except Exception as error:
         session.say(
             "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
@@ -73,7 +133,9 @@ def restructured_trials(
         return []
 
 
-def _trials(session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None) -> list[Trial]:
+def _trials(
+    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None, making: Making
+) -> list[Trial]:
     settings = session.settings
     if settings.structure == "off":
         return []
@@ -86,7 +148,7 @@ def _trials(session: Session, slot: PlanSlot, store: ProfileStore | None, found:
     if reason:
         LOGGER.debug("no structure of the step is tried: %s", reason)
         return []
-    made = _restructured(session)
+    made = _restructured(session, making)
     promising = _most_promising(session, made, found)
     room = room_bytes(session)
     profiles = _profiles(session, made, promising, slot, store, found)
@@ -98,18 +160,16 @@ def _trials(session: Session, slot: PlanSlot, store: ProfileStore | None, found:
     return _told(session, best, made, slot, found)
 
 
-def _restructured(session: Session) -> dict[str, Restructured]:
+def _restructured(session: Session, making: Making) -> dict[str, Restructured]:
     """The step by each schedule that it has the pattern for, the same on all ranks."""
     with session.stage("schedules", takes_s=_TAKES_S):
-        early = early_module(session.request)
-        schedules = _wanted(session, early) if session.leads else None
-    key, schedules = session.tell([early.key, schedules], "schedules")
+        mine = making.structures()
+    key, names = session.tell([mine.early.key, list(mine.schedules)], "schedules")
     with session.stage("early module"):
-        if early.key != key:
+        if mine.early.key != key or list(mine.schedules) != names:
             raise ProfileError("the ranks compile different early modules")
-    made = _made(session, early, schedules)
     agreed = {}
-    for name, one in made.items():
+    for name, one in mine.made.items():
         try:
             with session.stage(f"structure {name}"):
                 if isinstance(one, Exception):
@@ -136,7 +196,8 @@ def _wanted(session: Session, early: Early) -> dict[str, list[dict[str, Any]]]:
     if forced not in schedules:
         listed = ", ".join(schedules) or "none"
         reason = no_kernel_runs(early) if forced in KERNEL_SCHEDULES else ""
-        LOGGER.warning(
+        LOGGER.log(
+            logging.WARNING if session.leads else logging.DEBUG,
             "DISCO_STRUCTURE is %s; this step has the pattern for %s%s",
             forced,
             listed,
@@ -144,20 +205,6 @@ def _wanted(session: Session, early: Early) -> dict[str, list[dict[str, Any]]]:
         )
         return {}
     return {forced: schedules[forced]}
-
-
-def _made(
-    session: Session, early: Early, schedules: Mapping[str, list[dict[str, Any]]]
-) -> dict[str, Restructured | Exception]:
-    def make(name: str) -> Restructured | Exception:
-        try:
-            with jaxlink.ours():
-                return restructured(session.request, early, name, schedules[name])
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(compiles_at_once(session), "disco-structure") as pool:
-        return dict(zip(schedules, pool.map(make, schedules), strict=True))
 
 
 def _most_promising(

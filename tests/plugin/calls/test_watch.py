@@ -415,17 +415,6 @@ def test_executions_are_reported_in_order_and_a_failed_one_as_such() -> None:
     times.close()
 
 
-def test_a_clock_that_was_closed_starts_again() -> None:
-    times = DeviceTimes()
-    for _ in range(2):
-        token = Token()
-        token.ended.set()
-        times.note(token, 0, [0], lambda _: None)
-        times.drain()
-        times.close()
-    assert times._thread is None
-
-
 @pytest.mark.parametrize("winner", [DEFAULT, "again"])
 def test_no_call_takes_python_after_a_module_is_settled(observation: Observation, winner: str) -> None:
     call = jitted("given_back")
@@ -446,18 +435,6 @@ def test_no_call_takes_python_after_a_module_is_settled(observation: Observation
         assert count() == noted
     assert watch.calls == 5
     assert observation.trials == []
-
-
-def test_a_step_compiled_ahead_of_time_is_called_by_jax_itself_again(observation: Observation) -> None:
-    compiled = jitted("ahead").lower(*fresh_state(), batch(0)).compile()
-    _, state = train(compiled, 3)
-    watch = trial_of(observation.trials, "jit_ahead").watch
-    winner = compiled_again(watch)
-    watch.offer("again", winner)
-    watch.settle("again")
-    train(compiled, 2, state)
-    assert type(compiled._call).__name__ == "PjitFunction"
-    assert compiled.runtime_executable() is winner
 
 
 def test_a_call_that_raised_does_not_keep_a_step_in_python(observation: Observation) -> None:
@@ -515,15 +492,6 @@ def test_a_trial_begins_anew_with_jaxs_caches(observation: Observation) -> None:
     gc.collect()
     train(call, 2)
     assert trial_of(observation.trials, "jit_anew").watch.calls == 2
-
-
-def test_a_watched_module_names_no_line_of_ours(observation: Observation) -> None:
-    """Frames of ours stood in the locations of every op that was traced inside of a watched call."""
-    train(jitted("located"), 1)
-    module = trial_of(observation.trials, "jit_located").watch.request.mlir_module
-    located = module.operation.get_asm(enable_debug_info=True)
-    assert "training.py" in located
-    assert "jaxlink" not in located
 
 
 def test_nothing_is_wrapped_before_and_after() -> None:
