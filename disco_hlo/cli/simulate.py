@@ -35,10 +35,11 @@ from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.profiler.profile import load
 from disco_hlo.report.bundle import locate, open_bundle
-from disco_hlo.report.printable import printable, size_text, time_text
+from disco_hlo.report.printable import Strings, printable, size_text, time_text
 from disco_hlo.report.regions import PLAN, RegionFacts, check_region, region_facts, region_names, side_by_side
+from disco_hlo.report.timelines import chrome_trace, timeline_data
 from disco_hlo.simulator.bound import Bound
-from disco_hlo.simulator.timeline import Timeline, chrome_trace
+from disco_hlo.simulator.timeline import Timeline
 from disco_hlo.whatif.machine import Machine
 from disco_hlo.whatif.machine import load as load_machine
 from disco_hlo.whatif.machine import names as machine_names
@@ -140,10 +141,15 @@ def _regions(
 def _trace(source: CanonicalModule, who: str, times: StepTimes, region: str) -> dict[str, Any]:
     """The step and one execution of each of its regions; or of one alone."""
     wanted = region_names(source) if region == ENTRY else (region,)
-    title = f"{printable(source.graph.module_name)}: {who}"
-    return chrome_trace(
-        {title if name == ENTRY else f"{title}, {name}": times.predicted[name].timeline for name in wanted}
-    )
+    module, strings = printable(source.graph.module_name), Strings()
+    steps = [
+        (
+            f"{module}: {who}" if name == ENTRY else f"{module}: {who}, {name}",
+            timeline_data(source.computations[name].graph, times.predicted[name], strings),
+        )
+        for name in wanted
+    ]
+    return chrome_trace(module, steps, strings.as_list())
 
 
 def _network(gpus: int | None, bandwidth: float | None, latency: float | None) -> Network | None:

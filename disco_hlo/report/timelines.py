@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -225,16 +226,23 @@ def _length(intervals: NDArray[np.int64]) -> int:
 _KINDS = ("fused kernel", "op alone", "library call or loop", "packing a bucket", "collective")
 
 
-def chrome_trace(data: dict[str, Any]) -> dict[str, Any]:
-    """The trace as a JSON value, of what :func:`~disco_hlo.report.data.page_data` returned."""
-    strings: list[str] = data["strings"]
-    events: list[dict[str, Any]] = []
+def report_trace(data: dict[str, Any]) -> dict[str, Any]:
+    """The trace of a report, of what :func:`~disco_hlo.report.data.page_data` returned."""
     steps = [
         (f"{who}, {how}" + ("" if region is data else f", {region['region']}"), step)
         for region in (data, *data["regions"])
         for how, steps in (("simulated", region["timelines"]), ("measured", region["measuredTimelines"]))
         for who, step in zip(("XLA default", "plan"), steps, strict=False)
     ]
+    return chrome_trace(data["head"]["module"], steps, data["strings"])
+
+
+def chrome_trace(
+    module: str, steps: Sequence[tuple[str, dict[str, Any]]], strings: list[str]
+) -> dict[str, Any]:
+    """Steps with their titles, as :func:`timeline_data` and :func:`measured_data` have them, as the JSON value of a
+    trace; ``strings`` are their texts."""
+    events: list[dict[str, Any]] = []
     for process, (name, step) in enumerate(steps):
         events.append(_about("process_name", process, 0, name=name))
         events.append(_about("process_sort_index", process, 0, sort_index=process))
@@ -242,7 +250,7 @@ def chrome_trace(data: dict[str, Any]) -> dict[str, Any]:
             events.append(_about("thread_name", process, track, name=row["label"]))
             events.append(_about("thread_sort_index", process, track, sort_index=track))
             events += _spans(process, track, step, row["spans"], strings)
-    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"module": data["head"]["module"]}}
+    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"module": module}}
 
 
 def _spans(
