@@ -32,16 +32,26 @@ Intervals = NDArray[np.int64]
 def timeline_data(graph: Graph, predicted: Predicted, strings: Strings) -> dict[str, Any]:
     """One strategy's step: rows of spans, its units, the exposed communication, and the totals in ns."""
     timeline = predicted.timeline
+    communicates = timeline.problem.communicates
+    talk, work = union(timeline.spans_ns[:, communicates]), union(timeline.spans_ns[:, ~communicates])
+    units = [unit_row(graph, unit, strings) for unit in predicted.built.units.units]
+    data = _step_data(timeline.makespan_ns, talk, work, _rows(graph, predicted, strings), units)
+    return {**data, "peak": timeline.peak_bytes}
+
+
+def _step_data(
+    step_ns: int, talk: Intervals, work: Intervals, rows: list[dict[str, Any]], units: list[list[int]]
+) -> dict[str, Any]:
+    communication, overlap = _length(talk), overlap_between(talk, work)
     return {
-        "step": timeline.makespan_ns,
-        "compute": timeline.compute_ns,
-        "communication": timeline.communication_ns,
-        "overlap": timeline.overlap_ns,
-        "exposed": timeline.exposed_ns,
-        "peak": timeline.peak_bytes,
-        "rows": _rows(graph, predicted, strings),
-        "units": [unit_row(graph, unit, strings) for unit in predicted.built.units.units],
-        "exposedSpans": exposed_intervals(timeline).T.reshape(-1).tolist(),
+        "step": step_ns,
+        "compute": _length(work),
+        "communication": communication,
+        "overlap": overlap,
+        "exposed": communication - overlap,
+        "rows": rows,
+        "units": units,
+        "exposedSpans": exposed_between(talk, work).T.reshape(-1).tolist(),
     }
 
 
@@ -172,20 +182,10 @@ def measured_data(
     spans = np.array([(start, start + length) for _, start, length, _ in step.spans], np.int64).reshape(-1, 2)
     talks = np.array([step.lanes[lane] == "communication" for *_, lane in step.spans], np.bool_)
     talk, work = union(spans[talks].T), union(spans[~talks].T)
-    communication, overlap = _length(talk), overlap_between(talk, work)
-    return {
-        "name": strings(step.name),
-        "step": step.step_ns,
-        "compute": _length(work),
-        "communication": communication,
-        "overlap": overlap,
-        "exposed": communication - overlap,
-        "rows": _measured_rows(graph, units, step, found, strings),
-        "units": [
-            *(unit_row(graph, unit, strings) for unit in units.units), [strings("n"), strings(""), strings(""), 1]
-        ],
-        "exposedSpans": exposed_between(talk, work).T.reshape(-1).tolist(),
-    }  # fmt: skip
+    rows = _measured_rows(graph, units, step, found, strings)
+    unit_rows = [unit_row(graph, unit, strings) for unit in units.units]
+    unit_rows.append([strings("n"), strings(""), strings(""), 1])
+    return {"name": strings(step.name), **_step_data(step.step_ns, talk, work, rows, unit_rows)}
 
 
 def _unit_of(units: UnitGraph, name: str, owner: int, ours: bool) -> int:
