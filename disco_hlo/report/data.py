@@ -89,11 +89,13 @@ def _region(bundle: Bundle, times: Simulated, name: str, strings: Strings) -> di
     plan = None if default is None else plan
     graph = bundle.source.graph if bundle.source else None
     order, explicit = order_of(bundle)
+    groups = group_facts(bundle)
+    used = sorted({node for group in groups for node in (*group.nodes, *group.duplicates)})
     body = {
         "region": name,
-        "groups": group_rows(bundle, plan, default, strings),
+        "groups": group_rows(groups, plan, default, strings),
         "buckets": bucket_rows(bundle, plan, default, strings),
-        "ops": {} if graph is None else op_rows(graph, used_nodes(group_facts(bundle)), strings),
+        "ops": {} if graph is None else op_rows(graph, used, strings),
         "order": msgspec.to_builtins(order_facts(order, explicit)),
         "timelines": [],
         "measuredTimelines": [],
@@ -211,7 +213,7 @@ _LISTED = 40
 
 
 def group_rows(
-    bundle: Bundle, plan: Predicted | None, default: Predicted | None, strings: Strings
+    groups: Sequence[GroupFacts], plan: Predicted | None, default: Predicted | None, strings: Strings
 ) -> list[dict[str, Any]]:
     """The op groups, largest first; times where they are simulated or measured."""
     durations = {} if plan is None else _durations(plan)
@@ -219,7 +221,7 @@ def group_rows(
     default_durations = {} if default is None else _durations(default)
     known = {} if default is None else {(g.nodes, g.duplicates) for g in default.strategy.groups}
     rows = []
-    for group in group_facts(bundle):
+    for group in groups:
         row: dict[str, Any] = {
             "token": group.token,
             "kind": strings(group.kind),
@@ -320,11 +322,6 @@ def op_rows(graph: Graph, nodes: Sequence[int], strings: Strings) -> dict[str, l
         "name": [strings(node.op_name or node.name) for node in listed],
         "source": [strings(node.source) for node in listed],
     }
-
-
-def used_nodes(groups: Sequence[GroupFacts]) -> list[int]:
-    """Nodes that stand in any of the groups, ascending."""
-    return sorted({node for group in groups for node in (*group.nodes, *group.duplicates)})
 
 
 def _durations(predicted: Predicted) -> dict[str, int]:

@@ -17,6 +17,7 @@ from disco_hlo.optimize.regions import Predicted, lower_bound, predict
 from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep, encode
 from disco_hlo.report.bundle import Bundle, open_bundle
 from disco_hlo.report.data import bucket_rows, group_rows, ready_ns
+from disco_hlo.report.facts import group_facts
 from disco_hlo.report.printable import LONGEST, Strings
 from disco_hlo.report.timelines import exposed_intervals, overlap_ns, report_trace, timeline_data
 from disco_hlo.simulator.timeline import simulate
@@ -89,7 +90,7 @@ def test_every_gradient_is_ready_before_its_bucket_leaves(simulated: Any) -> Non
 
 def test_a_group_that_xla_has_too_says_so(simulated: Any) -> None:
     bundle, plan, default, _ = simulated
-    rows = group_rows(bundle, plan, default, Strings())
+    rows = group_rows(group_facts(bundle), plan, default, Strings())
     assert all(row["xla"]["same"] for row in rows)
     assert all(row["predicted"] > 0 for row in rows)
     assert [len(row["nodes"]) + len(row["duplicates"]) for row in rows][:2] == [224, 164]
