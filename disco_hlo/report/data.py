@@ -29,7 +29,7 @@ from disco_hlo.report.facts import (
     with_order,
 )
 from disco_hlo.report.printable import Strings, printable
-from disco_hlo.report.regions import RegionFacts, region_facts, side_by_side
+from disco_hlo.report.regions import RegionFacts, region_facts
 from disco_hlo.report.timelines import (
     exposed_intervals,
     measured_data,
@@ -356,9 +356,7 @@ class Simulated:
         """The table of the regions."""
         if bundle.source is None or self.plan is None:
             return []
-        planned = (ENTRY, *(name for name, _ in bundle.plan.strategy.regions))
-        ours = region_facts(bundle.source, self.plan, planned)
-        return ours if self.default is None else side_by_side(region_facts(bundle.source, self.default), ours)
+        return region_facts(bundle.source, self.plan, bundle.plan.strategy, self.default)
 
 
 def simulated(bundle: Bundle, costs: Costs | None) -> Simulated:
