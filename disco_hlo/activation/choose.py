@@ -22,9 +22,9 @@ from disco_hlo.activation.channel import (
     Gone,
     KeyValueStore,
     LocalChannel,
+    absence,
     name_ranks,
     nobody_gone,
-    silence,
 )
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.errors import ActivationError
@@ -181,12 +181,9 @@ def _decide(
     """What ``rule`` makes of the items of all ranks; where it cannot, all ranks raise the same error."""
 
     def outcome(answers: Mapping[int, bytes]) -> bytes:
-        missing = set(range(meeting.size)) - set(answers)
         try:
-            if missing:
-                raise ActivationError(
-                    f"{name_ranks(missing)} of {meeting.size} {silence(timeout_s, meeting.gone())}"
-                )
+            if absent := absence(meeting, answers, timeout_s):
+                raise ActivationError(absent)
             result = rule([json.loads(answers[rank]) for rank in range(meeting.size)])
         except ActivationError as error:
             result = {"error": str(error)}
