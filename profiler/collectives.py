@@ -262,8 +262,13 @@ def with_latency_of(step: InStep, swept: LinearPieces) -> LinearPieces:
     """
     excess_ns = (step.total_ns - _predicted_ns(step, swept)) / sum(count for _, count in step.sizes)
     moved_ns = max(excess_ns, -swept.lines[0].offset_ns)
+    return later(swept, moved_ns)
+
+
+def later(lines: LinearPieces, by_ns: float) -> LinearPieces:
+    """The lines, all moved alike: every collective takes so much longer."""
     return LinearPieces.of(
-        *((line.from_bytes, line.ns_per_byte, line.offset_ns + moved_ns) for line in swept.lines)
+        *((line.from_bytes, line.ns_per_byte, line.offset_ns + by_ns) for line in lines.lines)
     )
 
 

@@ -123,6 +123,8 @@ class Contention:
     hold: Share = 0.0
     """Share of a matmul's time that must be done before a collective begins during it, of those not among
     :attr:`Profile.holds`."""
+    transfer_launch_ns: Nanoseconds = 0
+    """Between the end of a collective and the beginning of the next one in line. 0: unknown, or none."""
 
     def __post_init__(self) -> None:
         if (self.products is None) != (self.others is None):
@@ -415,6 +417,7 @@ def _contention(profiles: Sequence[Profile]) -> Contention | None:
         median(products) if products else None,
         median(others) if others else None,
         median(one.hold for one in told),
+        round(median(one.transfer_launch_ns for one in told)),
     )
 
 

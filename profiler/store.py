@@ -21,10 +21,10 @@ from disco_hlo.profiler.collectives import SweepPoint
 from disco_hlo.profiler.profile import DeviceFacts, Link, LinkFacts, OpTime, Platform, StepFacts, merged
 from disco_hlo.sqlite_file import SqliteFile
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version 1 has times of GPU kernels outside of command buffers, which are others; version 2 keeps what is no op's time
 among the ops, under keys that no op has; version 3 has sweeps of all-reduces alone, and one time for all collectives of
-a step."""
+a step; version 4 has contention without what lies between two collectives."""
 KEPT_MEASUREMENTS = 16
 """Newest measurements of one key that are kept and merged."""
 
@@ -93,6 +93,10 @@ class ProfileStore(SqliteFile):
             f"INSERT INTO sweep ({_SWEPT}, kind) SELECT {_SWEPT}, '{ALL_REDUCE}' FROM swept",
             "DROP TABLE swept",
             f"DELETE FROM fact WHERE kind = '{StepFacts.__name__}'",
+        ),
+        4: (
+            "UPDATE fact SET body = CAST(json_set(CAST(body AS TEXT), '$.contention', NULL) AS BLOB)"
+            f" WHERE kind = '{StepFacts.__name__}' AND json_valid(CAST(body AS TEXT))",
         ),
     }
     WRITE_AHEAD = True

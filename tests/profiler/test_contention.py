@@ -17,6 +17,7 @@ from disco_hlo.profiler.contention import (
     holds,
     launch_gap_ns,
     slow_downs,
+    transfer_launch_ns,
     uneven,
 )
 from disco_hlo.profiler.profile import Contention
@@ -170,6 +171,21 @@ def test_a_wait_that_explains_no_more_than_noise_is_not_believed() -> None:
     found = contention(*steps(VARIED_US[::-1], beside_us), "jit_step")
     assert found is not None
     assert found.transfer_wait_ns == 0
+
+
+def test_what_lies_between_two_collectives_is_read_where_nothing_runs_meanwhile() -> None:
+    # Behind b0 lies a launch; b2 came behind g0's thread blocks, b3 had to be issued first.
+    beside = trace(
+        ("b0", 0, 50), ("b1", 54, 100), ("g0", 60, 110), ("b2", 112, 150), ("b3", 900, 950), ("b4", 956, 960),
+        ("g1", 957, 990),
+    )  # fmt: skip
+    assert transfer_launch_ns(beside, "jit_step") == 5000  # of 4 and 6 us
+    assert transfer_launch_ns(ALONE, "jit_step") == 0
+    alone = trace(("b0", 0, 50), ("b1", 60, 100), ("g0", 110, 150))
+    beside = trace(("b0", 0, 60), ("b1", 64, 110), ("g0", 66, 106))
+    found = contention(alone, beside, "jit_step")
+    assert found is not None
+    assert found.transfer_launch_ns == 4000
 
 
 def test_a_number_that_xla_added_to_a_name_does_not_matter() -> None:

@@ -18,6 +18,7 @@ from disco_hlo.profiler.profile import (
     DeviceFacts,
     Link,
     LinkFacts,
+    LoopTime,
     OpTime,
     Platform,
     StepFacts,
@@ -184,7 +185,7 @@ def test_a_foreign_database_is_refused_and_left_alone(path):
 def test_a_newer_store_is_refused(path):
     with ProfileStore(path) as store:
         store._connection.execute("PRAGMA user_version = 7")
-    with pytest.raises(ProfileError, match="is of version 7; this program reads version 4"):
+    with pytest.raises(ProfileError, match="is of version 7; this program reads version 5"):
         ProfileStore(path)
 
 
@@ -213,6 +214,15 @@ def test_facts_that_are_none_are_refused(path, body):
         store._connection.execute("UPDATE fact SET body = ?", (body,))
         with pytest.raises(ProfileError, match=r"StepFacts: .*; measure again or name another file"):
             store.facts(CPU, StepFacts, "here")
+
+
+def test_contention_without_the_launch_of_collectives_is_measured_again_and_nothing_else(path):
+    loops = {"body": LoopTime(16, 300)}
+    with ProfileStore(path) as store:
+        store.change(CPU, StepFacts, "here", lambda _: StepFacts(5, Contention(1.1, 1.2), loops=loops))
+        store._connection.execute("PRAGMA user_version = 4")
+    with ProfileStore(path) as store:
+        assert store.facts(CPU, StepFacts, "here") == StepFacts(5, None, loops=loops)
 
 
 def test_what_was_no_time_of_an_op_is_measured_again(path):
