@@ -399,7 +399,8 @@ def _in_step(found: Iterable[InStep | None]) -> InStep | None:
     if len(steps) != 1:
         return None
     time = merged([OpTime(one.total_ns, one.spread_ns, one.samples) for one in known])
-    return InStep(steps.pop(), time.median_ns, time.spread_ns, time.samples)
+    each_ns = tuple(round(median(ns)) for ns in zip(*(one.each_ns for one in known), strict=False))
+    return InStep(steps.pop(), time.median_ns, time.spread_ns, time.samples, each_ns)
 
 
 def _contention(profiles: Sequence[Profile]) -> Contention | None:
