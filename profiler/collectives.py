@@ -15,8 +15,8 @@ latency is what makes the lines add up to the first, and what bytes take beyond 
 a rank also waits for the one that computes longer. Between the two the lines have the shape of the sweep's.
 
 On GPU a link's rate changes from hour to hour (sockets) and from host to host, and the traced step moves XLA's own
-buckets, each alone: there all lines are as much slower or faster as those were. Where they have several sizes, a latency
-is told apart from that: with the rate alone that large ones had, small ones were a tenth too fast.
+buckets, each alone: there all lines are as much slower or faster as those were. Where they have several sizes, a
+latency is told apart from that: with the rate alone that large ones had, small ones were a tenth too fast.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import jax
 
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.plugin.measuring.microbenchmarks import AFTER_COMPUTE
 from disco_hlo.profiler.calibrate import DeviceConstants
@@ -30,9 +32,17 @@ def know_device(directory: Path, *, launch_ns: int = CONSTANTS.launch_ns) -> Non
         )
 
 
-def know_all(directory: Path, *, devices: int, processes: int) -> None:
-    """Beside the constants, all-reduces of kilobytes over a job's devices: only a step's ops are left to profile."""
-    know_device(directory)
+def know_all(
+    directory: Path,
+    *,
+    devices: int,
+    processes: int,
+    launch_ns: int = CONSTANTS.launch_ns,
+    kinds: Sequence[CollectiveKind] = (ALL_REDUCE,),
+) -> None:
+    """Beside the constants, collectives of kilobytes over a job's devices: only a step's ops are left to profile."""
+    know_device(directory, launch_ns=launch_ns)
     link = Link(devices, processes, AFTER_COMPUTE if processes > 1 else "")
     with ProfileStore(directory / STORE_NAME) as store:
-        store.add_sweep(PLATFORM, link, SWEEP)
+        for kind in kinds:
+            store.add_sweep(PLATFORM, link, SWEEP, kind)

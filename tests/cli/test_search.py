@@ -61,12 +61,6 @@ def test_where_a_module_runs_is_taken_from_the_profile(
         assert disco("report", tmp_path / name, "-o", tmp_path / "page.html").code == 0
 
 
-def test_equal_seeds_give_equal_plans(disco: Disco, cpu_module_file: Path, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        disco("search", cpu_module_file, "-o", tmp_path / name, *BUDGET)
-    assert (tmp_path / "a" / "plan.json").read_bytes() == (tmp_path / "b" / "plan.json").read_bytes()
-
-
 def test_a_plan_file_may_have_a_name(disco: Disco, cpu_module_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "my plans"
     outcome = disco("search", cpu_module_file, "-o", folder / "mine.json", *BUDGET)

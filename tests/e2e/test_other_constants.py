@@ -12,7 +12,7 @@ from disco_hlo.plan.store import compared_modules
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, is_ours, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
-from tests.known_times import know_device
+from tests.known_times import know_all
 
 APPLIED = "found under other constants and applied to this step"
 COMPARED = "found under other constants: it is compared with XLA's default first, once"
@@ -31,7 +31,7 @@ def handed_over(run: Run) -> str:
 def scheduled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
     """A search of a step whose rate of 1e-3 falls for 100 steps."""
     job = new_job(tmp_path_factory.mktemp("scheduled"))
-    know_device(job.directory)
+    know_all(job.directory, devices=2, processes=1)
     found = job.train(*SCHEDULED, "--rate", "1e-3", "--length", "100", fault="plan_wins", ENABLE_SEARCH="1")
     assert is_ours(found)
     return job, found

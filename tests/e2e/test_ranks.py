@@ -24,8 +24,8 @@ from disco_hlo.plan.store import PlanSlot
 from tests.as_searched import without_measurements
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, edited, is_ours, plan_in, slot_of
-from tests.e2e.jobs import LIMIT_S, QUICK_COMPILES, Job, Run, until_it_says
-from tests.known_times import know_all
+from tests.e2e.jobs import LIMIT_S, Job, Run, until_it_says
+from tests.known_times import know_all, know_device
 
 pytestmark = pytest.mark.mpi
 
@@ -206,18 +206,6 @@ def test_a_fastest_candidate_that_is_wrong_on_one_rank_is_taken_by_none(
 
 
 @pytest.mark.product_only
-def test_three_ranks_search_under_mpi(tmp_path: Path) -> None:
-    job = new_job(tmp_path / "three")
-    know_all(job.directory, devices=3, processes=3)
-    three_devices = f"--xla_force_host_platform_device_count=3 {QUICK_COMPILES}"
-    default = [job.train(XLA_FLAGS=three_devices)] * 3
-    search = job.train_mpi(fault="plan_wins", ranks=3, ENABLE_SEARCH="1", DISCO_LOG="debug")
-    assert search[0].lines("channel between 3 ranks: mpi")
-    assert search[0].lines("profiled ops in ")
-    assert_all_execute_the_plan(search, job.directory, default)
-
-
-@pytest.mark.product_only
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_killed_while_rank_0_searches_keeps_nobody_waiting(
     victim: int, together: tuple[Job, list[Run]], fresh: Callable[..., Job]
@@ -260,7 +248,6 @@ def test_ctrl_c_at_mpiexec_while_the_plan_compiles_bans_nothing(shared: Job) -> 
         job.kill()
     assert Bans(slot_of(shared.directory)).all() == []
     assert list(slot_of(shared.directory).glob("*-*")) == []
-    assert all(is_ours(run) for run in shared.train_mpi(ENABLE_SEARCH="0"))
 
 
 @pytest.mark.product_only
@@ -303,7 +290,9 @@ def test_ctrl_c_on_another_rank_while_the_step_is_profiled_leaves_nobody_in_an_a
     fresh: Callable[..., Job], alone: list[Run]
 ) -> None:
     """That rank left, and the other waited in the profiled step until jax gave the job up after five minutes."""
-    search = fresh().start_ranks(each=[{}, {"DISCO_LOG": "debug"}], ENABLE_SEARCH="1")
+    job = fresh()
+    know_device(job.directory)
+    search = job.start_ranks(each=[{}, {"DISCO_LOG": "debug"}], ENABLE_SEARCH="1")
     until_it_says(search.processes[1], "disco: debug: known times: ")
     search.processes[1].send_signal(signal.SIGINT)
     runs = search.finish()

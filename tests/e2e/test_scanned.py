@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import Strategy, by_region
 from disco_hlo.plan.read import read
@@ -20,7 +21,7 @@ from disco_hlo.plan.variants import one_bucket
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, difference, digest, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
-from tests.known_times import know_device
+from tests.known_times import know_all
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
@@ -62,7 +63,7 @@ def test_a_scanned_step_is_searched_and_enacted_and_so_is_a_plan_with_buckets_in
     default: list[Run], fresh: Callable[..., Job]
 ) -> None:
     job = fresh()
-    know_device(job.directory)
+    know_all(job.directory, devices=2, processes=2, kinds=(ALL_REDUCE, CollectiveKind("all-gather")))
     search = job.train_ranks(*SCANNED, fault="plan_wins", ENABLE_SEARCH="1", DISCO_BUDGET_S="5")
     assert assert_all_execute(search, job.directory, default).regions
 

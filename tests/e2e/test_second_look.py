@@ -15,7 +15,7 @@ from tests.as_searched import without_measurements
 from tests.e2e.conftest import SLOW_LAUNCH_NS
 from tests.e2e.executed import difference, plan_in, slot_of
 from tests.e2e.jobs import Job, Run
-from tests.known_times import know_device
+from tests.known_times import know_all
 
 
 def unknown_kernels(job: Job, searched: Job) -> int:
@@ -47,7 +47,7 @@ def test_the_second_search_knows_the_kernels_of_the_first(searched: tuple[Job, R
 
 def test_ranks_look_again_together(fresh: Callable[..., Job]) -> None:
     job = fresh()
-    know_device(job.directory, launch_ns=SLOW_LAUNCH_NS)
+    know_all(job.directory, devices=2, processes=2, launch_ns=SLOW_LAUNCH_NS)
     first, second = job.train_ranks(ENABLE_SEARCH="1", DISCO_LOOKS="2")
     looks = len(first.lines("kernels of the plan that had never run"))
     assert looks > 0

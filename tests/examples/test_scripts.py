@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import llama
+import mixture_of_experts
 import numpy as np
 import parallel
 import pytest
@@ -68,13 +69,12 @@ def test_language_model_learns_and_two_processes_do_as_one(tmp_path: Path) -> No
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(
-    "script",
-    ["tensor_parallel.py --forward --steps 1", "llama.py --shard fsdp --accumulate 2 --steps 1"],
-)
-def test_two_processes_do_as_one(script: str, tmp_path: Path) -> None:
-    name, *arguments = script.split()
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
+def test_two_processes_do_as_one(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(EXAMPLES / "llama.py"),
+        *["--shard", "fsdp", "--accumulate", "2", "--steps", "1"],
+    ]
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
     one = run(command, 2, tmp_path / "one" / "run.json")
@@ -127,6 +127,7 @@ def test_unknown_size_ends_with_code_2_and_one_message(
         (train.main, "bert.toml", ["--model", "bert"]),
         (tensor_parallel.main, "tensor_parallel.toml", []),
         (self_attention.main, "self_attention.toml", []),
+        (mixture_of_experts.main, "mixture_of_experts.toml", []),
         (llama.main, "llama.toml", []),
     ):
         monkeypatch.setattr(sys, "argv", ["somewhere/script.py", *arguments, "--size", "huge"])

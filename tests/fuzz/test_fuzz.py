@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import random
 import sys
 from collections import Counter
@@ -38,7 +37,7 @@ SEED = 70_000
 @pytest.mark.slow
 def test_nothing_is_found_in_a_short_run() -> None:
     # The search is compiled on the product's leg alone; the other has less time.
-    programs, strategies, searched = (4, 9, True) if sys.version_info >= (3, 12) else (4, 6, False)
+    programs, strategies, searched = (3, 9, True) if sys.version_info >= (3, 12) else (4, 6, False)
     settings = Settings(
         seed=SEED, pairs=programs * strategies, strategies=strategies, searched=searched, keep=0, jobs=1,
         pair_limit_s=900.0,
@@ -269,20 +268,6 @@ def test_a_finding_is_saved_under_a_name_that_says_what_it_is(tmp_path: Path) ->
     path = save(finding, tmp_path)
     assert path.name.startswith("different-sub-tanh-")
     assert load(path) == finding
-
-
-def test_what_is_no_finding_is_refused_with_its_path(tmp_path: Path) -> None:
-    path = save(Finding(_difference(), Wanted("unfused"), "different", "", 1), tmp_path)
-    raw = json.loads(path.read_bytes())
-    for change, message in (
-        ({"kind": "fine"}, "a finding of kind 'fine'"),
-        ({"strategy": {"kind": "guess", "seed": 1}}, "strategy 'guess'"),
-        ({"program": {}}, "expected an object with format"),
-        ({"strategy": 3}, "no finding"),
-    ):
-        path.write_text(json.dumps({**raw, **change}))
-        with pytest.raises(ProgramError, match=message):
-            load(path)
 
 
 def test_counts_of_two_runs_add_up_and_their_programs_are_left_out(tmp_path: Path) -> None:

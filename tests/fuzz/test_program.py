@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -55,44 +54,6 @@ def test_all_ops_devices_and_ways_to_hand_on_arguments_are_met() -> None:
     assert any({*one.body.results} & {*known} for one, known in zip(programs, arguments, strict=True))
     assert any(len({*one.body.results}) < len(one.body.results) for one in programs)
     assert sum(bool(one.donated) for one in programs) > 80
-
-
-def test_no_more_devices_than_there_are() -> None:
-    assert {generate(seed, max_devices=1).devices for seed in SEEDS} == {1}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": 2}, "version 1"),
-        ({"devices": 0}, "0 devices"),
-        ({"mode": "pmap"}, "'pmap': expected one of jit, shard_map"),
-        ({"sharded": []}, "0 shardings of 1 results"),
-        ({"arguments": []}, "0 arguments of 1 parameters"),
-        ({"body": 3}, "no program: TypeError"),
-    ],
-)
-def test_what_is_no_program_is_refused(change: dict[str, Any], message: str) -> None:
-    b = Builder()
-    raw = to_json(b.program(b.op("tanh", b.argument("f32", 3))))
-    with pytest.raises(ProgramError, match=message):
-        from_json({**raw, **change})
-
-
-@pytest.mark.parametrize(
-    ("op", "message"),
-    [
-        ({"op": "tanh", "on": [4], "gives": ["f32[3]"]}, r"tanh reads \(4,\), of 1 values"),
-        ({"op": "tanh", "on": [0], "gives": ["f99[3]"]}, "'f99': expected one of"),
-        ({"op": "tanh", "on": [0], "gives": ["f32[3"]}, "expected a type like"),
-    ],
-)
-def test_an_op_that_leads_nowhere_is_refused(op: dict[str, Any], message: str) -> None:
-    b = Builder()
-    raw = to_json(b.program(b.op("tanh", b.argument("f32", 3))))
-    raw["body"]["ops"] = [op]
-    with pytest.raises(ProgramError, match=message):
-        from_json(raw)
 
 
 def test_a_wrong_type_is_told_from_a_right_one() -> None:
@@ -164,11 +125,6 @@ def test_shrinking_leaves_what_is_wrong_and_nothing_else() -> None:
     assert [op.name for op in small.body.ops] == ["window"]
     assert (len(small.arguments), small.devices, small.donated) == (1, 1, ())
     assert all(is_sound(one) for one in tried)
-
-
-def test_shrinking_ends_when_it_is_told_to() -> None:
-    program = drawn(5)
-    assert shrink(program, lambda _: True, lambda: False) == program
 
 
 def test_a_shrunk_program_runs() -> None:

@@ -14,7 +14,6 @@ from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import unfused
 from tests.hlo.small_modules import module_of
-from tests.plan.executed import executed_difference, without_barriers
 
 CONFIG = 'backend_config={"operation_queue_id":"0"}'
 STEP = f"""
@@ -115,13 +114,12 @@ def test_a_kernel_does_not_overwrite_what_it_reads_elsewhere_through_a_barrier()
     assert "reads at other elements in the same kernel" in reason
 
 
-def test_barriers_survive_a_rewrite_and_are_gone_when_it_runs() -> None:
+def test_barriers_survive_a_rewrite() -> None:
     source = step()
     module = apply(unfused(source.graph), source)
     assert b"opt-barrier" in module
     assert canonicalize(module).graph.fingerprint == source.graph.fingerprint
     _hlo.HloModule.from_serialized_hlo_module_proto(module)
-    assert executed_difference(module, without_barriers(module)) is None
 
 
 def test_a_synchronous_all_reduce_is_a_start_and_a_done() -> None:

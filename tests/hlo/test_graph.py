@@ -5,23 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-import numpy as np
-
 from disco_hlo.hlo.graph import (
     Kind,
     as_kernel,
-    ascending,
     behind_bitcasts,
-    chosen_lists,
     flat_graph,
-    flat_lists,
     flat_shapes,
     flat_users,
-    grouped,
     is_cloned,
     kernel_nodes,
     readers,
-    stretches,
 )
 from tests.plan.small_graphs import graph
 from tests.search.steps import random_step
@@ -80,14 +73,6 @@ def test_they_are_made_once() -> None:
     assert flat_graph(random_step(Random(3), 20)) is not flat_graph(graph)
 
 
-def test_stretches_are_the_places_of_lists() -> None:
-    start, items = flat_lists([[5, 6], [], [7, 8, 9]])
-    assert (start.tolist(), items.tolist()) == ([0, 2, 2, 5], [5, 6, 7, 8, 9])
-    chosen = np.array([2, 0, 1, 2])
-    assert items[stretches(start[chosen], np.diff(start)[chosen])].tolist() == [7, 8, 9, 5, 6, 7, 8, 9]
-    assert stretches(np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
-
-
 def test_shapes_users_and_what_bitcasts_show_are_those_of_the_nodes() -> None:
     graph = random_step(Random(5), 60, backend="gpu")
     flat, shapes = flat_graph(graph), flat_shapes(graph)
@@ -115,16 +100,3 @@ def test_shapes_users_and_what_bitcasts_show_are_those_of_the_nodes() -> None:
     assert len(set(shapes.distinct)) == len(shapes.distinct)
     assert len({*geometry.values()}) == len(geometry)
     assert any(node.opcode == "bitcast" for node in graph.nodes)
-
-
-def test_numbers_are_sorted_without_repeats_and_items_by_their_numbers() -> None:
-    numbers = np.array([4, 1, 4, 0])
-    assert ascending(numbers).tolist() == [0, 1, 4]
-    assert ascending(numbers[:0]).tolist() == []
-    start, items = grouped(numbers, np.array([7, 8, 9, 6]), 5)
-    assert (start.tolist(), items.tolist()) == ([0, 1, 2, 2, 2, 4], [6, 8, 7, 9])
-
-
-def test_some_lists_are_chosen_in_any_order() -> None:
-    start, items = chosen_lists(*flat_lists([[5, 6], [], [7, 8, 9]]), np.array([2, 1, 0]))
-    assert (start.tolist(), items.tolist()) == ([0, 3, 3, 5], [7, 8, 9, 5, 6])

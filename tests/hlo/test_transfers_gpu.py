@@ -10,7 +10,6 @@ from disco_hlo.plan.plan import Bucket
 from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.variants import one_bucket, unfused
 from tests.hlo.small_modules import module_of
-from tests.plan.executed import executed_difference
 
 CONFIG = 'backend_config={"operation_queue_id":"0"}'
 STEP = f"""
@@ -91,7 +90,6 @@ def test_xlas_own_order_is_read_and_another_can_be_written() -> None:
     for strategy in (xla, unfused(source.graph)):
         written = apply(strategy, source)
         verify(source, written, strategy)
-        assert executed_difference(written, written) is None
     late = (
         negated,
         f"{scatter}.start",

@@ -56,7 +56,7 @@ def arrange(fault: str, rank: int) -> None:
 
 def main(address: str, rank: int, folder: Path, fault: str) -> None:
     # How soon jax ends a rank whose other is gone; 100 s if nobody says.
-    jax.distributed.initialize(address, num_processes=2, process_id=rank, heartbeat_timeout_seconds=5)
+    jax.distributed.initialize(address, num_processes=2, process_id=rank, heartbeat_timeout_seconds=3)
     configure("info")
     report: dict[str, Any] = {}
 

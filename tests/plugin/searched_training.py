@@ -3,8 +3,6 @@
 python -m tests.plugin.searched_training end HOW              one process; ends by HOW (raise, kill)
 python -m tests.plugin.searched_training rank ADDRESS FOLDER  one of two processes under mpiexec; with FAULT_AT (a
                                                               place, or several) and FAULT_HOW it strikes itself there
-python -m tests.plugin.searched_training faults FOLDER        all faults of either rank, one after the other, and what
-                                                              became of each; about half an hour
 """
 
 from __future__ import annotations
@@ -68,15 +66,14 @@ def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verd
 PLACES = ("traced calls", "slice", "compile", "search", "room for real inputs", "rounds", "change-over")
 """Of a search, in turn: in a call under the profiler, while what is profiled has a call's arguments, before candidates
 are compiled, and so on."""
-HOWS = ("kill", "freeze", "stop", "slow")
-"""Frozen is stopped for good; after a stop it goes on."""
-_STOOD_STILL_S, _SLOW_S = 2.0, 5.0
+_STOOD_STILL_S = 1.0
+"""After a stop it goes on."""
 _LONGEST_S = 300.0
 """Of a training with a fault in it."""
 
 
 def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> None:
-    """Have this process kill or stop itself, or be slowed, once at each of these places of its search."""
+    """Have this process kill or stop itself once at each of these places of its search."""
     from disco_hlo.plugin.calls.traced import TracedCalls
     from disco_hlo.plugin.measuring.lending import Slices
     from disco_hlo.plugin.phases import search_in_training
@@ -88,8 +85,7 @@ def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> No
         if here in places and here not in struck:
             struck.append(here)
             print("struck", flush=True)
-            if how != "slow":
-                os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
     def struck_in(owner: Any, name: str, place: Callable[..., str], *, after: bool = False) -> None:
         original = getattr(owner, name)
@@ -128,7 +124,7 @@ def with_fault(
     ranks, said = [], [folder / f"{rank}.txt" for rank in (0, 1)]
     for rank in (0, 1):
         own = {"OMPI_COMM_WORLD_RANK": str(rank)}
-        own |= {"FAULT_AT": ",".join(places), "FAULT_HOW": how} if rank == victim else {}
+        own |= {"FAULT_HOW": how} | ({"FAULT_AT": ",".join(places)} if rank == victim else {})
         with said[rank].open("w") as out:
             own_environment = {**environment, **own}
             ranks.append(subprocess.Popen(command, cwd=_ROOT, env=own_environment, stdout=out, stderr=out))
@@ -136,25 +132,18 @@ def with_fault(
     end = last + _LONGEST_S
     ends: list[tuple[int | None, float]] = [(None, 0.0)] * 2
     try:
-        while time.monotonic() < end and any(
-            code is None for rank, (code, _) in enumerate(ends) if how != "freeze" or rank != victim
-        ):
+        while time.monotonic() < end and any(code is None for code, _ in ends):
             seen = said[victim].read_text().count("struck\n")
             if seen > strikes:
                 strikes, last = seen, time.monotonic()
                 if how == "stop":
                     time.sleep(_STOOD_STILL_S)
                     struck.send_signal(signal.SIGCONT)
-                while how == "slow" and time.monotonic() < last + _SLOW_S and struck.poll() is None:
-                    struck.send_signal(signal.SIGSTOP)
-                    time.sleep(0.4)
-                    struck.send_signal(signal.SIGCONT)
-                    time.sleep(0.1)
             for rank, process in enumerate(ranks):
                 if ends[rank][0] is None and process.poll() is not None:
                     ends[rank] = process.returncode, time.monotonic() - last
             time.sleep(0.1)
-        assert strikes == len(places) or how in HOWS[:2], (strikes, said[victim].read_text())
+        assert strikes == len(places) or how == "kill", (strikes, said[victim].read_text())
     finally:
         for process in ranks:
             process.kill()
@@ -178,21 +167,6 @@ def environment_of(directory: Path, devices: int, patience: int = 50) -> dict[st
     }
 
 
-def faults(folder: Path) -> None:
-    """Every fault of either rank: several in one training where it goes on."""
-    from tests.known_times import know_all
-
-    cases = [((place,), how) for how in HOWS[:2] for place in PLACES] + [(PLACES, how) for how in HOWS[2:]]
-    for number, (places, how) in enumerate(cases):
-        for victim in (0, 1):
-            own = folder / f"{how}-{number}-{victim}"
-            own.mkdir(parents=True)
-            know_all(own / "plans", devices=2, processes=2)
-            ends = with_fault(own, environment_of(own / "plans", 1), victim, places, how)
-            shown = [f"rank {rank}: {code} after {s:.0f} s" for rank, (code, s) in enumerate(ends)]
-            print(f"rank {victim}: {how} at {', '.join(places)}:", "; ".join(shown), flush=True)
-
-
 def rank(address: str, folder: Path) -> None:
     """Train with another process until a plan runs, and some steps more."""
     from tests.plugin.calls.rank import Training
@@ -201,7 +175,8 @@ def rank(address: str, folder: Path) -> None:
         strike_at(place.split(","), os.environ["FAULT_HOW"], threading.current_thread())
     own = int(os.environ["OMPI_COMM_WORLD_RANK"])
     # After its default of 100 s JAX itself ends a process whose peer is gone.
-    jax.distributed.initialize(address, num_processes=2, process_id=own, heartbeat_timeout_seconds=20)
+    patience_s = 8 if os.environ.get("FAULT_HOW") == "kill" else 20
+    jax.distributed.initialize(address, num_processes=2, process_id=own, heartbeat_timeout_seconds=patience_s)
     trials._LONGEST_PAUSE = 8
     schedule.verdict = verdict  # type: ignore[assignment]
     training = Training("searched")
@@ -231,7 +206,5 @@ def rank(address: str, folder: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "end":
         end(sys.argv[2])
-    elif sys.argv[1] == "faults":
-        faults(Path(sys.argv[2]))
     else:
         rank(sys.argv[2], Path(sys.argv[3]))

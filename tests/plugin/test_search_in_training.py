@@ -102,14 +102,21 @@ def searches() -> list[threading.Thread]:
 
 
 @pytest.fixture
+def structure() -> str:
+    """``DISCO_STRUCTURE``."""
+    return "auto"
+
+
+@pytest.fixture
 def training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, structure: str
 ) -> Iterator[Training]:
     caplog.set_level(logging.INFO, "disco_hlo")
     know_all(tmp_path, devices=2, processes=1)
     settings = Settings(
-        search=True, directory=tmp_path, when="training", budget_s=60, patience=50, finalists=1, share=1.0
-    )
+        search=True, directory=tmp_path, when="training", budget_s=60, patience=50, finalists=1, share=1.0,
+        structure=structure,
+    )  # fmt: skip
     processes: list[subprocess.Popen[bytes]] = []
 
     class Noted(subprocess.Popen):  # type: ignore[type-arg]
@@ -194,6 +201,23 @@ def test_a_step_is_searched_while_it_trains_and_goes_on_with_its_plan(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("structure", ["chunk-2"])
+def test_another_structure_is_profiled_searched_compared_and_tried_as_real_steps(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, structure: str
+) -> None:
+    let_win(monkeypatch, structure)
+    losses, _ = training.until_over(jitted("chunked_step"))
+    expected, _ = training.stock(len(losses))
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert f"jit_chunked_step: {structure} from call" in caplog.text
+    [listed] = PlanStore(training.settings.directory).list_plans()
+    plan = enact_phase.plans.decode(listed.plan_json, "")
+    assert plan.chosen == structure
+    assert plan.structure.name == structure
+    assert len(training.processes) == 2
+
+
+@pytest.mark.slow
 def test_what_nobody_knows_is_profiled_and_runs_over_devices_only_while_a_call_is_held(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,17 +272,6 @@ def test_a_module_without_room_is_left_out_and_the_search_goes_on_with_what_call
     assert f"unfused step: not profiled: {lacks}" in caplog.text
     [profile] = profiles
     assert any(key.startswith(GROUP_PREFIX) for key in profile.ops)
-
-
-def test_nothing_is_searched_for_a_step_that_is_called_20_times(training: Training) -> None:
-    call, (weights, key) = jitted("short_step"), fresh_state()
-    losses = []
-    for number in range(20):
-        weights, key, loss = call(weights, key, batch(number))
-        losses.append(float(loss))
-    assert searches() == []
-    assert training.processes == []
-    assert losses == training.stock(20)[0]
 
 
 def test_a_training_goes_on_when_its_search_is_killed(

@@ -18,12 +18,10 @@ from disco_hlo.profiler.store import ProfileStore
 from tests.compiled_search import compile_search
 from tests.known_times import PLATFORM, know_all
 from tests.plugin.searched_training import PLACES, environment_of, with_fault
-from tests.ports import free_port
 
 pytestmark = [pytest.mark.product_only, pytest.mark.slow]
 _ROOT = Path(__file__).parents[2]
 _CASE = _ROOT / "tests" / "data" / "cases" / "search_never_returns.hlo.pb"
-_SCRIPT = (sys.executable, "-m", "tests.plugin.searched_training")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,38 +30,16 @@ def _compiled() -> None:
     compile_search(_CASE.read_bytes(), "cpu")
 
 
-def run(*command: str, directory: Path, devices: int, patience: int = 50) -> subprocess.CompletedProcess[str]:
-    """A training that is searched for, to its end."""
-    environment = environment_of(directory, devices, patience)
-    return subprocess.run(
-        command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-@pytest.mark.mpi
-def test_two_processes_go_over_to_a_plan_at_the_same_call(tmp_path: Path) -> None:
-    plans = tmp_path / "plans"
-    know_all(plans, devices=2, processes=2)
-    command = (*_SCRIPT, "rank", f"127.0.0.1:{free_port()}", str(tmp_path))
-    done = run("mpiexec", "--oversubscribe", "-n", "2", *command, directory=plans, devices=1)
-    assert done.returncode == 0, done.stderr
-    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    assert [one["outcome"] for one in reports] == [SEARCHED] * 2, done.stderr
-    assert reports[0]["settled"] == reports[1]["settled"]
-    for report in reports:
-        assert report["losses"] == pytest.approx(report["stock"], rel=1e-4)
-    [listed] = PlanStore(plans).list_plans()
-    assert listed.problem == ""
-    assert "disco: the training was held for" in done.stderr
-    assert f"jit_searched: {SEARCHED} from call" in done.stderr
-
-
 @pytest.mark.parametrize(("how", "code"), [("raise", 1), ("kill", -9)])
 def test_a_training_that_ends_early_keeps_what_is_known_and_leaves_no_search(
     how: str, code: int, tmp_path: Path
 ) -> None:
     know_all(tmp_path, devices=2, processes=1)
-    done = run(*_SCRIPT, "end", how, directory=tmp_path, devices=2, patience=1_000_000)
+    environment = environment_of(tmp_path, devices=2, patience=1_000_000)
+    done = subprocess.run(
+        (sys.executable, "-m", "tests.plugin.searched_training", "end", how),
+        cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert done.returncode == code, done.stderr
     assert done.stderr.count("Traceback") == (how == "raise"), done.stderr
     while Path(f"/proc/{int(done.stdout)}").exists():  # the test's own limit ends it
@@ -83,7 +59,7 @@ def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     victim: int, places: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
     """One that comes late goes on with the other, to the same plan at the same call; without a rank that died the
-    other's training cannot go on, and ends by itself. All faults: ``searched_training faults``."""
+    other's training cannot go on, and ends by itself."""
     plans = tmp_path / "plans"
     know_all(plans, devices=2, processes=2)
     ends = with_fault(tmp_path, environment_of(plans, 1), victim, places, how)
@@ -98,3 +74,8 @@ def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     assert reports[0]["settled"] == reports[1]["settled"]
     for report in reports:
         assert report["losses"] == pytest.approx(report["stock"], rel=1e-4)
+    [listed] = PlanStore(plans).list_plans()
+    assert listed.problem == ""
+    said = (tmp_path / "0.txt").read_text()
+    assert "disco: the training was held for" in said
+    assert f"jit_searched: {SEARCHED} from call" in said

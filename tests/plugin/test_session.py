@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.collectives import SweepPoint
 from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile
 from disco_hlo.profiler.store import ProfileStore
 from tests.steps import models
@@ -61,30 +60,6 @@ def full(*_: Any) -> None:
 
 
 # --- the store of measured times, which rank 0 alone has ------------------------------------------
-
-
-class FullDisk(ProfileStore):
-    """Takes what is no op's time, and no other."""
-
-    def add_ops(self, platform: Platform, times: Mapping[str, OpTime]) -> None:
-        raise ProfileError("database or disk is full")
-
-
-def test_a_store_that_fills_up_costs_the_search_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with FullDisk(tmp_path / "profile.sqlite") as store, caplog.at_level(logging.WARNING, "disco_hlo"):
-        known = KnownTimes(PLATFORM, LINK, store)
-        known.add_constants(CONSTANTS)
-        known.add_ops("f00d", {"dot": OpTime(100, 1, 12)}, [5000, 5100, 5050])
-        known.add_sweep(tuple(SweepPoint(size, 1000 + size // 10, 5, 7) for size in (1024, 2048, 4096)))
-        profile = known.profile("f00d")
-    assert profile.ops == {"dot": OpTime(100, 1, 12)}
-    assert profile.launch_ns == 400
-    assert profile.all_reduce is not None
-    assert [record.getMessage() for record in caplog.records] == [
-        "measured times are not kept: database or disk is full"
-    ]
 
 
 def test_a_damaged_row_in_the_store_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -264,25 +264,6 @@ def test_what_a_process_compiles_for_itself_does_not_count_among_what_all_compil
     assert [one is not None for one in seen] == [True, True, False]
 
 
-def test_a_search_leaves_a_second_step_that_is_not_larger_alone(
-    offered: Callable[..., list[Step | None]],
-) -> None:
-    seen = offered()
-    run(2, width=8), run(2, width=4)
-    assert [one is not None for one in seen] == [True, False]
-
-
-def test_a_step_whose_all_reduces_all_lie_in_a_loop_is_a_step(
-    offered: Callable[..., list[Step | None]],
-) -> None:
-    def accumulate(x: Any) -> Any:
-        return jax.lax.fori_loop(0, 3, lambda _, y: jax.lax.pmean(jnp.tanh(y), "data"), x)
-
-    seen = offered()
-    jax.pmap(accumulate, axis_name="data", devices=jax.devices()[:2])(np.ones((2, 4), np.float32))
-    assert [one is not None for one in seen] == [True]
-
-
 def test_a_search_says_how_to_search_the_step_that_it_leaves_alone(
     offered: Callable[..., list[Step | None]], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -346,5 +346,5 @@ def test_what_a_kind_takes_counts_every_turn() -> None:
     } | {(run, "both", 0): 100 * (run + 1) for run in range(2)}  # fmt: skip
     assert in_step_by_kind(found, moved) == {
         "all-gather": InStep(((32, 3),), 36, 3, 3, (12,)),  # 33, 36 and 39
-        "all-reduce": InStep(((16, 1), (32, 1)), 150, 50, 2),  # the third run was cut off; together, not apart
+        "all-reduce": InStep(((16, 1), (32, 1)), 150, 50, 2),  # the third run was cut off
     }

@@ -70,16 +70,6 @@ def test_a_plan_file_of_another_name_has_its_own_files_beside_it(cpu_plan: Path,
     assert open_bundle(tmp_path / "mine.json").missing == ()
 
 
-def test_a_plan_without_its_module_can_be_read(cpu_plan: Path, tmp_path: Path) -> None:
-    shutil.copy(cpu_plan / "plan.json", tmp_path)
-    bundle = open_bundle(tmp_path / "plan.json")
-    assert bundle.source is None
-    assert bundle.default is None
-    assert bundle.missing == (
-        "default.hlo.pb.gz does not lie beside the plan: ops are known by number alone",
-    )
-
-
 def test_damaged_and_foreign_neighbours_are_named_and_left_out(cpu_plan: Path, tmp_path: Path) -> None:
     shutil.copytree(cpu_plan, tmp_path, dirs_exist_ok=True)
     (tmp_path / "profile.json").write_text("{")

@@ -17,11 +17,9 @@ from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls import trial as trials
-from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.trial import FIRST_MEETING, Hold, Trial
-from disco_hlo.plugin.calls.watch import Sample, Seen
+from disco_hlo.plugin.calls.watch import FromScript, Sample, Seen
 from tests.activation.stores import MemoryStore
-from tests.plugin.calls.training import batch, compiled_again, jitted, stock, train, trial_of
 
 
 class Calls:
@@ -130,8 +128,9 @@ def test_a_call_whose_state_is_elsewhere_outlasts_what_a_handler_raises_until_it
     thread = threading.Thread(target=work)
     try:
         thread.start()
-        with pytest.raises(TimeoutError, match="own"):
+        with pytest.raises(FromScript) as passed:
             hold.wait()
+        assert str(passed.value.error) == "the script's own"
         assert ended.is_set()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -322,17 +321,3 @@ def test_alone_among_two_ranks_all_calls_are_the_defaults() -> None:
     other.offer("fast", object())
     assert late.call(20) == [DEFAULT] * (FIRST_MEETING + 1)
     assert other.outcome == DEFAULT
-
-
-def test_a_real_step_is_tried_and_given_back(observation: Observation) -> None:
-    call = jitted("tried")
-    losses, state = train(call, 1)
-    trial = trial_of(observation.trials, "jit_tried")
-    trial.offer("again", compiled_again(trial.watch))
-    trial.complete()
-    while trial.outcome is None and len(losses) < 150:
-        *state, loss = call(*state, batch(len(losses)))
-        losses.append(float(loss))
-    assert losses == stock(len(losses))[0]
-    assert trial.outcome in (DEFAULT, "again")
-    assert len(trial.rounds) >= 5
