@@ -104,8 +104,7 @@ def _pipeline(name: str) -> dict[str, Any]:
 
 def is_cached(module: str) -> bool:
     """Whether compiled code of the package that an imported module belongs to is in the cache."""
-    source = sys.modules[module].__file__
-    directory = None if source is None else _cache_directory(_package_of(Path(source)))
+    directory = _directory_of(module)
     return directory is not None and any(directory.rglob("*.nbc"))
 
 
@@ -128,15 +127,19 @@ def can_be_ready(module: str) -> bool:
     return _ready_mark(module, "") is not None
 
 
+def _directory_of(module: str) -> Path | None:
+    """Where the compiled code of an imported module's package lies; None where nothing can be written."""
+    source = sys.modules[module].__file__
+    return None if source is None else _cache_directory(_package_of(Path(source)))
+
+
 def _ready_mark(module: str, what: str) -> Path | None:
     """An empty file beside the code; numba keeps code by where its source lies and for the processor, too."""
-    source = sys.modules[module].__file__
-    directory = None if source is None else _cache_directory(_package_of(Path(source)))
-    if directory is None or source is None:
+    directory = _directory_of(module)
+    if directory is None:
         return None
-    kept_for = (
-        f"{Path(source).resolve()} {Path(source).stat().st_mtime_ns} {binding.get_host_cpu_name()} {what}"
-    )
+    source = Path(str(sys.modules[module].__file__))
+    kept_for = f"{source.resolve()} {source.stat().st_mtime_ns} {binding.get_host_cpu_name()} {what}"
     return directory / f"ready-{hashlib.sha256(kept_for.encode()).hexdigest()[:16]}"
 
 

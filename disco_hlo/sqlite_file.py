@@ -1,13 +1,13 @@
 """An SQLite file of this package's own: how it is opened, recognised, written and closed.
 
-Several processes may use one file at once. A file that is something else, is damaged or of a version that
-nothing upgrades is refused and left as it is. An older one that cannot be written is upgraded in memory.
+Several processes may use one file at once. A file that is something else, is damaged or of another version is refused
+and left as it is.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,8 +33,6 @@ class SqliteFile:
     VERSION: ClassVar[int]
     TABLES: ClassVar[Sequence[str]]
     """The statements that make the tables."""
-    UPGRADES: ClassVar[Mapping[int, Sequence[str]]] = {}
-    """By version, the statements that make a file of it one of the next."""
     WRITE_AHEAD: ClassVar[bool] = False
     """Whether readers and writers need not wait for each other, at the price of two more files beside it."""
 
@@ -102,10 +100,6 @@ class SqliteFile:
         ((version,),) = self._rows("PRAGMA user_version")
         if application != self.APPLICATION_ID:
             raise ProfileError(f"{self.path} is an SQLite file, but is no {self.KIND}; name another file")
-        if version in self.UPGRADES:
-            if not self.writable:
-                self._read_into_memory()
-            version = self._upgraded()
         if version != self.VERSION:
             raise ProfileError(
                 f"the {self.KIND} {self.path} is of version {version}; this program reads version "
@@ -125,23 +119,6 @@ class SqliteFile:
             connection.execute(f"PRAGMA application_id = {self.APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {self.VERSION}")
 
-    def _upgraded(self) -> int:
-        """The file's version, as new as its upgrades make it."""
-        with self._transaction() as connection:  # in it, since someone else may have been first
-            ((version,),) = self._rows("PRAGMA user_version")
-            while version in self.UPGRADES:
-                for statement in self.UPGRADES[version]:
-                    connection.execute(statement)
-                version += 1
-            connection.execute(f"PRAGMA user_version = {version}")
-        return int(version)
-
-    def _read_into_memory(self) -> None:
-        copy = sqlite3.connect(":memory:", isolation_level=None)
-        self._connection.backup(copy)
-        self._connection.close()
-        self._connection = copy
-
     def _is_empty(self) -> bool:
         ((objects,),) = self._rows("SELECT count(*) FROM sqlite_master")
         return int(objects) == 0
@@ -155,11 +132,6 @@ class SqliteFile:
         """A transaction: all of the body's changes, or none."""
         if not self.writable:
             raise ProfileError(f"the {self.KIND} {self.path} is read-only here; nothing is added to it")
-        with self._transaction() as connection:
-            yield connection
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:

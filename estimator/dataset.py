@@ -355,8 +355,6 @@ class TrainingData:
     """``[samples]``: the model each was drawn from."""
     group: NDArray[np.str_]
     """``[samples]``: :attr:`Source.group`."""
-    opcodes: tuple[frozenset[str], ...]
-    """Op types in each."""
     is_single: NDArray[np.bool_]
     device: DeviceModel
     """The analytical estimate, calibrated on the single ops."""
@@ -428,10 +426,6 @@ def load(dataset: Dataset, other: DeviceModel | None = None) -> TrainingData:
         repeated_ns=tuple(tuple(float(m.low_ns) for m in measured[sample.id]) for sample in samples),
         model=np.array([source_of[sample.source].model for sample in samples]),
         group=np.array([source_of[sample.source].group for sample in samples]),
-        opcodes=tuple(
-            frozenset(graphs[sample.source].nodes[member].opcode for member in sample.op.members)
-            for sample in samples
-        ),
         is_single=np.array([len(sample.op.members) == 1 for sample in samples]),
         device=device,
         about={**about, "sources": {source.name: source.fingerprint for source in sources}},

@@ -11,6 +11,7 @@ from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import kendalltau
 
 from disco_hlo.estimator import architecture as spec
 from disco_hlo.estimator.features import Batch
@@ -20,9 +21,6 @@ _DECADES_NS = (1e3, 1e4, 1e5, 1e6, 1e7)
 _BINS = 40
 _LARGEST_ERROR = 1.0
 """Right end of the error distributions; what lies beyond counts into the last bin."""
-_FEWEST = 20
-MEMBERS = spec.KERNEL.index("members")
-"""Column of a kernel's numbers that holds how many ops it has (as a logarithm)."""
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 720, 420, 60, 20, 180, 50
 _COLOURS = ("#0b6e99", "#c2571a", "#3d7a36", "#8a3a8f", "#7a6a1c", "#a32638", "#3f4d99", "#5c5c5c")
 Points = Sequence[tuple[float, float]]
@@ -65,37 +63,6 @@ def by_group(error: Floats, group: NDArray[np.str_]) -> dict[str, dict[str, floa
     return {str(name): summary(error[group == name]) for name in np.unique(group)}
 
 
-def by_op_type(
-    predicted_log_ns: Floats, log_ns: Floats, opcodes: Sequence[frozenset[str]]
-) -> dict[str, dict[str, float]]:
-    """Calibration: of all kernels that hold an op type, the error and the middle of predicted over measured."""
-    error = errors(predicted_log_ns, log_ns)
-    ratio = np.exp(predicted_log_ns - log_ns)
-    found = {}
-    for opcode in sorted(frozenset().union(*opcodes)):
-        chosen = np.array([opcode in held for held in opcodes])
-        if chosen.sum() >= _FEWEST:
-            found[opcode] = {
-                "samples": int(chosen.sum()),
-                "mean": _rounded(error[chosen].mean()),
-                "median": _rounded(np.median(error[chosen])),
-                "ratio": _rounded(np.median(ratio[chosen])),
-            }
-    return found
-
-
-def by_size(predicted_log_ns: Floats, log_ns: Floats, ops: NDArray[np.int64]) -> dict[str, dict[str, float]]:
-    """The same by the number of ops in the kernel."""
-    found = {}
-    for low, high in ((2, 3), (4, 7), (8, 15), (16, 31), (32, 1 << 30)):
-        chosen = (ops >= low) & (ops <= high)
-        if chosen.sum() >= _FEWEST:
-            name = f"{low} to {high}" if high < 1 << 30 else f"{low} and more"
-            ratio = float(np.exp(np.median((predicted_log_ns - log_ns)[chosen])))
-            found[name] = {**summary(errors(predicted_log_ns, log_ns)[chosen]), "ratio": _rounded(ratio)}
-    return found
-
-
 def distribution(error: Floats) -> dict[str, list[float]]:
     """PDF and CDF of the errors, as in the paper's figure 9: share of samples per bin, and up to its right end."""
     edges = np.linspace(0, _LARGEST_ERROR, _BINS + 1)
@@ -109,16 +76,9 @@ def distribution(error: Floats) -> dict[str, list[float]]:
 
 
 def kendall_tau(a: Floats, b: Floats) -> float:
-    """Kendall's tau-b: 1 where both order the samples alike, -1 where in reverse."""
-    from_pairs = ties_a = ties_b = 0.0
-    for i in range(len(a) - 1):
-        left, right = np.sign(a[i] - a[i + 1 :]), np.sign(b[i] - b[i + 1 :])
-        from_pairs += float(left @ right)
-        ties_a += float(np.count_nonzero(left == 0))
-        ties_b += float(np.count_nonzero(right == 0))
-    pairs = len(a) * (len(a) - 1) / 2
-    norm = np.sqrt((pairs - ties_a) * (pairs - ties_b))
-    return _rounded(from_pairs / norm) if norm else 0.0
+    """Kendall's tau-b: 1 where both order the samples alike, -1 where in reverse, 0 where one does not order them."""
+    tau = float(kendalltau(a, b).statistic)
+    return 0.0 if np.isnan(tau) else _rounded(tau)
 
 
 def _rounded(value: float) -> float:

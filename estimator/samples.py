@@ -26,6 +26,13 @@ from disco_hlo.hlo.graph import (
     readers,
 )
 
+FROM_XLA = 0.3
+"""Share that grows from a kernel of XLA's own, where the step has any."""
+DUPLICATING = 0.4
+"""How often a predecessor with other readers is duplicated instead of owned."""
+BY_READER = 0.15
+"""How often a step fuses a reader instead of a predecessor."""
+
 
 @dataclass(frozen=True, slots=True)
 class FusedOp:
@@ -41,20 +48,6 @@ class FusedOp:
     """Emitter settings of a Triton kernel as canonical JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """How samples are drawn."""
-
-    most_members: int = 48
-    """Largest kernel; sizes are drawn log-uniformly from 2 up to it."""
-    from_xla: float = 0.3
-    """Share that grows from a kernel of XLA's own, where the step has any."""
-    duplicating: float = 0.4
-    """How often a predecessor with other readers is duplicated instead of owned."""
-    by_reader: float = 0.15
-    """How often a step fuses a reader instead of a predecessor."""
-
-
 def single_ops(graph: Graph) -> list[FusedOp]:
     """Every fusible op as a kernel of its own, one for each cost key, ascending."""
     found: dict[str, FusedOp] = {}
@@ -67,13 +60,13 @@ def single_ops(graph: Graph) -> list[FusedOp]:
 class Grower:
     """Draws legal fused ops from one graph; the same seed draws the same ones.
 
-    ``own`` are kernels that XLA formed in this step.
+    ``own`` are kernels that XLA formed in this step; sizes are drawn log-uniformly from 2 up to ``most_members``.
     """
 
-    def __init__(self, graph: Graph, own: Sequence[FusedOp], growth: Growth, seed: int) -> None:
+    def __init__(self, graph: Graph, own: Sequence[FusedOp], most_members: int, seed: int) -> None:
         self.graph = graph
         self.own = [op for op in own if len(op.members) > 1 and is_plain(graph, op.members, op.results)]
-        self.growth = growth
+        self.most_members = most_members
         self.dice = random.Random(seed)
         self.fusible = [node.id for node in graph.nodes if node.kind is Kind.FUSIBLE]
         self.ancestors = _ancestors(graph)
@@ -95,7 +88,7 @@ class Grower:
         return FusedOp(members, results, emitter_kind(self.graph, members, results))
 
     def _seed_group(self) -> _Group:
-        if self.own and self.dice.random() < self.growth.from_xla:
+        if self.own and self.dice.random() < FROM_XLA:
             op = self.dice.choice(self.own)
             ops, results = as_kernel(self.graph, op.members, op.results)
             nodes = frozenset(ops)
@@ -109,10 +102,10 @@ class Grower:
         return all(reader in inside for reader in readers(self.graph, node))
 
     def _target_size(self) -> int:
-        return round(2.0 * float((self.growth.most_members / 2) ** self.dice.random()))
+        return round(2.0 * float((self.most_members / 2) ** self.dice.random()))
 
     def _grown(self, group: _Group) -> _Group | None:
-        if self.dice.random() < self.growth.by_reader:
+        if self.dice.random() < BY_READER:
             return self._with_reader(group)
         return self._with_predecessor(group)
 
@@ -126,7 +119,7 @@ class Grower:
         if not found:
             return None
         chosen = self.dice.choice(found)
-        if not self._is_private(chosen, group.inside) and self.dice.random() < self.growth.duplicating:
+        if not self._is_private(chosen, group.inside) and self.dice.random() < DUPLICATING:
             return _Group(group.owned, group.copied | {chosen})
         return _Group(group.owned | {chosen}, group.copied)
 

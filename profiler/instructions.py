@@ -1,4 +1,4 @@
-"""What a trace says about one module: time per instruction, coverage, and the timeline of a run.
+"""What a trace says about one module: time per instruction, and the timeline of a run.
 
 The measured op times of DisCo's cost model (section 4.2) come from here. A time is what one
 instruction of the module's entry took in one run on one device: a loop counts as one instruction,
@@ -39,18 +39,6 @@ class InstructionTimes:
     last_arrival_ns: int
     """Median over the runs of the shortest time on any local device. For a collective this is its
     time on the device that arrived last, so the collective without the waiting for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """How much of the step's wall time the events explain (medians over runs and devices)."""
-
-    wall_ns: int
-    """One step: a profiled call, or first start to last end where the trace has no marks."""
-    busy_share: float
-    """Share of the wall time in which at least one instruction of the device ran."""
-    parallelism: float
-    """Sum of instruction times over wall time; above ``busy_share`` where instructions overlap."""
 
 
 def instruction_times(
@@ -186,18 +174,6 @@ def _first_ns(by_execution: Mapping[int, Mapping[int, int]], turns: int) -> int 
     middle, usual = median(first), median(later)
     noise = median(abs(ns - middle) for ns in first) + median(abs(ns - usual) for ns in later)
     return round(middle) if abs(middle - usual) > _CLEARLY * max(1, noise) else None
-
-
-def coverage(trace: Trace, module_name: str, owner: Mapping[str, str]) -> Coverage:
-    """Share of the step that the events of ``module_name`` explain; :class:`ProfileError` where there are none."""
-    placed = _of_module(trace, module_name)
-    walls = _wall_ns(trace, placed)
-    busy, parallel = [], []
-    for (run, _), items in placed.items():
-        own = outermost(items, owner)
-        busy.append(length_ns(_union(own)) / walls[run])
-        parallel.append(length_ns(map(span, own)) / walls[run])
-    return Coverage(int(median(walls.values())), median(busy), median(parallel))
 
 
 def median_run(trace: Trace, module_name: str) -> dict[int, list[Execution]]:

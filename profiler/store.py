@@ -9,9 +9,9 @@ the file keeps the points of sweeps of collectives and the times of whole unfuse
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,24 +22,10 @@ from disco_hlo.profiler.profile import DeviceFacts, Link, LinkFacts, OpTime, Pla
 from disco_hlo.sqlite_file import SqliteFile
 
 SCHEMA_VERSION = 4
-"""Version 1 has times of GPU kernels outside of command buffers, which are others; version 2 keeps what is no op's time
-among the ops, under keys that no op has; version 3 has sweeps of all-reduces alone, and one time for all collectives of
-a step."""
+_UNFUSED = "unfused"
 KEPT_MEASUREMENTS = 16
 """Newest measurements of one key that are kept and merged."""
 
-_FACT = (
-    "fact (platform INTEGER NOT NULL REFERENCES platform, kind TEXT NOT NULL, place TEXT NOT NULL,"
-    " body BLOB NOT NULL, PRIMARY KEY (platform, kind, place))"
-)
-_SWEPT = "id, platform, device_count, process_count, label, size_bytes, median_ns, spread_ns, samples"
-_SWEEP = (
-    "CREATE TABLE sweep (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
-    " device_count INTEGER NOT NULL, process_count INTEGER NOT NULL, label TEXT NOT NULL, kind TEXT NOT NULL,"
-    " size_bytes INTEGER NOT NULL,"
-    " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
-    "CREATE INDEX sweep_link ON sweep (platform, device_count, process_count, label, kind, size_bytes)",
-)
 _TABLES = (
     "CREATE TABLE platform (id INTEGER PRIMARY KEY, device_kind TEXT NOT NULL, backend TEXT NOT NULL,"
     " driver TEXT NOT NULL, jax TEXT NOT NULL, jaxlib TEXT NOT NULL,"
@@ -47,25 +33,20 @@ _TABLES = (
     "CREATE TABLE op (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
     " key TEXT NOT NULL, median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
     "CREATE INDEX op_key ON op (platform, key)",
-    *_SWEEP,
+    "CREATE TABLE sweep (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
+    " device_count INTEGER NOT NULL, process_count INTEGER NOT NULL, label TEXT NOT NULL, kind TEXT NOT NULL,"
+    " size_bytes INTEGER NOT NULL,"
+    " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
+    "CREATE INDEX sweep_link ON sweep (platform, device_count, process_count, label, kind, size_bytes)",
     "CREATE TABLE step (id INTEGER PRIMARY KEY, platform INTEGER NOT NULL REFERENCES platform,"
     " fingerprint TEXT NOT NULL, plan TEXT NOT NULL,"
     " median_ns INTEGER NOT NULL, spread_ns INTEGER NOT NULL, samples INTEGER NOT NULL)",
     "CREATE INDEX step_plan ON step (platform, fingerprint, plan)",
-    f"CREATE TABLE {_FACT}",
+    "CREATE TABLE fact (platform INTEGER NOT NULL REFERENCES platform, kind TEXT NOT NULL, place TEXT NOT NULL,"
+    " body BLOB NOT NULL, PRIMARY KEY (platform, kind, place))",
 )
 Facts = TypeVar("Facts", DeviceFacts, LinkFacts, StepFacts)
 Row = TypeVar("Row", OpTime, SweepPoint)
-_ON_GPU = "WHERE platform IN (SELECT id FROM platform WHERE backend = 'gpu')"
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Measured time of a whole step under one plan."""
-
-    plan: str
-    """Digest of the strategy that ran, or a name such as ``default``."""
-    time: OpTime
 
 
 class ProfileStore(SqliteFile):
@@ -80,21 +61,6 @@ class ProfileStore(SqliteFile):
     APPLICATION_ID = 0x64697363  # "disc"
     VERSION = SCHEMA_VERSION
     TABLES = _TABLES
-    UPGRADES: ClassVar[Mapping[int, Sequence[str]]] = {
-        1: (f"DELETE FROM op {_ON_GPU}", f"DELETE FROM step {_ON_GPU}"),
-        2: (
-            f"CREATE TABLE IF NOT EXISTS {_FACT}",
-            "DELETE FROM op WHERE key GLOB 'device:*' OR key GLOB 'link:*'",
-        ),
-        3: (
-            "ALTER TABLE sweep RENAME TO swept",
-            "DROP INDEX sweep_link",
-            *_SWEEP,
-            f"INSERT INTO sweep ({_SWEPT}, kind) SELECT {_SWEPT}, '{ALL_REDUCE}' FROM swept",
-            "DROP TABLE swept",
-            f"DELETE FROM fact WHERE kind = '{StepFacts.__name__}'",
-        ),
-    }
     WRITE_AHEAD = True
 
     def add_ops(self, platform: Platform, times: Mapping[str, OpTime]) -> None:
@@ -141,22 +107,20 @@ class ProfileStore(SqliteFile):
             for size, time in self._merged(rows)
         )
 
-    def add_step(self, platform: Platform, fingerprint: str, step: StepTime) -> None:
-        """Add a measured step of the module with this fingerprint."""
+    def add_step(self, platform: Platform, fingerprint: str, time: OpTime) -> None:
+        """Add what the module with this fingerprint took as a whole, unfused."""
         with self._writing():
             number = self._platform_for_writing(platform)
-            self._insert(
-                "step", {"platform": number, "fingerprint": fingerprint, "plan": step.plan}, step.time
-            )
+            self._insert("step", {"platform": number, "fingerprint": fingerprint, "plan": _UNFUSED}, time)
 
-    def steps(self, platform: Platform, fingerprint: str) -> tuple[StepTime, ...]:
-        """Measured steps of the module, merged per plan, by plan."""
+    def step(self, platform: Platform, fingerprint: str) -> OpTime | None:
+        """What the module took as a whole, unfused, merged; None where nobody measured that."""
         rows = self._rows(
             "SELECT plan, median_ns, spread_ns, samples FROM step WHERE platform = ? AND fingerprint = ?"
-            " AND typeof(plan) = 'text' ORDER BY plan, id",
-            (self._platform(platform), fingerprint),
+            " AND plan = ? ORDER BY id",
+            (self._platform(platform), fingerprint, _UNFUSED),
         )
-        return tuple(StepTime(plan, time) for plan, time in self._merged(rows))
+        return dict(self._merged(rows)).get(_UNFUSED)
 
     def facts(self, platform: Platform, kind: type[Facts], place: str = "") -> Facts:
         """What is known of the platform, or of a ``place`` on it (:func:`~disco_hlo.profiler.profile.place_of`)."""
@@ -165,6 +129,14 @@ class ProfileStore(SqliteFile):
             (self._platform(platform), kind.__name__, place),
         )
         return self._decoded(rows[0][0], kind) if rows else kind()
+
+    def facts_under(self, platform: Platform, kind: type[Facts], place: str) -> list[Facts]:
+        """Of all places that begin so."""
+        rows = self._rows(
+            "SELECT body FROM fact WHERE platform = ? AND kind = ? AND substr(place, 1, ?) = ? ORDER BY place",
+            (self._platform(platform), kind.__name__, len(place), place),
+        )
+        return [self._decoded(row[0], kind) for row in rows]
 
     def change(
         self, platform: Platform, kind: type[Facts], place: str, change: Callable[[Facts], Facts]

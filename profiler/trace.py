@@ -67,10 +67,6 @@ class Execution:
     start_ns: int
     end_ns: int
     """When the work was complete, asynchronous work included."""
-    track: str
-    """The thread (CPU) or stream (GPU) it was launched on."""
-    launched_ns: int
-    """When the launching thread moved on; at most ``end_ns``. On GPU equal to it."""
     kernel: str = ""
     """Name of the GPU kernel; empty on CPU."""
 
@@ -173,12 +169,9 @@ def joined(traces: Sequence[Trace]) -> Trace:
         starts = [one.start_ns for one in trace.executions] + [one.start_ns for one in trace.windows]
         later_ns = end_ns - min(starts, default=0)
         executions += [
-            replace(
-                one, run=one.run + runs, start_ns=one.start_ns + later_ns, end_ns=one.end_ns + later_ns,
-                launched_ns=one.launched_ns + later_ns,
-            )
+            replace(one, run=one.run + runs, start_ns=one.start_ns + later_ns, end_ns=one.end_ns + later_ns)
             for one in trace.executions
-        ]  # fmt: skip
+        ]
         windows += [RunWindow(one.start_ns + later_ns, one.end_ns + later_ns) for one in trace.windows]
         runs += 1 + max((one.run for one in trace.executions), default=-1)
         ends = [one.end_ns for one in executions] + [one.end_ns for one in windows]
@@ -192,8 +185,8 @@ def _trace_of(planes: list[tuple[str, list[Any]]]) -> Trace:
     for name, lines in planes:
         if name.startswith("/device:GPU:"):
             device = int(name.rsplit(":", 1)[1])
-            events = ((line, event) for line in lines for event in line.events)
-            found = (_execution(one, dict(one.stats), device, line.name, one.name) for line, one in events)
+            events = (event for line in lines for event in line.events)
+            found = (_execution(one, dict(one.stats), device, one.name) for one in events)
             kernels += [one for one in found if one is not None]
         elif name == "/host:CPU":
             host.read(lines)
@@ -206,14 +199,14 @@ def _trace_of(planes: list[tuple[str, list[Any]]]) -> Trace:
     return Trace(_numbered(raw, windows), windows)
 
 
-def _execution(event: Any, stats: dict[str, Any], device: int, track: str, kernel: str = "") -> _Raw | None:
+def _execution(event: Any, stats: dict[str, Any], device: int, kernel: str = "") -> _Raw | None:
     """An event as an execution of run 0; None where it is none."""
     if "hlo_op" not in stats or "hlo_module" not in stats:
         return None
     start = int(event.start_ns)
     end = start + int(event.duration_ns)
     op, module = str(stats["hlo_op"]), str(stats["hlo_module"])
-    return Execution(op, module, 0, device, start, end, track, end, kernel), stats.get("run_id")
+    return Execution(op, module, 0, device, start, end, kernel), stats.get("run_id")
 
 
 class _HostEvents:
@@ -227,9 +220,9 @@ class _HostEvents:
     def read(self, lines: list[Any]) -> None:
         for line in lines:
             for event in line.events:
-                self._read_event(event, line.name)
+                self._read_event(event)
 
-    def _read_event(self, event: Any, track: str) -> None:
+    def _read_event(self, event: Any) -> None:
         start = int(event.start_ns)
         if event.name == RUN_MARK:
             self.windows.append((start, start + int(event.duration_ns)))
@@ -240,7 +233,7 @@ class _HostEvents:
             return
         if "hlo_op" not in stats:
             return
-        found = _execution(event, stats, int(stats.get("device_ordinal", 0)), track)
+        found = _execution(event, stats, int(stats.get("device_ordinal", 0)))
         if found is not None:
             flow = (int(stats.get("_pt", 0)), int(stats["_p"])) if "_p" in stats else None
             self._launched.append((found, flow))

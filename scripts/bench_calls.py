@@ -6,7 +6,6 @@ in turn, each call waited for. What is printed is the median over the calls, and
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
@@ -24,6 +23,7 @@ from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.xla import jaxlink
 
+CALLS, ARGUMENTS = 300, (10, 100, 600)
 State = list[jax.Array]
 Step = Callable[[State, jax.Array], tuple[State, jax.Array]]
 
@@ -68,29 +68,23 @@ def told(count: int, what: str, times: list[list[int]]) -> None:
 
 def main() -> None:
     """Print one table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--calls", type=int, default=300)
-    parser.add_argument("--arguments", type=int, nargs="*", default=[10, 100, 600])
-    options = parser.parse_args()
-    if options.calls < 2 or min(options.arguments) < 1:
-        parser.error("expected at least 2 calls and 1 argument")
     jaxlink.install(lambda _: None)
-    print(f"jax {jax.__version__}, {options.calls} calls each, {os.cpu_count()} cores")
+    print(f"jax {jax.__version__}, {CALLS} calls each, {os.cpu_count()} cores")
     print("| arguments | | stock, ms | ours, ms | difference, ms (quartiles) |")
     print("| --- | --- | --- | --- | --- |")
-    for count in options.arguments:
+    for count in ARGUMENTS:
         stock, twin = made(count, "stock"), made(count, "twin")
         in_turn([stock, twin], 5)
-        told(count, "stock against stock", in_turn([stock, twin], options.calls))
+        told(count, "stock against stock", in_turn([stock, twin], CALLS))
         observation = Observation(lambda _: LocalChannel(), timeout_s=60)
         observation.start()
         watched = made(count, "watched")
         in_turn([watched], 5)
         [trial] = [one for one in observation.trials if one.watch.module_name == "jit_watched"]
-        told(count, "watched", in_turn([stock, watched], options.calls))
+        told(count, "watched", in_turn([stock, watched], CALLS))
         trial.watch.settle(DEFAULT)
         in_turn([watched], 5)
-        told(count, "given back", in_turn([stock, watched], options.calls))
+        told(count, "given back", in_turn([stock, watched], CALLS))
         observation.stop()
 
 

@@ -32,6 +32,8 @@ from evaluation.record import OK, CellName, RecordError, read
 
 REHEARSED = ROOT / "tests" / "data" / "h100_llama" / "fsdp_scan.hlo.pb.gz"
 """A step of the kind that is searched: to compile the search's code while the first cell is compiled and profiled."""
+_CELL_S = 260.0
+"""The most for a cell, on average."""
 _LEAST_S = 20.0
 """No process begins with less left."""
 _TRIES = 2
@@ -45,9 +47,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("cells", nargs="*", type=_cell, metavar="CELL", help=cells)
     parser.add_argument("--devices", type=int, default=2, metavar="N")
     parser.add_argument("--store", type=Path, help="measured times to begin with (a profile.sqlite)")
-    parser.add_argument("--search-seconds", type=float, default=8.0, help="of each search (default 8)")
-    most = "most for a cell, on average (default 260)"
-    parser.add_argument("--cell-seconds", type=float, default=260.0, help=most)
     parser.set_defaults(rounds=5)
     args = parser.parse_args(argv)
     commands.check(parser, args)
@@ -87,13 +86,13 @@ def run_link(args: argparse.Namespace, log: _Log, link: str, models: Sequence[st
     """Measure these forms over one link, as long as there is time; the exit status of the last process."""
     status = commands.OUT_OF_TIME
     for _ in range(_TRIES):
-        left_s = min(args.seconds - log.seconds - 2.0, args.cell_seconds * len(models))
+        left_s = min(args.seconds - log.seconds - 2.0, _CELL_S * len(models))
         if left_s < _LEAST_S:
             return commands.OUT_OF_TIME
         log.say(f"{link}: {', '.join(models)}, {left_s:.0f} s")
         options = {
             "link": link, "devices": args.devices, "size": args.size, "rows": "form", "rounds": args.rounds,
-            "seconds": f"{left_s:.1f}", "search-seconds": args.search_seconds, "finalists": 1,
+            "seconds": f"{left_s:.1f}", "search-seconds": 8, "finalists": 1,
             "seed": args.seed, "out": args.out, "log": "debug",
         }  # fmt: skip
         command = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), *models, "--one-by-one"]

@@ -9,7 +9,7 @@ then profiles the machine anew, both within half a minute, since what others use
 those of all batches' profiles together. How much of the machine other programs used is noted with each batch, and only
 the quietest count.
 
-DIR/<model>-<size>-gloo-<processes>.json is whole after every batch; another run begins it anew.
+DIR/<model>-<size>-gloo-2.json is whole after every batch; another run begins it anew.
 Exit status: 0 done; 1 a model could not be measured; 2 bad arguments; 130 stopped.
 """
 
@@ -23,6 +23,7 @@ from benchmark import MODELS
 from checkout import find_package
 from evaluation import commands
 
+PROCESSES = 2
 RANKS_MODELS = ("transformer_lm", *MODELS)
 
 
@@ -31,16 +32,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = commands.parser(__doc__, size="tiny", seconds=600, of="longest for each model")
     names = ", ".join(RANKS_MODELS)
     parser.add_argument("models", nargs="+", choices=RANKS_MODELS, metavar="MODEL", help=names)
-    parser.add_argument("--processes", type=int, default=2, choices=range(2, 17), metavar="N")
-    parser.add_argument("--batches", type=int, default=6, help="batches that count (default 6)")
-    parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
-    others = "share of the cores that others may use (default 0.15)"
-    parser.add_argument("--others", type=float, default=0.15, help=others)
     parser.set_defaults(rounds=3)
     args = parser.parse_args(argv)
     commands.check(parser, args)
-    if args.batches < 1 or not args.search_seconds > 0 or not 0 <= args.others <= 1:
-        parser.error("expected --batches of at least 1, --search-seconds above 0, and --others from 0 to 1")
     return args
 
 
@@ -51,10 +45,10 @@ def job(args: argparse.Namespace, model: str) -> int:
 
     args.out.mkdir(parents=True, exist_ok=True)
     phase = demo.Phase("benchmark", "", None)
-    environment = demo.environment(phase, args.out, args.search_seconds, free_port())
-    command = [*demo.mpiexec(args.processes), sys.executable, __file__, model, "--out", str(args.out)]
-    for name in ("processes", "rounds", "size", "batches", "seconds", "search_seconds", "others", "seed"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    environment = demo.environment(phase, args.out, commands.RANKS_SEARCH_S, free_port())
+    command = [*demo.mpiexec(PROCESSES), sys.executable, __file__, model, "--out", str(args.out)]
+    for name in ("rounds", "size", "seconds", "seed"):
+        command += [f"--{name}", str(getattr(args, name))]
     log = args.out / f"{model}.log"
     status = run_job(command, environment, log, args.seconds + 400, lambda _log: None)
     if status == 0:

@@ -76,37 +76,16 @@ class Run(msgspec.Struct, frozen=True):
     wall_s: float = 0.0
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One row of the table: a candidate of the search, measured in turn with the others."""
-
-    name: str
-    candidate: str
-    """Its name in the plan; empty where XLA's fusions and those buckets do not go together, or there was no time to
-    compile it."""
-    median_ns: int
-    spread_ns: int
-    predicted_ns: int
-    speed_up: float | None
-    """Median step time of XLA's default over this one's; None where one of them did not run."""
-
-
 class Result(msgspec.Struct, frozen=True):
     """Everything the demo found; ``demo.json``."""
 
-    rows: tuple[Row, ...]
+    plan: Plan
+    """With all candidates of the search, measured in turn."""
+    place: str
+    """Where it lies, as the user is to read it."""
     runs: dict[str, Run]
     loss_difference: float
     """Largest relative difference of any step's loss from XLA's default's, in either other run."""
-    chosen: str
-    plan: str
-    all_reduce: tuple[Line, ...]
-    profile_s: float
-    search_s: float
-    measure_s: float
-    evaluations: int
-    notes: tuple[str, ...]
-    versions: dict[str, str]
-    processes: int
     cores: int | None
     load: float
     """Of the machine before the demo began: how many processes were running or waiting to."""
@@ -202,6 +181,7 @@ def environment(phase: Phase, folder: Path, budget_s: float, port: int) -> dict[
     env |= {"JAX_PLATFORMS": "cpu", "JAX_COORDINATOR_PORT": str(port), "DISCO_DIR": str(folder / "plans")}
     if phase.enable_search is not None:
         env["ENABLE_SEARCH"] = phase.enable_search
+        env["DISCO_EXPLAIN"] = "1"
     return env | {"DISCO_BUDGET_S": str(budget_s), "DISCO_FINALISTS": str(FINALISTS)}
 
 
@@ -305,8 +285,9 @@ def found_plan(folder: Path, log: Path) -> tuple[Plan, Path]:
 # --- what the runs say ------------------------------------------------------------
 
 
-def rows_of(plan: Plan) -> tuple[Row, ...]:
-    """The table's rows: the baselines, then the plan.
+def rows_of(plan: Plan) -> dict[str, Candidate | None]:
+    """The table's rows: the baselines, then the plan; None where XLA's fusions and those buckets do not go together, or
+    there was no time to compile it.
 
     "The plan" is the one that was chosen; where a baseline was the fastest of all, the search's own best.
 
@@ -318,17 +299,7 @@ def rows_of(plan: Plan) -> tuple[Row, ...]:
     missing = [name for name in (DEFAULT, found) if name not in candidates]
     if missing:
         raise DemoError(f"the plan holds no measurement of {missing[0]!r}; it has: {', '.join(candidates)}")
-    named = [*zip(BASELINES, BASELINES, strict=True), ("the plan", found)]
-    return tuple(_row(name, candidates.get(key), candidates[DEFAULT]) for name, key in named)
-
-
-def _row(name: str, candidate: Candidate | None, default: Candidate) -> Row:
-    if candidate is None:
-        return Row(name, "", 0, 0, 0, None)
-    both = candidate.median_ns and default.median_ns
-    speed_up = default.median_ns / candidate.median_ns if both else None
-    times = candidate.median_ns, candidate.spread_ns, candidate.predicted_ns
-    return Row(name, candidate.name, *times, speed_up)
+    return {**{name: candidates.get(name) for name in BASELINES}, "the plan": candidates[found]}
 
 
 def loss_difference(expected: Sequence[float], got: Sequence[float]) -> float:
@@ -339,31 +310,9 @@ def loss_difference(expected: Sequence[float], got: Sequence[float]) -> float:
 
 
 def result_of(plan: Plan, place: str, runs: dict[str, Run], load: float) -> Result:
-    """Put plan and runs together; ``place`` is where the plan lies, as the user is to read it.
-
-    Raises:
-        DemoError: the plan was not measured.
-    """
-    rows, measured = rows_of(plan), plan.measured
-    assert measured is not None
-    expected = runs["default"].losses
-    return Result(
-        rows=rows,
-        runs=runs,
-        loss_difference=max(loss_difference(expected, run.losses) for run in runs.values()),
-        chosen=plan.chosen,
-        plan=place,
-        all_reduce=measured.all_reduce,
-        profile_s=measured.profile_s,
-        search_s=measured.search_s,
-        measure_s=measured.measure_s,
-        evaluations=plan.search.evaluations,
-        notes=plan.notes,
-        versions=plan.versions,
-        processes=plan.target.process_count,
-        cores=os.cpu_count(),
-        load=round(load, 1),
-    )
+    """Put plan and runs together; ``place`` is where the plan lies, as the user is to read it."""
+    apart = max(loss_difference(runs["default"].losses, run.losses) for run in runs.values())
+    return Result(plan, place, runs, apart, os.cpu_count(), round(load, 1))
 
 
 # --- what the user reads ------------------------------------------------------------
@@ -371,13 +320,13 @@ def result_of(plan: Plan, place: str, runs: dict[str, Run], load: float) -> Resu
 HEADINGS = ("", "step time", "spread", "vs default", "predicted")
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(name: str, row: Candidate | None, default_ns: int) -> tuple[str, ...]:
     """A row of the table as text."""
-    predicted = f"{row.predicted_ns / 1e6:.1f} ms" if row.predicted_ns else "-"
-    if not row.median_ns:
-        return (row.name, "failed" if row.candidate else "left out", "-", "-", predicted)
-    ratio = f"{row.speed_up:.2f}x" if row.speed_up else "-"
-    return (row.name, f"{row.median_ns / 1e6:.1f} ms", f"± {row.spread_ns / 1e6:.1f} ms", ratio, predicted)
+    predicted = f"{row.predicted_ns / 1e6:.1f} ms" if row and row.predicted_ns else "-"
+    if row is None or not row.median_ns:
+        return (name, "left out" if row is None else "failed", "-", "-", predicted)
+    ratio = f"{default_ns / row.median_ns:.2f}x" if default_ns else "-"
+    return (name, f"{row.median_ns / 1e6:.1f} ms", f"± {row.spread_ns / 1e6:.1f} ms", ratio, predicted)
 
 
 def all_reduce_text(line: Line) -> str:
@@ -393,7 +342,8 @@ def all_reduce_text(line: Line) -> str:
 
 def facts(result: Result) -> list[str]:
     """The lines below the table."""
-    runs = result.runs
+    runs, plan, measured = result.runs, result.plan, result.plan.measured
+    assert measured is not None
     before, after = runs["default"].median_step_s, runs["enacted"].median_step_s
     steps = f"{1e3 * before:.1f} ms per step with XLA's default, {1e3 * after:.1f} ms with the plan"
     searched = f"{1e3 * runs['search'].median_step_s:.1f} ms in the searching run, once it had searched"
@@ -402,21 +352,25 @@ def facts(result: Result) -> list[str]:
         f"{searched}",
         f"loss curves: {result.loss_difference:.1e} apart at most, relative "
         f"({ALLOWED_LOSS_DIFFERENCE:.0e} is allowed)",
-        *map(all_reduce_text, result.all_reduce),
-        f"search: profiled in {result.profile_s:.0f} s, {result.evaluations} candidates simulated in "
-        f"{result.search_s:.0f} s, finalists compiled and measured in {result.measure_s:.0f} s",
+        *map(all_reduce_text, measured.all_reduce),
+        f"search: profiled in {measured.profile_s:.0f} s, {plan.search.evaluations} candidates simulated in "
+        f"{measured.search_s:.0f} s, finalists compiled and measured in {measured.measure_s:.0f} s",
     ]
-    if result.chosen in BASELINES:
-        lines.append(f'nothing searched was faster than "{result.chosen}", which is what the plan holds')
-    lines += [f"note: {note}" for note in result.notes]
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(result.versions.items()))
-    where = f"{result.processes} CPU processes on {result.cores} cores, load {result.load} before"
+    if plan.chosen in BASELINES:
+        lines.append(f'nothing searched was faster than "{plan.chosen}", which is what the plan holds')
+    lines += [f"note: {note}" for note in plan.notes]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(plan.versions.items()))
+    where = f"{plan.target.process_count} CPU processes on {result.cores} cores, load {result.load} before"
     return [*lines, f"{where}; {versions}"]
 
 
 def markdown(result: Result) -> str:
     """Table and facts for a README."""
-    table = [HEADINGS, ("---", *["---:"] * (len(HEADINGS) - 1)), *map(cells, result.rows)]
+    rows = rows_of(result.plan)
+    default = rows[DEFAULT]
+    assert default is not None
+    table = [HEADINGS, ("---", *["---:"] * (len(HEADINGS) - 1))]
+    table += [cells(name, row, default.median_ns) for name, row in rows.items()]
     lines = ["| " + " | ".join(row) + " |" for row in table]
     return "\n".join([*lines, "", *(f"- {printable(line)}" for line in facts(result))]) + "\n"
 
@@ -424,8 +378,8 @@ def markdown(result: Result) -> str:
 def what_next(result: Result) -> str:
     """The plan, and what to try with it."""
     disco = shlex.quote(from_here(Path(sys.executable).parent / "disco"))
-    place, page = shlex.quote(result.plan), shlex.quote(f"{result.plan}/report.html")
-    return f"plan: {result.plan}\n\nnext:\n  {disco} inspect {place}\n  {disco} report {place} -o {page}"
+    place, page = shlex.quote(result.place), shlex.quote(f"{result.place}/report.html")
+    return f"plan: {result.place}\n\nnext:\n  {disco} inspect {place}\n  {disco} report {place} -o {page}"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 For ``scripts/papers.py scatter`` and T3's figure 14, which validates a simulated reduce-scatter, 6 to 192 MB. By the
 protocol that NCCL chooses, and by each of two alone, since each is a line of its own. Needs torch; takes half a
-minute, and ends itself after a minute. ``--device cpu`` tries it with gloo and small sizes, and writes nothing.
+minute, and ends itself after a minute.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -33,65 +32,52 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, help="docs/benchmarks/reduce_scatter_<n>x<gpu>.json where not given"
     )
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     chosen = parser.parse_args()
     signal.alarm(MOST_S)
-    on_gpu = chosen.device == "cuda"
-    device = torch.device(chosen.device, int(os.environ["LOCAL_RANK"]) if on_gpu else None)
-    if on_gpu:
-        torch.cuda.set_device(device)
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     os.environ |= {"NCCL_ALGO": "Ring", "NCCL_NVLS_ENABLE": "0"}
     dist.init_process_group("gloo")
     points = {}
     for protocol in PROTOCOLS:
         os.environ.pop("NCCL_PROTO", None)
         os.environ |= {"NCCL_PROTO": protocol} if protocol else {}  # read when a group first communicates
-        group = dist.new_group(backend="nccl" if on_gpu else "gloo", timeout=timedelta(seconds=MOST_S))
-        points[protocol or "chosen"] = measured(device, group)
+        group = dist.new_group(backend="nccl", timeout=timedelta(seconds=MOST_S))
+        points[protocol or "chosen"] = measured(group)
     if dist.get_rank() == 0:
         record = {
-            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+            "device": torch.cuda.get_device_name(),
             "devices": dist.get_world_size(),
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else "",
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
             "points": points.pop("chosen"),
             "by_protocol": points,
         }
-        name = f"{record['devices']}x{record['device'].split()[1].lower()}" if on_gpu else "cpu"
+        name = f"{record['devices']}x{record['device'].split()[1].lower()}"
         out = chosen.out or ROOT / "docs" / "benchmarks" / f"reduce_scatter_{name}.json"
-        if on_gpu or chosen.out:
-            out.write_text(json.dumps(record) + "\n")
+        out.write_text(json.dumps(record) + "\n")
         print(json.dumps(record))
     dist.destroy_process_group()
 
 
-def measured(device: torch.device, group: dist.ProcessGroup) -> dict[int, list[int]]:
+def measured(group: dist.ProcessGroup) -> dict[int, list[int]]:
     """Of one reduce-scatter in ns, by size in MB, once a round; rounds go through all sizes."""
-    unit, rounds = (10**6, ROUNDS) if device.type == "cuda" else (10**3, 2)
-    busy = torch.ones((BUSY, BUSY) if device.type == "cuda" else (8, 8), dtype=torch.bfloat16, device=device)
+    busy = torch.ones((BUSY, BUSY), dtype=torch.bfloat16, device="cuda")
     found: dict[int, list[int]] = {size: [] for size in SIZES_MB}
-    for number in range(rounds + 1):  # the first warms up
+    for number in range(ROUNDS + 1):  # the first warms up
         for size in SIZES_MB:
-            whole = torch.ones(size * unit // 2, dtype=torch.bfloat16, device=device)
-            part = torch.empty(whole.numel() // dist.get_world_size(), dtype=whole.dtype, device=device)
+            whole = torch.ones(size * 10**6 // 2, dtype=torch.bfloat16, device="cuda")
+            part = torch.empty(whole.numel() // dist.get_world_size(), dtype=whole.dtype, device="cuda")
             dist.barrier()
             for _ in range(4):
                 busy @ busy
             dist.reduce_scatter_tensor(part, whole, group=group)  # all begin together
-            ns = timed(
-                device, lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole, group=group)
-            )
+            ns = timed(lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole, group=group))
             found[size] += [round(ns)] if number else []
     return found
 
 
-def timed(device: torch.device, run: Callable[[], object]) -> float:
+def timed(run: Callable[[], object]) -> float:
     """Of one call of many, in ns; the GPU's own clock."""
-    if device.type == "cpu":
-        begun = perf_counter()
-        for _ in range(REPEATS):
-            run()
-        return (perf_counter() - begun) * 1e9 / REPEATS
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(REPEATS):

@@ -6,7 +6,6 @@ well. Writes ``docs/benchmarks/simulate_scale.json`` and prints its table.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,25 +22,21 @@ ROUNDS = 3
 
 def main() -> None:
     """Measure, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("module", type=Path, nargs="?", default=STEP)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks" / "simulate_scale.json")
-    chosen = parser.parse_args()
-    simulated(chosen.module, DEVICES[0])  # compiled code is cached
+    simulated(DEVICES[0])  # compiled code is cached
     rows = []
     for devices in DEVICES:
-        found = [simulated(chosen.module, devices) for _ in range(ROUNDS)]
+        found = [simulated(devices) for _ in range(ROUNDS)]
         rows.append({"devices": devices, "cpu_s": [one[0] for one in found], **found[0][1]})
         print(f"| {devices:,} | {median(rows[-1]['cpu_s']):.1f} s | {rows[-1]['step_ns'] / 1e6:,.0f} ms |")
-    record = {"module": chosen.module.name, "machine": "h200", "rows": rows}
-    chosen.out.write_text(json.dumps(record) + "\n")
+    record = {"module": STEP.name, "machine": "h200", "rows": rows}
+    (ROOT / "docs" / "benchmarks" / "simulate_scale.json").write_text(json.dumps(record) + "\n")
 
 
-def simulated(module: Path, devices: int) -> tuple[float, dict[str, Any]]:
+def simulated(devices: int) -> tuple[float, dict[str, Any]]:
     """Processor time of a process in s, and what it found."""
     disco, options = Path(sys.executable).with_name("disco"), ["--machine", "h200", "--gpus", str(devices)]
     before = os.times()
-    command = [disco, "simulate", module, *options, "--json"]
+    command = [disco, "simulate", STEP, *options, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     after = os.times()
     found = json.loads(done.stdout)

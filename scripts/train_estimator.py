@@ -229,9 +229,7 @@ class Run:
         data, split = self.data, self.split
         network = self.trained("main", split, self.settings, self.start)
         predicted = training.predict(network, data, split.test)
-        truth = data.log_ns[split.test]
-        members = np.round(2 ** data.known.kernel[split.test, evaluation.MEMBERS] - 1).astype(np.int64)
-        error = evaluation.errors(predicted, truth)
+        error = evaluation.errors(predicted, data.log_ns[split.test])
         self.report |= {
             "unseen_structures": {
                 "network": self.judged(predicted, split),
@@ -241,8 +239,6 @@ class Run:
                 "noise_floor": evaluation.summary(noise(data, split.test)),
             },
             "error_distribution": evaluation.distribution(error),
-            "by_op_type": evaluation.by_op_type(predicted, truth, [data.opcodes[i] for i in split.test]),
-            "by_size": evaluation.by_size(predicted, truth, members),
         }
         about = {
             **{name: data.about[name] for name in ("device_kind", "backend", "jax") if name in data.about},

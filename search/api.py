@@ -13,8 +13,8 @@ class SearchSettings:
     """How to search. The defaults are the paper's recommendation (section 6.7)."""
 
     method: str = "joint"
-    """``joint``, or ``backtracking``: the paper's Algorithm 1, which alpha, beta, moves and tries
-    are for."""
+    """``joint``, or ``backtracking``: the paper's Algorithm 1, which alpha, beta and moves are
+    for."""
     alpha: float = 1.05
     """A candidate is explored further while its cost is at most alpha times the best."""
     beta: int = 10
@@ -25,8 +25,6 @@ class SearchSettings:
     moves: tuple[str, ...] = ()
     """Methods of Algorithm 1, in the order in which each step applies them; none named: fuse, duplicate and merge, and
     other moves that say so (``moves.table``)."""
-    tries: int = 16
-    """Proposals drawn for one application of a method until a legal one is found."""
     evaluations: int | None = None
     """Budget of candidates; None for no limit."""
     seconds: float | None = None
@@ -65,10 +63,8 @@ class Progress:
     """Where a search stands."""
 
     evaluations: int
-    seconds: float
     start_ns: int
     best_ns: int
-    unchanged: int
 
 
 @dataclass(frozen=True, slots=True)

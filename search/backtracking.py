@@ -97,8 +97,7 @@ class Backtracking:
         self.tree.cost_ns[0], self.tree.digest[0], self.tree.number[QUEUED] = cost, digest, 1
         self.control = np.zeros(ex.CONTROLS, np.int64)
         budget = 2**62 if settings.evaluations is None else settings.evaluations
-        self.control[[ex.MOST_UNCHANGED, ex.BUDGET]] = settings.unchanged, budget
-        self.control[[ex.TRIES, ex.BETA]] = settings.tries, settings.beta
+        self.control[[ex.MOST_UNCHANGED, ex.BUDGET, ex.BETA]] = settings.unchanged, budget, settings.beta
         self.reported = self.began
 
     def run(self) -> SearchResult:
@@ -163,8 +162,7 @@ class Backtracking:
         if self.on_progress is None or now - self.reported < _PROGRESS_EVERY_S:
             return
         self.reported = now
-        evaluated, unchanged = self.control[[ex.EVALUATED, ex.UNCHANGED]].tolist()
-        self.on_progress(Progress(evaluated, now - self.began, self.start_ns, self.best_ns, unchanged))
+        self.on_progress(Progress(int(self.control[ex.EVALUATED]), self.start_ns, self.best_ns))
 
     def _result(self, stopped: str) -> SearchResult:
         finalists = self._finalists() or [Finalist(self.start, self.start_ns)]

@@ -58,8 +58,7 @@ class Unknown(NamedTuple):
     pieces: NDArray[np.float64]
     """``[3, pieces]``: ``hlo.cost_model.LinearPieces``, which all-reduces go by; none in a step without."""
     wire: NDArray[np.int64]
-    """``[4]``: launch cost in ns, bytes a µs of copies (0: no limit), most bytes of a transfer that blocks the
-    compute stream (-1: none does), whether transfers ever run beside it."""
+    """``[3]``: launch cost in ns, bytes a µs of copies (0: no limit), whether transfers ever run beside compute."""
 
 
 def new_unknown(nodes: int, pieces: NDArray[np.float64], wire: NDArray[np.int64]) -> Unknown:
@@ -110,7 +109,8 @@ class UnitCosts:
         self.collectives = as_all_reduces(graph, model)
         step.node[at.MOVED, : len(graph)] = self.collectives.size_bytes
         self.prices = new_table(at.TIME_COLUMNS)
-        self.unknown = new_unknown(len(graph), self.collectives.line.array, _wire(machine))
+        wire = np.array([machine.launch_ns, machine.memory_bytes_per_us, machine.asynchronous], np.int64)
+        self.unknown = new_unknown(len(graph), self.collectives.line.array, wire)
         self._learn_given_buckets()
         self._emitters = _emitters(kept)
 
@@ -166,13 +166,6 @@ def _emitters(kept: Given) -> dict[int, str]:
     tiled = {known: group for known, group in kept.groups.items() if group.kind == "triton"}
     keys = kernel_digests([(*known, kept.results[known]) for known in tiled]).sum(axis=1).tolist()
     return dict(zip(keys, [triton_emitter(group.config) for group in tiled.values()], strict=True))
-
-
-def _wire(machine: MachineModel) -> NDArray[np.int64]:
-    return np.array(
-        [machine.launch_ns, machine.memory_bytes_per_us, machine.asynchronous],
-        np.int64,
-    )
 
 
 def _listed(unknown: Unknown, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:

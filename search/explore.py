@@ -27,6 +27,7 @@ from disco_hlo.search.state import Scratch, State, roll_back
 from disco_hlo.search.step import Step
 from disco_hlo.simulator.contention import Progress, ProgressView, open_progress
 from disco_hlo.simulator.costs import MAX_TOTAL
+from disco_hlo.simulator.orders import pop, push
 
 # control
 LEFT: Final = 0
@@ -47,11 +48,10 @@ LISTED: Final = 8
 """Kernels in ``unknown``."""
 TRACED: Final = 9
 """Entries of ``trace``."""
-TRIES: Final = 10
-BETA: Final = 11
-HALT: Final = 12
+BETA: Final = 10
+HALT: Final = 11
 """Not 0: return at once. Set from outside while the code runs."""
-CONTROLS: Final = 13
+CONTROLS: Final = 12
 
 # What it returns.
 PAUSED, ASK, FULL, ENDED, CIRCLE = 0, 1, 2, 3, 4
@@ -166,11 +166,11 @@ def explore(
                 control[WANTED] = 0
                 return ENDED if tree.number[QUEUED] == 0 else PAUSED
             control[LEFT] -= 1
-            go_to(tree, state, pop(tree))
+            go_to(tree, state, _cheapest(tree))
         while control[PROPOSED] < control[WANTED]:  # ends: one more is proposed each time
             i = control[PROPOSED]
             times = draw(source, control[BETA] + 1)
-            made[i] = random_apply(g, s, w, source, pool, methods[i], times, control[TRIES], moves[i])
+            made[i] = random_apply(g, s, w, source, pool, methods[i], times, moves[i])
             control[PROPOSED] += 1
             control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED], True)
             if w.number[at.CHANGES] == 0 and control[JUDGED] == i:
@@ -275,8 +275,16 @@ def add_candidate(tree: Tree, s: StateView, w: ScratchView, cost_ns: int) -> Any
     tree.cost_ns[new] = cost_ns
     tree.digest[new] = s.total[at.DIGEST_SUM]
     tree.number[CANDIDATES] = new + 1
-    _push(tree, new)
+    tree.number[QUEUED] = push(tree.heap, tree.number[QUEUED], new, tree.cost_ns, tree.cost_ns)
     return True
+
+
+@inner
+def _cheapest(tree: Tree) -> Any:
+    """Take the cheapest candidate out of the queue, which has one; among equals the oldest."""
+    first: Any = tree.heap[0]
+    tree.number[QUEUED] = pop(tree.heap, tree.number[QUEUED], tree.cost_ns, tree.cost_ns)
+    return first
 
 
 @compiled
@@ -298,37 +306,3 @@ def go_to(tree: Tree, state: State, target: int) -> None:
         for i in range(tree.writes_at[path[step]], tree.writes_at[path[step] + 1]):
             word[tree.word[i]] = tree.after[i]
     tree.number[CURRENT] = target
-
-
-@inner
-def _is_first(tree: Tree, a: int, b: int) -> Any:
-    return tree.cost_ns[a] < tree.cost_ns[b] or (tree.cost_ns[a] == tree.cost_ns[b] and a < b)
-
-
-@inner
-def _push(tree: Tree, candidate: int) -> None:
-    place = tree.number[QUEUED]
-    tree.number[QUEUED] += 1
-    while place and _is_first(tree, candidate, tree.heap[(place - 1) // 2]):  # ends: place is halved
-        tree.heap[place] = tree.heap[(place - 1) // 2]
-        place = (place - 1) // 2
-    tree.heap[place] = candidate
-
-
-@inner
-def pop(tree: Tree) -> Any:
-    """The cheapest candidate of the queue, which has one; among equals the oldest."""
-    first: Any = tree.heap[0]
-    tree.number[QUEUED] -= 1
-    count = tree.number[QUEUED]
-    last, place = tree.heap[count], 0
-    while 2 * place + 1 < count:  # ends: place doubles
-        child = 2 * place + 1
-        if child + 1 < count and _is_first(tree, tree.heap[child + 1], tree.heap[child]):
-            child += 1
-        if not _is_first(tree, tree.heap[child], last):
-            break
-        tree.heap[place] = tree.heap[child]
-        place = child
-    tree.heap[place] = last
-    return first

@@ -178,8 +178,7 @@ class Joint:
             if self.on_best is not None:
                 self.on_best(report.best)
         if self.on_progress is not None:
-            seconds, best_ns = time.perf_counter() - self.began, self.best.predicted_ns
-            self.on_progress(Progress(self._evaluations(), seconds, self.start_ns, best_ns, 0))
+            self.on_progress(Progress(self._evaluations(), self.start_ns, self.best.predicted_ns))
 
     def _evaluations(self) -> int:
         return sum(report.evaluations for report in self.latest.values())

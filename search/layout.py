@@ -161,7 +161,6 @@ class ScratchView:
     judging: Row
     results: Row
     heroes: Row
-    packed: Row
     touched: Row
     awaited: Row
     producers_of: Row

@@ -12,7 +12,7 @@ divided, and no channel is looked at.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -45,18 +45,6 @@ from disco_hlo.simulator.contention import (
 )
 from disco_hlo.simulator.costs import ANY_COMPUTE, PPM
 
-# A word of row ``packed``: the owner of a node, the next node of its unit plus 1, and bits.
-_NEXT_AT: Final = 24
-_NODE: Final = (1 << _NEXT_AT) - 1
-_SHARED_AT, _COPYING_AT, _BUCKET_AT, _ORDERED_AT = 48, 49, 50, 51
-_SHARED: Final = 1 << _SHARED_AT
-"""Other units recompute it."""
-_COPYING: Final = 1 << _COPYING_AT
-"""It is the head of a unit that recomputes others."""
-_BUCKET: Final = 1 << _BUCKET_AT
-_ORDERED: Final = 1 << _ORDERED_AT
-"""Others must run behind it though they do not read it."""
-
 
 @inner
 def ready_queue(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, started: Ints) -> Any:
@@ -81,7 +69,7 @@ def ready_queue(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, sta
         sort_runs(w.neighbours, w.queue, found)
         for k in range(found):
             task = w.neighbours[k]
-            if _is_transfer(s, w, task):
+            if _is_transfer(g, s, task):
                 issue(p, task // 3, turn % p.channels, _time_ns(s, task))
                 turn += 1
                 started[count] = task
@@ -126,12 +114,11 @@ def ready_queue(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, sta
 
 
 @inner
-def _is_transfer(s: StateView, w: ScratchView, task: int) -> Any:
+def _is_transfer(g: GraphView, s: StateView, task: int) -> Any:
     """Whether a task runs on a channel."""
     unit = task // 3
-    return (
-        w.packed[unit] & _BUCKET and task % 3 == at.MAIN and s.time_ns[at.TIME_COLUMNS * unit + at.ON_CHANNEL]
-    )
+    on_channel = s.time_ns[at.TIME_COLUMNS * unit + at.ON_CHANNEL]
+    return g.flags[unit] & at.ALL_REDUCE and task % 3 == at.MAIN and on_channel
 
 
 @inner
@@ -141,18 +128,13 @@ def _time_ns(s: StateView, task: int) -> Any:
 
 @inner
 def _begin(g: GraphView, s: StateView, w: ScratchView) -> Any:
-    """Row ``packed``: all that is asked of a node, in one word. What every unit waits for into row ``value``,
-    the tasks that wait for nothing into ``neighbours``; their number."""
+    """What every unit waits for into row ``value``, the tasks that wait for nothing into ``neighbours``; their
+    number."""
     found = 0
     for x in range(g.nodes):
-        waits, owner, flags = s.waits[x], s.owner[x], g.flags[x]
-        word = (owner & _NODE) | ((s.next[x] + 1) << _NEXT_AT)
-        word |= (s.copiers[x] != -1) << _SHARED_AT | (s.copies[x] != -1) << _COPYING_AT
-        word |= (flags & at.ALL_REDUCE != 0) << _BUCKET_AT | (flags & at.ORDERED != 0) << _ORDERED_AT
-        w.packed[x] = word
-        w.value[x] = waits
-        if waits == 0 and owner == x:
-            w.neighbours[found] = _first_task(s, w, x)
+        w.value[x] = s.waits[x]
+        if s.waits[x] == 0 and s.owner[x] == x:
+            w.neighbours[found] = _first_task(g, s, x)
             found += 1
     return found
 
@@ -162,15 +144,15 @@ def _retire(g: GraphView, s: StateView, w: ScratchView, task: int, done: int, fo
     """A task has ended: the next part of its unit becomes ready, or whatever waited for the unit alone."""
     unit, part = task // 3, task % 3
     sliced = part == at.MAIN and s.time_ns[at.TIME_COLUMNS * unit + at.UNPACK] > 0
-    if w.packed[unit] & _BUCKET and (part == at.PACK or sliced):
+    if g.flags[unit] & at.ALL_REDUCE and (part == at.PACK or sliced):
         w.neighbours[found] = task + 1
         return done, found + 1
     return done + 1, _release(g, s, w, unit, found)
 
 
 @inner
-def _first_task(s: StateView, w: ScratchView, unit: int) -> Any:
-    if w.packed[unit] & _BUCKET and s.time_ns[at.TIME_COLUMNS * unit + at.PACK] >= 0:
+def _first_task(g: GraphView, s: StateView, unit: int) -> Any:
+    if g.flags[unit] & at.ALL_REDUCE and s.time_ns[at.TIME_COLUMNS * unit + at.PACK] >= 0:
         return 3 * unit + at.PACK
     return 3 * unit + at.MAIN
 
@@ -180,40 +162,34 @@ def _release(g: GraphView, s: StateView, w: ScratchView, unit: int, found: int) 
     """Count a finished unit off; those that waited for nothing else join row ``neighbours``."""
     x = unit
     while x != -1:  # ends with the list
-        word = w.packed[x]
-        shared = word & _SHARED
+        shared = s.copiers[x] != -1
         computing = mark_computing(s, w, x) if shared else 0
         for e in range(g.readers_at[x], g.readers_at[x + 1]):
-            reader = w.packed[g.edge[e]]
-            other = reader & _NODE
-            if other != unit and not (shared and w.inside[other] == computing):
-                found = _count_off(s, w, found, other)
-            if reader & _SHARED:
-                cell = s.copiers[g.edge[e]]
-                while cell != -1:  # ends with the list
-                    other = s.cell_unit[cell]
-                    if other != unit and not (shared and w.inside[other] == computing):
-                        found = _count_off(s, w, found, other)
-                    cell = s.next_of_node[cell]
-        if word & _ORDERED:
+            other, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
+            while True:  # ends with the list
+                if other != unit and not (shared and w.inside[other] == computing):
+                    found = _count_off(g, s, w, found, other)
+                if cell == -1:
+                    break
+                other = s.cell_unit[cell]
+                cell = s.next_of_node[cell]
+        if g.flags[x] & at.ORDERED:
             found = _release_later(g, s, w, unit, x, found)
-        x = ((word >> _NEXT_AT) & _NODE) - 1
-    if w.packed[unit] & _COPYING:
-        cell = s.copies[unit]
-        while cell != -1:  # ends with the list
-            found = _release_later(g, s, w, unit, s.cell_node[cell], found)
-            cell = s.next_of_unit[cell]
+        x = s.next[x]
+    cell = s.copies[unit]
+    while cell != -1:  # ends with the list
+        found = _release_later(g, s, w, unit, s.cell_node[cell], found)
+        cell = s.next_of_unit[cell]
     return found
 
 
 @inner
 def _release_later(g: GraphView, s: StateView, w: ScratchView, unit: int, x: int, found: int) -> Any:
     for e in range(g.later_at[x], g.later_at[x + 1]):
-        y = g.edge[e]
-        other, cell = s.owner[y], s.copiers[y]
+        other, cell = s.owner[g.edge[e]], s.copiers[g.edge[e]]
         while True:  # ends with the list
             if other != unit:
-                found = _count_off(s, w, found, other)
+                found = _count_off(g, s, w, found, other)
             if cell == -1:
                 break
             other = s.cell_unit[cell]
@@ -222,11 +198,11 @@ def _release_later(g: GraphView, s: StateView, w: ScratchView, unit: int, x: int
 
 
 @inner
-def _count_off(s: StateView, w: ScratchView, found: int, unit: int) -> Any:
+def _count_off(g: GraphView, s: StateView, w: ScratchView, found: int, unit: int) -> Any:
     w.value[unit] -= 1
     if w.value[unit] != 0:
         return found
-    w.neighbours[found] = _first_task(s, w, unit)
+    w.neighbours[found] = _first_task(g, s, unit)
     return found + 1
 
 

@@ -78,12 +78,9 @@ class Scratch(NamedTuple):
     (``producers``)."""
 
 
-def new_scratch(step: Step, *, logs: bool = True) -> Scratch:
-    """Working space for states of ``step``; without ``logs`` only for reading them."""
+def new_scratch(step: Step) -> Scratch:
+    """Working space for states of ``step``."""
     width = _width(step)
-    if not logs:
-        rows, nothing = np.zeros((at.SCRATCH_ROWS, width), np.int64), np.zeros(0, np.int64)
-        return Scratch(rows, np.zeros(at.NUMBERS, np.int64), *6 * (nothing,))
     cleared = (at.SCRATCH_ROWS * width, at.NUMBERS, 2 * VERDICTS, 2 * VERDICTS, REFUSALS)
     others = (PRODUCERS, _NODE_WORDS * width + 4096, 2 * (_MOVE_WORDS + _NODE_WORDS * width))
     # In one piece, whose pages are large: a page is met for the first time in as long as a move takes.

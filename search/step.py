@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.compiled import Ints, compiled, inner
+from disco_hlo.compiled import Ints, compiled
 from disco_hlo.core.legality_gpu import must_be_returned
 from disco_hlo.core.rows import NOT_GENERATED, OWN_BUFFER, rows
 from disco_hlo.errors import DiscoError
@@ -26,7 +26,7 @@ from disco_hlo.search.hashing import mixed
 from disco_hlo.search.layout import GraphView, row_numbers
 
 MAXIMUM_NODES = (1 << 24) - 2
-"""Nodes are written down in 24 bits, plus 1 (see ``ready_queue``)."""
+"""Slots of the order are written down in 24 bits (see ``segments``)."""
 _ACTIVE = (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE)
 
 
@@ -53,7 +53,8 @@ def build_step(graph: Graph) -> Step:
         raise DiscoError(f"The step has {count} nodes, expected at most {MAXIMUM_NODES}.")
     flat, read, known = flat_graph(graph), rows(graph), row_numbers(GraphView)
     active = np.isin(flat.kind, _ACTIVE)
-    *sources, depth = _sources(active, flat.kind == Kind.FREE, flat.operand_at, flat.operand)
+    begin, source, depth = _sources(active, flat.kind == Kind.FREE, flat.operand_at, flat.operand)
+    sources = begin, source[np.lexsort([source, np.repeat(np.arange(count), np.diff(begin))])]
     earlier = _earlier(graph)
     node = np.zeros((at.NODE_ROWS, count + 1), np.int64)
     for name, row in read._asdict().items():
@@ -119,8 +120,8 @@ def _through_free(graph: Graph, start: int, following: Callable[[int], Iterable[
 
 @compiled
 def _sources(active: NDArray[np.bool_], free: NDArray[np.bool_], operand_at: Ints, operand: Ints) -> Any:
-    """What each executing node reads, nothing for the others: where each list begins, and all of them; and for each
-    node the number of ops on the longest path before it."""
+    """What each executing node reads, nothing for the others, in any order: where each list begins, and all of them;
+    and for each node the number of ops on the longest path before it."""
     count = active.size
     begin, end = np.zeros(count, np.int64), np.zeros(count, np.int64)
     read, filled = np.empty(2 * operand.size + 64, np.int64), 0
@@ -156,7 +157,6 @@ def _sources(active: NDArray[np.bool_], free: NDArray[np.bool_], operand_at: Int
                     seen[read[k]], read[filled] = x, read[k]
                     filled += 1
         end[x] = filled
-        _sort(read, begin[x], filled)
         if active[x]:
             total += filled - begin[x]
     source_at, source, depth = (
@@ -173,22 +173,6 @@ def _sources(active: NDArray[np.bool_], free: NDArray[np.bool_], operand_at: Int
                 filled += 1
         source_at[x + 1] = filled
     return source_at, source, depth
-
-
-@inner
-def _sort(items: Ints, first: int, end: int) -> None:
-    """Sort ``items[first:end]``. Most are two or three numbers, and in order."""
-    gap = 1
-    while 3 * gap < end - first:  # ends: it grows
-        gap = 3 * gap + 1
-    while gap > 0:  # ends: it shrinks (Shell's sort)
-        for place in range(first + gap, end):
-            item = items[place]
-            while place - gap >= first and items[place - gap] > item:  # ends: place goes down
-                items[place] = items[place - gap]
-                place -= gap
-            items[place] = item
-        gap //= 3
 
 
 def _earlier(graph: Graph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -71,7 +71,7 @@ def prepare(graph: Graph, strategies: Sequence[Strategy]) -> Starts:
     strategies = [with_owners(graph, strategy) for strategy in strategies]
     step, kept = build_step(graph), given(graph, strategies)
     states = tuple(from_strategy(graph, step, strategy) for strategy in strategies)
-    scratch = new_scratch(step, logs=False)
+    scratch = new_scratch(step)
     for state in states:
         count_results(step, state, scratch)
     hashes = kernel_digests([(*known, kept.results[known]) for known in kept.groups])
@@ -154,7 +154,7 @@ def _heads_in_order(step: Step, state: State, strategy: Strategy) -> NDArray[np.
     for i, token in enumerate(strategy.order):
         if not token.endswith(".done"):
             position[_head(strategy, token)] = i
-    heads: NDArray[np.int64] = heads_by_position(step, state, new_scratch(step, logs=False), position)
+    heads: NDArray[np.int64] = heads_by_position(step, state, new_scratch(step), position)
     if heads.size < np.sum(state.word[at.COUNT] > 0):
         raise IllegalStrategyError("In the terms of the search units wait for each other in a circle.")
     return heads

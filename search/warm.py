@@ -1,11 +1,13 @@
 """Compile the search, the first time on a machine, before its clock runs or as long as there is time.
 
 Nothing ends the compiler early. Where time is short it runs in a process of its own, which goes on where nobody waits
-for it any more: the next search finds what it made.
+for it any more: the next search finds what it made. Neither the step nor its times matter to the code, so that process
+may begin before there is a step (:func:`compile_ahead`).
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
 import signal
 import subprocess
@@ -14,8 +16,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from disco_hlo.compiled import can_be_ready, is_ready, note_ready
-from disco_hlo.hlo.cost_model import CostModel
+from disco_hlo.hlo.collectives import CollectiveKind
+from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.search import run
@@ -24,7 +30,7 @@ from disco_hlo.search.child import environment
 from disco_hlo.search.interpreter import without_collector
 from disco_hlo.search.restart import FEWEST_PROPOSALS
 from disco_hlo.search.run import search
-from disco_hlo.simulator.costs import MachineModel
+from disco_hlo.simulator.costs import MACHINES, MachineModel
 
 _ARRAY = Shape("f32", (8,), (0,))
 _CANDIDATES = FEWEST_PROPOSALS + 100
@@ -46,7 +52,7 @@ def warm_up_in_time(
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """:func:`warm_up` as long as ``seconds`` allow, or until somebody wants an end; whether all code exists now."""
-    what = f"{settings.method} {graph.backend} {bool(graph.all_reduces)} {machine.speed_ppm().shape}"
+    what = _what(graph, machine, settings)
     if seconds is not None and can_be_ready(run.__name__) and not is_ready(run.__name__, what):
         small = _small_step(graph.backend, transfers=bool(graph.all_reduces))
         try:
@@ -60,9 +66,39 @@ def warm_up_in_time(
     return True
 
 
-def _compiled_elsewhere(task: bytes, seconds: float, stop: Callable[[], bool]) -> bool:
-    """Whether another process has compiled everything, or could not, before the time was up."""
-    until = time.monotonic() + seconds
+class _AnyTimes(CostModel):
+    """Everything takes a microsecond."""
+
+    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
+        return np.full(len(graph), 1000, np.int64)
+
+    def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        del graph
+        return np.full(len(kernels), 1000, np.int64)
+
+    def collective(self, kind: CollectiveKind) -> LinearPieces:
+        del kind
+        return LinearPieces.of((0, 0.0, 1000.0))
+
+
+@functools.cache
+def compile_ahead(backend: str) -> subprocess.Popen[bytes] | None:
+    """Begin to compile the search for steps with collectives on such devices, in a process of its own, once; None where
+    that is done, or of no use."""
+    machine, settings = MACHINES[backend], SearchSettings()
+    small = _small_step(backend, transfers=True)
+    what = _what(small, machine, settings)
+    if not can_be_ready(run.__name__) or is_ready(run.__name__, what):
+        return None
+    return _begun(pickle.dumps((small, _AnyTimes(), machine, settings, what)))
+
+
+def _what(graph: Graph, machine: MachineModel, settings: SearchSettings) -> str:
+    return f"{settings.method} {graph.backend} {bool(graph.all_reduces)} {machine.speed_ppm().shape}"
+
+
+def _begun(task: bytes) -> subprocess.Popen[bytes] | None:
+    """A process that compiles; None where none can be started."""
     try:
         process = subprocess.Popen(
             _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -72,8 +108,15 @@ def _compiled_elsewhere(task: bytes, seconds: float, stop: Callable[[], bool]) -
         process.stdin.write(task)
         process.stdin.close()
     except OSError:
-        return True
-    while process.poll() is None:
+        return None
+    return process
+
+
+def _compiled_elsewhere(task: bytes, seconds: float, stop: Callable[[], bool]) -> bool:
+    """Whether another process has compiled everything, or could not, before the time was up."""
+    until = time.monotonic() + seconds
+    process = _begun(task)
+    while process is not None and process.poll() is None:
         if time.monotonic() >= until or stop():
             LEFT_BEHIND.append(process)
             return False

@@ -7,30 +7,26 @@ carries plan and module from rank 0 to all, and :func:`agree` compares what ever
 Its outcome is one decision that all ranks read alike, however late they come; where a rank does not
 come at all, that decision is XLA's default.
 
-What travels is framed, bounded in size, and checked by SHA-256; it is never more than data.
+What travels is bounded in size and checked; it is never more than data.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
-import struct
-import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from disco_hlo.activation.channel import Channel, name_ranks, silence
+from disco_hlo.activation.channel import Channel, absence, name_ranks
 from disco_hlo.errors import ActivationError
 from disco_hlo.plan.plan import MAX_BYTES
 from disco_hlo.plan.store import MAX_MODULE_BYTES
+from disco_hlo.regular_file import unzipped
 
-_FRAME = struct.Struct("<8sHxxQQQQ32s32s")
-_FRAME_MAGIC = b"DISCOPLN"
-_FRAME_VERSION = 1
-_PROPOSAL_VERSION = 1
 _MAX_REASON = 500
 
 
@@ -86,17 +82,15 @@ def agree(channel: Channel, proposal: Proposal, timeout_s: float, *, tag: str = 
     """
 
     def rule(answers: Mapping[int, bytes]) -> bytes:
-        missing = set(range(channel.size)) - set(answers)
         try:
-            if missing:
-                missed = silence(timeout_s, channel.gone())
-                raise ActivationError(f"{name_ranks(missing)} of {channel.size} {missed}")
+            if absent := absence(channel, answers, timeout_s):
+                raise ActivationError(absent)
             outcome = verdict([_decode(answers[rank], rank) for rank in range(channel.size)])
         except ActivationError as error:
             outcome = _default(str(error))
         return msgspec.json.encode(outcome)
 
-    mine = (_PROPOSAL_VERSION, proposal.fingerprint, proposal.enact_sha256, _one_line(proposal.reason))
+    mine = replace(proposal, reason=_one_line(proposal.reason))
     outcome = channel.decide(msgspec.json.encode(mine), rule, tag=tag, timeout_s=timeout_s)
     return _read_decision(outcome, proposal)
 
@@ -118,10 +112,8 @@ def settle(channel: Channel, failure: str, timeout_s: float, *, tag: str) -> str
     """
 
     def rule(answers: Mapping[int, bytes]) -> bytes:
-        missing = set(range(channel.size)) - set(answers)
-        if missing:
-            text = f"{name_ranks(missing)} of {channel.size} {silence(timeout_s, channel.gone())}"
-            return f"{tag}: {text}".encode()
+        if absent := absence(channel, answers, timeout_s):
+            return f"{tag}: {absent}".encode()
         failed = _ranks_by({rank: text.decode(errors="replace") for rank, text in answers.items() if text})
         listed = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in failed.items())
         return _one_line(f"{tag}: {listed}").encode() if listed else b""
@@ -170,14 +162,9 @@ def _list(digests: Mapping[str, list[int]], empty: str) -> str:
 
 def _decode(answer: bytes, rank: int) -> Proposal:
     try:
-        version, *texts = msgspec.json.decode(answer, type=tuple[int, str, str, str])
+        return msgspec.json.decode(answer, type=Proposal)
     except msgspec.MsgspecError as error:
         raise ActivationError(f"rank {rank} answered with something unreadable: {error}") from error
-    if version != _PROPOSAL_VERSION:
-        raise ActivationError(
-            f"rank {rank} runs another version of disco-hlo (proposal {version!r}, here {_PROPOSAL_VERSION})"
-        )
-    return Proposal(*texts)
 
 
 def _read_decision(decision: bytes, proposal: Proposal) -> Agreement:
@@ -224,58 +211,26 @@ def broadcast_plan(
 
 
 def frame(plan: PlanBytes | None, reason: str = "") -> bytes:
-    """Plan and module as one message: magic, version, lengths, digests, both parts compressed.
-
-    Without a plan the first part is the reason, and there is no second.
+    """Plan and module, or the reason why there is none, as one compressed message.
 
     Raises:
         ActivationError: a part is larger than what the other side accepts.
     """
-    first = plan.plan_json if plan is not None else _one_line(reason).encode()
-    second = plan.module if plan is not None else b""
-    if len(first) > MAX_BYTES or len(second) > MAX_MODULE_BYTES:
-        raise ActivationError(
-            f"plan of {len(first)} bytes with a module of {len(second)} bytes is too large to send"
-        )
-    packed = zlib.compress(first, 1), zlib.compress(second, 1)
-    digests = hashlib.sha256(first).digest(), hashlib.sha256(second).digest()
-    lengths = len(first), len(packed[0]), len(second), len(packed[1])
-    return _FRAME.pack(_FRAME_MAGIC, _FRAME_VERSION, *lengths, *digests) + packed[0] + packed[1]
+    if plan is not None and (len(plan.plan_json) > MAX_BYTES or len(plan.module) > MAX_MODULE_BYTES):
+        sizes = f"plan of {len(plan.plan_json)} bytes with a module of {len(plan.module)} bytes"
+        raise ActivationError(f"{sizes} is too large to send")
+    return gzip.compress(msgspec.msgpack.encode((plan, _one_line(reason))), 1, mtime=0)
 
 
 def unframe(message: bytes) -> tuple[PlanBytes | None, str]:
     """The inverse of :func:`frame`; trusts nothing in it.
 
     Raises:
-        ActivationError: the message is not one, is of another version, or is damaged.
+        ActivationError: the message is not one, is too large, or is damaged.
     """
-    if len(message) < _FRAME.size or message[:8] != _FRAME_MAGIC:
-        raise ActivationError(f"expected a plan from rank 0, got {len(message)} bytes of something else")
-    _, version, *rest = _FRAME.unpack_from(message)
-    if version != _FRAME_VERSION:
-        raise ActivationError(f"rank 0 sends plans of version {version}, this rank reads {_FRAME_VERSION}")
-    first_len, first_packed, second_len, second_packed, first_digest, second_digest = rest
-    if _FRAME.size + first_packed + second_packed != len(message):
-        raise ActivationError(f"the plan from rank 0 is incomplete: {len(message)} bytes")
-    if first_len > MAX_BYTES or second_len > MAX_MODULE_BYTES:
-        raise ActivationError(f"the plan from rank 0 claims {first_len} and {second_len} bytes: too large")
-    middle = _FRAME.size + first_packed
-    first = _inflate(message[_FRAME.size : middle], first_len, first_digest, "plan")
-    second = _inflate(message[middle:], second_len, second_digest, "module")
-    if not second:
-        return None, first.decode(errors="replace")
-    return PlanBytes(first, second), ""
-
-
-def _inflate(packed: bytes, length: int, digest: bytes, what: str) -> bytes:
-    unpacker = zlib.decompressobj()
+    most_bytes = MAX_BYTES + MAX_MODULE_BYTES + (1 << 16)
     try:
-        # One byte more than promised, so that a bomb is noticed before it goes off.
-        data = unpacker.decompress(packed, length + 1)
-    except zlib.error as error:
-        raise ActivationError(f"the {what} from rank 0 is damaged: {error}") from error
-    if len(data) != length or hashlib.sha256(data).digest() != digest:
-        raise ActivationError(
-            f"the {what} from rank 0 is damaged: {len(data)} bytes, expected {length} of another digest"
-        )
-    return data
+        return msgspec.msgpack.decode(unzipped(message, most_bytes), type=tuple[PlanBytes | None, str])
+    except (OSError, msgspec.MsgspecError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise ActivationError(f"the plan from rank 0 is damaged ({len(message)} bytes): {why}") from error

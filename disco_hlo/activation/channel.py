@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
+
+import msgspec
 
 from disco_hlo.errors import ActivationError
 
@@ -116,6 +117,12 @@ def silence(timeout_s: float, gone: bool) -> str:
     return f"did not answer within {timeout_s:g} s"
 
 
+def absence(channel: Channel, answers: Mapping[int, bytes], timeout_s: float) -> str:
+    """Which ranks did not answer, and why nobody waits for them any longer; empty where all did."""
+    missing = set(range(channel.size)) - set(answers)
+    return f"{name_ranks(missing)} of {channel.size} {silence(timeout_s, channel.gone())}" if missing else ""
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """``rank 3`` or ``ranks 1-3, 7``."""
     ordered = sorted(set(ranks))
@@ -131,30 +138,18 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank {text}" if len(ordered) == 1 else f"ranks {text}"
 
 
-def pack(items: Sequence[bytes]) -> bytes:
-    """Several byte strings as one: a count, the lengths, the bytes."""
-    lengths = struct.pack(f"<I{len(items)}Q", len(items), *map(len, items))
-    return lengths + b"".join(items)
-
-
 def unpack(data: bytes, count: int) -> list[bytes]:
-    """The inverse of :func:`pack`.
+    """The answers of so many ranks, from msgpack.
 
     Raises:
         ActivationError: ``data`` does not hold exactly ``count`` whole items.
     """
-    head_bytes = 4 + 8 * count
-    if len(data) < head_bytes or struct.unpack_from("<I", data)[0] != count:
-        raise ActivationError(
-            f"expected the answers of {count} ranks, got {len(data)} bytes of something else"
-        )
-    lengths = struct.unpack_from(f"<{count}Q", data, 4)
-    if head_bytes + sum(lengths) != len(data):
-        raise ActivationError(f"the answers of {count} ranks arrived incomplete ({len(data)} bytes)")
-    items, at = [], head_bytes
-    for length in lengths:
-        items.append(data[at : at + length])
-        at += length
+    try:
+        items = msgspec.msgpack.decode(data, type=list[bytes])
+    except msgspec.MsgspecError as error:
+        raise ActivationError(f"the answers of {count} ranks arrived damaged: {error}") from error
+    if len(items) != count:
+        raise ActivationError(f"expected the answers of {count} ranks, got {len(items)}")
     return items
 
 
@@ -193,7 +188,7 @@ class Decider:
         self._slice_s = slice_s(size)
         self._rounds: dict[str, int] = {}
 
-    def decide(self, item: bytes, rule: Rule, tag: str, timeout_s: float) -> bytes:
+    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
         """See :meth:`Channel.decide`; a tag's n-th call meets the others' n-th."""
         number = self._rounds.get(tag, 0)
         self._rounds[tag] = number + 1

@@ -22,18 +22,19 @@ import hashlib
 import struct
 import threading
 import time
-from typing import Final, Protocol
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from disco_hlo.activation.channel import (
     Deadline,
     Decider,
     Gone,
     KeyValueStore,
-    Rule,
     key_part,
     name_ranks,
     nobody_gone,
-    pack,
     slice_s,
     unpack,
     wait,
@@ -44,22 +45,6 @@ CHUNK_BYTES = 2 << 20
 """gRPC messages are limited; larger values travel in pieces of this size."""
 _INLINE_BYTES = 64 << 10
 _HEAD = struct.Struct("<QI32s")
-
-
-class CoordinationClient(Protocol):
-    """The methods of jaxlib's ``DistributedRuntimeClient`` in use (jax 0.10.2 to 0.12 alike)."""
-
-    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
-        """Set a key; ALREADY_EXISTS where it has a value that is not to be overwritten."""
-
-    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        """Wait for a key; DEADLINE_EXCEEDED where it does not come."""
-
-    def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
-        """All keys under a directory, with values."""
-
-    def key_value_delete(self, key: str) -> None:
-        """Remove a key, or a directory with all in it."""
 
 
 class PulseStore(Protocol):
@@ -73,29 +58,25 @@ class PulseStore(Protocol):
 
 
 class CoordinationStore:
-    """A :class:`KeyValueStore` over ``jax._src.distributed.global_state.client``."""
+    """A :class:`KeyValueStore` and :class:`PulseStore`: jaxlib's ``DistributedRuntimeClient``
+    (``jax._src.distributed.global_state.client``)."""
 
-    def __init__(self, client: CoordinationClient) -> None:
+    def __init__(self, client: Any) -> None:
         self._client = client
 
     def put(self, key: str, value: bytes) -> bool:
         """See :class:`KeyValueStore`."""
-        try:
+        with _reaching("ALREADY_EXISTS"):
             self._client.key_value_set_bytes(key, value)
-        except RuntimeError as error:
-            if "ALREADY_EXISTS" in str(error):
-                return False
-            raise _unreachable(error) from error
-        return True
+            return True
+        return False
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
         """See :class:`KeyValueStore`."""
-        try:
-            return self._client.blocking_key_value_get_bytes(key, max(1, int(timeout_s * 1000)))
-        except RuntimeError as error:
-            if "DEADLINE_EXCEEDED" in str(error) or "NOT_FOUND" in str(error):
-                return None
-            raise _unreachable(error) from error
+        with _reaching("DEADLINE_EXCEEDED", "NOT_FOUND"):
+            found: bytes = self._client.blocking_key_value_get_bytes(key, max(1, int(timeout_s * 1000)))
+            return found
+        return None
 
     def names(self, directory: str) -> list[str]:
         """See :class:`KeyValueStore`."""
@@ -103,32 +84,32 @@ class CoordinationStore:
 
     def values(self, directory: str) -> dict[str, bytes]:
         """See :class:`PulseStore`."""
-        try:
+        with _reaching():
             found = self._client.key_value_dir_get_bytes(directory)
-        except RuntimeError as error:
-            raise _unreachable(error) from error
         return {key.rsplit("/", 1)[-1]: value for key, value in found}
 
     def renew(self, key: str, value: bytes) -> None:
         """See :class:`PulseStore`."""
-        try:
-            self._client.key_value_set_bytes(key, value, True)
-        except RuntimeError as error:
-            raise _unreachable(error) from error
+        with _reaching():
+            self._client.key_value_set_bytes(key, value, True)  # may be there already
 
     def delete(self, directory: str) -> None:
         """See :class:`KeyValueStore`."""
-        try:
+        with _reaching():
             self._client.key_value_delete(directory)
-        except RuntimeError as error:
-            raise _unreachable(error) from error
 
 
-def _unreachable(error: RuntimeError) -> ActivationError:
-    first_line = (str(error).splitlines() or ["no message"])[0]
-    return ActivationError(
-        f"jax.distributed's key-value store (in rank 0's process) does not answer: {first_line}"
-    )
+@contextlib.contextmanager
+def _reaching(*expected: str) -> Iterator[None]:
+    """Around a call of the store; ends the body where it answers with one of the errors ``expected``."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(one in str(error) for one in expected):
+            first_line = (str(error).splitlines() or ["no message"])[0]
+            raise ActivationError(
+                f"jax.distributed's key-value store (in rank 0's process) does not answer: {first_line}"
+            ) from error
 
 
 class KvChannel:
@@ -144,7 +125,7 @@ class KvChannel:
         self.gone = gone
         self._store = store
         self._root = f"disco/{key_part(job_id)}"
-        self._decider = Decider(store, self._root, rank, size, gone)
+        self.decide = Decider(store, self._root, rank, size, gone).decide
         self._sequence = 0
         self._finished: list[str] = []
         self._broken = ""
@@ -173,13 +154,9 @@ class KvChannel:
             if answer is None:
                 raise self._fail(self._who_is_missing(where, tag, deadline), deadline)
             items.append(answer)
-        self._write(where, "all", pack(items))
+        self._write(where, "all", msgspec.msgpack.encode(items))
         self._forget_before(where)
         return items
-
-    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
-        """See :class:`~disco_hlo.activation.channel.Channel`."""
-        return self._decider.decide(item, rule, tag, timeout_s)
 
     def _begin(self, tag: str) -> str:
         if self._broken:

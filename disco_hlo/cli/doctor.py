@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from disco_hlo.cli.output import console
+from disco_hlo.cli.output import add_row, show, table
 from disco_hlo.plugin.settings import Settings, SettingsError
 
 _PROBE_TIMEOUT_S = 180
@@ -54,8 +52,7 @@ def diagnose() -> list[Check]:
     return [
         _check_python(),
         _check_entry_point(),
-        _check_settings(),
-        _check_directory(),
+        *_check_settings(),
         _check_hook(probe),
         _check_devices(probe),
         _check_mpiexec(),
@@ -82,20 +79,18 @@ def _check_entry_point() -> Check:
     return Check("plugin", found, detail, "" if found else "install it: pip install disco-hlo")
 
 
-def _check_settings() -> Check:
+def _check_settings() -> tuple[Check, Check]:
+    """The settings, and the directory that they name."""
     try:
-        Settings.from_environment({"ENABLE_SEARCH": "1", **os.environ})
+        directory = Settings.from_environment({"ENABLE_SEARCH": "1", **os.environ}).directory
     except SettingsError as error:
-        return Check("settings", False, str(error), "correct or unset it")
+        settings = Check("settings", False, str(error), "correct or unset it")
+        return settings, Check("directory", False, "not looked at", "correct the settings first")
     chosen = sorted(name for name in os.environ if name.startswith("DISCO_") or name == "ENABLE_SEARCH")
-    return Check("settings", True, ", ".join(chosen) if chosen else "defaults")
+    return Check("settings", True, ", ".join(chosen) if chosen else "defaults"), _check_directory(directory)
 
 
-def _check_directory() -> Check:
-    try:
-        directory = Settings.from_environment({**os.environ, "ENABLE_SEARCH": "1"}).directory
-    except SettingsError:
-        return Check("directory", False, "not looked at", "correct the settings first")
+def _check_directory(directory: Path) -> Check:
     try:
         existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=existing) as file:
@@ -163,17 +158,15 @@ def _run_python(arguments: list[str], timeout_s: int) -> subprocess.CompletedPro
 
 def _readable(line: str) -> str:
     try:
-        report = json.loads(line)
-    except json.JSONDecodeError:
+        return str(json.loads(line)["error"])
+    except (json.JSONDecodeError, TypeError, KeyError):
         return line
-    return str(report["error"]) if isinstance(report, dict) and "error" in report else line
 
 
 def _print_table(checks: list[Check]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("check", "", "found"):
-        table.add_column(heading, overflow="fold")
+    made = table("check", "", "found")
     for check in checks:
-        advice = f"\n{check.advice}" if check.advice else ""
-        table.add_row(check.name, "ok" if check.ok else "missing", Text(check.detail + advice))
-    console().print(table)
+        add_row(made, check.name, "ok" if check.ok else "missing", check.detail)
+        if check.advice:
+            add_row(made, "", "", check.advice)
+    show(made)

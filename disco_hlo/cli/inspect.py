@@ -22,6 +22,7 @@ from disco_hlo.cli.output import (
     warn_all,
 )
 from disco_hlo.errors import DiscoError
+from disco_hlo.hlo.graph import Node
 from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import DEFAULT, Plan
@@ -32,7 +33,6 @@ from disco_hlo.report.facts import (
     OrderFacts,
     bucket_facts,
     group_facts,
-    op_facts,
     order_facts,
     order_of,
     step_times,
@@ -261,9 +261,22 @@ def _as_json(whole: Bundle, bundle: Bundle, region: str, regions: list[RegionFac
         "groups": groups,
         "buckets": [asdict(bucket) for bucket in bucket_facts(bundle.strategy, graph)],
         "order": asdict(order_facts(order, explicit)) | {"tokens": list(order)},
-        "ops": {} if graph is None else {n: asdict(op_facts(graph.nodes[n])) for n in (*used, *members)},
+        "ops": {} if graph is None else {n: _op(graph.nodes[n]) for n in (*used, *members)},
         "notes": list(plan.notes),
         "missing": list(whole.missing),
+    }
+
+
+def _op(node: Node) -> dict[str, Any]:
+    """Names come from the module and may hold anything."""
+    return {
+        "node": node.id,
+        "opcode": node.opcode,
+        "shape": str(node.shape),
+        "size_bytes": node.shape.size_bytes,
+        "name": node.name,
+        "op_name": node.op_name,
+        "source": node.source,
     }
 
 

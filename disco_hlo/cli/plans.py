@@ -13,6 +13,7 @@ from disco_hlo.errors import PlanError
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import decode
 from disco_hlo.plan.store import NO_PLAN, Listed, PlanSlot, PlanStore
+from disco_hlo.report.bundle import only
 from disco_hlo.report.facts import step_times
 from disco_hlo.report.printable import printable, time_text
 
@@ -113,9 +114,4 @@ def _bans(name: str) -> Bans:
     found = [
         one.path for one in PlanStore(directory).list_plans() if one.path.parent.name.startswith(name[:16])
     ]
-    if not found:
-        raise PlanError(f"nothing in {directory} has a key that starts with {name}; see: disco list")
-    if len(found) > 1:
-        listed = "".join(f"\n  {one}" for one in found[:8])
-        raise PlanError(f"{name} fits {len(found)} plans; name one of these folders:{listed}")
-    return PlanSlot(directory, found[0]).bans
+    return PlanSlot(directory, only(found, name, directory)).bans

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from disco_hlo.cli.output import (
@@ -34,7 +34,6 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.plan.store import PROFILE_NAME
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME, VARIABLE, CaptureRecord
 from disco_hlo.plugin.phases.capture_record import load as load_record
-from disco_hlo.profiler.collectives import AllReduceFit, InStep
 from disco_hlo.profiler.profile import Profile, load, to_json
 from disco_hlo.report.printable import printable
 
@@ -102,18 +101,9 @@ def _stamp(folder: Path) -> int | None:
 
 
 def _as_json(record: CaptureRecord, folder: Path) -> dict[str, object]:
-    target = record.target
-    return {
-        "folder": str(folder),
-        "files": sorted(path.name for path in folder.iterdir() if path.is_file()),
-        "key": target.key,
-        "fingerprint": target.fingerprint,
-        "module": target.module_name,
-        "backend": target.backend,
-        "device_kind": target.device_kind,
-        "device_count": target.device_count,
-        "process_count": target.process_count,
-    }
+    target = msgspec.to_builtins(record.target)
+    files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    return {"folder": str(folder), "files": files, "module": target.pop("module_name"), **target}
 
 
 def calibrate(
@@ -142,7 +132,7 @@ def calibrate(
     if as_json:
         print_json({"file": str(output), "seconds": round(taken_s, 1), **_facts(profile)})
         return
-    _print_profile(profile, aside)
+    _print_profile(profile, aside=aside)
     say(f"measured in {taken_s:.0f} s; the profile is {'on stdout' if aside else f'in {output}'}")
 
 
@@ -180,55 +170,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _facts(profile: Profile) -> dict[str, Any]:
-    slowed, link = profile.contention, profile.link
-    by_kind = None if slowed is None or slowed.products is None else [slowed.products, slowed.others]
-
-    def fields(known: InStep | None) -> dict[str, Any] | None:
-        return None if known is None else asdict(known)
-
-    return {
-        "platform": str(profile.platform),
-        "link": {
-            "device_count": link.device_count, "process_count": link.process_count, "label": link.label,
-        },
-        "ops": len(profile.ops),
-        "launch_ns": profile.launch_ns,
-        "memory_bandwidth": profile.memory_bandwidth,
-        "flops_per_s": profile.flops_per_s,
-        "noise": profile.noise,
-        "contention": None if slowed is None else [slowed.compute, slowed.communication],
-        "contention_by_kind": by_kind,
-        "transfer_wait_ns": None if slowed is None else slowed.transfer_wait_ns,
-        "holds": dict(profile.holds),
-        "all_reduce": _fit_facts(profile.all_reduce),
-        "in_step": fields(profile.in_step),
-        "together": fields(profile.together),
-        "collectives": {
-            kind: {
-                "swept": _fit_facts(known.swept),
-                "in_step": fields(known.in_step),
-                "together": fields(known.together),
-            }
-            for kind, known in profile.collectives.items()
-        },
-        "loops": {
-            body: {name: getattr(loop, name) for name in ("executions", "own_ns", "first_more_ns")}
-            for body, loop in profile.loops.items()
-        },
-    }  # fmt: skip
+    """The profile as its file has it, but for the times of single ops, of which it has thousands."""
+    return {**msgspec.to_builtins(profile), "ops": len(profile.ops)}
 
 
-def _fit_facts(fitted: AllReduceFit | None) -> dict[str, Any] | None:
-    if fitted is None:
-        return None
-    return {
-        "pieces": [[line.from_bytes, line.ns_per_byte, line.offset_ns] for line in fitted.line.lines],
-        "median_error": fitted.median_error,
-        "maximum_error": fitted.maximum_error,
-    }
-
-
-def _print_profile(profile: Profile, aside: bool = False) -> None:
+def _print_profile(profile: Profile, *, aside: bool) -> None:
     rows = table("", "measured")
     add_row(rows, "device", profile.platform)
     add_row(rows, "op and kernel times", len(profile.ops))
@@ -287,8 +233,6 @@ def _start(
     """Start ``command``, which captures its step in ``folder``.
 
     Args:
-        command: what to run.
-        folder: where the capture goes.
         quiet: stdout is for something of ours; what the command prints goes to stderr.
         own_group: a process group of its own, which a signal reaches as a whole.
 

@@ -154,6 +154,12 @@ Module = _CLASSES["Module"]
 Computation = _CLASSES["Computation"]
 Instruction = _CLASSES["Instruction"]
 ShapeProto = _CLASSES["Shape"]
+_HEADS = _message_classes(
+    "disco.hlo.head",
+    {"Named": {"name": (1, "bytes")}, "Numbered": {"name": (1, "bytes"), "id": (5, "int64")}},
+)
+NamedModule, NumberedModule = _HEADS["Named"], _HEADS["Numbered"]
+"""What tells one compile's module from another's; all else stays as it lies in the bytes."""
 
 _DETAILED = _message_classes(
     "disco.hlo.detailed",

@@ -1,6 +1,7 @@
 """What is measured: XLA's default, plans that have only a part of the best one (ablations), and the search's plans.
 
-An ablation wins where the simulator is wrong about the other part, and tells the user what each part gains.
+An ablation wins where the simulator is wrong about the other part, and tells the user what each part gains. So it is
+measured only where the plan falls short of its prediction, or somebody asks.
 """
 
 from __future__ import annotations
@@ -53,8 +54,12 @@ class Candidate(NamedTuple):
 
 def plans_in(named: Iterable[Candidate]) -> list[Strategy]:
     """The search's own plans among what is to be measured, the best first."""
-    own = (one for one in named if one.name == SEARCHED or one.name.startswith(f"{SEARCHED} "))
-    return [one.strategy for one in own if one.strategy is not None]
+    return [one.strategy for one in named if is_plan(one.name) and one.strategy is not None]
+
+
+def is_plan(name: str) -> bool:
+    """Whether a candidate is one of the search's own plans."""
+    return name == SEARCHED or name.startswith(f"{SEARCHED} ")
 
 
 def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:

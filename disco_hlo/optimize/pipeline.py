@@ -54,7 +54,7 @@ LEAST_SHARE: Final = 0.02
 """A loop or branch that takes less of the step is left as XLA compiled it."""
 Regions = tuple[tuple[str, Strategy], ...]
 """Strategies of regions, as ``Strategy.regions`` has them."""
-_ALGORITHM_1: Final = ("alpha", "beta", "moves", "tries")
+_ALGORITHM_1: Final = ("alpha", "beta", "moves")
 """Settings that the joint search does not read."""
 
 

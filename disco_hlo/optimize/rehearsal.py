@@ -1,9 +1,10 @@
 """The search's code compiled while something else goes on: while a GPU's step is profiled.
 
 The first search on a machine has its inner loops compiled: a minute or two of one core, in which all ranks wait for
-rank 0. While a GPU's step is compiled and profiled the other cores of its host have little to do. So a fresh
-interpreter searches the step with times that mean nothing, and what it compiles is in the cache when the search begins.
-On CPU it would use the cores whose times are being measured.
+rank 0. While a GPU's step is compiled and profiled the other cores of its host have little to do. So one fresh
+interpreter predicts the step with times that mean nothing, another one searches a small step
+(:func:`~disco_hlo.search.warm.compile_ahead`), and what they compile is in the cache when the search begins. On CPU
+they would use the cores whose times are being measured.
 """
 
 from __future__ import annotations
@@ -17,23 +18,21 @@ import time
 from collections.abc import Callable, Iterator
 
 from disco_hlo.compiled import is_cached
+from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.optimize.ablations import candidates
 from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize
+from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plan.read import read
 from disco_hlo.profiler.collectives import fit, point_of
 from disco_hlo.profiler.profile import Platform, Profile
-from disco_hlo.search import run
-from disco_hlo.search.api import SearchSettings
 from disco_hlo.search.child import environment
-from disco_hlo.search.warm import warm_up_in_time
+from disco_hlo.search.warm import compile_ahead
 
 LOGGER = logging.getLogger("disco_hlo")
+_BACKEND = "gpu"
 PATIENCE_S = 200.0
 """Longest that a search waits for its code; then it compiles what is missing itself."""
 _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.optimize.rehearsal")
-_SEARCH_S = 2.0
 
 
 def stand_in_profile(backend: str, device_kind: str) -> Profile:
@@ -55,16 +54,17 @@ def rehearsed(
     Args:
         wanted: False rehearses nothing.
     """
-    process = _begin(module, device_kind) if wanted and not is_cached(run.__name__) else None
+    searching = compile_ahead(_BACKEND) if wanted else None
+    process = _begin(module, device_kind) if wanted and not is_cached(DeviceModel.__module__) else None
+    under_way = [one for one in (searching, process) if one is not None]
 
     def wait(stop: Callable[[], bool]) -> None:
-        if process is None:
-            return
         started = time.monotonic()
-        while process.poll() is None and time.monotonic() - started < PATIENCE_S and not stop():
-            time.sleep(0.05)
-        waited_s = time.monotonic() - started
-        LOGGER.debug("the search was rehearsed (%s), waited for it %.1f s", process.poll(), waited_s)
+        for one in under_way:
+            while one.poll() is None and time.monotonic() - started < PATIENCE_S and not stop():
+                time.sleep(0.05)
+            waited_s = time.monotonic() - started
+            LOGGER.debug("the search was rehearsed (%s), waited for it %.1f s", one.poll(), waited_s)
 
     try:
         yield wait
@@ -88,17 +88,13 @@ def _begin(module: bytes, device_kind: str) -> subprocess.Popen[bytes] | None:
         return None
 
 
-def rehearse(module: bytes, device_kind: str) -> Optimized:
-    """Do once, with times that mean nothing, all that a search for this step of such devices does."""
+def rehearse(module: bytes, device_kind: str) -> Case:
+    """Predict once, with times that mean nothing, what this step of such devices takes."""
     source = canonicalize(module)
     profile, xla = stand_in_profile(source.graph.backend, device_kind), read(source)
     case = Case(source, xla, costs_of(profile, source, (xla,)))
-    settings = SearchSettings(seconds=_SEARCH_S)
-    warm_up_in_time(source.graph, case.costs, case.costs.machine, settings, None)
-    found = optimize(case, settings, Budget.of(_SEARCH_S))
-    candidates(found, settings.finalists)
-    found.case.prediction(found.best)
-    return found
+    case.prediction(case.simulated(xla))
+    return case
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ process judges it, by these rules:
 * Three deaths ban. A compile that succeeds takes back the deaths of compiles, a run that succeeds all of them.
 * Where a process died in several modules at once none is banned; each is tried alone the next time.
 
-What a former version left (``banned-<sha>``, marks without a version) tells a crash from a job that was ended in no
-way: it is no ban, and is removed. So is what cannot be read.
+A record that cannot be read bans nothing, and is removed.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ Stage = Literal["compile", "run"]
 DEATHS = 3
 """So many without a success between them ban a module."""
 
-_MARK, _DIED, _FORMER_BAN = "compiling-", "died-", "banned-"
-_NAME = re.compile(
-    r"(?:compiling-|died-)(?P<module>[0-9a-f]{64})\.[0-9]{1,10}-[0-9a-f]{1,12}|banned-[0-9a-f]{64}"
-)
+_MARK, _DIED = "compiling-", "died-"
+_NAME = re.compile(rf"(?:{_MARK}|{_DIED})(?P<module>[0-9a-f]{{64}})\.[0-9]{{1,10}}-[0-9a-f]{{1,12}}")
 """Of files that are ours. Others are left alone: a plan may be kept in any folder."""
 _MAX_BYTES = 4096
 _KEPT_S = 30 * 86400.0
@@ -193,13 +190,13 @@ class Bans:
         return any(record.mark.module == module and _others_of(record, records) for record in records)
 
     def forgive(self) -> int:
-        """Forget every death and what a former version left; how many modules were banned.
+        """Forget every death; how many modules were banned.
 
         Raises:
             PlanError: that cannot be written.
         """
         count = len(self.all())
-        for path in self._named(_DIED, _FORMER_BAN):
+        for path in self._named(_DIED):
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
@@ -226,7 +223,7 @@ class Bans:
     def _judged(self) -> list[_Record]:
         """The deaths; marks of dead processes among them become such, or are removed."""
         records = []
-        for path in self._named(_MARK, _DIED, _FORMER_BAN):
+        for path in self._named(_MARK, _DIED):
             name = _NAME.fullmatch(path.name)
             is_mark = path.name.startswith(_MARK)
             if is_mark and OwnedFile(path).is_alive():
@@ -292,9 +289,7 @@ def _discard(path: Path) -> None:
     """What is no record of this version. It is removed; where it cannot be, it still counts for nothing."""
     if path not in _discarded:
         _discarded.add(path)
-        former = path.name.startswith(_FORMER_BAN)
-        what = "is a ban of a former version" if former else "is no readable record of a crash"
-        log.warning("%s %s: it bans nothing, and is removed", path, what)
+        log.warning("%s is no readable record of a crash: it bans nothing, and is removed", path)
     _remove(path)
 
 

@@ -295,11 +295,7 @@ def this_process() -> Owner:
 
 def _write_owner(path: Path) -> None:
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(json.dumps(this_process()).encode())
-            file.flush()
-            os.fsync(descriptor)
+        _write_synced(path, json.dumps(this_process()).encode())
     except OSError as error:
         with contextlib.suppress(OSError):  # a read-only file system refuses that as well
             path.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ whether its strategy is legal on a module is judged when it is applied.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -46,6 +47,9 @@ Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 60)]
 Count = Annotated[int, Meta(ge=0, le=1 << 60)]
 Text = Annotated[str, Meta(max_length=4096)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_LINE = re.compile(rb"\n *")
+_SCALARS = re.compile(rb'\[((?:\n *(?:"(?:[^"\\]|\\.)*",?|[^\s"\[\]{}]+))+)\n *\]')
+"""A list of texts and numbers, each on a line."""
 # Strategies -------------------------------------------------------------------------------------
 
 
@@ -295,10 +299,9 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
 
 def encode(plan: Plan) -> bytes:
     """The plan as readable JSON; equal plans give equal bytes."""
-    return (
-        _compact_lists(msgspec.json.format(msgspec.json.encode(plan, order="deterministic"), indent=1))
-        + b"\n"
-    )
+    text = msgspec.json.format(msgspec.json.encode(plan, order="deterministic"), indent=1)
+    # A thousand node numbers are read sideways, not down.
+    return _SCALARS.sub(lambda found: b"[" + _LINE.sub(b" ", found[1]).strip() + b"]", text) + b"\n"
 
 
 def decode(data: bytes, source: str) -> Plan:
@@ -329,27 +332,3 @@ def decode(data: bytes, source: str) -> Plan:
         return msgspec.convert(raw, Plan)
     except (msgspec.ValidationError, RecursionError) as error:
         raise PlanError(f"{source}: {error}") from None
-
-
-def _compact_lists(text: bytes) -> bytes:
-    """Put lists of scalars on one line: a thousand node numbers are read sideways, not down."""
-    lines: list[bytes] = []
-    run: list[bytes] | None = None
-    for line in text.split(b"\n"):
-        stripped = line.strip()
-        if run is not None and (
-            stripped in (b"]", b"],") or not stripped.endswith((b"[", b"{", b"]", b"}", b"],", b"},"))
-        ):
-            run.append(stripped)
-            if stripped in (b"]", b"],"):
-                lines.append(run[0] + b" ".join(run[1:-1]) + run[-1])
-                run = None
-            continue
-        if run is not None:
-            lines += [run[0], *run[1:]]
-            run = None
-        if stripped.endswith(b"["):
-            run = [line]
-        else:
-            lines.append(line)
-    return b"\n".join(lines)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 
 from disco_hlo.errors import UnsupportedError
@@ -18,21 +17,9 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """What the probe found."""
-
-    platform: str
-    device_kind: str
-    device_count: int
-    jax_version: str
-    jaxlib_version: str
-    keeps_donation: bool
-    """Whether arguments stay donated in a module that the hook replaced."""
-
-
-def probe() -> Probe:
-    """Compile a tiny module on the default backend with one instruction exchanged, run it, check the result.
+def probe() -> dict[str, object]:
+    """Compile a tiny module on the default backend with one instruction exchanged, run it, check the result; returns
+    facts about jax and its devices, and whether arguments stay donated in a module that the hook replaced.
 
     Raises:
         UnsupportedError: the compile was not intercepted, or XLA ran something else than it was given.
@@ -62,14 +49,14 @@ def probe() -> Probe:
             f"XLA was given cos(x) in the place of -x; at x = 0 it computed {found[0]}, not 1"
         )
     device = jax.devices()[0]
-    return Probe(
-        platform=str(device.platform),
-        device_kind=str(device.device_kind),
-        device_count=jax.device_count(),
-        jax_version=jax.__version__,
-        jaxlib_version=version("jaxlib"),
-        keeps_donation=jaxlink.keeps_donation(),
-    )
+    return {
+        "platform": str(device.platform),
+        "device_kind": str(device.device_kind),
+        "device_count": jax.device_count(),
+        "jax_version": jax.__version__,
+        "jaxlib_version": version("jaxlib"),
+        "keeps_donation": jaxlink.keeps_donation(),
+    }
 
 
 def exchange_opcode(module: bytes, old: str, new: str) -> bytes:
@@ -93,7 +80,7 @@ def exchange_opcode(module: bytes, old: str, new: str) -> bytes:
 def main() -> int:
     """Print what was found, or ``{"error": ...}`` and return 1."""
     try:
-        report: dict[str, object] = asdict(probe())
+        report = probe()
     except Exception as error:  # whatever goes wrong is what the caller wants to know
         report = {"error": one_line(error)}
     sys.stdout.write(json.dumps(report) + "\n")

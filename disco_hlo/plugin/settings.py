@@ -6,14 +6,16 @@ A key of the file is the variable's name without ``DISCO_`` in lower case: ``bud
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_origin
+
+import msgspec
+from msgspec import Meta
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.plugin.logs import LEVELS
@@ -61,6 +63,10 @@ class Settings:
     when: str = "compile"
     """``DISCO_WHEN``: search while the step's ``compile`` waits, or while its ``training`` goes on."""
 
+    explain: bool = False
+    """``DISCO_EXPLAIN``: whether parts of the plan are measured that cannot win, and a step of it is traced, for people
+    who ask what gains how much."""
+
     share: float = 0.05
     """``DISCO_SHARE``: part of a training's time that a search beside it may have the devices for itself."""
 
@@ -88,7 +94,7 @@ class Settings:
         """
         env = os.environ if environment is None else environment
         raw: dict[str, tuple[str, object]] = _from_file(env.get("DISCO_CONFIG", "").strip())
-        for name in _READERS:
+        for name in _KINDS:
             variable = f"DISCO_{name.upper()}"
             if env.get(variable, "").strip():
                 raw[name] = (variable, env[variable].strip())
@@ -134,75 +140,48 @@ def _from_file(path: str) -> dict[str, tuple[str, object]]:
         raise SettingsError(
             f"DISCO_CONFIG: cannot read {path}: {getattr(error, 'strerror', None) or error}"
         ) from error
-    unknown = sorted(set(table) - set(_READERS))
+    unknown = sorted(set(table) - set(_KINDS))
     if unknown:
         raise SettingsError(
-            f"{path}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(_READERS))}"
+            f"{path}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(_KINDS))}"
         )
     return {name: (f"{path}: {name}", value) for name, value in table.items()}
 
 
 def _read(name: str, origin: str, value: object) -> object:
-    reader, expected = _READERS[name]
+    kind, expected = _KINDS[name]
     try:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError
-        return reader(str(value))
+        text = str(value)
+        if kind is Path:
+            return _directory(text)
+        return msgspec.convert(text.lower() if get_origin(kind) is Literal else text, kind, strict=False)
     except ValueError:
         raise SettingsError(f"{origin} is {value!r}; expected {expected}") from None
-
-
-def _above_zero(highest: float = math.inf) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        value = float(text)
-        if not math.isfinite(value) or not 0 < value <= highest:
-            raise ValueError
-        return value
-
-    return read
-
-
-def _integer(lowest: int, highest: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        value = int(text)
-        if not lowest <= value <= highest:
-            raise ValueError
-        return value
-
-    return read
-
-
-def _one_of(choices: tuple[str, ...]) -> tuple[Callable[[str], str], str]:
-    def read(text: str) -> str:
-        if text.lower() not in choices:
-            raise ValueError
-        return text.lower()
-
-    return read, f"one of {', '.join(choices)}"
-
-
-def _name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9, -]{0,63}", text):
-        raise ValueError
-    return text
 
 
 _FIELDS = {"dir": "directory", "log": "log_level"}
 """Fields of :class:`Settings` that are called otherwise than their key."""
 _SECONDS = "a number of seconds above 0"
-_READERS: dict[str, tuple[Callable[[str], object], str]] = {
-    "dir": (_directory, "a directory"),
-    "log": _one_of(LEVELS),
+_Seconds = Annotated[float, Meta(gt=0, le=1e300)]
+_KINDS: dict[str, tuple[Any, str]] = {
+    "dir": (Path, "a directory"),
+    "log": (Literal["debug", "info", "warning", "error"], f"one of {', '.join(LEVELS)}"),
     "module": (str, "a module name, or 8 or more digits of a key"),
-    "budget_s": (_above_zero(), _SECONDS),
-    "seed": (_integer(0, 2**63 - 1), "a whole number, 0 or more"),
-    "finalists": (_integer(1, 100), "a whole number from 1 to 100"),
-    "patience": (_integer(1, 1_000_000_000), "a whole number, 1 or more"),
-    "looks": (_integer(0, 100), "a whole number from 0 to 100"),
-    "timeout_s": (_above_zero(), _SECONDS),
-    "channel": _one_of(("auto", "mpi", "kv")),
-    "structure": (_name, "auto, off, or the name of a schedule"),
-    "when": _one_of(("compile", "training")),
-    "share": (_above_zero(1.0), "a number above 0, up to 1"),
+    "budget_s": (_Seconds, _SECONDS),
+    "seed": (Annotated[int, Meta(ge=0, le=2**63 - 1)], "a whole number, 0 or more"),
+    "finalists": (Annotated[int, Meta(ge=1, le=100)], "a whole number from 1 to 100"),
+    "patience": (Annotated[int, Meta(ge=1, le=1_000_000_000)], "a whole number, 1 or more"),
+    "looks": (Annotated[int, Meta(ge=0, le=100)], "a whole number from 0 to 100"),
+    "timeout_s": (_Seconds, _SECONDS),
+    "channel": (Literal["auto", "mpi", "kv"], "one of auto, mpi, kv"),
+    "structure": (
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9, -]{0,63}$")],
+        "auto, off, or the name of a schedule",
+    ),
+    "when": (Literal["compile", "training"], "one of compile, training"),
+    "explain": (bool, "0 or 1"),
+    "share": (Annotated[float, Meta(gt=0, le=1)], "a number above 0, up to 1"),
 }
-"""By key: what reads a value, and what to say was expected."""
+"""By key: what a value is, and what to say was expected."""

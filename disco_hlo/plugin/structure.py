@@ -15,7 +15,7 @@ from disco_hlo.backends import BACKENDS, backend_of
 from disco_hlo.errors import IllegalMoveError, PlanError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, fuse, kernel_schedules
+from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays, fuse, kernel_schedules
 from disco_hlo.kernels.refusals import refuse_machine
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.optimize.regions import StepTimes
@@ -89,17 +89,20 @@ def early_module(request: CompileRequest) -> Early:
     return Early(module, canonicalize(module).graph.key, copies, request.devices)
 
 
-def named_schedules(early: Early, asked: Collection[str] = ()) -> dict[str, list[dict[str, Any]]]:
-    """The schedules that this step has the pattern for, as JSON, without the one that changes nothing. Those with fused
-    kernels only where they are ``asked`` for by name: no GPU has run one inside a step yet."""
+def named_schedules(
+    early: Early, asked: Collection[str] = (), pays: Pays | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """The schedules that this step has the pattern for, as JSON, without the one that changes nothing. Fused kernels
+    take every pair where their schedule is ``asked`` for by name, else those that they pay for."""
     found = schedules(early.module, copies=early.copies)
     kernels = KERNEL_SCHEDULES.keys() & set(asked)
-    if kernels and not no_kernel_runs(early):
+    if (kernels or pays) and not no_kernel_runs(early):
         # JAX's kernels take a second to import, and an older jax has none.
         from disco_hlo.kernels.lowering import lowered
 
-        fused = kernel_schedules(early.module, found, copies=early.copies, lower=lowered)
-        found |= {name: moves for name, moves in fused.items() if name in kernels}
+        takes = pays if pays and not kernels else lambda *_: True
+        fused = kernel_schedules(early.module, found, copies=early.copies, lower=lowered, pays=takes)
+        found |= {name: moves for name, moves in fused.items() if name in kernels or not kernels}
     return {name: to_json(moves) for name, moves in found.items() if moves}
 
 
@@ -190,15 +193,21 @@ def why_not(case: Case, times: StepTimes) -> str:
     exposed = times.exposed_ns / max(1, times.makespan_ns)
     if exposed < EXPOSED_SHARE:
         return f"the plan leaves {exposed:.1%} of the step to communication alone"
-    inside = inside_share(graph, [int(ns) for ns in costs.op_ns(graph)])
-    in_loops = any(region.source.graph.all_reduces for region in case.source.regions)
-    if inside < INSIDE_SHARE and len(graph.all_reduces) > 1 and not in_loops:
-        return f"only {inside:.1%} of the ops' time lies between transfers"
+    nodes_ns = [int(ns) for ns in costs.op_ns(graph)]
+    if not lies_inside(case.source, nodes_ns):
+        return f"only {inside_share(graph, nodes_ns):.1%} of the ops' time lies between transfers"
     return ""
 
 
-def inside_share(graph: Graph, nodes_ns: Sequence[int]) -> float:
-    """Share of the ops' time in ops that wait for one transfer and that another waits for."""
+def lies_inside(source: CanonicalModule, weights: Sequence[int]) -> bool:
+    """Whether a step's communication lies inside of what it computes: in loops, or between ops that weigh something."""
+    graph = source.graph
+    in_loops = any(region.source.graph.all_reduces for region in source.regions)
+    return in_loops or len(graph.all_reduces) < 2 or inside_share(graph, weights) >= INSIDE_SHARE
+
+
+def inside_share(graph: Graph, weights: Sequence[int]) -> float:
+    """Share of the ops' weight (their time, say) in ops that wait for one transfer and that another waits for."""
     after = [False] * len(graph)
     for node in graph.nodes:
         after[node.id] = any(after[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in node.operands)
@@ -206,5 +215,5 @@ def inside_share(graph: Graph, nodes_ns: Sequence[int]) -> float:
     for node in reversed(graph.nodes):
         users = graph.users[node.id]
         before[node.id] = any(before[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in users)
-    inside = sum(ns for ns, a, b in zip(nodes_ns, after, before, strict=True) if a and b)
-    return inside / max(1, sum(nodes_ns))
+    inside = sum(weight for weight, a, b in zip(weights, after, before, strict=True) if a and b)
+    return inside / max(1, sum(weights))

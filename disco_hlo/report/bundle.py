@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -117,12 +118,21 @@ def locate(name: str, directory: Path) -> Path:
     found = sorted(plan for plan in directory.glob(f"{name[:16]}*/*/{PLAN_NAME}") if plan.is_file())
     if len(name) > 16:
         found = [plan for plan in found if _key(plan).startswith(name)]
-    if not found:
-        raise PlanError(f"no plan in {directory} has a key that starts with {name}; see: disco list")
-    if len(found) > 1:
-        listed = "".join(f"\n  {plan.parent}" for plan in found[:8])
-        raise PlanError(f"{name} fits {len(found)} plans; name one of these folders:{listed}")
-    return found[0]
+    return only([plan.parent for plan in found], name, directory) / PLAN_NAME
+
+
+def only(folders: Sequence[Path], key: str, directory: Path) -> Path:
+    """The folder of the one plan in ``directory`` whose key begins so.
+
+    Raises:
+        PlanError: there is none, or several.
+    """
+    if not folders:
+        raise PlanError(f"no plan in {directory} has a key that starts with {key}; see: disco list")
+    if len(folders) > 1:
+        listed = "".join(f"\n  {folder}" for folder in folders[:8])
+        raise PlanError(f"{key} fits {len(folders)} plans; name one of these folders:{listed}")
+    return folders[0]
 
 
 def open_bundle(path: Path, source: CanonicalModule | None = None) -> Bundle:

@@ -16,27 +16,13 @@ from msgspec import UNSET
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import PlanError
-from disco_hlo.hlo.graph import Graph, Node, external_reads, kernel_nodes, readers
+from disco_hlo.hlo.graph import Graph, external_reads, kernel_nodes, readers
 from disco_hlo.plan.legal import default_order
 from disco_hlo.plan.plan import DEFAULT, Bucket, Candidate, Group, Plan, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime
 from disco_hlo.report.bundle import Bundle
-
-
-@dataclass(frozen=True, slots=True)
-class OpFacts:
-    """One op of the step. Names come from the module and may hold anything."""
-
-    node: int
-    opcode: str
-    shape: str
-    size_bytes: int
-    name: str
-    op_name: str
-    source: str
-    """The user's source line, where the module has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +95,6 @@ class StepTimes:
         if before is None or after is None or not before.median_ns or not after.median_ns:
             return None
         return before.median_ns / after.median_ns
-
-
-def op_facts(node: Node) -> OpFacts:
-    """One op as a reader knows it."""
-    return OpFacts(
-        node.id, node.opcode, str(node.shape), node.shape.size_bytes, node.name, node.op_name, node.source
-    )
 
 
 def group_facts(bundle: Bundle) -> list[GroupFacts]:

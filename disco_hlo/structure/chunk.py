@@ -123,7 +123,7 @@ class _Writer:
         return self._joined[value.id]
 
     def _added(self, value: Message, parts: Sequence[Message]) -> Message:
-        opcode = partial_opcode(self.program, value)
+        opcode = "add" if value.opcode == "dot" else reduction_opcode(self.program, value)
         total = parts[0]
         for part in parts[1:]:
             total = self._place(self.program.make(opcode, f"{value.name}.joined", value.shape, [total, part]))
@@ -195,11 +195,6 @@ def operand_needs(program: Program, instruction: Message, dimension: int, parts:
         return _needs(program, instruction, dimension, parts)
     except _Stop as stop:
         raise IllegalMoveError(f"{instruction.name} ({instruction.opcode}): {stop}") from None
-
-
-def partial_opcode(program: Program, instruction: Message) -> str:
-    """The opcode that joins partial results: ``add``, ``maximum`` or ``minimum``."""
-    return "add" if instruction.opcode == "dot" else reduction_opcode(program, instruction)
 
 
 def reduction_opcode(program: Program, instruction: Message) -> str:
@@ -385,12 +380,6 @@ def _along_other_dimensions(asked: _Asked) -> Needs:
     return (asked.dimension,)
 
 
-def _all_reduce(asked: _Asked) -> Needs:
-    if len(asked.operands) != 1:
-        raise _Stop("it carries several arrays")
-    return (asked.dimension,)
-
-
 def _gather(asked: _Asked) -> Needs:
     numbers = asked.instruction.gather_dimension_numbers
     offsets = list(numbers.offset_dims)
@@ -409,10 +398,10 @@ def _gather(asked: _Asked) -> Needs:
 
 _RULES: dict[str, Callable[[_Asked], Needs]] = {
     "all-gather": _along_other_dimensions,
-    "all-reduce": _all_reduce,
+    "all-reduce": _along_other_dimensions,
     "bitcast": _reshape,
     "broadcast": _broadcast,
-    "collective-permute": _all_reduce,
+    "collective-permute": _along_other_dimensions,
     "concatenate": _concatenate,
     "dot": _dot,
     "dynamic-slice": _dynamic_slice,

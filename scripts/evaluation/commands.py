@@ -33,6 +33,8 @@ LINKS: Mapping[str, Mapping[str, str]] = {
 }
 GLOO = "gloo"
 """Between processes, over the CPU's sockets."""
+RANKS_SEARCH_S = 20.0
+"""Of a search between processes."""
 _KERNELS_OFF = (
     ((0, 10), "--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false"),
     ((0, 11, 2), "--xla_gpu_experimental_use_collective_kernels="),
@@ -51,14 +53,7 @@ FORM_CELLS = (
 
 
 def parser(description: str | None, *, size: str, seconds: float, of: str = "") -> argparse.ArgumentParser:
-    """The options that every benchmark has.
-
-    Args:
-        description: the script's own.
-        size: the default of ``--size``.
-        seconds: the default of ``--seconds``.
-        of: what the seconds are for; empty for everything.
-    """
+    """The options that every benchmark has, with its defaults; ``of`` says what the seconds are for, if not for all."""
     raw = argparse.RawDescriptionHelpFormatter
     made = argparse.ArgumentParser(description=description, formatter_class=raw)
     time = f"{of or 'time for everything'} (default {seconds:g})"

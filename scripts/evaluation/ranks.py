@@ -36,7 +36,7 @@ from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.profile import Profile, merge
 from evaluation import step
-from evaluation.commands import GLOO
+from evaluation.commands import GLOO, RANKS_SEARCH_S
 from evaluation.measure import times_of
 from evaluation.predicting import Ran, predicted, xla_ran
 from evaluation.record import FAILED, CellName, Record
@@ -50,6 +50,10 @@ AGAIN_S = 40.0
 COMPILES_S = 900.0
 """Longest that compiling the search's code takes, the first time on a machine."""
 UNFUSED = "nothing fused"
+BATCHES = 6
+"""That count."""
+MOST_OTHERS = 0.15
+"""Share of the cores that other programs may use in a quiet batch."""
 MOST = 3
 """On a machine that is never quiet the quietest third of the batches counts."""
 
@@ -63,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     parallel.initialize(parallel.parser(None).parse_args(["--distributed"]))
     settings = Settings(
-        search=True, directory=args.out, budget_s=args.search_seconds, seed=args.seed, finalists=FINALISTS
+        search=True, directory=args.out, budget_s=RANKS_SEARCH_S, seed=args.seed, finalists=FINALISTS
     )
     request = step.request_of(args.models[0], args.size)
     step.keep_tuner_results(request, args.out)
@@ -121,7 +125,7 @@ class _Benchmark:
         found = None
         self._say("profiling")
         first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
-        with self.session.stage("search", takes_s=COMPILES_S + self.args.search_seconds):
+        with self.session.stage("search", takes_s=COMPILES_S + RANKS_SEARCH_S):
             if first is not None:
                 plans = step.search(self.step, first.profile, self.session.settings)
                 made = self._strategies(plans, first.profile)
@@ -182,7 +186,7 @@ class _Benchmark:
                 trial.times_ns.append(time_once(runner, at_once))
 
     def _lacks(self, batches: Sequence[_Batch], left_s: float) -> bool:
-        quiet, wanted = sum(batch.others <= self.args.others for batch in batches), self.args.batches
+        quiet, wanted = sum(batch.others <= MOST_OTHERS for batch in batches), BATCHES
         return not batches or (quiet < wanted and len(batches) < MOST * wanted and left_s > 0)
 
     def _say(self, text: str) -> None:
@@ -191,7 +195,7 @@ class _Benchmark:
 
     def _record(self, batches: Sequence[_Batch], trials: Sequence[Trial]) -> None:
         """The cell's record from the quietest batches: times of all of them, predictions of their profiles."""
-        counted = sorted(batches, key=lambda batch: batch.others)[: self.args.batches]
+        counted = sorted(batches, key=lambda batch: batch.others)[:BATCHES]
         profile = merge([batch.profile for batch in counted if batch.profile is not None])
         record = Record.open(self.args.out, self.cell)
         record.note(

@@ -36,12 +36,5 @@ def fuse(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: in
 
 
 MOVE = Move(
-    "kernels",
-    4,
-    random_reader,
-    fuse,
-    with_unit=True,
-    cache_key=key_of_pair,
-    first_weight=1,
-    in_algorithm_1=True,
-)
+    "kernels", 4, random_reader, fuse, with_unit=True, cache_key=key_of_pair, first_weight=1, in_algorithm_1=True
+)  # fmt: skip

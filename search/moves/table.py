@@ -36,6 +36,9 @@ MOVES: Final[tuple[Move, ...]] = tuple(import_module(f"{__package__}.{name}").MO
 """To compiled code a move is its place here, its *number*."""
 NUMBERS: Final[Mapping[str, int]] = {name: number for number, name in enumerate(NAMES)}
 
+TRIES: Final = 16
+"""Proposals that Algorithm 1 draws for one application of a move until a legal one is found."""
+
 
 def weights(changes: str) -> dict[int, int]:
     """How often the joint search proposes each move that changes ``kernels``, ``buckets`` or ``order``."""
@@ -125,7 +128,6 @@ def random_apply(
     pools: PoolView,
     number: int,
     times: int,
-    tries: int,
     made: Ints,
 ) -> Any:
     """Apply one move at random places.
@@ -134,7 +136,6 @@ def random_apply(
         generator: a pointer to its word.
         pools: what to draw from, a ``views.PoolView``.
         times: how often.
-        tries: how many proposals are drawn for one application before it is given up.
         made: ``[times, 3]`` int64, receives the moves (number, a, b).
 
     Returns:
@@ -144,7 +145,7 @@ def random_apply(
     for _ in range(times):
         if not has_room(g, w):  # for no move any more
             break
-        for _ in range(tries):
+        for _ in range(TRIES):
             a, b = random_move(number, g, s, w, generator, pools)
             if make_move(g, s, w, number, a, b):
                 made[done, 0], made[done, 1], made[done, 2] = number, a, b

@@ -154,18 +154,19 @@ def test_what_slows_kernels_and_collectives_is_told_where_it_was_measured(
 ) -> None:
     def told(**measured: Any) -> tuple[str, dict[str, Any]]:
         profile = replace(plans.sockets_profile(), **measured)
-        _print_profile(profile)
+        _print_profile(profile, aside=False)
         return capsys.readouterr().out, _facts(profile)
 
     out, facts = told()
     assert "wait of a collective" not in out
     assert "delay collectives" not in out
-    assert (facts["transfer_wait_ns"], facts["contention_by_kind"]) == (0, None)
+    assert (facts["contention"]["transfer_wait_ns"], facts["contention"]["products"]) == (0, None)
     out, facts = told(contention=Contention(1.25, 1.5, 32_500, products=4.0, others=1.0625))
     assert "wait of a collective during kernels" in out
     assert "32.5 µs" in out
     assert "matmuls 4.000, others 1.062" in out
-    assert (facts["transfer_wait_ns"], facts["contention_by_kind"]) == (32_500, [4.0, 1.0625])
+    assert facts["contention"]["transfer_wait_ns"] == 32_500
+    assert (facts["contention"]["products"], facts["contention"]["others"]) == (4.0, 1.0625)
     holds = {"dot": 0.75, "other dot": 0.85, "convolution": 0.0}
     out, facts = told(holds=holds)
     assert "2 of 3 kinds seen, 80 % of their time" in out

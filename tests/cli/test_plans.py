@@ -142,7 +142,7 @@ def test_what_cannot_be_forgiven_is_refused(
     disco: Disco, refused: Callable[..., str], slot: Path, tmp_path: Path
 ) -> None:
     assert "not the start of a key" in refused("forgive", "no such plan")
-    assert "nothing in " in refused("forgive", "0")
+    assert "no plan in " in refused("forgive", "0")
     other = slot.parent / "cpu-cpu-x16"
     shutil.copytree(slot, other)
     assert "fits 2 plans; name one of these folders:" in refused("forgive", plans.cpu().graph.key[:6])

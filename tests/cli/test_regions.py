@@ -122,7 +122,7 @@ def test_the_page_and_the_trace_have_a_timeline_of_each_region(
         "report", plan, "-o", tmp_path / "page.html", "--trace", tmp_path / "trace.json", "--json"
     ).json
     assert [one["region"] for one in (found, *found["regions"])] == ["entry", "loop1", "loop2"]
-    steps = {row["name"]: row["execution"] for row in found["regionTable"] if row["by"] == "plan"}
+    steps = {row["name"]: row["execution_ns"] for row in found["regionTable"] if row["strategy"] == "plan"}
     for one in (found, *found["regions"]):
         default, ours = one["timelines"]
         assert ours["step"] == steps[one["region"]]

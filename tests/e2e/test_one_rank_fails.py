@@ -59,7 +59,7 @@ def test_a_rank_without_memory_for_one_of_the_modules_or_for_timelines_leaves_al
     job = fresh()
     all_but_ops(job.directory)
     each = [{}, {"fault": "fails_at:memory-for-the-XLA no_timeline"}]
-    runs = job.train_ranks(fault="plan_wins", ENABLE_SEARCH="1", each=each)
+    runs = job.train_ranks(fault="plan_wins", ENABLE_SEARCH="1", DISCO_EXPLAIN="1", each=each)
     [line] = runs[0].lines("XLA's kernels: not profiled: ")
     assert f"memory for the XLA's kernels: rank 1: {NO_ROOM}" in line
     assert len(runs[0].lines("no measured timelines: ")) == 1

@@ -9,7 +9,7 @@ import numpy as np
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.dataset import Dataset, Measurement
 from disco_hlo.estimator.features import encode, graph_features
-from disco_hlo.estimator.samples import FusedOp, Grower, Growth, single_ops
+from disco_hlo.estimator.samples import FusedOp, Grower, single_ops
 from disco_hlo.hlo.cost_model import Kernels
 from tests.captured import captured, stored
 
@@ -23,7 +23,7 @@ def write(path: Path, count: int = 240) -> None:
     Single ops, by which the estimate is calibrated, do not show that.
     """
     graph = captured(STEP).graph
-    grower = Grower(graph, [], Growth(most_members=10), 0)
+    grower = Grower(graph, [], 10, 0)
     drawn = (grower.draw() for _ in range(20 * count))
     fused = list({op.members: op for op in drawn if op is not None}.values())[:count]
     singles = single_ops(graph)[:60]

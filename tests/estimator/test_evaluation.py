@@ -5,17 +5,11 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import kendalltau
 
 from disco_hlo.estimator.evaluation import (
     Ridge,
     bars_and_curves,
     by_decade,
-    by_op_type,
-    by_size,
     distribution,
     errors,
     kendall_tau,
@@ -46,15 +40,6 @@ def test_decades_are_of_the_measured_time() -> None:
     }  # fmt: skip
 
 
-def test_calibration_by_op_type_and_size() -> None:
-    predicted, truth = np.log(np.full(40, 200.0)), np.log(np.full(40, 100.0))
-    found = by_op_type(predicted, truth, [frozenset({"add", "tanh" if i < 5 else "log"}) for i in range(40)])
-    assert sorted(found) == ["add", "log"]
-    assert found["log"] == {"samples": 35, "mean": 1.0, "median": 1.0, "ratio": 2.0}
-    sizes = by_size(predicted, truth, np.array([2] * 20 + [40] * 20))
-    assert {name: row["ratio"] for name, row in sizes.items()} == {"2 to 3": 2.0, "32 and more": 2.0}
-
-
 def test_the_distribution_holds_every_sample_once() -> None:
     found = distribution(np.array([0.0, 0.01, 0.49, 7.0]))
     assert found["right_end"][0] == 0.025
@@ -62,11 +47,9 @@ def test_the_distribution_holds_every_sample_once() -> None:
     assert found["cdf"][-2:] == [0.75, 1.0]
 
 
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=30))
-def test_kendall_s_tau_is_scipy_s(pairs: list[tuple[int, int]]) -> None:
-    a, b = (np.array(values, float) for values in zip(*pairs, strict=True))
-    expected = kendalltau(a, b).statistic if len(set(a)) > 1 and len(set(b)) > 1 else 0.0
-    assert kendall_tau(a, b) == pytest.approx(expected, abs=1e-4)
+def test_samples_that_are_all_alike_have_no_order() -> None:
+    assert kendall_tau(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0])) == 0.3333
+    assert kendall_tau(np.array([1.0, 2.0]), np.array([5.0, 5.0])) == 0.0
 
 
 def test_ridge_recovers_a_linear_rule() -> None:

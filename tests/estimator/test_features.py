@@ -10,7 +10,7 @@ from disco_hlo.estimator import architecture as spec
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.features import Batch, encode, graph_features, joined, selected
 from disco_hlo.estimator.kernel_cost import kernels_ns
-from disco_hlo.estimator.samples import Grower, Growth
+from disco_hlo.estimator.samples import Grower
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Graph
 from tests.estimator.kernels import f32, graph_of
@@ -77,7 +77,7 @@ def test_edges_say_how_one_index_follows_from_the_other() -> None:
 
 def drawn(most_members: int, count: int) -> Kernels:
     """Random fused ops of the step of tests/data."""
-    grower = Grower(transformer().graph, [], Growth(most_members=most_members), 2)
+    grower = Grower(transformer().graph, [], most_members, 2)
     ops = [op for op in (grower.draw() for _ in range(2 * count)) if op][:count]
     return Kernels.of_lists([o.members for o in ops], [o.results for o in ops])
 

@@ -3,7 +3,8 @@
 import pytest
 
 from disco_hlo.core.legality import group_refusal
-from disco_hlo.estimator.samples import FusedOp, Grower, Growth, is_plain, single_ops
+from disco_hlo.estimator import samples
+from disco_hlo.estimator.samples import FusedOp, Grower, is_plain, single_ops
 from disco_hlo.hlo.graph import Shape, external_reads, readers
 from tests.estimator.kernels import f32, graph_of
 from tests.estimator.steps import transformer
@@ -11,8 +12,8 @@ from tests.estimator.steps import transformer
 OWN = [FusedOp(o.nodes, o.results) for o in transformer().origins if o.role == "fusion" and o.results]
 
 
-def drawn(seed: int, count: int = 60, growth: Growth | None = None) -> list[FusedOp]:
-    grower = Grower(transformer().graph, OWN, growth or Growth(), seed)
+def drawn(seed: int, count: int = 60, most_members: int = 48) -> list[FusedOp]:
+    grower = Grower(transformer().graph, OWN, most_members, seed)
     return [op for op in (grower.draw() for _ in range(count)) if op is not None]
 
 
@@ -57,17 +58,19 @@ def test_duplicated_predecessors_keep_their_values_to_themselves() -> None:
     assert copied > 10
 
 
-def test_samples_reach_the_largest_size_and_not_beyond() -> None:
-    small = drawn(1, 100, Growth(most_members=6, from_xla=0.0))
+def test_samples_reach_the_largest_size_and_not_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "FROM_XLA", 0.0)
+    small = drawn(1, 100, 6)
     without_bitcasts = [
         sum(transformer().graph.nodes[m].opcode != "bitcast" for m in op.members) for op in small
     ]
     assert max(without_bitcasts) == 6
 
 
-def test_kernels_of_xla_are_grown_from() -> None:
+def test_kernels_of_xla_are_grown_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a chance to grow, what comes out is what XLA formed."""
-    ops = drawn(2, 40, Growth(most_members=2, from_xla=1.0))
+    monkeypatch.setattr(samples, "FROM_XLA", 1.0)
+    ops = drawn(2, 40, 2)
     known = {frozenset(op.members) for op in OWN}
     graph = transformer().graph
     grown = [frozenset(m for m in op.members if graph.nodes[m].opcode != "bitcast") for op in ops]

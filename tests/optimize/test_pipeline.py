@@ -142,7 +142,7 @@ def test_a_plan_says_of_its_searches_what_they_read() -> None:
     second = SearchResult(Strategy(), 80, 100, (Improvement(2, 0.1, 80),), 5, 5, 0.1, "seconds")
     record = search_record(SearchSettings(memory_limit_bytes=7), [first, second])
     assert (record.evaluations, record.searches, record.improvements) == (15, (10, 5), ((12, 80),))
-    assert {"alpha", "beta", "moves", "tries", "memory_limit_bytes"}.isdisjoint(record.settings)
+    assert {"alpha", "beta", "moves", "memory_limit_bytes"}.isdisjoint(record.settings)
     alone = search_record(SearchSettings(method="backtracking"), [first])
     assert (alone.searches, alone.settings["alpha"], alone.settings["moves"]) == (
         UNSET, 1.05, "fuse duplicate merge",

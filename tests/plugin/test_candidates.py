@@ -15,7 +15,13 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, MOST_ROUNDS
 from disco_hlo.plugin.measuring import candidates, comparing
-from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials, measure
+from disco_hlo.plugin.measuring.candidates import (
+    FEWEST_TO_DROP,
+    Trial,
+    compare_with_default,
+    compile_trials,
+    measure,
+)
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases.finalists import chosen
 from disco_hlo.plugin.probe import exchange_opcode
@@ -63,12 +69,12 @@ def test_all_are_timed_alike_and_a_wrong_one_is_out_with_its_times_once_it_is_co
     default, plain, wrong = trials
     assert complete is True
     assert [trial.error for trial in trials] == ["", "", ""]
-    assert min(len(trial.times_ns) for trial in trials) >= FEWEST_ROUNDS
+    assert min(len(trial.times_ns) for trial in trials) >= FEWEST_TO_DROP
     assert [trial.compared for trial in trials] == [False] * 3, "nobody has looked"
     assert [trial.runner for trial in trials] == [None] * 3, "their inputs take memory"
     compare_with_default(compiled[0], default, [plain, wrong])
     assert (plain.error, plain.compared) == ("", True)
-    assert len(plain.times_ns) >= FEWEST_ROUNDS
+    assert len(plain.times_ns) >= FEWEST_TO_DROP
     assert "differs from XLA's default at" in wrong.error
     assert (wrong.compared, wrong.times_ns) == (False, [])
 
@@ -77,7 +83,9 @@ def test_what_cannot_win_is_not_timed_to_the_end(measured: Measured, monkeypatch
     """The second takes longer than the default; the third is faster, which five rounds do not show."""
     drawn = random.Random(1)
     thirds = [round(drawn.gauss(992, 40)) for _ in range(1 + MOST_ROUNDS)]
-    rounds = [(1000, 1200, ns) if number <= FEWEST_ROUNDS else (1000, ns) for number, ns in enumerate(thirds)]
+    rounds = [
+        (1000, 1200, ns) if number <= FEWEST_TO_DROP else (1000, ns) for number, ns in enumerate(thirds)
+    ]
     times_ns = itertools.chain.from_iterable(rounds)
 
     def time_once(*_: Any) -> int:
@@ -87,7 +95,7 @@ def test_what_cannot_win_is_not_timed_to_the_end(measured: Measured, monkeypatch
     monkeypatch.setattr(candidates.time, "monotonic", lambda: 0.0)
     (default, slower, third), complete = measured()
     assert complete is True
-    assert len(slower.times_ns) == FEWEST_ROUNDS
+    assert len(slower.times_ns) == FEWEST_TO_DROP
     assert len(default.times_ns) == len(third.times_ns) > FEWEST_ROUNDS
     assert chosen([default, slower, third], None) == 2
 
@@ -106,7 +114,7 @@ def test_a_candidate_that_fails_while_it_is_timed_is_out_and_the_others_are_time
     (default, plain, wrong), complete = measured()
     assert complete is True
     assert (plain.error, plain.times_ns) == ("RuntimeError: illegal memory access", [])
-    assert min(len(default.times_ns), len(wrong.times_ns)) >= FEWEST_ROUNDS
+    assert min(len(default.times_ns), len(wrong.times_ns)) >= FEWEST_TO_DROP
 
 
 def test_a_candidate_is_marked_from_its_first_run_to_the_first_that_counts(
@@ -156,7 +164,7 @@ def test_a_candidate_without_room_for_its_inputs_is_left_out(
     trials, _ = measured()
     assert trials[1].error == "MemoryError: no room"
     assert trials[1].times_ns == []
-    assert len(trials[0].times_ns) >= 5
+    assert len(trials[0].times_ns) >= FEWEST_TO_DROP
 
 
 def test_on_gpu_several_steps_are_timed_in_a_row(

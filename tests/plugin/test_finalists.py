@@ -59,7 +59,7 @@ def test_a_step_in_a_loop_is_told_how_little_can_change(monkeypatch: pytest.Monk
         "a step is predicted to take 8.00 ms; a plan can change 25% of it, the rest lies in loops and branches that "
         "stay as XLA compiled them; another order and other buckets can make it 1.25x faster at best, other kernels "
         "perhaps more; next: search for up to 90 s (DISCO_BUDGET_S), then compile and measure the best plans "
-        "for up to 130 s"
+        "for up to 110 s"
     )
 
 
@@ -182,6 +182,49 @@ def test_what_failed_is_not_chosen_and_what_is_forced_is() -> None:
     assert finalists.chosen(trials, None) == 0
     assert finalists.chosen(trials, "chunk-2") == 2
     assert finalists.chosen(trials, PLAN) == 0
+
+
+# --- parts of the plan ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("explain", "measured_ns", "waves"),
+    [
+        (False, 80, [[DEFAULT, PLAN, "chunk-2"]]),
+        (False, 94, [[DEFAULT, PLAN, "chunk-2"], [DEFAULT, PLAN, "chunk-2", PLAN_BUCKETS, OUR_ORDER]]),
+        (True, 94, [[DEFAULT, PLAN_BUCKETS, OUR_ORDER, PLAN, "chunk-2"]]),
+    ],
+    ids=["as predicted", "falls short", "asked for"],
+)
+def test_parts_of_a_plan_are_measured_where_it_falls_short_or_somebody_asks(
+    explain: bool, measured_ns: int, waves: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is predicted to take 85 of 100."""
+    seen: list[list[str]] = []
+
+    def timed(_session: Session, _source: Any, trials: Sequence[Trial], _stop: Interruption) -> bool:
+        seen.append([trial.name for trial in trials])
+        for trial in trials:
+            trial.times_ns = [measured_ns if trial.name == PLAN else 100] * 5
+        return True
+
+    monkeypatch.setattr(finalists, "compile_and_measure", timed)
+    monkeypatch.setattr(finalists, "compare_with_default", lambda *one: setattr(one[2][0], "compared", True))
+    settings = Settings(search=True, directory=tmp_path, explain=explain)
+    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
+    restructured: Any = object()
+    trials = [
+        Trial(DEFAULT, None, 100),
+        Trial(PLAN_BUCKETS, Strategy(), 95),
+        Trial(OUR_ORDER, Strategy(), 95),
+        Trial(PLAN, Strategy(), 85),
+        Trial("chunk-2", Strategy(), 99, restructured=restructured),
+    ]
+    winner = finalists.measured_winner(session, None, trials, Interruption())  # type: ignore[arg-type]
+    assert winner is not None
+    assert winner.name == PLAN
+    assert seen == waves
+    assert [trial.name for trial in trials] == waves[-1]
 
 
 # --- only what would win is compared ----------------------------------------------------------------

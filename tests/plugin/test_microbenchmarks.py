@@ -122,7 +122,7 @@ def chains_trace(lengths: dict[int, list[int]]) -> Trace:
         for ns in taken:
             end = start + ns
             ran = ("all-reduce", start, end, "ncclDevKernel_AllReduce"), ("copy", end, end + 1, "MemcpyD2D")
-            found += [Execution(op, "jit", 0, device, *at, "", start, kernel) for op, *at, kernel in ran]
+            found += [Execution(op, "jit", 0, device, *at, kernel) for op, *at, kernel in ran]
             start += ns + 10
     return Trace(tuple(found), ())
 

@@ -140,7 +140,7 @@ def test_modules_compiled_at_once_are_held_against_each_other_by_their_own_names
         return Findings(
             tracing.Trace(
                 tuple(
-                    tracing.Execution(op, name, 0, 0, 1000 * start, 1000 * end, "", 1000 * end, kernel)
+                    tracing.Execution(op, name, 0, 0, 1000 * start, 1000 * end, kernel)
                     for op, start, end in kernels
                     for kernel in ("nccl" if op == "b0" else op,)
                 ),

@@ -37,7 +37,7 @@ BUFFERED: Sequence[Row] = [
 
 def trace(module: str, *runs: Sequence[Row], device: int = 0) -> Trace:
     executions = [
-        Execution(op, module, run, device, 1000 * start, 1000 * end, "stream", 1000 * end, kernel)
+        Execution(op, module, run, device, 1000 * start, 1000 * end, kernel)
         for run, rows in enumerate(runs)
         for op, kernel, start, end in rows
     ]

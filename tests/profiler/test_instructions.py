@@ -1,4 +1,4 @@
-"""Joining executions to instructions: times, coverage, timelines, overlap, and what adds up to the step."""
+"""Joining executions to instructions: times, timelines, overlap, and what adds up to the step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.profiler.instructions import (
     InstructionTimes,
     body_times,
-    coverage,
     instruction_times,
     median_run,
     scaled,
@@ -23,7 +22,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def ran(op, run, start, end, device=0):
-    return Execution(op, "step", run, device, start, end, "worker", end)
+    return Execution(op, "step", run, device, start, end)
 
 
 def trace_of(*executions, windows=()):
@@ -80,17 +79,6 @@ def test_too_few_runs_and_unknown_modules_are_refused():
         instruction_times(trace, "step", {})
     with pytest.raises(ProfileError, match="no run of other; it holds step"):
         instruction_times(trace, "other", {})
-
-
-def test_coverage_compares_with_the_wall_time_of_the_call():
-    executions = ran("a", 0, 10, 40), ran("b", 0, 30, 60), ran("a", 1, 110, 140), ran("b", 1, 130, 160)
-    found = coverage(trace_of(*executions, windows=[RunWindow(0, 100), RunWindow(100, 200)]), "step", {})
-    assert (found.wall_ns, found.busy_share, found.parallelism) == (100, 0.5, 0.6)
-
-
-def test_coverage_without_marks_goes_by_the_events():
-    found = coverage(trace_of(ran("a", 0, 10, 40), ran("b", 0, 50, 60)), "step", {})
-    assert (found.wall_ns, found.busy_share) == (50, 0.8)
 
 
 def test_a_timeline_is_of_the_run_of_median_wall_time():

@@ -23,7 +23,7 @@ from disco_hlo.profiler.profile import (
     StepFacts,
     place_of,
 )
-from disco_hlo.profiler.store import KEPT_MEASUREMENTS, ProfileStore, StepTime
+from disco_hlo.profiler.store import KEPT_MEASUREMENTS, ProfileStore
 
 CPU = Platform("some cpu, 2 cores", "cpu", "", "0.12.0", "0.12.0")
 LINK = Link(2, 2, "gloo")
@@ -71,15 +71,12 @@ def test_sweeps_are_kept_by_link(path):
         assert store.sweep(CPU, replace(LINK, process_count=1)) == ()
 
 
-def test_steps_are_kept_by_module_and_plan(path):
+def test_steps_are_kept_by_module(path):
     with ProfileStore(path) as store:
-        store.add_step(CPU, "f00", StepTime("default", OpTime(5_000_000, 9, 5)))
-        store.add_step(CPU, "f00", StepTime("0a1b", OpTime(3_000_000, 9, 5)))
-        store.add_step(CPU, "f01", StepTime("default", OpTime(1, 0, 5)))
-        assert store.steps(CPU, "f00") == (
-            StepTime("0a1b", OpTime(3_000_000, 9, 5)),
-            StepTime("default", OpTime(5_000_000, 9, 5)),
-        )
+        store.add_step(CPU, "f00", OpTime(5_000_000, 9, 5))
+        store.add_step(CPU, "f01", OpTime(1, 0, 5))
+        assert store.step(CPU, "f00") == OpTime(5_000_000, 9, 5)
+        assert store.step(CPU, "f02") is None
 
 
 def test_a_bad_measurement_leaves_nothing_of_its_batch(path):
@@ -215,54 +212,6 @@ def test_facts_that_are_none_are_refused(path, body):
             store.facts(CPU, StepFacts, "here")
 
 
-def test_what_was_no_time_of_an_op_is_measured_again(path):
-    """A store of the second version has it among the ops."""
-    with ProfileStore(path) as store:
-        store.add_ops(CPU, {key: OpTime(5, 0, 1) for key in ("device:launch", "link:nvlink 2/1: x", "dot")})
-        store._connection.execute("DROP TABLE fact")
-        store._connection.execute("PRAGMA user_version = 2")
-    with ProfileStore(path) as store:
-        assert store.ops(CPU) == {"dot": OpTime(5, 0, 1)}
-        assert store.facts(CPU, DeviceFacts) == DeviceFacts()
-
-
-def test_times_of_gpu_kernels_outside_of_command_buffers_are_measured_again(path):
-    """A store of the first version has them; a step's kernels take other times in command buffers."""
-    gpu = replace(CPU, backend="gpu", device_kind="some gpu")
-    points = (SweepPoint(1024, 900, 10, 9),)
-    with ProfileStore(path) as store:
-        for platform in (CPU, gpu):
-            store.add_ops(platform, {"dot": OpTime(100, 4, 10)})
-            store.add_step(platform, "f00d", StepTime("unfused", OpTime(5000, 4, 10)))
-            store.add_sweep(platform, LINK, points)
-        store._connection.execute("PRAGMA user_version = 1")
-    for _ in range(2):
-        with ProfileStore(path) as store:
-            assert store.ops(gpu) == {}
-            assert store.steps(gpu, "f00d") == ()
-            assert store.sweep(gpu, LINK) == store.sweep(CPU, LINK) == points
-            assert store.ops(CPU) == {"dot": OpTime(100, 4, 10)}
-            assert len(store.steps(CPU, "f00d")) == 1
-
-
-def test_an_older_store_that_cannot_be_written_says_what_still_holds(path, monkeypatch):
-    """It was refused, and the times of CPUs in it with those of GPUs."""
-    gpu = replace(CPU, backend="gpu", device_kind="some gpu")
-    with ProfileStore(path) as store:
-        for platform in (CPU, gpu):
-            store.add_ops(platform, {"dot": OpTime(100, 4, 10)})
-        store._connection.execute("PRAGMA user_version = 1")
-    before = path.read_bytes()
-    refuse_to_write(monkeypatch)
-    with ProfileStore(path) as store:
-        assert not store.writable
-        assert store.ops(CPU) == {"dot": OpTime(100, 4, 10)}
-        assert store.ops(gpu) == {}
-        with pytest.raises(ProfileError, match="read-only"):
-            store.add_ops(CPU, {"dot": OpTime(100, 4, 10)})
-    assert path.read_bytes() == before
-
-
 def test_nobody_is_told_to_remove_a_store_because_the_disk_is_full(path):
     with ProfileStore(path) as store:
         store._connection.execute("PRAGMA max_page_count = 1")
@@ -301,7 +250,7 @@ def test_a_damage_that_sqlite_tells_in_no_text_is_one_message(path):
     connection.close()
 
 
-def test_sweeps_are_of_one_kind_and_those_of_older_stores_of_all_reduces(path):
+def test_sweeps_are_of_one_kind(path):
     gather = CollectiveKind("all-gather", ((0, 1), (2, 3)))
     points = (SweepPoint(1024, 900, 10, 9),)
     with ProfileStore(path) as store:
@@ -309,14 +258,3 @@ def test_sweeps_are_of_one_kind_and_those_of_older_stores_of_all_reduces(path):
         store.add_sweep(CPU, LINK, (SweepPoint(64, 7, 0, 1),), gather)
         assert store.sweep(CPU, LINK) == points
         assert store.sweep(CPU, LINK, gather) == (SweepPoint(64, 7, 0, 1),)
-        store._connection.execute("DELETE FROM sweep WHERE kind != 'all-reduce'")
-        store._connection.execute("DROP INDEX sweep_link")
-        store._connection.execute("ALTER TABLE sweep DROP COLUMN kind")
-        store._connection.execute("CREATE INDEX sweep_link ON sweep (platform, size_bytes)")
-        store.change(CPU, StepFacts, "here", lambda _: StepFacts(launch_ns=5))
-        store._connection.execute("PRAGMA user_version = 3")
-    with ProfileStore(path) as store:
-        assert store.sweep(CPU, LINK) == points
-        assert store.facts(CPU, StepFacts, "here") == StepFacts(), "it held one time for all collectives"
-        store.add_sweep(CPU, LINK, points, gather)
-        assert store.sweep(CPU, LINK, gather) == points

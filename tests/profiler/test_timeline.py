@@ -88,15 +88,15 @@ def test_kernels_of_a_gpu_are_joined_to_their_instructions_on_one_device() -> No
     fusion = next(one for one in module.origins if one.role == "fusion")
     start = next(one for one in module.origins if one.role == "start")
 
-    def kernel(op: str, start_ns: int, end_ns: int, stream: str, device: int = 0, run: int = 0) -> Execution:
+    def kernel(op: str, start_ns: int, end_ns: int, device: int = 0, run: int = 0) -> Execution:
         name = module.graph.module_name
-        return Execution(op, name, run, device, start_ns, end_ns, stream, end_ns, f"{op}_kernel")
+        return Execution(op, name, run, device, start_ns, end_ns, f"{op}_kernel")
 
     executions = [
-        kernel(fusion.name, 100, 140, "Stream #13"),
-        kernel(start.name, 120, 200, "Stream #20"),
-        kernel("memset", 145, 150, "Stream #13"),
-        kernel(fusion.name, 90, 130, "Stream #13", device=1),
+        kernel(fusion.name, 100, 140),
+        kernel(start.name, 120, 200),
+        kernel("memset", 145, 150),
+        kernel(fusion.name, 90, 130, device=1),
     ]
     step = measured_step("plan", Trace(tuple(executions), ()), stored(STEP_OF_A_GPU))
     assert step.lanes == ("compute", "communication")

@@ -19,7 +19,7 @@ from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.proto import parse
 from disco_hlo.profiler.command_buffers import with_names
 from disco_hlo.profiler.contention import contention
-from disco_hlo.profiler.instructions import coverage, instruction_times
+from disco_hlo.profiler.instructions import instruction_times
 from disco_hlo.profiler.keys import owners
 from disco_hlo.profiler.trace import (
     RUN_MARK,
@@ -38,7 +38,7 @@ DATA = Path(__file__).parent / "data"
 
 def test_traces_are_joined_as_one_with_the_runs_of_all():
     def one(run, start, end):
-        return Execution("dot", "jit_step", run, 0, start, end, "a", start + 1)
+        return Execution("dot", "jit_step", run, 0, start, end)
 
     first = Trace((one(0, 5, 9), one(1, 12, 15)), (RunWindow(4, 10), RunWindow(11, 16)))
     second = Trace((one(0, 7, 8),), (RunWindow(6, 9),))
@@ -106,8 +106,8 @@ def test_cpu_thunks_end_where_their_completion_event_says():
     trace = read(data)
     assert trace.windows == (RunWindow(0, 1000),)
     assert trace.executions == (
-        Execution("dot.1", "jit_step", 0, 0, 100, 400, "worker 1", 150),
-        Execution("add.2", "jit_step", 0, 1, 200, 270, "worker 2", 270),
+        Execution("dot.1", "jit_step", 0, 0, 100, 400),
+        Execution("add.2", "jit_step", 0, 1, 200, 270),
     )
 
 
@@ -142,8 +142,8 @@ def test_gpu_kernels_belong_to_the_run_whose_mark_began_last():
     })  # fmt: skip
     trace = read(data)
     assert trace.executions == (
-        Execution("fusion.1", "jit_step", 0, 1, 120, 150, "Stream #2", 150, "loop_fusion"),
-        Execution("fusion.1", "jit_step", 1, 1, 620, 660, "Stream #2", 660, "loop_fusion"),
+        Execution("fusion.1", "jit_step", 0, 1, 120, 150, "loop_fusion"),
+        Execution("fusion.1", "jit_step", 1, 1, 620, 660, "loop_fusion"),
     )
 
 
@@ -232,7 +232,6 @@ def test_a_real_run_gives_every_entry_instruction_a_time(tmp_path):
     assert {name: time.samples for name, time in times.items()} == dict.fromkeys(computing, 4 * 2)
     assert {"while", "all-reduce", "fusion"} <= {entry[name] for name in computing}
     assert all(time.median_ns > 0 for time in times.values())
-    assert 0.0 < coverage(trace, "jit_step", inside).busy_share <= 1.0
     jax.profiler.start_trace(str(tmp_path))
     with pytest.raises(ProfileError, match="cannot start a profiler trace"):
         collect(run_once, repeats=1)
@@ -248,7 +247,7 @@ def kept(name: str, module: str) -> Trace:
     """A kept trace: rows of instruction, kernel, run, device, start and duration in ns."""
     rows = json.loads(gzip.decompress((TRACES / f"{name}.json.gz").read_bytes()))
     executions = [
-        Execution(op, module, run, device, start, start + ns, "stream", start + ns, kernel)
+        Execution(op, module, run, device, start, start + ns, kernel)
         for op, kernel, run, device, start, ns in rows
     ]
     executions.sort(key=lambda one: one.start_ns)

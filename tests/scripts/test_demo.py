@@ -90,13 +90,15 @@ def test_markdown_holds_the_table_and_the_facts() -> None:
 @pytest.mark.parametrize("chosen", ["XLA default", "one bucket, XLA's op fusion"])
 def test_where_a_baseline_won_the_last_row_is_the_best_that_was_searched(chosen: str) -> None:
     result = demo.result_of(plan_of(chosen), "p", runs_of(), 0.0)
-    assert result.rows[-1].candidate == "plan"
+    row = demo.rows_of(result.plan)["the plan"]
+    assert row is not None
+    assert row.name == "plan"
     assert f'nothing searched was faster than "{chosen}", which is what the plan holds' in demo.facts(result)
 
 
 def test_a_candidate_that_did_not_run_has_no_time() -> None:
-    rows = demo.rows_of(plan_of(failed="no fusion"))
-    assert demo.cells(rows[1]) == ("no fusion", "failed", "-", "-", "120.0 ms")
+    row = demo.rows_of(plan_of(failed="no fusion"))["no fusion"]
+    assert demo.cells("no fusion", row, 1) == ("no fusion", "failed", "-", "-", "120.0 ms")
 
 
 @pytest.mark.parametrize("name", ["XLA default", "plan 2"])
@@ -106,8 +108,9 @@ def test_a_plan_without_a_row_is_refused(name: str) -> None:
 
 
 def test_a_baseline_that_is_no_legal_strategy_has_an_empty_row() -> None:
-    rows = demo.rows_of(plan_of(left_out="plan's buckets, XLA's op fusion"))
-    assert demo.cells(rows[3]) == ("plan's buckets, XLA's op fusion", "left out", "-", "-", "-")
+    name = "plan's buckets, XLA's op fusion"
+    row = demo.rows_of(plan_of(left_out=name))[name]
+    assert demo.cells(name, row, 1) == (name, "left out", "-", "-", "-")
 
 
 def test_the_rows_are_what_the_search_phase_measures() -> None:
@@ -222,8 +225,8 @@ def test_three_runs_give_table_and_files(
     assert "± 1.5 ms" in printed
     assert "| the plan | 50.0 ms |" in (folder / "demo.md").read_text()
     record = json.loads((folder / "demo.json").read_text())
-    assert record["rows"][-1]["candidate"] == BEST
-    assert record["rows"][-1]["speed_up"] == 2.0
+    assert record["plan"]["chosen"] == BEST
+    assert record["plan"]["measured"]["candidates"][-1]["median_ns"] == 50_000_000
     assert record["loss_difference"] == 0.0
     # A second demo begins anew.
     (folder / "plans" / "old").touch()

@@ -31,7 +31,13 @@ from disco_hlo.plan.read import verify
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Round, verdict
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.comparing import Program, compare, make_runner, settle_inputs
+from disco_hlo.plugin.measuring.comparing import (
+    Program,
+    compare,
+    compile_comparison,
+    make_runner,
+    settle_inputs,
+)
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, coming_back, repeated, run_on_all
 from disco_hlo.plugin.measuring.room import compiles_at_once, lack_of_memory
@@ -41,6 +47,9 @@ from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.job import free_device_bytes
+
+FEWEST_TO_DROP = 2
+_FAR_BEHIND = 1.02
 
 
 @dataclass
@@ -149,6 +158,8 @@ def _compile(session: Session, source: CanonicalModule, trial: Trial) -> Excepti
     try:
         if trial.strategy is None:
             trial.executable = compiles.compile_module(session.request, None, trial.options)
+            with contextlib.suppress(Exception):  # it fails again, on all ranks, where it is compared
+                compile_comparison(session.request.local_devices, trial.executable, real_inputs=False)
         else:
             own = trial.source(source)
             trial.module = local_module(own, trial.strategy, trial.module)
@@ -181,7 +192,7 @@ def measure(
     :func:`compare_with_default` alone. On GPU several steps are run in a row, as a training loop does.
 
     What cannot win any more is not run again, by the rule for calls of a training
-    (:func:`~disco_hlo.plugin.calls.schedule.verdict`), so it has times of the first rounds alone.
+    (:func:`~disco_hlo.plugin.calls.schedule.verdict`), and what is far behind not after the second round.
 
     Args:
         budget_s: when to end where the order is not clear, after the fewest rounds that tell anything.
@@ -201,7 +212,8 @@ def measure(
     _first_runs(session, _still_alive(alive))
     alive = _still_alive(alive)
     at_once = steps_in_a_row(session, alive[0].runner)
-    _round(session, alive, at_once)  # a warm-up
+    if at_once == 1:  # several in a row begin with one that does not count
+        _round(session, alive, at_once)
     for trial in alive:
         trial.times_ns.clear()
     rounds: list[Round] = []
@@ -291,8 +303,20 @@ def steps_in_a_row(session: Session, default: Runner | None) -> int:
 def _running(session: Session, alive: Sequence[Trial], rounds: Sequence[Round], *, over: bool) -> list[str]:
     """Names of what runs in the next round, by rank 0's clock; none where it is clear what wins."""
     predicted_ns = {trial.name: trial.predicted_ns for trial in alive}
-    names = [trial.name for trial in alive[1:] if not trial.error]
+    names = [trial.name for trial in alive[1:] if not trial.error and not _is_far_behind(rounds, trial.name)]
     found = verdict(rounds, names, predicted_ns)
     ends = found.winner is not None or (over and len(rounds) >= FEWEST_ROUNDS)
     running: list[str] = session.tell([] if ends else list(found.running), "rounds")
     return running
+
+
+def _is_far_behind(rounds: Sequence[Round], name: str) -> bool:
+    """Whether another was faster in every round, of two or more, by more than anything varied from round to round."""
+    names = set.intersection(*(set(one) for one in rounds))
+    if len(rounds) < FEWEST_TO_DROP or name not in names:
+        return False
+    times = {other: [one[other] for one in rounds] for other in names}
+    margin = max(_FAR_BEHIND, *(max(own) / min(own) for own in times.values()))
+    return any(
+        all(mine > margin * its for mine, its in zip(times[name], own, strict=True)) for own in times.values()
+    )

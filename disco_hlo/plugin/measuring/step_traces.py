@@ -64,9 +64,8 @@ def take_in(
         known.add_gap(fingerprint, gap_ns)
     # What one of them would have shown is asked for again if it could not be traced.
     whole = all(taken[name].trace is not None for name in (UNFUSED, ALONE))
-    if wanted["ops"]:
-        known.add_ops(fingerprint, op_times(taken), taken[UNFUSED].walls_ns if whole else ())
-    if wanted["ops"]:
+    if times := op_times(taken):
+        known.add_ops(fingerprint, times, taken[UNFUSED].walls_ns if whole else ())
         known.add_facts(fingerprint, loops=dict(taken[ALONE].loops or taken[UNFUSED].loops))
     if wanted["ops"] and not BACKENDS[source.graph.backend].asynchronous and whole:
         known.add_facts(fingerprint, apart=in_step(taken[ALONE]), together=in_step(taken[UNFUSED]))

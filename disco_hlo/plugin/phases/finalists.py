@@ -1,5 +1,9 @@
 """The candidates on all ranks: handed out, compiled, measured, one of them chosen and compared, and the plan saved.
 
+XLA's default, the search's plans and other structures come first. Parts of the plan (ablations) win only where the
+simulator is wrong, so they are left out unless the winner falls far short of its prediction, or the user wants to know
+what each part gains.
+
 A step of thousands of instructions takes a minute to compile. So the likeliest winners are compiled first, as many at a
 time as there are cores for it, and for as long as the search may take, or a minute: where the next ones would not be
 done by then, what is left is not compiled. Rank 0's clock decides for all ranks.
@@ -28,7 +32,14 @@ from msgspec import UNSET
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.regions import not_simulated
-from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.optimize.ablations import (
+    NO_FUSION,
+    ONE_BUCKET,
+    OUR_KERNELS,
+    OUR_ORDER,
+    PLAN_BUCKETS,
+    is_plan,
+)
 from disco_hlo.optimize.select import beats, ratio_noise, winning
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
@@ -53,6 +64,8 @@ _AT_LEAST = 3
 _FIRST = (DEFAULT, SEARCHED, OUR_ORDER, OUR_KERNELS, PLAN_BUCKETS)
 _LAST = (ONE_BUCKET, NO_FUSION)
 """Other plans of the search are in between."""
+_AS_PREDICTED = 0.5
+"""A winner that gains less of its predicted gain shows that the simulator is wrong about a part of it."""
 
 
 def trials_of(session: Session, found: FoundPlans | None, slot: PlanSlot) -> list[Trial]:
@@ -67,6 +80,33 @@ def trials_of(session: Session, found: FoundPlans | None, slot: PlanSlot) -> lis
 def likeliest(trials: Sequence[Trial], most: int) -> list[Trial]:
     """Those that may win first, without XLA's default, the likeliest winner first."""
     return sorted((trial for trial in trials if trial.strategy is not None), key=_rank)[:most]
+
+
+def measured_winner(
+    session: Session, source: CanonicalModule, trials: list[Trial], stop: Interruption
+) -> Trial | None:
+    """As :func:`winner_of`, of trials that are compiled and timed here: first without parts of the plan, and with them
+    where these may win. Those that were not tried are taken out of the list."""
+    parts = [] if session.settings.explain else [trial for trial in trials if _is_part(trial)]
+    trials[:] = [trial for trial in trials if trial not in parts]
+    while compile_and_measure(session, source, trials, stop):
+        winner = winner_of(session, trials, stop)
+        if winner is None or not session.tell(bool(parts) and _falls_short(trials, winner), "parts"):
+            return winner
+        session.say("%s falls short of what was predicted; measuring parts of the plan, too", winner.name)
+        trials += parts
+        parts = []
+    return None
+
+
+def _is_part(trial: Trial) -> bool:
+    return trial.strategy is not None and trial.restructured is None and not is_plan(trial.name)
+
+
+def _falls_short(trials: Sequence[Trial], winner: Trial) -> bool:
+    default = trials[0]
+    predicted = 1 - min(trial.predicted_ns for trial in trials) / max(1, default.predicted_ns)
+    return 1 - winner.median_ns / max(1, default.median_ns) <= _AS_PREDICTED * predicted
 
 
 def compile_and_measure(
@@ -104,7 +144,7 @@ def winner_of(session: Session, trials: Sequence[Trial], stop: Interruption) -> 
     while not session.tell(bool(stop), "interrupted"):
         first = session.tell(chosen(trials, forced) if session.leads else None, "winner")
         winner: Trial = trials[first]
-        if winner.strategy is None:
+        if winner.strategy is None or winner.compared:
             return winner
         session.say(
             "%s is first; comparing its numbers with those of XLA's default, element by element, on two sets of inputs",
@@ -134,7 +174,7 @@ def compile_finalists(
         As :func:`~disco_hlo.plugin.measuring.candidates.compile_trials`.
     """
     started = time.monotonic()
-    waiting = sorted(trials, key=_rank)
+    waiting = sorted((trial for trial in trials if trial.executable is None and not trial.error), key=_rank)
     at_once = compiles_at_once(session)
     budget_s = max(session.settings.budget_s, SHORTEST_COMPILING_S)
     done = 0

@@ -11,7 +11,8 @@ import hashlib
 import time
 from collections.abc import Iterator
 
-from disco_hlo.backends import BACKENDS
+from disco_hlo.backends import BACKENDS, backend_of
+from disco_hlo.errors import UnsupportedError
 from disco_hlo.optimize.rehearsal import rehearsed
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -24,15 +25,14 @@ from disco_hlo.plugin.measuring.traced_modules import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finalists import (
     Outcome,
-    compile_and_measure,
+    measured_winner,
     save,
     save_interrupted,
     save_timelines,
     trials_of,
-    winner_of,
 )
 from disco_hlo.plugin.phases.finding import Found, find, look_again, looks
-from disco_hlo.plugin.phases.structure_search import restructured_trials
+from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
@@ -40,6 +40,7 @@ from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.search.warm import compile_ahead
 
 AROUND_SEARCH_S = 300.0
 """How long rank 0 may be busy beside the search's own time: compiling its code, ranking what it found."""
@@ -49,6 +50,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     """Search for the request if it is the training step, once; None leaves it to XLA."""
     if not may_be_run(request):
         return None
+    _compile_ahead(request)
     step = training_step(request, settings)
     if step is None:
         return None
@@ -63,6 +65,14 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     slot = session.slot(step.source.graph.key)
     with only_search(session, slot):
         return _search_and_measure(session, step, slot)
+
+
+def _compile_ahead(request: CompileRequest) -> None:
+    """Begin to compile the search for GPUs on rank 0 while the script still makes its state."""
+    with contextlib.suppress(UnsupportedError):
+        backend = backend_of(request.backend.platform)
+        if backend.queues and len(request.devices) > 1 and request.backend.process_index() == 0:
+            compile_ahead(backend.name)
 
 
 @contextlib.contextmanager
@@ -86,16 +96,15 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         searched = _search(session, step, slot, stop)
         if searched is None:
             return None
-        profile_s, found = searched
+        profile_s, found, making = searched
         plans = None if found is None else found.plans(session.settings)
         trials = trials_of(session, plans, slot)
         if not session.tell(bool(stop), "interrupted"):
             with measured_times(session) as store:
-                trials += restructured_trials(session, slot, store, found)
+                trials += restructured_trials(session, slot, store, found, making)
+        making.end()
         started = time.monotonic()
-        compared = (
-            winner_of(session, trials, stop) if compile_and_measure(session, source, trials, stop) else None
-        )
+        compared = measured_winner(session, source, trials, stop)
     measure_s = time.monotonic() - started
     exchange(session)
     winner, saved = compared or trials[0], False
@@ -107,9 +116,10 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
             save_interrupted(outcome)
     if winner.strategy is None:
         return None
-    timelines = take_timelines(session, step, (trials[0], winner))
-    if saved and timelines:
-        save_timelines(slot, winner, timelines)
+    if session.settings.explain:
+        timelines = take_timelines(session, step, (trials[0], winner))
+        if saved and timelines:
+            save_timelines(slot, winner, timelines)
     with session.stage("taking the winner"):
         executable = winner.executable
     for trial in trials:  # their code lies on the devices as long as they live
@@ -122,8 +132,9 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
 
 def _search(
     session: Session, step: Step, slot: PlanSlot, stop: Interruption
-) -> tuple[float, Found | None] | None:
-    """How long profiling took, and on rank 0 what was found; None where somebody interrupted before the search."""
+) -> tuple[float, Found | None, Making] | None:
+    """How long profiling took, on rank 0 what was found, and the structures that are made meanwhile; None where
+    somebody interrupted before the search."""
     source, xla = step.source, read(step.source)
     wanted = session.leads and BACKENDS[session.facts.backend].queues
     with rehearsed(step.module, session.facts.device_kind, wanted=wanted) as wait_for_code:
@@ -136,6 +147,7 @@ def _search(
             session.say("interrupted before the search; this run goes on with XLA's default")
             return None
         room = room_bytes(session)
+        making = Making(session, source, None if profiled is None else profiled.profile)
         takes_s = session.settings.budget_s + AROUND_SEARCH_S
         found = None
         if profiled is not None:
@@ -145,5 +157,6 @@ def _search(
             if profiled is not None:
                 found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
     for _ in range(looks(session.settings, source.graph.backend)):
+        making.end(unmade=False)
         found = look_again(session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
-    return profile_s, found
+    return profile_s, found, making

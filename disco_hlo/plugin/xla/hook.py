@@ -20,6 +20,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from disco_hlo.hlo.proto import NamedModule, NumberedModule
+from disco_hlo.plugin.logs import LOGGER
+
 
 class CapturedError(Exception):
     """Raised inside the hook to end a compile whose module has been recorded."""
@@ -49,6 +52,8 @@ class OwnCompile:
 
 _NOT_KEPT = re.compile(r"[^A-Za-z0-9_.-]")
 """What XLA replaces in a module's name."""
+_LONGEST_S = 600.0
+"""A compile of ours is not waited for longer."""
 _gate = threading.Condition()
 _own_compiles: dict[str, OwnCompile] = {}
 _ordinary_compiles: Counter[str] = Counter()
@@ -101,85 +106,53 @@ def _kept_interrupt(own: OwnCompile) -> Iterator[None]:
 
 
 def module_name(module: bytes) -> str:
-    """The name in a serialized HloModuleProto: its field 1, which serializers write first; else ""."""
-    if module[:1] != b"\x0a":
-        return ""
-    length, start = _varint(module, 1)
-    return module[start : start + length].decode("utf-8", "replace")
+    """The name in a serialized HloModuleProto; "" where it has none."""
+    return str(NamedModule.FromString(module).name.decode("utf-8", "replace"))
 
 
 def named(module: bytes, name: str) -> bytes:
-    """The same HloModuleProto under another name; one that does not begin with its name is left as it is."""
-    if module[:1] != b"\x0a":
-        return module
-    length, start = _varint(module, 1)
-    raw = name.encode()
-    return b"\x0a" + _as_varint(len(raw)) + raw + module[start + length :]
+    """The same HloModuleProto under another name."""
+    head = NamedModule.FromString(module)
+    head.name = name.encode()
+    return bytes(head.SerializeToString())
 
 
 def without_id(module: bytes) -> bytes:
-    """The same HloModuleProto without field 5, a number XLA counts up with every compile of the process."""
-    position = 0
-    while position < len(module):
-        start = position
-        tag, position = _varint(module, position)
-        if tag == 5 << 3:
-            return module[:start] + module[_varint(module, position)[1] :]
-        position = _skip(module, position, tag & 7)
-    return module
-
-
-def _skip(module: bytes, position: int, wire_type: int) -> int:
-    if wire_type == 0:
-        return _varint(module, position)[1]
-    if wire_type == 2:
-        length, start = _varint(module, position)
-        return start + length
-    return position + (8 if wire_type == 1 else 4)
-
-
-def _varint(module: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while position < len(module):
-        byte = module[position]
-        value |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 0x80:
-            break
-    return value, position
-
-
-def _as_varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    """The same HloModuleProto without its id, a number XLA counts up with every compile of the process."""
+    head = NumberedModule.FromString(module)
+    head.ClearField("id")
+    return bytes(head.SerializeToString())
 
 
 @contextlib.contextmanager
-def own_compile(name: str, own: OwnCompile) -> Iterator[str]:
+def own_compile(name: str, own: OwnCompile, *, apart: bool = False) -> Iterator[str]:
     """Let the hook act on one compile of the module ``name``; yields the name it must be compiled under: another
-    one, too, where XLA would not keep this one, as that of a function whose name is not in ASCII."""
+    one, too, where XLA would not keep this one, as that of a function whose name is not in ASCII, and where no ordinary
+    compile shall wait for ours (``apart``): that of a training which goes on."""
     kept = _NOT_KEPT.sub("_", name)
     with _gate:
-        taken = name in _own_compiles or _ordinary_compiles[name] > 0
+        taken = apart or name in _own_compiles or _ordinary_compiles[name] > 0
         mine = f"{kept}__disco_{next(_numbers)}" if taken or kept != name else name
         _own_compiles[mine] = own
     try:
         yield mine
     finally:
         with _gate:
-            del _own_compiles[mine]
+            if _own_compiles.get(mine) is own:
+                del _own_compiles[mine]
             _gate.notify_all()
 
 
 @contextlib.contextmanager
 def ordinary_compile(name: str) -> Iterator[None]:
-    """Compile a module called ``name`` as XLA would: not while a compile of ours has that name."""
+    """Compile a module called ``name`` as XLA would: not while a compile of ours has that name. One that does not come
+    back is given up: should it reach the hook later, it finds nothing there."""
     with _gate:
-        _gate.wait_for(lambda: name not in _own_compiles)
+        if not _gate.wait_for(lambda: name not in _own_compiles, _LONGEST_S):
+            LOGGER.warning(
+                "a compile of ours has not ended after %.0f s: %s is compiled beside it", _LONGEST_S, name
+            )
+            del _own_compiles[name]
         _ordinary_compiles[name] += 1
     try:
         yield

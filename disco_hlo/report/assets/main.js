@@ -9,19 +9,19 @@ function drawHead() {
 }
 
 // A search that was interrupted names candidates that it never ran.
-const ran = (one) => one.error === null && one.median > 0;
-const candidateCalled = (name) => DATA.head.candidates.find((one) => S[one.name] === name && ran(one) && !one.onlyTimed);
+const ran = (one) => one.error === null && one.median_ns > 0;
+const candidateCalled = (name) => DATA.head.candidates.find((one) => S[one.name] === name && ran(one) && !one.only_timed);
 
 function drawHeadline() {
   const { head } = DATA, before = candidateCalled("XLA default"), after = candidateCalled(head.chosen);
   const measured = before && after && head.measuredSpeedup;
-  const [first, second] = measured ? [before.median, after.median] : [head.predicted.default_ns, head.predicted.chosen_ns];
+  const [first, second] = measured ? [before.median_ns, after.median_ns] : [head.predicted.default_ns, head.predicted.chosen_ns];
   const speedup = measured ? head.measuredSpeedup : head.predictedSpeedup;
   const gain = head.chosen === "XLA default" ? "XLA's own plan: nothing beat it" : ratio(speedup ?? 1) + " faster, " + (measured ? "measured" : "predicted");
   const line = el("div", { class: "steps" }, el("span", { class: "before", text: time(first) }), el("span", { class: "arrow", text: "→" }),
     el("span", { class: "after", text: time(second) }), el("span", { class: "gain", text: gain }));
   const beside = measured
-    ? "Step time of XLA's default and of this plan, measured alternately in one run (± " + time(before.spread) + " and ± " + time(after.spread)
+    ? "Step time of XLA's default and of this plan, measured alternately in one run (± " + time(before.spread_ns) + " and ± " + time(after.spread_ns)
       + "). Predicted: " + time(head.predicted.default_ns) + " → " + time(head.predicted.chosen_ns) + (head.predictedSpeedup ? ", " + ratio(head.predictedSpeedup) : "") + "."
     : "Step time of XLA's default and of this plan, predicted by the simulator; nothing was measured.";
   byId("headline").append(line, el("p", { class: "muted", text: beside }));
@@ -81,8 +81,8 @@ function drawRegions() {
   byId("region-table").append(tableOf([".region", ".by", "#a step", "#one takes", "#share", "#kernels", "#exposed", "#peak memory",
     "#collectives", "#buckets", "#size", "what"], rows.map((row, i) => {
     const first = !i || rows[i - 1].name !== row.name;
-    return [first ? row.name : "", row.by, first ? row.executions : "", time(row.execution), percent(row.share), row.kernels,
-      time(row.exposed), bytes(row.peak), row.collectives, row.buckets, bytes(row.bytes), first ? S[row.what] : ""];
+    return [first ? row.name : "", row.strategy, first ? row.executions : "", time(row.execution_ns), percent(row.share), row.kernels,
+      time(row.exposed_ns), bytes(row.peak_bytes), row.collectives, row.buckets, bytes(row.collective_bytes), first ? S[row.what] : ""];
   })));
 }
 
@@ -102,18 +102,18 @@ function drawShown() {
 function drawCandidates() {
   const list = DATA.head.candidates;
   if (!list.length) { hide("measured"); return; }
-  const longest = Math.max(...list.map((one) => one.median), 1), base = candidateCalled("XLA default");
+  const longest = Math.max(...list.map((one) => one.median_ns), 1), base = candidateCalled("XLA default");
   const host = byId("candidates");
   list.forEach((one) => {
     const chosen = S[one.name] === DATA.head.chosen;
     host.append(el("div", { class: "lane" }, el("span", { text: S[one.name] + (chosen ? " ✓" : "") }),
-      el("div", { class: "stack" }, el("span", { style: { width: (100 * one.median) / longest + "%", background: chosen ? "var(--after)" : "var(--before)" } })),
-      el("span", { class: "value", text: ran(one) ? time(one.median) : "not run" })));
+      el("div", { class: "stack" }, el("span", { style: { width: (100 * one.median_ns) / longest + "%", background: chosen ? "var(--after)" : "var(--before)" } })),
+      el("span", { class: "value", text: ran(one) ? time(one.median_ns) : "not run" })));
   });
   host.append(tableOf([".candidate", "#predicted", "#measured", "#spread", "#to XLA", "#runs", ""], list.map((one) => [
-    S[one.name], time(one.predicted || null), ran(one) ? time(one.median) : "", ran(one) ? "± " + time(one.spread) : "",
-    base && ran(one) ? ratio(base.median / one.median) : "", one.samples || "",
-    one.error !== null ? S[one.error] : one.onlyTimed ? "timed, numbers not compared" : "",
+    S[one.name], time(one.predicted_ns || null), ran(one) ? time(one.median_ns) : "", ran(one) ? "± " + time(one.spread_ns) : "",
+    base && ran(one) ? ratio(base.median_ns / one.median_ns) : "", one.samples || "",
+    one.error !== null ? S[one.error] : one.only_timed ? "timed, numbers not compared" : "",
   ])));
 }
 

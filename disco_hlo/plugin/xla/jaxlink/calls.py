@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink.requests import (
-    WRAPPED,
     CompileRequest,
     last_compile,
     unsupported,
@@ -94,6 +94,8 @@ class LoadedModule:
 
 
 _watched_modules: weakref.WeakSet[LoadedModule] = weakref.WeakSet()
+_wrapped: list[tuple[Any, str, Any]] = []
+"""Functions of JAX's that ours are in the place of: whose, by which name, and the function."""
 
 
 # JAX's Python path asks of every argument of every call where it lies and in which layout, and copies its handle: a
@@ -255,14 +257,8 @@ class _ResultsWithToken:
         return self.results.consume_with_handlers(*args, **kwargs)
 
 
-class _Unfinished:
-    """As JAX's own profiler (PGLE) while it is at work: JAX drops the C++ entry of a call that comes with one."""
-
-    def is_enabled(self) -> bool:
-        return True
-
-    def is_fdo_consumed(self) -> bool:
-        return False
+_UNFINISHED = SimpleNamespace(is_enabled=lambda: True, is_fdo_consumed=lambda: False)
+"""As JAX's own profiler (PGLE) while it is at work: JAX drops the C++ entry of a call that comes with one."""
 
 
 def watch_calls(observer: Observer) -> None:
@@ -278,7 +274,6 @@ def watch_calls(observer: Observer) -> None:
     unwatch_calls()
     watch_compiles(watched=True)
     _leave_out_our_frames()
-    unfinished = _Unfinished()
 
     def load(original: Callable[..., Any], unloaded: Any) -> Any:
         mesh_executable = original(unloaded)
@@ -296,7 +291,7 @@ def watch_calls(observer: Observer) -> None:
                 module._raised = True
             raise
         if profiler is None and _watched(executable) is not None:
-            profiler = unfinished
+            profiler = _UNFINISHED
             if known is None:
                 _note_call(args, params, facts, executable, constants)
         return results, executable, profiler, constants
@@ -320,15 +315,8 @@ def watch_calls(observer: Observer) -> None:
 def unwatch_calls() -> None:
     """Give JAX its own functions back; what is still watched goes on with its own executable. May be repeated."""
     watch_compiles(watched=False)
-    pxla, pjit, stages = _call_modules()
-    for owner, name in (
-        (pxla.UnloadedMeshExecutable, "load"),
-        (pjit, "_pjit_call_impl_python"),
-        (pxla.MeshExecutable, "create_cpp_call"),
-        (stages.Compiled, "__init__"),
-    ):
-        function = getattr(owner, name)
-        setattr(owner, name, getattr(function, WRAPPED, function))
+    while _wrapped:
+        setattr(*_wrapped.pop())
     for module in list(_watched_modules):
         module.settle(module.executable)
 
@@ -371,8 +359,8 @@ def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return wrapper(original, *args, **kwargs)
 
-    setattr(wrapped, WRAPPED, original)
     setattr(owner, name, wrapped)
+    _wrapped.append((owner, name, original))
 
 
 def _call_modules() -> tuple[Any, Any, Any]:

@@ -27,7 +27,7 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable
 Handler = Callable[["CompileRequest"], LoadedExecutable | None]
 CompileOptionValue = str | bool | int | float
 _HOOK_NAME = "disco-hlo"
-WRAPPED = "_disco_hlo_original"
+_WRAPPED = "_disco_hlo_original"
 """The attribute of a wrapper that is JAX's own function."""
 _REQUEST_ARGUMENTS = {
     "backend", "computation", "devices", "compile_options", "host_callbacks", "executable_devices"
@@ -168,7 +168,7 @@ def install(handler: Handler) -> None:
             _thread.last = (executable, request)
         return executable
 
-    setattr(compile_or_get_cached, WRAPPED, original)
+    setattr(compile_or_get_cached, _WRAPPED, original)
     compiler.compile_or_get_cached = compile_or_get_cached
 
 
@@ -187,7 +187,7 @@ def uninstall() -> None:
     """Give JAX its own compile function back. Does nothing if it was not wrapped."""
     compiler = compiler_module()
     compiler.compile_or_get_cached = getattr(
-        compiler.compile_or_get_cached, WRAPPED, compiler.compile_or_get_cached
+        compiler.compile_or_get_cached, _WRAPPED, compiler.compile_or_get_cached
     )
 
 
@@ -289,8 +289,7 @@ def compile_past_cache(
     compiler = compiler_module()
     options = copy.deepcopy(request.options)
     options.env_option_overrides = [*options.env_option_overrides, *extra.items()]
-    if request.tuner_results is not None:
-        _keep_tuner_results(options.executable_build_options.debug_options, request.tuner_results)
+    keep_tuner_results(request, options)
     with ours():
         return compiler.backend_compile_and_load(
             backend=request.backend,
@@ -299,6 +298,15 @@ def compile_past_cache(
             options=options,
             host_callbacks=request.host_callbacks,
         )
+
+
+def keep_tuner_results(request: CompileRequest, options: Any = None) -> None:
+    """Have a compile by these options, by default JAX's own of the request, keep what the autotuner picks and find it
+    again. JAX leaves that out of the key of its cache. In one process XLA tunes once, so what JAX's compile did not
+    keep no later one does."""
+    options = request.options if options is None else options
+    if request.tuner_results is not None:
+        _keep_tuner_results(options.executable_build_options.debug_options, request.tuner_results)
 
 
 def _keep_tuner_results(debug_options: Any, directory: Path) -> None:
