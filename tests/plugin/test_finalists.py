@@ -91,6 +91,7 @@ def test_nobody_waits_without_a_word_for_the_code_that_predicts(
 
 NAMES = (DEFAULT, NO_FUSION, ONE_BUCKET, PLAN_BUCKETS, PLAN, "plan 2", "plan 3")
 Compiled = list[list[str]]
+Compile = Callable[..., tuple[Compiled, list[str], bool]]
 
 
 class Clock:
@@ -104,7 +105,7 @@ class Clock:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Compiled, list[str], bool]]:
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Compile:
     """Compile trials of these names, each so many seconds long: what was compiled when, what is left, and whether it
     went to its end."""
 
@@ -132,9 +133,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Compiled, l
 
 
 def test_where_there_is_time_all_are_compiled_and_stay_in_their_order(
-    compiled: Callable[..., tuple[Compiled, list[str], bool]],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    compiled: Compile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "disco_hlo"):
         waves, left, ended = compiled(tmp_path, 15.0)
@@ -147,9 +146,7 @@ def test_where_there_is_time_all_are_compiled_and_stay_in_their_order(
 
 
 def test_what_would_not_be_done_in_time_is_left_out_and_one_line_says_so(
-    compiled: Callable[..., tuple[Compiled, list[str], bool]],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    compiled: Compile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "disco_hlo"):
         waves, left, _ = compiled(tmp_path, 40.0, at_once=2)
@@ -162,7 +159,7 @@ def test_what_would_not_be_done_in_time_is_left_out_and_one_line_says_so(
 
 
 def test_the_default_the_plan_and_the_next_best_are_compiled_however_long_it_takes(
-    compiled: Callable[..., tuple[Compiled, list[str], bool]], tmp_path: Path
+    compiled: Compile, tmp_path: Path
 ) -> None:
     names = (DEFAULT, OUR_ORDER, ONE_BUCKET, PLAN, "plan 2")
     waves, left, ended = compiled(tmp_path, 1000.0, names=names)
@@ -171,9 +168,7 @@ def test_the_default_the_plan_and_the_next_best_are_compiled_however_long_it_tak
     assert ended is True
 
 
-def test_ctrl_c_ends_it_between_two_modules(
-    compiled: Callable[..., tuple[Compiled, list[str], bool]], tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_it_between_two_modules(compiled: Compile, tmp_path: Path) -> None:
     waves, _, ended = compiled(tmp_path, 1.0, stop_after=2)
     assert waves == [[DEFAULT], [PLAN]]
     assert ended is False

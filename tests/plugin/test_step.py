@@ -168,6 +168,7 @@ def test_facts_tell_an_evaluation_by_what_it_returns(result: Shape, numbers_only
 
 
 Install = Callable[[Handler], None]
+Offered = Callable[..., list[Step | None]]
 
 
 @pytest.fixture(autouse=True)
@@ -178,7 +179,7 @@ def forgotten(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def offered(install: Install) -> Callable[..., list[Step | None]]:
+def offered(install: Install) -> Offered:
     """``offered(**settings)``: what ``training_step`` makes of the modules on two devices, in their order."""
 
     def offered(*, or_planned: bool = False, module: str | None = None) -> list[Step | None]:
@@ -210,7 +211,7 @@ def run(layers: int, width: int = 4) -> None:
     mapped(layers)(np.ones((2, width), np.float32))
 
 
-def test_of_two_steps_of_one_name_the_key_chooses(offered: Callable[..., list[Step | None]]) -> None:
+def test_of_two_steps_of_one_name_the_key_chooses(offered: Offered) -> None:
     seen = offered(or_planned=True)
     run(2), run(1)
     large, small = [one.source.graph for one in seen if one is not None]
@@ -221,9 +222,7 @@ def test_of_two_steps_of_one_name_the_key_chooses(offered: Callable[..., list[St
     assert [one and one.source.graph.fingerprint for one in chosen] == [None, small.fingerprint]
 
 
-def test_a_key_that_no_step_has_is_said_with_what_was_compiled(
-    offered: Callable[..., list[Step | None]],
-) -> None:
+def test_a_key_that_no_step_has_is_said_with_what_was_compiled(offered: Offered) -> None:
     settings = Settings(search=True, directory=Path("/plans"), module="0" * 16)
     assert offered(module=settings.module) == []
     run(1)
@@ -242,9 +241,7 @@ def test_only_eight_hex_digits_or_more_may_be_a_key() -> None:
     ]  # fmt: skip
 
 
-def test_a_step_of_other_shapes_is_offered_to_enactment_though_not_chosen(
-    offered: Callable[..., list[Step | None]],
-) -> None:
+def test_a_step_of_other_shapes_is_offered_to_enactment_though_not_chosen(offered: Offered) -> None:
     seen = offered(or_planned=True)
     run(2, width=8), run(2, width=4)
     first, second = seen
@@ -255,7 +252,7 @@ def test_a_step_of_other_shapes_is_offered_to_enactment_though_not_chosen(
 
 
 def test_what_a_process_compiles_for_itself_does_not_count_among_what_all_compile(
-    offered: Callable[..., list[Step | None]], monkeypatch: pytest.MonkeyPatch
+    offered: Offered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = offered()
     for layers, processes in ((3, (0,)), (2, (0, 1)), (1, (0, 1))):
@@ -265,7 +262,7 @@ def test_what_a_process_compiles_for_itself_does_not_count_among_what_all_compil
 
 
 def test_a_search_says_how_to_search_the_step_that_it_leaves_alone(
-    offered: Callable[..., list[Step | None]], caplog: pytest.LogCaptureFixture
+    offered: Offered, caplog: pytest.LogCaptureFixture
 ) -> None:
     offered()
     run(2, width=8), run(2, width=4)
@@ -275,7 +272,7 @@ def test_a_search_says_how_to_search_the_step_that_it_leaves_alone(
 
 
 def test_a_module_that_is_left_alone_is_said_once_however_often_it_is_compiled(
-    offered: Callable[..., list[Step | None]], caplog: pytest.LogCaptureFixture
+    offered: Offered, caplog: pytest.LogCaptureFixture
 ) -> None:
     """JAX compiles a step anew where its state comes in another sharding; what it gives may be the same module."""
     seen = offered()
@@ -285,7 +282,7 @@ def test_a_module_that_is_left_alone_is_said_once_however_often_it_is_compiled(
 
 
 def test_of_many_small_modules_of_one_name_the_user_is_told_three_times(
-    offered: Callable[..., list[Step | None]], caplog: pytest.LogCaptureFixture
+    offered: Offered, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Indexing each array of a sharded state, outside of any jit, wrote a line for each of its shapes."""
     seen = offered()
@@ -326,9 +323,7 @@ def test_a_step_that_calls_python_is_not_told_to_search_when_it_is_compiled_agai
     assert "calls back into Python" in line
 
 
-def test_a_function_whose_name_is_not_in_ascii_may_be_the_step(
-    offered: Callable[..., list[Step | None]],
-) -> None:
+def test_a_function_whose_name_is_not_in_ascii_may_be_the_step(offered: Offered) -> None:
     def шаг(x: Any) -> Any:
         return jax.lax.pmean(jnp.tanh(jnp.sin(x) * x + jnp.cos(x)), "data")
 

@@ -80,6 +80,10 @@ def on_step(look: Callable[[CompileRequest], Any]) -> Any:
     return intercept(step, arguments, look)
 
 
+def parsed(text: str) -> CanonicalModule:
+    return canonicalize(bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()))
+
+
 def test_every_named_schedule_computes_the_same() -> None:
     def look(request: CompileRequest) -> dict[str, float]:
         early = early_module(request)
@@ -137,12 +141,9 @@ ENTRY %main (x: f32[4,2]) -> f32[4,4] {
 """
     outer = inner.replace("f32[4,2]{1,0}", "f32[4,2]{0,1}").replace("f32[4,4]{1,0}", "f32[4,4]{0,1}")
 
-    def module(text: str) -> Any:
-        return canonicalize(bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()))
-
     with pytest.raises(IllegalMoveError, match="dimension 1 of f32\\[4,4\\] is not the outermost"):
-        refuse_unsupported(module(inner))
-    refuse_unsupported(module(outer))
+        refuse_unsupported(parsed(inner))
+    refuse_unsupported(parsed(outer))
 
 
 # --- when a structure is tried --------------------------------------------------------------------
@@ -169,7 +170,7 @@ def test_a_tensor_parallel_step_has_its_layers_between_them() -> None:
 
 @pytest.mark.product_only  # compiles the engine
 def test_why_no_structure_is_tried() -> None:
-    step = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
+    step = parsed(STEP)
 
     def answer(backend: str, ns_per_byte: float) -> str:
         case = Case(step, unfused(step.graph), costs_of(profile(backend, ns_per_byte), step))
@@ -215,8 +216,7 @@ REDUCED = "all-reduce(x), channel_id=3, replica_groups={{0,1}}, use_global_devic
 @pytest.mark.product_only  # compiles the engine
 def test_structures_are_tried_where_a_loop_communicates() -> None:
     def answer(op: str) -> str:
-        module = _hlo.hlo_module_from_text(SCANNED.replace("OP", op))
-        step = canonicalize(bytes(module.as_serialized_hlo_module_proto()))
+        step = parsed(SCANNED.replace("OP", op))
         case = Case(step, unfused(step.graph), costs_of(profile("gpu", 100.0), step))
         return why_not(case, case.times)
 
@@ -237,6 +237,13 @@ def found(
     return Found(searches, (), known)
 
 
+def trials_of(request: CompileRequest, folder: Path, structure: str) -> list[Any]:
+    session = join(request, Settings(search=True, directory=folder, structure=structure))
+    source = canonicalize(compiles.capture(request))
+    slot = PlanStore(folder).slot(source.graph.key, "cpu", "cpu", 2)
+    return restructured_trials(session, slot, None, found(source), Making(session, source))
+
+
 @pytest.mark.parametrize("structure", ["auto", "off"])
 def test_on_cpu_no_early_module_is_even_looked_at(
     structure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -246,10 +253,7 @@ def test_on_cpu_no_early_module_is_even_looked_at(
 
     def look(request: CompileRequest) -> list[Any]:
         monkeypatch.setattr(compiles, "capture_structure", never)
-        session = join(request, Settings(search=True, directory=tmp_path, structure=structure))
-        source = canonicalize(compiles.capture(request))
-        slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
-        return restructured_trials(session, slot, None, found(source), Making(session, source))
+        return trials_of(request, tmp_path, structure)
 
     assert on_step(look) == []
 
@@ -260,13 +264,7 @@ def test_on_cpu_no_early_module_is_even_looked_at(
 def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
     structure: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def look(request: CompileRequest) -> list[Any]:
-        session = join(request, Settings(search=True, directory=tmp_path, structure=structure))
-        source = canonicalize(compiles.capture(request))
-        slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
-        return restructured_trials(session, slot, None, found(source), Making(session, source))
-
-    assert on_step(look) == []
+    assert on_step(lambda request: trials_of(request, tmp_path, structure)) == []
     (line,) = [one for one in caplog.messages if one.startswith("DISCO_STRUCTURE is ")]
     assert line.startswith(f"DISCO_STRUCTURE is {structure}; this step has the pattern for chunk-2")
     assert reason in line
@@ -297,15 +295,13 @@ def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
     monkeypatch.setattr(
         structure_search,
         "named_schedules",
-        lambda _, asked: {key: [] for key in asked or ["chunk-2", "wrong"]},
+        lambda _early, asked, _pays: {key: [] for key in asked or ["chunk-2", "wrong"]},
     )
     monkeypatch.setattr(structure_search, "restructured", make)
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
     settings = Settings(search=True, directory=tmp_path, structure=structure)
     session: Any = SimpleNamespace(settings=settings, request=None, leads=True)
-    source = canonicalize(
-        bytes(_hlo.hlo_module_from_text(SCANNED.replace("OP", op)).as_serialized_hlo_module_proto())
-    )
+    source = parsed(SCANNED.replace("OP", op))
     making = Making(session, source)
     making.end(unmade=False)
     assert sorted(asked) == made
@@ -329,7 +325,7 @@ def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
 def test_structures_that_may_be_tried_get_as_much_of_the_budget_as_a_search_of_the_step(
     structure: str, when: str, ns_per_byte: float, looks: int | None, share: float
 ) -> None:
-    step = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
+    step = parsed(STEP)
     case = Case(step, unfused(step.graph), costs_of(profile("gpu", ns_per_byte), step))
     settings = Settings(search=True, directory=Path(), structure=structure, when=when, looks=looks)
     assert share_of_a_search(settings, case) == pytest.approx(share)
@@ -340,7 +336,7 @@ class Searching:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, starts_ns: dict[str, int], takes_s: float) -> None:
         self.had_s: list[float] = []
-        step = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
+        step = parsed(STEP)
         self.step = step
         left = iter(starts_ns.values())
 
@@ -383,7 +379,7 @@ def test_a_structure_that_is_asked_for_gets_as_much_as_the_step_and_none_gets_no
 
 def test_a_structure_for_which_there_is_no_time_keeps_the_best_order_of_its_kernels() -> None:
     """It was predicted 157.9 ms in that order, and was then a candidate of 194.9 ms in XLA's own."""
-    step = canonicalize(bytes(_hlo.hlo_module_from_text(STEP).as_serialized_hlo_module_proto()))
+    step = parsed(STEP)
     waits = replace(read(step), order=("n1", "b0.start", "b0.done", "n5", "n3", "b1.start", "b1.done"))
     case = Case(step, waits, costs_of(profile("gpu", 1.0), step))
     start = unsearched(case)

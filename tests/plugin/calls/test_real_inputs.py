@@ -32,6 +32,7 @@ from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, executables, host_memory, jaxlink, own_programs
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.job import device_facts
 from tests.plugin.calls.training import (
     WHOLE,
@@ -82,12 +83,16 @@ def compared(
     return trial, losses, tuple(state)
 
 
+def session_of(request: CompileRequest, folder: Path) -> Session:
+    settings = Settings(search=True, directory=folder, when="training")
+    return Session(request, settings, device_facts(request), LocalChannel())
+
+
 def compare_in_call(observation: Observation, folder: Path, candidate: Any) -> Trial:
     calls = trial_of(observation.trials, "jit_compared_step")
     request = calls.watch.request
-    settings = Settings(search=True, directory=folder, when="training")
-    session = Session(request, settings, device_facts(request), LocalChannel())
-    search = SearchInTraining(weakref.ref(calls), settings, threading.current_thread())
+    session = session_of(request, folder)
+    search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
     search._request = request
     default, other = Trial(DEFAULT, None, 0), Trial("candidate", None, 0)
     default.executable, other.executable = request.call_default(), candidate
@@ -359,9 +364,8 @@ def test_runs_on_lent_arguments_begin_on_a_rank_that_was_interrupted_as_on_the_o
     *state, _ = call(*state, batch(0))
     calls = trial_of(observation.trials, "jit_lending_step")
     request, ran = calls.watch.request, []
-    settings = Settings(search=True, directory=tmp_path, when="training")
-    session = Session(request, settings, device_facts(request), LocalChannel())
-    search = SearchInTraining(weakref.ref(calls), settings, threading.current_thread())
+    session = session_of(request, tmp_path)
+    search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
     search._hold = Hold("profiling", nullcontext)
     search._stop.wanted = True
     default = request.call_default()
@@ -421,8 +425,7 @@ def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is
 
     def run_on(watch: Any) -> None:
         request, arguments = watch.request, watch.arguments
-        settings = Settings(search=True, directory=tmp_path, when="training")
-        session = Session(request, settings, device_facts(request), LocalChannel())
+        session = session_of(request, tmp_path)
         default, given = request.call_default(), list(arguments)
         loan = lending.Loan.of(default, [default])
         with lending.lent(session, loan, arguments) as inputs:
@@ -458,8 +461,7 @@ def test_what_has_no_room_is_not_run(
     call = jitted("lending_step")
     call(*fresh_state(), batch(0))
     request = trial_of(observation.trials, "jit_lending_step").watch.request
-    settings = Settings(search=True, directory=tmp_path, when="training")
-    session = Session(request, settings, device_facts(request), LocalChannel())
+    session = session_of(request, tmp_path)
     arguments: list[Any] = list(fresh_state()[0].values())
     monkeypatch.setattr(
         lending, "lack_of_memory", lambda *_, **__: "it needs 5 MiB a device, 3 MiB are usable"
