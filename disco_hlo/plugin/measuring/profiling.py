@@ -66,7 +66,7 @@ from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.collectives import SweepPoint, point_of
 from disco_hlo.profiler.keys import travelling
-from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile, host_cpu_kind
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.trace import Trace
 from disco_hlo.simulator.orders import beside_transfers
@@ -203,8 +203,11 @@ def _profiled(
     kept: Kept | None = None,
 ) -> Profiled | None:
     """Trace what is compiled, sweep collectives, and put everything together on rank 0."""
-    launch_ns = known.launch_ns(source.graph.fingerprint) if known is not None else 0
-    taken = _trace(session, source, modules, launch_ns, kept)
+    fingerprint = source.graph.fingerprint
+    launch_ns, slowed = (
+        (0, None) if known is None else (known.launch_ns(fingerprint), known.contention(fingerprint))
+    )
+    taken = _trace(session, source, modules, launch_ns, kept, slowed)
     # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
     slowed = None
     with session.stage("times of ops"):
@@ -250,7 +253,8 @@ def _known_and_wanted(
     link = Link(session.facts.device_count, session.facts.process_count, label)
     known = KnownTimes(platform_of(session), link, store) if session.leads else None
     with session.stage("known times"):
-        lacking = known.lacks(source, xla, like) if known is not None else None
+        beside = session.on_calls is not None
+        lacking = known.lacks(source, xla, like, beside_training=beside) if known is not None else None
     return known, session.tell(lacking, "to profile")
 
 
@@ -318,10 +322,11 @@ def _to_trace(
     marks: PlanSlot | None,
     restructured: Restructured | None = None,
 ) -> list[Traceable]:
-    """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two, and XLA's kernels
+    """The modules whose traces hold what is wanted; of a training that goes on its calls, where XLA's kernels are all
+    that is wanted of them. On GPU transfers run alone in the first two, and XLA's kernels
     have buckets of many sizes: what transfers take beside kernels is a matter of number as well as of bytes."""
     apart = BACKENDS[session.facts.backend].asynchronous
-    called = session.on_calls is not None and not apart
+    called = session.on_calls is not None and restructured is None and not (apart and wanted["contention"])
     xla = varied(source, xla) if apart else xla
     strategies: dict[str, Strategy] = {}
     if wanted["unfused ops"] and restructured is None:
@@ -356,20 +361,26 @@ def _trace(
     modules: Sequence[Traceable],
     launch_ns: int,
     kept: Kept | None,
+    slowed: Contention | None = None,
 ) -> dict[str, Findings]:
     """Run each compiled module a few times under the profiler, on all ranks."""
     found = {name: Findings() for name in (UNFUSED, ALONE, BESIDE)}
     runner = None if kept is None else kept.runner
     first_runs = FirstRuns(session, "inputs for profiling")
+    apart = BACKENDS[session.facts.backend].asynchronous
+    names = {module.trial.name for module in modules}
+    # Beside a training what lies between two kernels is not worth the runs that tell it.
+    timed = {ALONE, BESIDE} if session.on_calls is None or BESIDE in names else set()
     alone: tuple[Trial, NamedTrace] | None = None
     for module in _with_called(session, source, modules, found):
         trial = module.trial
         trial.error = trial.error or module.error or _lack_of_memory(session, trial, runner)
         if not trial.error:
             try:
-                taken = take(session, module, runner, first_runs, timed=trial.name != UNFUSED)
+                taken = take(session, module, runner, first_runs, timed=trial.name in timed)
                 with session.stage(f"what the {trial.name} shows"):
-                    one = findings(source, trial, taken, launch_ns, by_itself=trial.name != BESIDE)
+                    by_itself, lost = trial.name != BESIDE, slowed if apart and module.is_called else None
+                    one = findings(source, trial, taken, launch_ns, by_itself=by_itself, slowed=lost)
                 one = as_all_have_it(session, one)
                 if trial.name == ALONE:
                     tell_of_uneven_devices(session, one)

@@ -8,8 +8,9 @@ plan are measured with the finalists.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,10 @@ import msgspec
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.kernels.fuse import KERNEL_SCHEDULES
+from disco_hlo.kernels import times as kernel_times
+from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays
+from disco_hlo.kernels.pattern import Call
+from disco_hlo.optimize import rehearsal
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
 from disco_hlo.optimize.regions import step_times, unmeasured_share
@@ -59,6 +63,10 @@ _LEAST_SHARE = 0.1
 _TAKES_S = 300.0
 
 
+Search = Callable[[Restructured, Case, float], tuple[Scheduled, float]]
+"""Of a structure, from its case and so many seconds to the best plan and what finding it took."""
+
+
 @dataclass(frozen=True)
 class Structures:
     """The step by each schedule that it has the pattern for, as one rank makes them."""
@@ -70,9 +78,11 @@ class Structures:
 class Making:
     """Structures that threads make on every rank, beside the search for the step as it is."""
 
-    def __init__(self, session: Session, source: CanonicalModule) -> None:
-        """Begin at once where the step's communication lies inside the layer, as far as sizes tell."""
+    def __init__(self, session: Session, source: CanonicalModule, profile: Profile | None = None) -> None:
+        """Begin at once where the step's communication lies inside the layer, as far as sizes tell. By the step's
+        ``profile``, on rank 0, fused kernels are chosen, which need one process."""
         settings, self._session = session.settings, session
+        self._source, self._profile = source, profile
         self._pool = ThreadPoolExecutor(1 + compiles_at_once(session), "disco-structure")
         self._structures: Future[Structures] | None = None
         sizes_bytes = [node.shape.size_bytes for node in source.graph.nodes]
@@ -95,9 +105,20 @@ class Making:
     def _begin(self) -> Structures:
         with jaxlink.ours():
             early = early_module(self._session.request)
-            schedules = _wanted(self._session, early)
+            schedules = _wanted(self._session, early, None if self._profile is None else self._pays)
         made = {name: self._pool.submit(self._made, early, name, moves) for name, moves in schedules.items()}
         return Structures(early, made)
+
+    def _pays(self, call: Call, opcode: str, in_loop: bool) -> bool:
+        return self._payer(call, opcode, in_loop)
+
+    @functools.cached_property
+    def _payer(self) -> Pays:
+        """Only where a pair is found: it takes code that may still be compiled elsewhere."""
+        assert self._profile is not None
+        if BACKENDS[self._source.graph.backend].queues:
+            rehearsal.wait(lambda: False)
+        return kernel_times.payer(costs_of(self._profile, self._source), self._source)
 
     def _made(self, early: Early, name: str, moves: Sequence[dict[str, Any]]) -> Restructured:
         with jaxlink.ours():
@@ -105,16 +126,22 @@ class Making:
 
 
 def restructured_trials(
-    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None, making: Making
+    session: Session,
+    slot: PlanSlot,
+    store: ProfileStore | None,
+    found: Found | None,
+    making: Making,
+    search: Search | None = None,
 ) -> list[Trial]:
     """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
     all go on without.
 
     Args:
         found: what the searches over kernels, buckets and order found, on rank 0.
+        search: makes a search; by default here and now.
     """
     try:
-        return _trials(session, slot, store, found, making)
+        return _trials(session, slot, store, found, making, search)
     except Exception as error:
         session.say(
             "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
@@ -124,7 +151,12 @@ def restructured_trials(
 
 
 def _trials(
-    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None, making: Making
+    session: Session,
+    slot: PlanSlot,
+    store: ProfileStore | None,
+    found: Found | None,
+    making: Making,
+    search: Search | None,
 ) -> list[Trial]:
     settings = session.settings
     if settings.structure == "off":
@@ -150,7 +182,7 @@ def _trials(
     takes_s = all_searches_s(settings, session.facts.backend) + _TAKES_S
     with session.stage("search of structures", takes_s=takes_s):
         if found is not None:
-            best = _searched(session, profiles, made, room, found)
+            best = _searched(session, profiles, made, room, found, search)
     return _told(session, best, made, slot, found)
 
 
@@ -185,9 +217,9 @@ def _say_left_out(session: Session, name: str, error: Exception) -> None:
         LOGGER.debug("%s: %s", name, one_line(error))
 
 
-def _wanted(session: Session, early: Early) -> dict[str, list[dict[str, Any]]]:
+def _wanted(session: Session, early: Early, pays: Pays | None) -> dict[str, list[dict[str, Any]]]:
     forced = session.settings.forced_structure
-    schedules = named_schedules(early, [forced] if forced else [])
+    schedules = named_schedules(early, [forced] if forced else [], pays)
     if forced is None:
         return schedules
     if forced not in schedules:
@@ -215,8 +247,10 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
         try:
             source = made.result().source
             xla = read(source)
-            case = Case(source, xla, costs_of(step.costs.profile, source, [xla]))
-            lacking = unmeasured_share(source, case.times) > _UNMEASURED
+            lines = kernel_times.foretold(step.costs, source, step.source)
+            known = replace(step.costs.profile, ops={**lines, **step.costs.profile.ops})
+            case = Case(source, xla, costs_of(known, source, [xla]))
+            lacking = bool(lines) or unmeasured_share(source, case.times) > _UNMEASURED
             lacking |= not set(travelling(source)) <= set(travelling(step.source))
             ranked.append((unsearched(case).predicted_ns, name, lacking))
         except Exception as error:
@@ -244,8 +278,11 @@ def _profiles(
         profile = taken.get(name, None if step is None else step.costs.profile)
         if isinstance(profile, Exception):
             _say_left_out(session, name, profile)
-        elif profile is not None:
-            profiles[name] = profile
+        elif profile is not None and step is not None:
+            lines = kernel_times.foretold(step.costs, made[name].source, step.source)
+            profiles[name] = replace(profile, ops={**lines, **profile.ops})
+            if store is not None and store.writable and name in lacking:
+                kernel_times.keep(store, profile, made[name].source)
     return profiles
 
 
@@ -255,6 +292,7 @@ def _searched(
     made: Mapping[str, Restructured],
     room: int | None,
     found: Found,
+    search: Search | None = None,
 ) -> dict[str, Scheduled]:
     """The best plan for each schedule that is worth a search, on rank 0.
 
@@ -283,13 +321,16 @@ def _searched(
         more_bytes = case.default.peak_bytes - found.last.case.default.peak_bytes
         session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
         try:
-            asked = replace(search_settings(settings), finalists=1)
-            one = optimize(case, asked, Budget.of(seconds), also=[start.strategy])
+            if search is not None:
+                best[name], took_s = search(made[name], case, seconds)
+            else:
+                asked = replace(search_settings(settings), finalists=1)
+                one = optimize(case, asked, Budget.of(seconds), also=[start.strategy])
+                best[name], took_s = one.best, one.search_s
         except Exception as error:
             _say_left_out(session, name, error)
             continue
-        left_s -= one.search_s
-        best[name] = one.best
+        left_s -= took_s
     return best
 
 
