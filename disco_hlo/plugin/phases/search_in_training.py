@@ -149,7 +149,7 @@ class SearchInTraining:
             self._refuse(step)
             fit_inputs(self._request, step.source)
         slot = session.slot(step.source.graph.key)
-        with only_search(session, slot), self._reserving(session), contextlib.ExitStack() as stack:
+        with only_search(session, slot), contextlib.ExitStack() as stack:
             profile, profile_s = self._profile(session, step, slot)
             with (
                 self._held(session, "room")
@@ -163,8 +163,11 @@ class SearchInTraining:
             with session.stage("search", takes_s=longest_s(self._settings)):
                 if profile is not None:
                     found = search_apart(self._settings, step.module, profile, room, self._stop)
+            plans = trials_of(session, found, slot)
+            if likeliest(plans, 1):
+                stack.enter_context(self._reserving(session))
             trials = [
-                *trials_of(session, found, slot),
+                *plans,
                 *self._structures(session, step, slot, found, profile, room, making),
             ]
             started = time.monotonic()
@@ -190,12 +193,12 @@ class SearchInTraining:
             return
 
         def work() -> None:
-            began = time.monotonic()
+            began, share = time.monotonic(), self._settings.share
+            over = lambda: self._over() or ended.is_set()  # noqa: E731
             with jaxlink.ours():
-                reserve(self._request.local_devices, asked, lambda: self._over() or ended.is_set())
-            LOGGER.debug(
-                "reserved %d MiB of the host a device: %.2f s", asked >> 20, time.monotonic() - began
-            )
+                stood_s = reserve(self._request.local_devices, asked, share, over)
+            self._held_s.extend(stood_s)
+            LOGGER.debug("%d MiB of the host a device: %.2f s", asked >> 20, time.monotonic() - began)
             self._reserved_bytes = asked
             ended.set()
 

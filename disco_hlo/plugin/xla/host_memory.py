@@ -6,6 +6,7 @@ took ten times as long, and a training stood still meanwhile.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 _PINNED = "pinned_host"
 _LARGE_BYTES = 1 << 20
 _PIECE_BYTES = 64 << 20
+_GETS_MORE_S = 0.1
+"""To fill a piece of memory that is there already takes a few ms."""
+_LOOK_S = 0.2
 _PLAIN = frozenset("biufc")
 """Kinds of numbers of whole bytes."""
 
@@ -50,23 +54,34 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
     return [next(by_python) if copy is None else copy for copy in found]
 
 
-def reserve(devices: Sequence[Any], bytes_each: int, over: Callable[[], bool]) -> None:
-    """Have so much memory ready that these devices reach, piece by piece until it is ``over``. To get it for the first
-    time takes a second a gigabyte, in which no call of a training should be held."""
+def reserve(devices: Sequence[Any], bytes_each: int, share: float, over: Callable[[], bool]) -> list[float]:
+    """Have so much memory ready that these devices reach, until it is ``over``; for how many seconds each time nothing
+    else could reach the devices.
+
+    To get it for the first time takes a second a gigabyte, in which the driver starts no kernel, and XLA gets twice as
+    much each time. So it pauses until that has taken no more than a ``share`` of the time.
+    """
     import jax
     from jax.sharding import SingleDeviceSharding
 
     there = [SingleDeviceSharding(device, memory_kind=_PINNED) for device in devices]
-    piece, got = np.zeros(_PIECE_BYTES, np.uint8), []
+    piece, got, stood_s = np.zeros(_PIECE_BYTES, np.uint8), list[Any](), list[float]()
     try:
         with jax.transfer_guard("allow"):
             for _ in range(-(-bytes_each // _PIECE_BYTES)):
                 for one in there:
-                    if over():
-                        return
+                    began_s = time.monotonic()
                     got.append(jax.block_until_ready(jax.device_put(piece, one)))
+                    ended_s = time.monotonic()
+                    if (took_s := ended_s - began_s) > _GETS_MORE_S:
+                        stood_s.append(took_s)
+                        while time.monotonic() < ended_s + took_s * (1 / share - 1) and not over():
+                            time.sleep(_LOOK_S)
+                    if over():
+                        return stood_s
     except Exception as error:
         LOGGER.debug("%d pieces of memory that devices reach, and no more: %s", len(got), one_line(error))
+    return stood_s
 
 
 def is_copy(array: Any) -> bool:
