@@ -1,13 +1,11 @@
 """Compile the search, the first time on a machine, before its clock runs or as long as there is time.
 
 Nothing ends the compiler early. Where time is short it runs in a process of its own, which goes on where nobody waits
-for it any more: the next search finds what it made. Neither the step nor its times matter to the code, so that process
-may begin before there is a step (:func:`compile_ahead`).
+for it any more: the next search finds what it made.
 """
 
 from __future__ import annotations
 
-import functools
 import pickle
 import signal
 import subprocess
@@ -16,12 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from disco_hlo.compiled import can_be_ready, is_ready, note_ready
-from disco_hlo.hlo.collectives import CollectiveKind
-from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces
+from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.search import run
@@ -30,7 +24,7 @@ from disco_hlo.search.child import environment
 from disco_hlo.search.interpreter import without_collector
 from disco_hlo.search.restart import FEWEST_PROPOSALS
 from disco_hlo.search.run import search
-from disco_hlo.simulator.costs import MACHINES, MachineModel
+from disco_hlo.simulator.costs import MachineModel
 
 _ARRAY = Shape("f32", (8,), (0,))
 _CANDIDATES = FEWEST_PROPOSALS + 100
@@ -52,9 +46,9 @@ def warm_up_in_time(
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """:func:`warm_up` as long as ``seconds`` allow, or until somebody wants an end; whether all code exists now."""
-    what = _what(graph, machine, settings)
+    what = f"{settings.method} {graph.backend} {bool(graph.all_reduces)} {machine.speed_ppm().shape}"
     if seconds is not None and can_be_ready(run.__name__) and not is_ready(run.__name__, what):
-        small = _small_step(graph.backend, transfers=bool(graph.all_reduces))
+        small = small_step(graph.backend, transfers=bool(graph.all_reduces))
         try:
             task = pickle.dumps((small, costs, machine, settings, what))
         except (pickle.PicklingError, AttributeError, TypeError):
@@ -66,39 +60,9 @@ def warm_up_in_time(
     return True
 
 
-class _AnyTimes(CostModel):
-    """Everything takes a microsecond."""
-
-    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
-        return np.full(len(graph), 1000, np.int64)
-
-    def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
-        del graph
-        return np.full(len(kernels), 1000, np.int64)
-
-    def collective(self, kind: CollectiveKind) -> LinearPieces:
-        del kind
-        return LinearPieces.of((0, 0.0, 1000.0))
-
-
-@functools.cache
-def compile_ahead(backend: str) -> subprocess.Popen[bytes] | None:
-    """Begin to compile the search for steps with collectives on such devices, in a process of its own, once; None where
-    that is done, or of no use."""
-    machine, settings = MACHINES[backend], SearchSettings()
-    small = _small_step(backend, transfers=True)
-    what = _what(small, machine, settings)
-    if not can_be_ready(run.__name__) or is_ready(run.__name__, what):
-        return None
-    return _begun(pickle.dumps((small, _AnyTimes(), machine, settings, what)))
-
-
-def _what(graph: Graph, machine: MachineModel, settings: SearchSettings) -> str:
-    return f"{settings.method} {graph.backend} {bool(graph.all_reduces)} {machine.speed_ppm().shape}"
-
-
-def _begun(task: bytes) -> subprocess.Popen[bytes] | None:
-    """A process that compiles; None where none can be started."""
+def _compiled_elsewhere(task: bytes, seconds: float, stop: Callable[[], bool]) -> bool:
+    """Whether another process has compiled everything, or could not, before the time was up."""
+    until = time.monotonic() + seconds
     try:
         process = subprocess.Popen(
             _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -108,15 +72,8 @@ def _begun(task: bytes) -> subprocess.Popen[bytes] | None:
         process.stdin.write(task)
         process.stdin.close()
     except OSError:
-        return None
-    return process
-
-
-def _compiled_elsewhere(task: bytes, seconds: float, stop: Callable[[], bool]) -> bool:
-    """Whether another process has compiled everything, or could not, before the time was up."""
-    until = time.monotonic() + seconds
-    process = _begun(task)
-    while process is not None and process.poll() is None:
+        return True
+    while process.poll() is None:
         if time.monotonic() >= until or stop():
             LEFT_BEHIND.append(process)
             return False
@@ -127,13 +84,17 @@ def _compiled_elsewhere(task: bytes, seconds: float, stop: Callable[[], bool]) -
 def warm_up(graph: Graph, costs: CostModel, machine: MachineModel, settings: SearchSettings) -> None:
     """Search a step of a few ops as ``settings`` say, so that all code exists for one like ``graph``."""
     few = replace(settings, evaluations=_CANDIDATES, seconds=None, seeds=1, memory_limit_bytes=None)
-    small = _small_step(graph.backend, transfers=bool(graph.all_reduces))
-    start = Strategy((Group((2,), (1,)),), tuple(Bucket((x,)) for x in small.all_reduces))
+    small = small_step(graph.backend, transfers=bool(graph.all_reduces))
     with without_collector():  # the compiler makes much that lives on
-        search(small, costs, machine, start=start, settings=few)
+        search(small, costs, machine, start=small_plan(small), settings=few)
 
 
-def _small_step(backend: str, *, transfers: bool) -> Graph:
+def small_plan(small: Graph) -> Strategy:
+    """A plan of :func:`small_step` with a kernel of two ops."""
+    return Strategy((Group((2,), (1,)),), tuple(Bucket((x,)) for x in small.all_reduces))
+
+
+def small_step(backend: str, *, transfers: bool) -> Graph:
     """A step with two all-reduces, or without: a profile of one device does not know what one takes."""
     nodes = [
         Node(0, "parameter", _ARRAY, (), Kind.PARAMETER, key="parameter"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -61,6 +62,19 @@ def measured(compiled: tuple[Session, list[Trial]]) -> Measured:
         return fresh, measure(session, fresh, budget_s=0.1, stop=lambda: left.pop(0))
 
     return of
+
+
+def test_what_compares_is_compiled_beside_the_candidates(
+    compiled: tuple[Session, list[Trial]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = create_autospec(comparing.compile_comparison, side_effect=RuntimeError("no room"))
+    monkeypatch.setattr(candidates, "compile_comparison", prepared)
+    [default] = again = [Trial("XLA default", None, 0)]
+    compile_trials(compiled[0], None, again, tag="default")  # type: ignore[arg-type]
+    [call] = prepared.call_args_list
+    assert call.args[1] is default.executable
+    assert call.kwargs == {"real_inputs": False}
+    assert default.error == "", "it fails again where something is compared"
 
 
 def test_all_are_timed_alike_and_a_wrong_one_is_out_with_its_times_once_it_is_compared(

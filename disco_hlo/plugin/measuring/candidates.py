@@ -122,7 +122,7 @@ def compile_trials(session: Session, source: CanonicalModule, trials: Sequence[T
         at_once = 1
     verified = _Verified()
     with ThreadPoolExecutor(at_once, "disco-compile") as pool:
-        failures = list(pool.map(lambda trial: _compile(session, source, trial, verified), waiting))
+        failures = list(pool.map(lambda trial: _compile(session, source, trial, verified, at_once), waiting))
     LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
     for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
         try:
@@ -179,15 +179,18 @@ def _hand_out(
 
 
 def _compile(
-    session: Session, source: CanonicalModule, trial: Trial, verified: _Verified
+    session: Session, source: CanonicalModule, trial: Trial, verified: _Verified, at_once: int
 ) -> Exception | None:
     """Compile a trial's module on this rank; returns what went wrong."""
     started = time.monotonic()
     try:
         if trial.strategy is None:
             trial.executable = compiles.compile_module(session.request, None, trial.options)
-            with contextlib.suppress(Exception):  # it fails again, on all ranks, where it is compared
-                compile_comparison(session.request.local_devices, trial.executable, real_inputs=False)
+            try:
+                devices = session.request.local_devices
+                compile_comparison(devices, trial.executable, at_once, real_inputs=False)
+            except Exception as error:  # it fails again, on all ranks, where something is compared
+                LOGGER.debug("comparing is not prepared: %s", one_line(error))
         else:
             own = trial.source(source)
             trial.module = local_module(own, trial.strategy, trial.module)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from disco_hlo.backends import BACKENDS, backend_of
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.optimize.rehearsal import rehearsed
+from disco_hlo.optimize import rehearsal
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER
@@ -40,7 +40,6 @@ from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.search.warm import compile_ahead
 
 AROUND_SEARCH_S = 300.0
 """How long rank 0 may be busy beside the search's own time: compiling its code, ranking what it found."""
@@ -68,11 +67,11 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
 
 
 def _compile_ahead(request: CompileRequest) -> None:
-    """Begin to compile the search for GPUs on rank 0 while the script still makes its state."""
+    """Begin to compile the search for GPUs, on rank 0, while the script still makes its state."""
     with contextlib.suppress(UnsupportedError):
         backend = backend_of(request.backend.platform)
         if backend.queues and len(request.devices) > 1 and request.backend.process_index() == 0:
-            compile_ahead(backend.name)
+            rehearsal.begin()
 
 
 @contextlib.contextmanager
@@ -136,26 +135,25 @@ def _search(
     """How long profiling took, on rank 0 what was found, and the structures that are made meanwhile; None where
     somebody interrupted before the search."""
     source, xla = step.source, read(step.source)
-    wanted = session.leads and BACKENDS[session.facts.backend].queues
-    with rehearsed(step.module, session.facts.device_kind, wanted=wanted) as wait_for_code:
-        session.say("profiling the step; the training waits until the search is over")
-        started = time.monotonic()
-        with measured_times(session) as store:
-            profiled = profile_step(session, source, xla, store, slot)
-        profile_s = time.monotonic() - started
-        if session.tell(bool(stop), "interrupted"):
-            session.say("interrupted before the search; this run goes on with XLA's default")
-            return None
-        room = room_bytes(session)
-        making = Making(session, source, None if profiled is None else profiled.profile)
-        takes_s = session.settings.budget_s + AROUND_SEARCH_S
-        found = None
+    session.say("profiling the step; the training waits until the search is over")
+    started = time.monotonic()
+    with measured_times(session) as store:
+        profiled = profile_step(session, source, xla, store, slot)
+    profile_s = time.monotonic() - started
+    if session.tell(bool(stop), "interrupted"):
+        session.say("interrupted before the search; this run goes on with XLA's default")
+        return None
+    room = room_bytes(session)
+    making = Making(session, source, None if profiled is None else profiled.profile)
+    takes_s = session.settings.budget_s + AROUND_SEARCH_S
+    found = None
+    if profiled is not None:
+        session.say("profiled %s in %.1f s", profiled.measured, profile_s)
+    with session.stage("search", takes_s=takes_s):
         if profiled is not None:
-            session.say("profiled %s in %.1f s", profiled.measured, profile_s)
-        with session.stage("search", takes_s=takes_s):
-            wait_for_code(lambda: bool(stop))
-            if profiled is not None:
-                found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
+            if BACKENDS[session.facts.backend].queues:
+                rehearsal.wait(lambda: bool(stop))
+            found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
     for _ in range(looks(session.settings, source.graph.backend)):
         making.end(unmade=False)
         found = look_again(session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)

@@ -8,6 +8,7 @@ plan are measured with the finalists.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,6 +22,8 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.kernels import times as kernel_times
 from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays
+from disco_hlo.kernels.pattern import Call
+from disco_hlo.optimize import rehearsal
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
 from disco_hlo.optimize.regions import step_times, unmeasured_share
@@ -102,11 +105,20 @@ class Making:
     def _begin(self) -> Structures:
         with jaxlink.ours():
             early = early_module(self._session.request)
-            profile, source = self._profile, self._source
-            pays = None if profile is None else kernel_times.payer(costs_of(profile, source), source)
-            schedules = _wanted(self._session, early, pays)
+            schedules = _wanted(self._session, early, None if self._profile is None else self._pays)
         made = {name: self._pool.submit(self._made, early, name, moves) for name, moves in schedules.items()}
         return Structures(early, made)
+
+    def _pays(self, call: Call, opcode: str, in_loop: bool) -> bool:
+        return self._payer(call, opcode, in_loop)
+
+    @functools.cached_property
+    def _payer(self) -> Pays:
+        """Only where a pair is found: it takes code that may still be compiled elsewhere."""
+        assert self._profile is not None
+        if BACKENDS[self._source.graph.backend].queues:
+            rehearsal.wait(lambda: False)
+        return kernel_times.payer(costs_of(self._profile, self._source), self._source)
 
     def _made(self, early: Early, name: str, moves: Sequence[dict[str, Any]]) -> Restructured:
         with jaxlink.ours():
