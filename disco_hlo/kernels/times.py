@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.analytic import library_flops_per_s
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind
@@ -228,19 +230,16 @@ def foretold(costs: Costs, source: CanonicalModule, like: CanonicalModule) -> di
 
 
 def keep(store: ProfileStore, profile: Profile, source: CanonicalModule) -> None:
-    """Keep what a step's kernels took, for other steps: each size once.
-
-    Raises:
-        ProfileError: the store cannot be written.
-    """
+    """Keep what a step's kernels took, for other steps: each size once, unless the store cannot be written."""
     known = measured_kernels(profile)
     times = {
         size.key: profile.ops[key]
         for key, size in kernel_sizes(source).items()
         if key in profile.ops and size not in known
     }
-    if times:
-        store.add_ops(profile.platform, times)
+    if times and store.writable:
+        with suppress(ProfileError):
+            store.add_ops(profile.platform, times)
 
 
 def kernel_sizes(source: CanonicalModule) -> dict[str, Size]:

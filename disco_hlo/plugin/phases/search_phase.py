@@ -157,6 +157,6 @@ def _search(
             if profiled is not None:
                 found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
     for _ in range(looks(session.settings, source.graph.backend)):
-        making.wait()
+        making.end(unmade=False)
         found = look_again(session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
     return profile_s, found, making
