@@ -16,6 +16,8 @@ far that is wrong: one in which every collective runs alone, and one in which th
   them: the matmul's last wave leaves multiprocessors free (docs/simulator.md, "Delays", has what two H200s showed). It
   runs behind the matmul, not beside it. :func:`holds` reads this on a trace of kernels under collectives in a known
   order: when a collective could have begun follows from that, and what ran when it did.
+* In calls of a training kernels run beside collectives as XLA ordered them. Where it is known what they lose, so is
+  what they take alone (:func:`undisturbed`).
 * A step waits for the slowest device (:func:`uneven`). A GPU that is hot or short of power lowers its clock, and
   another program may use it, too: on two H100s the kernels of one step took 45.4 ms on one device in every run, and 47
   to 80 on the other. What is measured meanwhile is true of that state.
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter, itemgetter
 from statistics import mean, median
@@ -402,6 +404,23 @@ def _share(transfers: Sequence[Sequence[_Seen]]) -> float | None:
         return min(max(0.0, median(held)), 1.0)
     # What begins at once late in a kernel may do so behind its hold.
     return 0.0 if free and min(free) < _HALF else None
+
+
+def undisturbed(trace: Trace, module_name: str, moved: Moved, slowed: Contention) -> Trace:
+    """The trace with each kernel as short as it would be if no collective had moved data beside it.
+
+    Args:
+        moved: how long the collectives move data.
+        slowed: what kernels lose to them.
+    """
+    gained = 1 - 1 / slowed.compute
+    shorter: dict[int, Execution] = {}
+    for (run, _), items in by_place(trace, module_name).items():
+        moves = merged(moving(item, (run, *name), moved) for name, item in numbered(items))
+        for item in items:
+            if not is_transfer(item) and (shared_ns := covered_ns(span(item), moves)):
+                shorter[id(item)] = replace(item, end_ns=item.end_ns - round(gained * shared_ns))
+    return replace(trace, executions=tuple(shorter.get(id(item), item) for item in trace.executions))
 
 
 def uneven(computed: Computed) -> Uneven | None:

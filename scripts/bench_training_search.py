@@ -13,12 +13,16 @@ killed, and says so.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
 import logging
+import math
 import os
 import re
+import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -41,7 +45,14 @@ _SETTLED = re.compile(r": (.+) from call (\d+) on: (?:it is the fastest|no candi
 _ENDED = "has ended, and the training goes on"
 _AFTERWARDS = 40
 """Steps after the outcome."""
+_DEFAULT = "XLA default"
+_SLOW, _MOST_SLOW = 1.5, 200
+"""Steps that take so many times as long as the default's are listed, so many of them."""
+_MORE = 20
+"""Steps of a job of several processes after its first one wanted no more."""
 _WARM_UP = 5
+_AROUND_S = 25.0
+"""Of a process beside its steps."""
 _BATCHES = 256
 """Fewer are soon known by heart, and then a rounding alters the loss by as much as it is."""
 
@@ -73,6 +84,9 @@ def train(options: argparse.Namespace) -> None:
     sys.path.insert(0, str(ROOT / "examples"))
     import jax
 
+    if options.processes > 1:
+        jax.distributed.initialize(options.address, options.processes, options.rank)
+    end = End(options)
     step, state, batches = (demo if options.step == "demo" else llama)(options)
     jax.block_until_ready((state, batches))
     began = time.perf_counter()
@@ -82,14 +96,37 @@ def train(options: argparse.Namespace) -> None:
     ends: list[float] = []
     losses: list[float] = []
     left = options.steps
-    while left and ends[-1:] < [options.longest]:
+    while not end.reached(len(ends), wanted=not left or ends[-1:] >= [options.longest]):
         state, loss = step(state, batches[len(ends) % len(batches)])
         losses.append(float(loss))
         ends.append(time.perf_counter() - began)
-        left -= not searched or log.over
+        left -= bool(left) and (not searched or log.over)
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
     record = {"ends": ends, "losses": losses, "lines": log.lines, "peak_bytes": max(peaks)}
     print(json.dumps({**record, "device": jax.devices()[0].device_kind, "devices": jax.device_count()}))
+
+
+class End:
+    """The step before which a training ends: on all processes the same, where there are several."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from jax._src import distributed
+
+        self._client = distributed.global_state.client if options.processes > 1 else None
+        self._leads = options.rank == 0
+        self._at: int | None = None
+
+    def reached(self, done: int, *, wanted: bool) -> bool:
+        """Whether it is reached after so many steps; ``wanted`` counts on the first process."""
+        if self._client is None:
+            return wanted
+        if self._at is None and self._leads and wanted:
+            self._at = done + _MORE
+            self._client.key_value_set("bench/end", str(self._at))
+        elif self._at is None and not self._leads:
+            with contextlib.suppress(Exception):  # it is not there yet
+                self._at = int(self._client.key_value_try_get("bench/end"))
+        return self._at is not None and done >= self._at
 
 
 def demo(options: argparse.Namespace) -> tuple[Step, Any, list[Any]]:
@@ -130,31 +167,57 @@ def llama(options: argparse.Namespace) -> tuple[Step, Any, list[Any]]:
 def run(when: str, steps: int, longest_s: float, options: argparse.Namespace) -> dict[str, Any]:
     """One training in a process of its own; what went wrong is its ``error``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DISCO_", "ENABLE_"))}
-    if kept.get("JAX_PLATFORMS") == "cpu":
-        kept["XLA_FLAGS"] = f"{kept.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-    shown = {name: getattr(options, name) for name in ("step", "layers", "batch", "shard")}
-    shown |= {"steps": steps, "longest": longest_s * 0.8}
+    if kept.get("JAX_PLATFORMS") == "cpu" and "device_count" not in kept.get("XLA_FLAGS", ""):
+        devices = 2 // options.processes
+        kept["XLA_FLAGS"] = f"{kept.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    shown = {name: getattr(options, name) for name in ("step", "layers", "batch", "shard", "processes")}
+    shown |= {"steps": steps, "longest": max(0.8 * longest_s, longest_s - _AROUND_S)}
+    shown |= {"address": f"127.0.0.1:{_free_port()}"}
     command = [sys.executable, __file__, "--train", *(f"--{name}={value}" for name, value in shown.items())]
     settings = {"DISCO_BUDGET_S": str(options.budget), "DISCO_LOG": "debug"}
     settings |= {"DISCO_SHARE": str(options.share)} if options.share else {}
-    with tempfile.TemporaryDirectory() as plans:
-        environment = {**kept, **WHEN[when], **settings, "DISCO_DIR": plans}
+    settings |= {"DISCO_STRUCTURE": options.structure} if options.structure else {}
+    with tempfile.TemporaryDirectory() as folder:
+        plans = Path(folder) / "plans"
+        plans.mkdir()
+        if options.store is not None:
+            shutil.copy(options.store, plans / "profile.sqlite")
+        environment = {**kept, **WHEN[when], **settings, "DISCO_DIR": str(plans)}
+        said = [
+            (Path(folder) / f"{rank}.out", Path(folder) / f"{rank}.err") for rank in range(options.processes)
+        ]
+        jobs = []
+        for rank, (out, err) in enumerate(said):
+            with out.open("w") as to_out, err.open("w") as to_err:
+                own = [*command, f"--rank={rank}"]
+                jobs.append(subprocess.Popen(own, env=environment, stdout=to_out, stderr=to_err))
+        end = time.monotonic() + max(1.0, longest_s)
         try:
-            done = subprocess.run(
-                command, env=environment, text=True, capture_output=True, check=False,
-                timeout=max(1.0, longest_s),
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as late:
-            return {"error": f"killed after {longest_s:.0f} s", "last": _end_of(late.stderr)}
-    if done.returncode:
-        return {"error": f"ended with {done.returncode}", "last": _end_of(done.stderr)}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            codes = [job.wait(max(0.1, end - time.monotonic())) for job in jobs]
+        except subprocess.TimeoutExpired:
+            return {"error": f"killed after {longest_s:.0f} s", "last": _end_of(said[0][1].read_text())}
+        finally:
+            for job in jobs:
+                job.kill()
+                job.wait()
+        if any(codes):
+            rank = next(rank for rank, code in enumerate(codes) if code)
+            return {
+                "error": f"rank {rank} ended with {codes[rank]}",
+                "last": _end_of(said[rank][1].read_text()),
+            }
+        found: dict[str, Any] = json.loads(said[0][0].read_text().splitlines()[-1])
     return found
 
 
-def _end_of(text: str | bytes | None) -> list[str]:
-    shown = text.decode(errors="replace") if isinstance(text, bytes) else text or ""
-    return shown.splitlines()[-30:]
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _end_of(text: str) -> list[str]:
+    return text.splitlines()[-200:]
 
 
 def median_step_ms(ends: list[float]) -> float:
@@ -186,7 +249,9 @@ def searched(record: dict[str, Any], default_s: float) -> dict[str, Any]:
         {"for": what, "s": float(s), "pieces": int(pieces), "longest_ms": int(ms)}
         for _, text in lines if (found := _HELD.search(text)) for s, pieces, ms, what in [found.groups()]
     ]  # fmt: skip
-    told: dict[str, Any] = {**plain(record), "lines": lines[-120:], "held": held}
+    told: dict[str, Any] = {**plain(record), "lines": lines[-400:], "held": held}
+    slow = [(end, later - end) for end, later in itertools.pairwise(ends) if later - end > _SLOW * default_s]
+    told["slow_steps"] = [{"at_s": at, "ms": 1e3 * s} for at, s in slow[:_MOST_SLOW]]
     begun = next((at for at, text in lines if _BEGINS in text), None)
     over = next(((at, found) for at, text in lines if (found := _SETTLED.search(text))), None)
     if begun is None:
@@ -198,10 +263,20 @@ def searched(record: dict[str, Any], default_s: float) -> dict[str, Any]:
     }  # fmt: skip
     if over is None:
         return {**told, "outcome": "not settled"}
+    after_ms, calls, outcome = median_step_ms(ends[-_AFTERWARDS:]), int(over[1][2]), over[1][1]
+    paid = None if outcome == _DEFAULT else paid_after(at, calls, default_s, after_ms / 1e3)
     return {
-        **told, "outcome": over[1][1], "settled_at_call": int(over[1][2]), "settled_after_s": at,
-        "step_ms_afterwards": median_step_ms(ends[-_AFTERWARDS:]),
+        **told, "outcome": outcome, "settled_at_call": calls, "settled_after_s": at,
+        "step_ms_afterwards": after_ms, "paid_for_itself_after_steps": paid,
     }  # fmt: skip
+
+
+def paid_after(plan_s: float, calls: int, default_s: float, step_s: float) -> int | None:
+    """After how many steps a training has caught up with XLA's default, whose plan runs from call ``calls`` on,
+    ``plan_s`` after its beginning; None where it never does: its steps are no faster."""
+    if step_s >= default_s:
+        return None
+    return calls + max(0, math.ceil((plan_s - calls * default_s) / (default_s - step_s)))
 
 
 def compared(record: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
@@ -226,13 +301,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="the demo's sequences per device; it has 8")
     parser.add_argument("--budget", type=float, default=20.0, help="DISCO_BUDGET_S (default 20)")
     parser.add_argument("--share", type=float, help="DISCO_SHARE")
+    parser.add_argument("--structure", help="DISCO_STRUCTURE")
+    parser.add_argument("--default-ms", type=float, help="the default's step, where it was timed before")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=8.0, help="for everything (default 8)")
     parser.add_argument(
         "--no-compile", action="store_true", help="leave out the search before the first step"
     )
+    parser.add_argument(
+        "--store", type=Path, help="measured times that a search begins with (profile.sqlite)"
+    )
+    parser.add_argument("--processes", type=int, default=1, help="of the job (CPU; default 1)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--longest", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
@@ -250,11 +333,15 @@ def main() -> None:
         if options.json is not None:
             options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
+    if options.default_ms is not None:
+        record = run("training", _AFTERWARDS, left_s(1.0), options)
+        show("training", searched(record, options.default_ms / 1e3))
+        return
     first = run("default", options.steps, left_s(0.3), options)
     show("default", plain(first))
     if "error" in first:
         return
-    record = run("training", _AFTERWARDS, left_s(0.75), options)
+    record = run("training", _AFTERWARDS, left_s(0.85), options)
     show("training", searched(record, mean_step_s(first)))
     again = run(
         "default",
@@ -267,7 +354,11 @@ def main() -> None:
     show("training against default", compared(record, again))
     show("default against default", compared(first, again))
     if not options.no_compile:
-        show("compile", plain(run("compile", options.steps, left_s(1.0), options)))
+        way = plain(run("compile", options.steps, left_s(1.0), options))
+        if "error" not in way:
+            later_s, default_s = way["first_step_s"] - plain(first)["first_step_s"], mean_step_s(first)
+            way["paid_for_itself_after_steps"] = paid_after(later_s, 0, default_s, way["step_ms"] / 1e3)
+        show("compile", way)
 
 
 if __name__ == "__main__":

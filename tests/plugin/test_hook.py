@@ -97,6 +97,22 @@ def test_an_ordinary_compile_waits_for_ours_of_the_same_name() -> None:
     assert order == ["other", "ours", "ordinary"]
 
 
+def test_one_of_ours_that_does_not_come_back_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "_LONGEST_S", 0.01)
+    with hook.own_compile("jit_step", OwnCompile(replacement=b"other")):
+        with hook.ordinary_compile("jit_step"):
+            assert hook.on_module(STEP) is None
+        assert hook.on_module(STEP) is None
+    assert hook.on_module(STEP) is None
+
+
+def test_beside_a_training_no_ordinary_compile_waits_for_ours() -> None:
+    with hook.own_compile("jit_step", OwnCompile(replacement=b"other"), apart=True) as name:
+        with hook.ordinary_compile("jit_step"):
+            assert hook.on_module(STEP) is None
+        assert hook.on_module(hook.named(STEP, name)) == b"other"
+
+
 @pytest.mark.parametrize("name", ["jit_step", "x", "n" * 150, "n" * 20_000])
 def test_a_module_can_be_given_another_name(name: str) -> None:
     renamed = hook.named(STEP, name)

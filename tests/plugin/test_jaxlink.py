@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib.xla_client import AutotuneCacheMode
 
 from disco_hlo.errors import ActivationError, UnsupportedError, shared
+from disco_hlo.plugin.phases import training_phase
+from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
@@ -194,6 +197,28 @@ def test_our_compiles_keep_what_the_autotuner_picks(
 
     assert handled(handle, lambda x: -x, 1.0) == -1.0
     assert kept == [(str(tmp_path) if expected[0] == "ours" else expected[0], expected[1])]
+
+
+def test_jaxs_own_compile_of_a_step_that_trains_keeps_what_the_autotuner_picks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """XLA tunes once in a process: what that compile did not keep, the next job tuned anew, perhaps otherwise."""
+    kept: list[str] = []
+    compile_and_load = compiler.backend_compile_and_load
+
+    @functools.wraps(compile_and_load)
+    def noting(*given: Any, **named: Any) -> Any:
+        options = inspect.signature(compile_and_load).bind(*given, **named).arguments["options"]
+        kept.append(options.executable_build_options.debug_options.xla_gpu_per_fusion_autotune_cache_dir)
+        return compile_and_load(*given, **named)
+
+    def handle(request: CompileRequest) -> None:
+        request.tuner_results = tmp_path
+        training_phase.handle(request, Settings(search=True, directory=tmp_path, when="training"))
+
+    monkeypatch.setattr(compiler, "backend_compile_and_load", noting)
+    assert handled(handle, lambda x: -x, 1.0) == -1.0
+    assert kept == [str(tmp_path)]
 
 
 class _Rank:

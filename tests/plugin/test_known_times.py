@@ -14,7 +14,7 @@ from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import by_graph
-from disco_hlo.plugin.measuring.known_times import KnownTimes
+from disco_hlo.plugin.measuring.known_times import KnownTimes, _kernel_keys, _node_keys
 from disco_hlo.plugin.measuring.microbenchmarks import AFTER_COMPUTE
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.collectives import InStep, SweepPoint
@@ -106,7 +106,7 @@ def test_what_is_not_as_training_runs_it_is_not_kept(store: ProfileStore) -> Non
     told = mine.profile("f00d")
     assert (told.launch_ns, told.holds, told.ops) == (5, {"dot": 0.9}, {"dot": OpTime(5, 0, 1)})
     assert KnownTimes(GPU, NVLINK, store).launch_ns("f00d") == 412
-    assert (store.ops(GPU), store.steps(GPU, "f00d")) == ({}, ())
+    assert (store.ops(GPU), store.step(GPU, "f00d")) == ({}, None)
 
 
 def test_without_constants_there_is_no_launch_cost() -> None:
@@ -207,6 +207,44 @@ def test_what_xlas_buckets_took_on_gpus_is_asked_once_for_a_step(
     assert found.together is not None
     assert found.together.total_ns == 700
     assert found.in_step is None
+
+
+def test_a_training_does_not_wait_for_what_other_steps_on_its_link_tell(
+    step: CanonicalModule, store: ProfileStore
+) -> None:
+    first = KnownTimes(GPU, NVLINK, store)
+    for number, factor in enumerate((1.3, 1.2, 1.9)):
+        first.add_facts(
+            f"f00{number}", contention=Contention(factor, 1.1), loops={f"loop{number}": LoopTime(2, 5, 0)}
+        )
+    known = KnownTimes(GPU, NVLINK, store)
+    assert known.lacks(step, read(step))["contention"] is True
+    other = replace(step, graph=replace(step.graph, fingerprint="f00d"))
+    assert known.lacks(other, read(other), step, beside_training=True)["contention"] is False
+    assert known.contention("f00d") == known.contention(step.graph.fingerprint) == Contention(1.3, 1.1)
+    known.add_constants(CONSTANTS)
+    assert set(known.profile(step.graph.fingerprint).loops) == {"loop0", "loop1", "loop2"}
+    first.add_facts(step.graph.fingerprint, contention=Contention(1.4, 1.1), together={})
+    own = KnownTimes(GPU, NVLINK, store)
+    assert own.lacks(step, read(step), beside_training=True)["contention"] is False
+    assert own.contention(step.graph.fingerprint) == Contention(1.4, 1.1)
+    elsewhere = KnownTimes(GPU, Link(4, 1), store)
+    assert elsewhere.lacks(step, read(step), beside_training=True)["contention"] is True
+
+
+def test_a_training_does_not_wait_for_a_few_ops(step: CanonicalModule, store: ProfileStore) -> None:
+    known = KnownTimes(CPU, Link(2, 1), store)
+    kernels = _kernel_keys(step, read(step))
+    keys = sorted(_node_keys(step, read(step)) - kernels)
+    times = dict.fromkeys(kernels, OpTime(1000, 0, 5))
+    few = int(0.05 * len(keys))
+    assert few
+    known.add_ops("f00d", times | dict.fromkeys(keys[few:], OpTime(1000, 0, 5)), ())
+    assert known.lacks(step, read(step))["ops"] is True
+    assert known.lacks(step, read(step), beside_training=True)["ops"] is False
+    fewer = KnownTimes(CPU, Link(2, 1), None)
+    fewer.add_ops("f00d", times | dict.fromkeys(keys[2 * few + 2 :], OpTime(1000, 0, 5)), ())
+    assert fewer.lacks(step, read(step), beside_training=True)["ops"] is True
 
 
 def test_another_structure_takes_over_what_its_collectives_and_kernels_cost_each_other(

@@ -70,6 +70,32 @@ def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
     assert unfused_step.strategy.buckets == expected(step.graph).buckets
 
 
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (
+            {"ops": True, "unfused ops": True, "contention": False},
+            [("XLA's kernels", True), ("unfused step", False)],
+        ),
+        (
+            {"ops": True, "unfused ops": True, "contention": True},
+            [("XLA's kernels", False), ("unfused step", False), ("transfers beside XLA's kernels", False)],
+        ),
+    ],
+)
+def test_calls_of_a_training_stand_in_where_it_is_known_what_transfers_cost_their_kernels(
+    step: CanonicalModule, wanted: dict[str, bool], expected: list[tuple[str, bool]]
+) -> None:
+    session: Any = SimpleNamespace(
+        facts=SimpleNamespace(backend="gpu"), on_calls=object(), request=SimpleNamespace(call_default=object)
+    )
+    modules = _to_trace(session, step, read(step), wanted, None)
+    assert [(module.trial.name, module.is_called) for module in modules] == expected
+    structure: Any = object()
+    modules = _to_trace(session, step, read(step), wanted, None, structure)
+    assert not any(module.is_called for module in modules), "nobody calls another structure of it"
+
+
 def test_transfers_of_many_sizes_are_traced_alone_and_beside_kernels(step: CanonicalModule) -> None:
     """Buckets filled up to a threshold are all of one size, from which no wait can be told."""
     session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend="gpu"), on_calls=None))
@@ -267,3 +293,25 @@ def test_structures_have_no_profile_where_nothing_of_the_step_was_kept(
     [found] = profiling.profile_structures(session, {"split": structure}, step, None).values()
     assert isinstance(found, ProfileError)
     assert "was not kept" in str(found)
+
+
+def test_a_structure_whose_kernels_another_one_has_shown_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, step: CanonicalModule
+) -> None:
+    """Of structures that share a loop, one alone is traced."""
+    ran: list[int] = []
+
+    def lacks(*_: object, **__: object) -> tuple[None, dict[str, object]]:
+        return None, {"device": False, "ops": not ran, "contention": False, "collectives": {}}
+
+    def profiled(*arguments: Any) -> SimpleNamespace:
+        ran.extend(arguments[-1])
+        return SimpleNamespace(profile=len(arguments[-1]))
+
+    monkeypatch.setattr(profiling, "_known_and_wanted", lacks)
+    monkeypatch.setattr(profiling, "_to_trace", lambda *_: [SimpleNamespace(trials=[])])
+    monkeypatch.setattr(profiling, "_profiled", profiled)
+    two = cast(Any, {name: SimpleNamespace(source=step) for name in ("rotate", "gather-once-rotate")})
+    assert profiling.profile_structures(cast(Session, None), two, step, None) == {
+        "rotate": 1, "gather-once-rotate": 0
+    }  # fmt: skip

@@ -102,14 +102,21 @@ def searches() -> list[threading.Thread]:
 
 
 @pytest.fixture
+def structure() -> str:
+    """``DISCO_STRUCTURE``."""
+    return "auto"
+
+
+@pytest.fixture
 def training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, structure: str
 ) -> Iterator[Training]:
     caplog.set_level(logging.INFO, "disco_hlo")
     know_all(tmp_path, devices=2, processes=1)
     settings = Settings(
-        search=True, directory=tmp_path, when="training", budget_s=60, patience=50, finalists=1, share=1.0
-    )
+        search=True, directory=tmp_path, when="training", budget_s=60, patience=50, finalists=1, share=1.0,
+        structure=structure,
+    )  # fmt: skip
     processes: list[subprocess.Popen[bytes]] = []
 
     class Noted(subprocess.Popen):  # type: ignore[type-arg]
@@ -191,6 +198,23 @@ def test_a_step_is_searched_while_it_trains_and_goes_on_with_its_plan(
         again.append(float(loss))
     assert again == pytest.approx(expected[:5], rel=1e-5)
     assert "enacts the plan of jit_searched_step" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", ["chunk-2"])
+def test_another_structure_is_profiled_searched_compared_and_tried_as_real_steps(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, structure: str
+) -> None:
+    let_win(monkeypatch, structure)
+    losses, _ = training.until_over(jitted("chunked_step"))
+    expected, _ = training.stock(len(losses))
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert f"jit_chunked_step: {structure} from call" in caplog.text
+    [listed] = PlanStore(training.settings.directory).list_plans()
+    plan = enact_phase.plans.decode(listed.plan_json, "")
+    assert plan.chosen == structure
+    assert plan.structure.name == structure
+    assert len(training.processes) == 2
 
 
 @pytest.mark.slow

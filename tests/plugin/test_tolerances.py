@@ -83,6 +83,25 @@ def test_an_element_that_moves_far_may_be_off_far_and_its_neighbours_may_not(
     assert unlike(allowed, off(values, 3 * 64 + 6, 4e-3)) != (0, "")
 
 
+def test_an_element_may_be_off_beyond_its_neighbours_as_far_as_the_defaults_own_are(
+    even: tuple[Array, Array],
+) -> None:
+    """One of 32,768,000 weights of a Llama's words was, by a seventh, and so the plan was refused."""
+    values, by = even
+    allowed = learnt(values, by)
+    far = off(values, 3 * 64 + 5, 2e-4)
+    assert unlike(allowed, far) != (0, "")
+    allowed.look_farther([values + by], None, None)
+    assert unlike(allowed, far) != (0, ""), "light tails allow nothing"
+    wild = by.copy()
+    wild[40, 40] = 1.5e-4
+    allowed.look_farther([values + wild], None, None)
+    assert unlike(allowed, far) == (0, "")
+    place, how = unlike(allowed, off(values, 3 * 64 + 5, 6e-4))
+    assert (place, how.startswith("by 0.0006, where roundings make 0.0003")) == (3 * 64 + 5, True)
+    assert "of its norm" in unlike(allowed, (values + 6e-5).reshape(-1))[1]
+
+
 def test_what_moves_all_elements_a_little_is_seen_in_the_norm(even: tuple[Array, Array]) -> None:
     values, by = even
     allowed = learnt(values, by)
@@ -187,10 +206,13 @@ def test_devices_and_host_come_to_one_verdict(
     host = Allowed(values, told[0], on_devices=False)
     there = Allowed(placed(values), told[0] and placed(told[0]), on_devices=True)
     verdicts = []
-    for run in range(2):
+    farther = [(one - dtype(5) * (two - one)).astype(dtype) for one, two in zip(values, moved, strict=True)]
+    for run in range(3):
         if run:
-            host.learn(moved, *told)
-            there.learn(placed(moved), *(one and placed(one) for one in told))
+            now = moved if run == 1 else farther
+            for allowed, place_on in ((host, list), (there, placed)):
+                take = allowed.learn if run == 1 else allowed.look_farther
+                take(place_on(now), *(one and place_on(one) for one in told))
         for by in (0, 1e-6, 1e-4, 4e-3, 1e-2, 0.1, np.inf, np.nan):
             for place in (size - 1, size // 2, 3, slice(None)):
                 got = [one.copy() for one in values]
@@ -198,6 +220,7 @@ def test_devices_and_host_come_to_one_verdict(
                 changed[place] = (changed[place] + np.asarray(by)).astype(dtype)
                 verdicts.append(host.unlike(got))
                 assert there.unlike(placed(got)) == verdicts[-1]
+    assert there._slack == pytest.approx(host._slack, rel=1e-3)
     assert there.moved_square == pytest.approx(host.moved_square, rel=1e-9)
     assert there.changed_square == pytest.approx(host.changed_square, rel=1e-9)
     assert {bool(words) for _, words in verdicts} == {False, True}

@@ -17,6 +17,7 @@ from disco_hlo.profiler.contention import (
     holds,
     launch_gap_ns,
     slow_downs,
+    undisturbed,
     uneven,
 )
 from disco_hlo.profiler.profile import Contention
@@ -67,6 +68,17 @@ def test_what_ran_beside_each_other_is_held_against_itself_alone(
 ) -> None:
     assert contention(ALONE, trace(*beside), "jit_step") == Contention(*expected)
     assert contention(ALONE, ALONE, "jit_step") is None, "a link too fast to disturb anything says nothing"
+
+
+def test_a_kernel_that_lost_to_a_transfer_is_as_long_as_it_would_be_alone() -> None:
+    called = trace(("g0", 0, 100), ("b0", 90, 150), ("g1", 100, 150), ("g2", 150, 200))
+    found = undisturbed(called, "jit_step", moved_ns(called, "jit_step"), Contention(1.25, 1.0))
+    assert [(one.op, one.end_ns - one.start_ns) for one in found.executions] == [
+        ("g0", 98_000), ("b0", 60_000), ("g1", 40_000), ("g2", 50_000),
+    ]  # fmt: skip
+    # Of a transfer that waits for the other device nothing is lost.
+    late = undisturbed(called, "jit_step", {(0, "b0", 0): 10_000}, Contention(1.25, 1.0))
+    assert [one.end_ns - one.start_ns for one in late.executions] == [100_000, 60_000, 48_000, 50_000]
 
 
 def test_a_machine_that_was_slower_in_one_of_the_traces_is_no_contention() -> None:

@@ -25,7 +25,7 @@ from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls.schedule import Answer, Round, Stretch, meet, settled
-from disco_hlo.plugin.calls.watch import LEAST_SHARE, Sample, Watch
+from disco_hlo.plugin.calls.watch import LEAST_SHARE, FromScript, Sample, Watch
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -296,7 +296,7 @@ class Hold:
         return True
 
     def wait(self) -> None:
-        """In the call: let the work begin, and return when it has ended."""
+        """In the call: let the work begin, and return when it has ended. Raises FromScript: a signal came."""
         late: BaseException | None = None
         with self._while_held():
             self._begun.set()
@@ -306,10 +306,10 @@ class Hold:
                     self._ended.wait(LOOK_S)
                 except BaseException as error:  # of a handler of the script's, for whichever signal
                     if not self.outlasts:
-                        raise
+                        raise FromScript(error) from None
                     late = error
         if late is not None and not isinstance(late, KeyboardInterrupt):
-            raise late
+            raise FromScript(late)
         if late is not None:
             again = threading.get_ident(), signal.SIGINT
             threading.Timer(_AFTER_S, signal.pthread_kill, again).start()

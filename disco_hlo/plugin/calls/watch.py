@@ -64,6 +64,14 @@ class Seen:
         return self.device_ns / self.of_ns if self.of_ns else 0.0
 
 
+class FromScript(BaseException):
+    """What a signal handler of the script's raised in a call that waited: the script's to see, whatever it is."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class Watch:
     """The calls of one module that JAX loaded. Calls may come from several threads."""
 
@@ -196,6 +204,8 @@ class Watch:
             return DEFAULT
         try:
             return self._choose(index)
+        except FromScript as passed:
+            raise passed.error from None
         except Exception as error:  # no failure of ours may stop the training
             LOGGER.warning("%s goes on with XLA's default: %s", self.module_name, one_line(error))
             self.settle(DEFAULT)

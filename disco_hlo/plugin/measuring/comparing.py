@@ -18,10 +18,12 @@ is brought to the devices, which hold no second state.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,11 +33,12 @@ from numpy.typing import NDArray
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, compile_changes
+from disco_hlo.plugin.measuring.inputs.arguments import SAMPLES, RealInputs, compile_changes
 from disco_hlo.plugin.measuring.lockstep import Guard, all_have, anywhere, run_on_all
 from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.tolerances import (
+    FRESH_RUNS,
     HIGH,
     TIMES,
     Allowed,
@@ -60,14 +63,13 @@ _LONG_S = 5.0
 """Somebody who waits for longer is told how far it is."""
 _ARRAYS = 3
 """Of the size of an output, that exist while it is compared."""
-_RUNS, _FEWER_RUNS, _MORE_RUNS = 3, 1, 8
-"""How often the default runs on changed inputs: at first, at first where it has many elements, and where a program is
-too far off."""
+_RUNS, _FEWER_RUNS = (3, 8), (1, 4)
+"""How often the default runs on changed inputs, at first and where a program is too far off; and that where it has many
+elements."""
 _MANY_ELEMENTS = 1 << 24
 """So many neighbours tell what one element does not."""
 _UPDATED = 0.3
 """An output that lies so near to an input of its shape, relative to its norm, updates it."""
-_A_FEW = 1 << 10
 _MOST_PASSES = 64
 _EXPONENT_BYTES = {8: 2, 16: 2}
 _Samples = Mapping[tuple[str, tuple[int, ...]], Sequence[tuple[int, NDArray[Any]]]]
@@ -122,20 +124,20 @@ def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | 
     _say_hardly(session, hardly)
 
 
-def compile_comparison(
-    devices: tuple[Any, ...], default: LoadedExecutable, *, real_inputs: bool = True
-) -> None:
-    """Compile what comparing with XLA's default, on real inputs or made-up ones, runs on the devices besides the
-    step."""
+def compile_comparison(devices: tuple[Any, ...], default: LoadedExecutable, at_once: int = 1) -> None:
+    """Compile what comparing with XLA's default on real inputs runs on the devices besides the step, so many programs
+    at a time."""
     import jax
 
-    for parameter in set(parameters(default)) if real_inputs else ():
-        compile_changes(devices, parameter)
+    tasks = [functools.partial(compile_changes, devices, one) for one in set(parameters(default))]
     states = set(storage_taken(default).values())
     for output, updates in {(one, number in states) for number, one in enumerate(results(default))}:
         if are_compared_on_devices(jax.ShapeDtypeStruct(*output)):
-            compile_look(devices, output)
-            compile_rules(devices, output, updates)
+            tasks.append(functools.partial(compile_look, devices, output))
+            tasks.append(functools.partial(compile_rules, devices, output, updates))
+    with ThreadPoolExecutor(at_once, "disco-compile") as pool:
+        for done in [pool.submit(task) for task in tasks]:
+            done.result()
 
 
 def settle_inputs(session: Session, default: Program) -> Runner:
@@ -284,6 +286,8 @@ class Reference:
     _allowed: dict[int, Allowed] = field(default_factory=dict)
     """By output."""
     _runs: int = 0
+    _most: int = 0
+    _looked_farther: bool = False
 
     def __post_init__(self) -> None:
         """Run the default, and run it on changed inputs."""
@@ -291,15 +295,20 @@ class Reference:
         self._run("a run of XLA's default", self._keep, first)
         module = executables.read_executable(self.default.executable)
         self._rounding = rounding_of(module, backend_of(self.session.request.backend.platform))
-        self._learn(_RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS)
+        at_first, self._most = _RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS
+        self._learn(at_first, self._take_in)
 
     def check(self, program: Program) -> None:
         """Compare another program; on all ranks at once. Raises IllegalStrategyError: it does not compute the same
         on this rank, ActivationError: nor on another."""
         unlike = self._unlike(program)
-        looks_again = self._runs < _MORE_RUNS
+        looks_again = self._runs < self._most
         if anywhere(self.session, bool(unlike), "comparison") and looks_again:
-            self._learn(_MORE_RUNS)
+            self._learn(self._most, self._take_in)
+            unlike = self._unlike(program)
+        if not self._looked_farther and anywhere(self.session, bool(unlike), "comparison"):
+            self._looked_farther = True
+            self._learn(self._most + FRESH_RUNS, self._look_farther)
             unlike = self._unlike(program)
         with self.session.stage("compared", logged=False):
             if unlike:
@@ -338,7 +347,7 @@ class Reference:
     def _keep(self, number: int, arrays: list[Any]) -> None:
         self._allowed[number] = Allowed(arrays, self._before(number), kept_on_host=self.kept_on_host)
 
-    def _learn(self, runs: int) -> None:
+    def _learn(self, runs: int, take: Callable[[int, list[Any]], None]) -> None:
         """Run on inputs that are changed by a rounding until that has been done so often."""
         inputs = self.default.running.runs_on
         try:
@@ -346,16 +355,24 @@ class Reference:
                 self._runs += 1
                 with self.session.stage("inputs changed by a rounding"):
                     inputs.nudge(self._rounding, self._runs)
-                self._run("a run on changed inputs", self._take_in)
+                self._run("a run on changed inputs", take)
         finally:
             with self.session.stage("inputs as they were"):
                 inputs.nudge(0.0)
 
     def _take_in(self, number: int, arrays: list[Any]) -> None:
-        index = self.survey.updated[number]
         if self._allowed[number].is_float:
-            before = None if index is None else self.default.running.runs_on.made(index)
-            self._allowed[number].learn(arrays, before, self._before(number))
+            self._allowed[number].learn(arrays, *self._befores(number))
+
+    def _look_farther(self, number: int, arrays: list[Any]) -> None:
+        if self._allowed[number].is_float:
+            self._allowed[number].look_farther(arrays, *self._befores(number))
+
+    def _befores(self, number: int) -> tuple[list[Any] | None, list[Any] | None]:
+        """What an output is the new value of, as the inputs were, and as they are now."""
+        index = self.survey.updated[number]
+        before = None if index is None else self.default.running.runs_on.made(index)
+        return before, self._before(number)
 
     def _before(self, number: int) -> list[Any] | None:
         """What an output is the new value of, as the inputs are now."""
@@ -516,4 +533,4 @@ def _nearest(few: NDArray[Any], candidates: Sequence[tuple[int, NDArray[Any]]]) 
 
 
 def _places(size: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, max(0, size - 1), min(size, _A_FEW)).astype(np.int64))
+    return np.unique(np.linspace(0, max(0, size - 1), min(size, SAMPLES)).astype(np.int64))

@@ -33,6 +33,7 @@ from disco_hlo.profiler.collectives import MINIMUM_POINTS, AllReduceFit, SweepPo
 from disco_hlo.profiler.keys import kernel_keys, travelling
 from disco_hlo.profiler.profile import (
     Collectives,
+    Contention,
     DeviceFacts,
     Link,
     LinkFacts,
@@ -42,9 +43,10 @@ from disco_hlo.profiler.profile import (
     StepFacts,
     place_of,
 )
-from disco_hlo.profiler.store import Facts, ProfileStore, StepTime
+from disco_hlo.profiler.store import Facts, ProfileStore
 
-_UNFUSED_STEP = "unfused"
+_FEW = 0.05
+"""Of a step's ops. Of so many that nobody timed estimates do, where a training would have to wait."""
 _MOST_SWEPT_BYTES = 1 << 28
 """Of a collective other than an all-reduce. Lines are straight long before."""
 Found = TypeVar("Found")
@@ -86,22 +88,15 @@ class KnownTimes:
 
     def __init__(self, platform: Platform, link: Link, store: ProfileStore | None) -> None:
         self._platform, self._link, self._store = platform, link, store
-        self._ops: dict[str, OpTime] = {}
+        self._ops: dict[str, OpTime] = self._use(lambda store: store.ops(platform), {})
         self._unfused: dict[str, OpTime] = {}
         """Times of whole unfused steps, by fingerprint."""
         self._points: dict[str, tuple[SweepPoint, ...]] = {}
         """Of the kinds of collectives that were asked for, by name."""
         self._facts: dict[tuple[str, str], DeviceFacts | LinkFacts | StepFacts] = {}
         """By kind and place."""
-        self._read()
         self._known(DeviceFacts, "")
         self._known(LinkFacts, place_of(link))
-
-    def _read(self) -> None:
-        ops = self._use(lambda store: store.ops(self._platform), None)
-        if ops is not None:
-            self._ops = ops
-            self._points.clear()
 
     def _swept(self, kind: CollectiveKind) -> tuple[SweepPoint, ...]:
         if str(kind) not in self._points:
@@ -110,11 +105,12 @@ class KnownTimes:
             )
         return self._points[str(kind)]
 
-    def _keep(self, add: Callable[[ProfileStore], None]) -> None:
-        """Add to the store, and take up what it makes of that: merged with earlier measurements."""
+    def _keep(self, add: Callable[[ProfileStore], None]) -> bool:
+        """Add to the store; whether it has that now, merged with earlier measurements."""
         if self._store is not None and self._store.writable:
             self._use(add, None)
-            self._read()
+            return self._store is not None
+        return False
 
     def _use(self, use: Callable[[ProfileStore], Found], otherwise: Found) -> Found:
         """What ``use`` gives. A store that fails (a full disk, a damaged row) is done without from then on: an
@@ -129,15 +125,25 @@ class KnownTimes:
             return otherwise
 
     def lacks(
-        self, source: CanonicalModule, xla: Strategy, like: CanonicalModule | None = None
+        self,
+        source: CanonicalModule,
+        xla: Strategy,
+        like: CanonicalModule | None = None,
+        *,
+        beside_training: bool = False,
     ) -> dict[str, Any]:
         """What has to be measured: the device's constants, the step's ops, of each kind of collectives, by its name,
         these sizes. Of another structure of the step ``like`` kernels alone, and of what collectives take only what
-        that step does not tell."""
+        that step does not tell. Where that takes time of a training, no op where few are unknown, and what other steps
+        on this link do not tell."""
+        # The traces that tell contention show XLA's kernels, too.
+        traced = like is None and self._step(source.graph.fingerprint).contention is not None
+        for step in ([like] if like is not None else []) + [source] if beside_training else []:
+            self._take_over_from_link(step)
         if like is not None:
             self._take_over(source, like)
-        kernels = self._lacks_kernels(source, xla, whole=like is None)
-        nodes = like is None and self._are_lacking(source, _node_keys(source, xla))
+        kernels = not traced and self._are_lacking(source, _kernel_keys(source, xla), few=beside_training)
+        nodes = like is None and self._are_lacking(source, _node_keys(source, xla), few=beside_training)
         ops = kernels or nodes or self._lacks_waits(source)
         both = ops and not BACKENDS[self._platform.backend].asynchronous
         return {
@@ -153,9 +159,25 @@ class KnownTimes:
         ``like``. For this search: they are not that step's own."""
         if not set(travelling(source)) <= set(travelling(like)):
             return
-        known, own = self._step(like.graph.fingerprint), self._step(source.graph.fingerprint)
+        known, own = (self._step(one.graph.fingerprint) for one in (like, source))
         self._facts[StepFacts.__name__, place_of(self._link, source.graph.fingerprint)] = structs.replace(
             own, contention=known.contention, apart=known.apart, together=known.together
+        )
+
+    def _take_over_from_link(self, source: CanonicalModule) -> None:
+        """How kernels and collectives slow each other, from the step in the middle of those known on this link: by
+        steps of one model in ten forms it differed by a twentieth. And what loops take that other steps have, too."""
+        fingerprint = source.graph.fingerprint
+        own, place = self._step(fingerprint), place_of(self._link)
+        others: list[StepFacts] = self._use(
+            lambda store: store.facts_under(self._platform, StepFacts, place), []
+        )
+        slowed = sorted((one.contention for one in others if one.contention), key=lambda one: one.compute)
+        if own.contention is not None or not slowed:
+            return
+        loops = {key: loop for one in others for key, loop in (one.loops or {}).items()}
+        self._facts[StepFacts.__name__, place_of(self._link, fingerprint)] = structs.replace(
+            own, contention=slowed[len(slowed) // 2], apart={}, together={}, loops=own.loops or loops
         )
 
     def _lacks_contention(self, source: CanonicalModule) -> bool:
@@ -166,14 +188,11 @@ class KnownTimes:
         known = step.contention is not None and step.together is not None
         return overlapping and bool(travelling(source)) and not known
 
-    def _lacks_kernels(self, source: CanonicalModule, xla: Strategy, *, whole: bool) -> bool:
-        """XLA's kernels. The traces that tell contention show them, too."""
-        traced = whole and self._step(source.graph.fingerprint).contention is not None
-        return not traced and self._are_lacking(source, _kernel_keys(source, xla))
-
-    def _are_lacking(self, source: CanonicalModule, keys: set[str]) -> bool:
+    def _are_lacking(self, source: CanonicalModule, keys: set[str], *, few: bool) -> bool:
         missing = keys - set(self._ops)
         LOGGER.debug("%d of %d op times are unknown", len(missing), len(keys))
+        if few and len(missing) <= _FEW * len(keys):
+            return False
         # What a trace of this very step did not show, another one will not show either.
         return bool(missing) and self._traced(source.graph.fingerprint) is None
 
@@ -187,8 +206,7 @@ class KnownTimes:
         """The time of the whole unfused step, where one was traced."""
         if fingerprint in self._unfused:
             return self._unfused[fingerprint]
-        steps: Sequence[StepTime] = self._use(lambda store: store.steps(self._platform, fingerprint), ())
-        return next((one.time for one in steps if one.plan == _UNFUSED_STEP), None)
+        return self._use(lambda store: store.step(self._platform, fingerprint), None)
 
     def _lacking_sizes(self, source: CanonicalModule) -> dict[str, list[int]]:
         """A line is trusted between the sizes it was measured at, not far beyond."""
@@ -234,6 +252,10 @@ class KnownTimes:
         self._facts[kind.__name__, place] = change(self._known(kind, place))
         self._keep(lambda store: store.change(self._platform, kind, place, change))
 
+    def contention(self, fingerprint: str) -> Contention | None:
+        """How kernels and collectives of the step with this fingerprint slow each other, as far as it is known."""
+        return self._step(fingerprint).contention
+
     def keep_no_more(self) -> None:
         """Let the store be: what is added from now on is not as training runs it, and nobody else's."""
         self._store = None
@@ -250,11 +272,11 @@ class KnownTimes:
     def add_ops(self, fingerprint: str, times: dict[str, OpTime], step_ns: Sequence[int]) -> None:
         """Take in op times, and the times of the whole unfused step that they were traced in."""
         self._ops |= times
-        self._keep(lambda store: store.add_ops(self._platform, times))
+        if self._keep(lambda store: store.add_ops(self._platform, times)):
+            self._ops = self._use(lambda store: store.ops(self._platform), self._ops)
         if not step_ns:
             return
-        self._unfused[fingerprint] = _time_of(step_ns)
-        time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
+        self._unfused[fingerprint] = time = _time_of(step_ns)
         self._keep(lambda store: store.add_step(self._platform, fingerprint, time))
 
     def add_facts(self, fingerprint: str, **facts: Any) -> None:
@@ -271,7 +293,8 @@ class KnownTimes:
     def add_sweep(self, points: tuple[SweepPoint, ...], kind: CollectiveKind = ALL_REDUCE) -> None:
         """Take in the points of a sweep of one kind of collectives."""
         self._points[str(kind)] = self._swept(kind) + points
-        self._keep(lambda store: store.add_sweep(self._platform, self._link, points, kind))
+        if self._keep(lambda store: store.add_sweep(self._platform, self._link, points, kind)):
+            del self._points[str(kind)]  # it is read again when it is asked for
 
     def profile(self, fingerprint: str, kinds: Iterable[CollectiveKind] = ()) -> Profile:
         """Everything that is known, for the step with this fingerprint and these kinds of collectives."""

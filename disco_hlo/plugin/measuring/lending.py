@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import UnsupportedError, shared
-from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.inputs.arguments import Kept, LentInputs, RealInputs, coming_back_to
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, all_have, anywhere
@@ -24,6 +22,9 @@ from disco_hlo.plugin.measuring.room import lack_of_memory, room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter, memory, parameters, storage_taken
+
+_COPYING = 3
+"""A slice lasts so many times as long as copying what a run takes over, there and back."""
 
 
 def copied(
@@ -98,7 +99,7 @@ def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInp
         )
     began_ns = time.perf_counter_ns()
     with session.stage("a copy of what a step takes over"):
-        kept = _kept(arguments, loan.taken, pinned=BACKENDS[session.facts.backend].queues)
+        kept = Kept(arguments, loan.taken)
     copied_ns = 2 * (time.perf_counter_ns() - began_ns)
     with coming_back_to(arguments, kept, loan.taken):
         inputs = LentInputs(session.request, loan.parameters, arguments, copied_ns)
@@ -108,19 +109,10 @@ def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInp
             inputs.leave(loan.taken)
 
 
-def _kept(arguments: Sequence[Any], taken: Collection[int], *, pinned: bool) -> Kept:
-    try:
-        return Kept(arguments, taken, pinned=pinned)
-    except Exception as error:
-        if not pinned:
-            raise
-        LOGGER.debug("no memory of the host that devices write by themselves: %s", one_line(error))
-        return Kept(arguments, taken, pinned=False)
-
-
 class Slices:
-    """Turns at the devices between calls of the training, each on the arguments of a call. One lasts for as long as
-    copying these takes, and no less than a slice or one run."""
+    """Turns at the devices between calls of the training, each on the arguments of a call. One lasts three times as
+    long as copying these takes, which is then a quarter of what the training loses, and no less than a slice or one
+    run."""
 
     def __init__(self, session: Session, calls: OnCalls, trials: Sequence[Trial]) -> None:
         """None has begun.
@@ -155,7 +147,7 @@ class Slices:
             self._inputs = None
             self._lent.close()
             self._inputs = self._lent.enter_context(self._calls.lend("profiling", self._loan))
-            self._end_ns = time.perf_counter_ns() + max(SLICE_NS, self._inputs.copied_ns)
+            self._end_ns = time.perf_counter_ns() + max(SLICE_NS, _COPYING * self._inputs.copied_ns)
             count = max(1, self._count(run_ns))
             self.idle_ns = self._inputs.copied_ns
         runner = self._runners.get(trial.name)

@@ -66,7 +66,7 @@ from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.collectives import SweepPoint, point_of
 from disco_hlo.profiler.keys import travelling
-from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile, host_cpu_kind
+from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.trace import Trace
 from disco_hlo.simulator.orders import beside_transfers
@@ -157,25 +157,25 @@ def profile_structures(
     """As :func:`profile_step`, of other structures of a step that is profiled, by name; what went wrong in place of a
     profile.
 
-    Only their kernels are traced, which are compiled together. Its ops are those of the step but for a few, and what
+    Only their kernels are traced, which are compiled together, and only of those structures that have some which no
+    structure before them showed. Its ops are those of the step but for a few, and what
     kernels and transfers cost each other is taken over from it: read from each structure's own two traces, it differed
     so much that structures were predicted in another order than they ran.
 
     Args:
         step: with the structure that XLA gives it; None on ranks other than 0.
     """
-    asked: dict[str, tuple[CanonicalModule, Strategy, KnownTimes | None, Mapping[str, Any]]] = {}
     modules: dict[str, list[Traceable]] = {}
     found: dict[str, Profile | Exception | None] = {}
     for name, one in structures.items():
         try:
             xla = read(one.source)
-            asked[name] = one.source, xla, *_known_and_wanted(session, one.source, xla, store, like=step)
-            if asked[name][-1]["device"]:
+            _, wanted = _known_and_wanted(session, one.source, xla, store, like=step)
+            if wanted["device"]:
                 raise ProfileError(
                     "what was measured of the step was not kept, so its structures have no profile"
                 )
-            modules[name] = _to_trace(session, one.source, xla, asked[name][-1], marks, one)
+            modules[name] = _to_trace(session, one.source, xla, wanted, marks, one)
         except Exception as error:  # the same on every rank, by the stages it goes through
             found[name] = error
     trials = [trial for some in modules.values() for module in some for trial in module.trials]
@@ -183,7 +183,10 @@ def profile_structures(
         compile_trials(session, next(iter(structures.values())).source, trials, tag="profile of structures")
     for name, some in modules.items():
         try:
-            profiled = _profiled(session, *asked[name], some)
+            source, xla = structures[name].source, read(structures[name].source)
+            known, wanted = _known_and_wanted(session, source, xla, store, like=step)
+            traced = some if wanted["ops"] or wanted["contention"] else []
+            profiled = _profiled(session, source, xla, known, wanted, traced)
             found[name] = None if profiled is None else profiled.profile
         except Exception as error:
             found[name] = error
@@ -200,8 +203,11 @@ def _profiled(
     kept: Kept | None = None,
 ) -> Profiled | None:
     """Trace what is compiled, sweep collectives, and put everything together on rank 0."""
-    launch_ns = known.launch_ns(source.graph.fingerprint) if known is not None else 0
-    taken = _trace(session, source, modules, launch_ns, kept)
+    fingerprint = source.graph.fingerprint
+    launch_ns, slowed = (
+        (0, None) if known is None else (known.launch_ns(fingerprint), known.contention(fingerprint))
+    )
+    taken = _trace(session, source, modules, launch_ns, kept, slowed)
     # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
     slowed = None
     with session.stage("times of ops"):
@@ -247,7 +253,8 @@ def _known_and_wanted(
     link = Link(session.facts.device_count, session.facts.process_count, label)
     known = KnownTimes(platform_of(session), link, store) if session.leads else None
     with session.stage("known times"):
-        lacking = known.lacks(source, xla, like) if known is not None else None
+        beside = session.on_calls is not None
+        lacking = known.lacks(source, xla, like, beside_training=beside) if known is not None else None
     return known, session.tell(lacking, "to profile")
 
 
@@ -315,10 +322,11 @@ def _to_trace(
     marks: PlanSlot | None,
     restructured: Restructured | None = None,
 ) -> list[Traceable]:
-    """The modules whose traces hold what is wanted. On GPU transfers run alone in the first two, and XLA's kernels
+    """The modules whose traces hold what is wanted; of a training that goes on its calls, where XLA's kernels are all
+    that is wanted of them. On GPU transfers run alone in the first two, and XLA's kernels
     have buckets of many sizes: what transfers take beside kernels is a matter of number as well as of bytes."""
     apart = BACKENDS[session.facts.backend].asynchronous
-    called = session.on_calls is not None and not apart
+    called = session.on_calls is not None and restructured is None and not (apart and wanted["contention"])
     xla = varied(source, xla) if apart else xla
     strategies: dict[str, Strategy] = {}
     if wanted["unfused ops"] and restructured is None:
@@ -353,20 +361,26 @@ def _trace(
     modules: Sequence[Traceable],
     launch_ns: int,
     kept: Kept | None,
+    slowed: Contention | None = None,
 ) -> dict[str, Findings]:
     """Run each compiled module a few times under the profiler, on all ranks."""
     found = {name: Findings() for name in (UNFUSED, ALONE, BESIDE)}
     runner = None if kept is None else kept.runner
     first_runs = FirstRuns(session, "inputs for profiling")
+    apart = BACKENDS[session.facts.backend].asynchronous
+    names = {module.trial.name for module in modules}
+    # Beside a training what lies between two kernels is not worth the runs that tell it.
+    timed = {ALONE, BESIDE} if session.on_calls is None or BESIDE in names else set()
     alone: tuple[Trial, NamedTrace] | None = None
     for module in _with_called(session, source, modules, found):
         trial = module.trial
         trial.error = trial.error or module.error or _lack_of_memory(session, trial, runner)
         if not trial.error:
             try:
-                taken = take(session, module, runner, first_runs, timed=trial.name != UNFUSED)
+                taken = take(session, module, runner, first_runs, timed=trial.name in timed)
                 with session.stage(f"what the {trial.name} shows"):
-                    one = findings(source, trial, taken, launch_ns, by_itself=trial.name != BESIDE)
+                    by_itself, lost = trial.name != BESIDE, slowed if apart and module.is_called else None
+                    one = findings(source, trial, taken, launch_ns, by_itself=by_itself, slowed=lost)
                 one = as_all_have_it(session, one)
                 if trial.name == ALONE:
                     tell_of_uneven_devices(session, one)

@@ -27,7 +27,7 @@ from disco_hlo.plugin.xla.job import free_device_bytes, free_host_bytes, may_ris
 _USABLE = 0.9
 """Part of the free memory that may be taken: what is free lies in pieces."""
 _COMPILES_AT_ONCE = 8
-MAY_RISE = 0.1
+MAY_RISE = 0.15
 """Part of the most memory that a training had in use, by which what we run between its calls may exceed that."""
 
 

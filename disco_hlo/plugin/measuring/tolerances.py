@@ -9,6 +9,10 @@ only a few elements. And the last digits of an output are always rounded.
 So one wrong element or tile stands out, where a norm over the result would hide it. What moves all elements a little is
 seen in the norm.
 
+Of millions of elements some move much farther than they and their neighbours did before: Adam divides by the root of a
+moment that is next to nothing for a word just seen. Where an element of another program is too far off, fresh runs of
+the default show how far beyond that its own roundings put any element of the output (:meth:`Allowed.look_farther`).
+
 An output is compared in parts of a million elements. The rules are written once, for arrays ``[part, row, column]``,
 and are computed where these lie: those of large outputs by a program on the device, others by numpy.
 """
@@ -28,8 +32,13 @@ from numpy.typing import NDArray
 from disco_hlo.backends import Backend
 from disco_hlo.hlo.proto import DTYPES, Message, parse
 from disco_hlo.plugin.xla.executables import JAX_NAMES, is_whole
+from disco_hlo.plugin.xla.host_memory import as_numpy, copied
 from disco_hlo.plugin.xla.own_programs import Fact, compile_for_each_device, on_each_device
 
+FRESH_RUNS = 3
+"""Of the default, that show how far its own elements go beyond what is allowed."""
+_FARTHER = 2.0
+"""Another program's farthest element of as many may go so many times as far as the farthest in these."""
 TIMES = 4.0
 """An element may lie so many times as far off as roundings move it."""
 HIGH = 3.0
@@ -183,12 +192,22 @@ def _judge(xp: Any, seen: Seen, values: Any, runs: Any, got: Any) -> _Verdict:
     return _Verdict(strange & ~same, apart, allowed, norm, TIMES * xp.sqrt(moved + seen.last_digits))
 
 
-def _is_wrong(verdict: _Verdict) -> Any:
+def _is_wrong(verdict: _Verdict, slack: Any) -> Any:
     """``[part]``"""
-    wrong = (verdict.strange | (verdict.apart > verdict.allowed)).any((1, 2))
+    allowed = verdict.allowed * slack.astype(verdict.allowed.dtype)
+    wrong = (verdict.strange | (verdict.apart > allowed)).any((1, 2))
     if math.prod(verdict.apart.shape[1:]) >= _MANY:
         wrong = wrong | (verdict.norm > verdict.limit)
     return wrong
+
+
+def _beyond(xp: Any, seen: Seen, values: Any, runs: Any, moved: Any, before: Any, moved_before: Any) -> Any:
+    """``[part]``: the largest part of what is allowed that the default's own roundings move an element."""
+    got = widened(moved)
+    if before is not None:
+        got = got - (widened(moved_before) - widened(before))
+    verdict = _judge(xp, seen, values, runs, got)
+    return xp.where(verdict.strange, verdict.apart.dtype.type(0), verdict.apart / verdict.allowed).max((1, 2))
 
 
 def _words(verdict: _Verdict, values: NDArray[Any], got: NDArray[Any]) -> tuple[int, str]:
@@ -256,8 +275,13 @@ def compile_rules(devices: tuple[Any, ...], output: Fact, updates: bool) -> None
             begun = jax.eval_shape(functools.partial(_begun, True, parts), *like)
         seen = [(one.shape, one.dtype) for one in begun]
         compile_for_each_device(devices, _learnt, (True, parts), *seen, output, output, *befores, *befores)
-    runs = ((1,), np.dtype(np.float64))
-    compile_for_each_device(devices, _are_wrong, (True, parts, is_float), *seen, output, runs, output)
+    number = ((1,), np.dtype(np.float64))
+    compile_for_each_device(
+        devices, _are_wrong, (True, parts, is_float), *seen, output, number, number, output
+    )
+    if is_float:
+        told = (*seen, output, number, output, *befores, *befores)
+        compile_for_each_device(devices, _farthest, (True, parts), *told)
 
 
 class Allowed:
@@ -281,6 +305,8 @@ class Allowed:
         self.shape, self._dtype = tuple(first.shape), np.dtype(first.dtype)
         self._parts = parts_of(self.shape)
         self._runs = 0
+        self._slack = 1.0
+        """How many times as far off as is allowed an element may be."""
         self.is_float = not is_whole(self._dtype)
         self._on_devices = are_compared_on_devices(first) if on_devices is None else on_devices
         self._kept_on_host = kept_on_host
@@ -314,6 +340,21 @@ class Allowed:
             self._each(_learnt, (self._parts,), *self._across(), self._values, self._there(moved), *told)
         )
 
+    def look_farther(
+        self, moved: Sequence[Any], before: Sequence[Any] | None, moved_before: Sequence[Any] | None
+    ) -> None:
+        """Allow what the default's own roundings do to some element, by a run on changed inputs as of :meth:`learn`, of
+        which nothing was learnt."""
+        if not self._seen:
+            return
+        runs = [np.full(1, max(1, self._runs), np.float64)] * len(moved)
+        told = (*self._befores(before), *self._befores(moved_before))
+        found = self._each(
+            _farthest, (self._parts,), *self._across(), self._values, runs, self._there(moved), *told
+        )
+        farthest = max(float(np.asarray(one).max()) for [one] in found)
+        self._slack = max(self._slack, _FARTHER * farthest)
+
     def unlike(self, got: Sequence[Any]) -> tuple[int, str]:
         """Where another program's values are too far off, on the first device where they are, as a place in the flat
         array, and how far; no words where nowhere."""
@@ -321,7 +362,8 @@ class Allowed:
             return 0, ""
         own = self._there(got)
         runs = [np.full(1, max(1, self._runs), np.float64)] * len(own)
-        told = (*self._across(), self._values, runs, own)
+        slack = [np.full(1, self._slack, np.float64)] * len(own)
+        told = (*self._across(), self._values, runs, slack, own)
         for device, [wrong] in enumerate(self._each(_are_wrong, (self._parts, self.is_float), *told)):
             flags = np.asarray(wrong)
             if flags.any():
@@ -340,14 +382,15 @@ class Allowed:
             cut: NDArray[Any] = np.asarray(whole[number : number + 1])
             return cut
 
-        values, other = one(parts.of(self._values[device])), one(parts.of(got))
+        values, other = one(parts.of(as_numpy(self._values[device]))), one(parts.of(got))
         if not self.is_float:
             place = int(np.argmax(values != other))
             words = f"it is {other.reshape(-1)[place]} and not {values.reshape(-1)[place]}"
         else:
-            seen = Seen(*map(one, self._seen[device][group * fields : (group + 1) * fields]))
+            seen = Seen(*(one(as_numpy(own)) for own in self._seen[device][group * fields :][:fields]))
             with np.errstate(all="ignore"):
                 verdict = _judge(np, seen, values, float(max(1, self._runs)), other)
+                verdict = verdict._replace(allowed=verdict.allowed * verdict.allowed.dtype.type(self._slack))
                 place, words = _words(verdict, values, other)
         return parts.place(number, place), words
 
@@ -360,7 +403,10 @@ class Allowed:
         return [np.array(one).reshape(np.shape(one) or (1,)) for one in arrays]
 
     def _kept(self, by_device: list[list[Any]]) -> list[list[Any]]:
-        return [list(map(np.asarray, own)) for own in by_device] if self._kept_on_host else by_device
+        if not self._kept_on_host:
+            return by_device
+        copies = iter(copied([one for own in by_device for one in own]))
+        return [[next(copies) for _ in own] for own in by_device]
 
     def _befores(self, before: Sequence[Any] | None) -> list[list[Any]]:
         return [] if before is None else [self._there(before)]
@@ -417,14 +463,26 @@ def _learnt(in_jax: bool, every: tuple[Parts, ...], *told: Any) -> tuple[Any, ..
 
 def _are_wrong(in_jax: bool, every: tuple[Parts, ...], is_float: bool, *told: Any) -> tuple[Any]:
     xp, fields = _module(in_jax), len(Seen._fields)
-    own, (values, runs, got) = told[:-3], told[-3:]
+    own, (values, runs, slack, got) = told[:-4], told[-4:]
     found: list[Any] = []
     for number, parts in enumerate(every):
         if is_float:
             seen = Seen(*own[fields * number : fields * (number + 1)])
-            found.append(_is_wrong(_judge(xp, seen, parts.of(values), runs[0], parts.of(got))))
+            found.append(_is_wrong(_judge(xp, seen, parts.of(values), runs[0], parts.of(got)), slack))
         else:
             found.append((parts.of(values) != parts.of(got)).any((1, 2)))
+    return (xp.concatenate(found),)
+
+
+def _farthest(in_jax: bool, every: tuple[Parts, ...], *told: Any) -> tuple[Any]:
+    xp, fields = _module(in_jax), len(Seen._fields)
+    own, (values, runs, *arrays) = told[: fields * len(every)], told[fields * len(every) :]
+    found: list[Any] = []
+    for number, parts in enumerate(every):
+        moved, *befores = map(parts.of, arrays)
+        before, moved_before = befores or (None, None)
+        seen = Seen(*own[fields * number : fields * (number + 1)])
+        found.append(_beyond(xp, seen, parts.of(values), runs[0], moved, before, moved_before))
     return (xp.concatenate(found),)
 
 

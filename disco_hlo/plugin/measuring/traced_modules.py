@@ -37,7 +37,7 @@ from disco_hlo.plugin.xla.hook import module_name
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.collectives import Issued, issued
 from disco_hlo.profiler.command_buffers import WithNames, with_names
-from disco_hlo.profiler.contention import Computed, computed_ns, gap_in_step_ns, uneven
+from disco_hlo.profiler.contention import Computed, computed_ns, gap_in_step_ns, undisturbed, uneven
 from disco_hlo.profiler.costs import kernel_times
 from disco_hlo.profiler.instructions import (
     MINIMUM_RUNS,
@@ -49,7 +49,7 @@ from disco_hlo.profiler.instructions import (
     stretch,
 )
 from disco_hlo.profiler.keys import Body, bodies_of, in_region, keyed_times, owners
-from disco_hlo.profiler.profile import LoopTime, OpTime, merged
+from disco_hlo.profiler.profile import Contention, LoopTime, OpTime, merged
 from disco_hlo.profiler.timeline import MeasuredStep, measured_step
 from disco_hlo.profiler.trace import Moved, least, moved_ns
 
@@ -383,6 +383,7 @@ def findings(
     launch_ns: int,
     *,
     by_itself: bool = True,
+    slowed: Contention | None = None,
 ) -> Findings:
     """What a trace of a trial shows.
 
@@ -390,6 +391,7 @@ def findings(
         source: whose nodes the trial's strategy speaks of.
         launch_ns: launch cost, as far as it is known, where the step was not timed untraced.
         by_itself: whether each kernel and transfer ran with nothing beside it; else their times are not asked for.
+        slowed: by what kernels lost to transfers beside them, where they were called so by a training (GPU).
     """
     executed = executables.read_executable(taken.executable)
     trace, walls_ns, name = taken.trace, taken.walls_ns, module_name(executed)
@@ -403,6 +405,8 @@ def findings(
     moved, moved_by_name = (
         {} if one is None else moved_ns(one, name, all_talks) for one in (trace, taken.by_name)
     )
+    if slowed is not None:
+        trace = undisturbed(trace, name, moved, slowed)
     found_issued = issued(written, inside)
     for body in bodies:
         found_issued += issued(body.canonical, body.owner)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
@@ -33,7 +33,7 @@ from disco_hlo.optimize.costs import costs_of, unknown_kernels, with_kernels
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_progress, search_record
 from disco_hlo.optimize.regions import lower_bound
 from disco_hlo.plan.files import read_bounded, replace_files
-from disco_hlo.plan.plan import MAX_BYTES, Prediction, SearchRecord, Strategy
+from disco_hlo.plan.plan import MAX_BYTES, SEARCHED, Prediction, SearchRecord, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import MAX_MODULE_BYTES, PROFILE_NAME, PlanSlot
 from disco_hlo.plugin.logs import LOGGER, compared, configure, one_line, progress_wanted
@@ -44,7 +44,8 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import why_not
 from disco_hlo.profiler.profile import OpTime, Profile, load, to_json
 from disco_hlo.search import run
-from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.api import SearchResult, SearchSettings
+from disco_hlo.search.schedule import Scheduled
 from disco_hlo.simulator import timeline
 
 COMPILE_S = 600.0
@@ -86,6 +87,20 @@ class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record: SearchRecord
     searches_s: tuple[float, ...]
     """What each search took."""
+
+    @property
+    def best(self) -> Scheduled:
+        """The search's plan; of its memory nothing is known."""
+        [one] = (one for one in self.candidates if one.name == SEARCHED and one.strategy is not None)
+        return Scheduled(cast(Strategy, one.strategy), one.predicted_ns, 0)
+
+    def of(self, case: Case, profile: Profile) -> Found:
+        """The search as if it had been made here, for this case; of what it tried on the way nothing is known."""
+        best, tried = self.best, self.record.evaluations
+        result = SearchResult(
+            best.strategy, best.predicted_ns, case.default.makespan_ns, (), tried, tried, 0.0, ""
+        )
+        return Found((Optimized(case, result, (best,), sum(self.searches_s)),), self.candidates, profile)
 
 
 @dataclass(frozen=True)
@@ -168,8 +183,9 @@ def search_settings(settings: Settings) -> SearchSettings:
 
 
 def all_searches_s(settings: Settings, backend: str) -> float:
-    """How long all searches for a step may take, those of other structures among them."""
-    return settings.budget_s * (looks(settings, backend) + 1)
+    """How long all searches for a step may take, those of other structures among them, for which nobody waits where
+    the step trains meanwhile."""
+    return settings.budget_s * (looks(settings, backend) + 1 + (settings.when == "training"))
 
 
 def share_of_a_search(settings: Settings, case: Case) -> float:

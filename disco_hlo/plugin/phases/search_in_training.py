@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, ProfileError, UnsupportedError, is_shared
+from disco_hlo.optimize.costs import costs_of
+from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -34,22 +36,34 @@ from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.lending import Loan, copied, lent
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_step
-from disco_hlo.plugin.measuring.room import MAY_RISE, lack_of_memory, needed_on_host_bytes, room_bytes
+from disco_hlo.plugin.measuring.room import (
+    MAY_RISE,
+    compiles_at_once,
+    lack_of_memory,
+    needed_on_host_bytes,
+    room_bytes,
+)
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, trials_of
-from disco_hlo.plugin.phases.finding import longest_s, search_apart
+from disco_hlo.plugin.phases.finding import Found, FoundPlans, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
+from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
 from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, called_step
+from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
+from disco_hlo.plugin.xla.host_memory import reserve
 from disco_hlo.plugin.xla.job import may_rise_bytes, peaks_bytes
 from disco_hlo.profiler.profile import Profile
+from disco_hlo.search.schedule import Scheduled
 
 _MOST_TRIED = 2
 """Candidates that are compared with XLA's default, and tried."""
+_MOST_STRUCTURES = 2
+"""Of another structure, in the place of the last of them and besides."""
 _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
@@ -79,6 +93,10 @@ class SearchInTraining:
         """Whether there was a candidate to be tried."""
         self._hold: Hold | None = None
         """Under way."""
+        self._reserving_ends = threading.Event()
+        self._reserving_ends.set()
+        self._reserved_bytes = 0
+        """Of the host's memory, for each device."""
         self._held_s: list[float] = []
         """How long the training was held, each time since somebody last said so."""
 
@@ -131,7 +149,7 @@ class SearchInTraining:
             self._refuse(step)
             fit_inputs(self._request, step.source)
         slot = session.slot(step.source.graph.key)
-        with only_search(session, slot):
+        with only_search(session, slot), contextlib.ExitStack() as stack:
             profile, profile_s = self._profile(session, step, slot)
             with (
                 self._held(session, "room")
@@ -140,10 +158,18 @@ class SearchInTraining:
             ):
                 room = room_bytes(session)
             found = None
+            making = Making(session, step.source)
+            stack.callback(making.end)
             with session.stage("search", takes_s=longest_s(self._settings)):
                 if profile is not None:
                     found = search_apart(self._settings, step.module, profile, room, self._stop)
-            trials = trials_of(session, found, slot)
+            plans = trials_of(session, found, slot)
+            if likeliest(plans, 1):
+                stack.enter_context(self._reserving(session))
+            trials = [
+                *plans,
+                *self._structures(session, step, slot, found, profile, room, making),
+            ]
             started = time.monotonic()
             failed = True
             try:
@@ -153,6 +179,34 @@ class SearchInTraining:
                 if found is not None and profile is not None and (self._ended() or not failed):
                     took_s = time.monotonic() - started
                     self._save(Outcome(session, step, slot, found, profile, trials, profile_s, took_s))
+
+    @contextlib.contextmanager
+    def _reserving(self, session: Session) -> Iterator[None]:
+        """Have memory ready on a GPU's host for what comparing keeps there, while other things are done."""
+        trial, room = self._calls(), room_bytes(session, on_host=True)
+        self._reserving_ends = ended = threading.Event()
+        asked = 0 if trial is None else needed_on_host_bytes(trial.watch.memory, runs_there=False)
+        del trial
+        if not BACKENDS[session.facts.backend].queues or room is None or asked > room:
+            ended.set()
+            yield
+            return
+
+        def work() -> None:
+            began, share = time.monotonic(), self._settings.share
+            over = lambda: self._over() or ended.is_set()  # noqa: E731
+            with jaxlink.ours():
+                stood_s = reserve(self._request.local_devices, asked, share, over)
+            self._held_s.extend(stood_s)
+            LOGGER.debug("%d MiB of the host a device: %.2f s", asked >> 20, time.monotonic() - began)
+            self._reserved_bytes = asked
+            ended.set()
+
+        threading.Thread(target=work, name="disco-reserve", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     def _refuse(self, step: Step) -> None:
         """Refuse what cannot be tried, before it has cost anything."""
@@ -175,14 +229,50 @@ class SearchInTraining:
         self._say_held(session, "profiling")
         return None if profiled is None else profiled.profile, time.monotonic() - started
 
+    def _structures(
+        self,
+        session: Session,
+        step: Step,
+        slot: PlanSlot,
+        found: FoundPlans | None,
+        profile: Profile | None,
+        room: int | None,
+        making: Making,
+    ) -> list[Trial]:
+        """Candidates of another structure, each searched in a process of its own."""
+        settings = self._settings
+        if not BACKENDS[session.facts.backend].asynchronous and settings.forced_structure is None:
+            return []  # collectives block there
+        before: Found | None = None
+        with session.stage("the step as it is"):
+            if found is not None and profile is not None:
+                source, xla = step.source, read(step.source)
+                costs = costs_of(profile, source, (xla, found.best.strategy))
+                before = found.of(Case(source, xla, costs, room), profile)
+
+        def search(one: Restructured, case: Case, seconds: float) -> tuple[Scheduled, float]:
+            asked = replace(settings, budget_s=seconds, finalists=1)
+            plans = search_apart(asked, one.module, case.costs.profile, case.room_bytes, self._stop)
+            return plans.best, sum(plans.searches_s)
+
+        with measured_times(session) as store:
+            trials = restructured_trials(session, slot, store, before, making, search)
+        self._say_held(session, "profiling structures")
+        return sorted(trials, key=lambda one: one.predicted_ns)
+
     def _try(self, session: Session, step: Step, trials: Sequence[Trial]) -> None:
         """Compile the likeliest winners, compare them with XLA's default, and let them run calls until one has won."""
-        tried = likeliest(trials, _MOST_TRIED)
+        structures = [one for one in trials if one.restructured is not None][:_MOST_STRUCTURES]
+        others = [one for one in trials if one.restructured is None]
+        tried = [*likeliest(others, _MOST_TRIED - bool(structures)), *structures]
         compile_trials(session, step.source, tried, tag="candidates")
         exchange(session)
         trials[0].executable = self._request.call_default()
+        at_once = compiles_at_once(session)
         with session.stage("compiling the comparison"):
-            compile_comparison(self._request.local_devices, trials[0].executable)
+            compile_comparison(self._request.local_devices, trials[0].executable, at_once)
+        while not self._reserving_ends.wait(_LOOK_S) and not self._over():
+            pass
         with self._held(session, "comparing") as hold:
             self._compare(session, hold, trials[0], tried)
         self._say_held(session, "comparing")
@@ -207,7 +297,8 @@ class SearchInTraining:
             if beside is not None and needs.total_bytes > beside:
                 taken = frozenset(storage_taken(default.executable))
         on_host = needed_on_host_bytes(needs, beside is None)
-        inputs = copied(session, parameters(default.executable), arguments, on_host, self._stop.__bool__)
+        more = max(0, on_host - self._reserved_bytes)
+        inputs = copied(session, parameters(default.executable), arguments, more, self._stop.__bool__)
         if inputs is None:
             taken = frozenset()
             session.say(
@@ -216,9 +307,11 @@ class SearchInTraining:
                 on_host >> 20,
             )
         gives_back = needs.aliased_bytes if taken else 0
+        # What a plan needs it needs in every call, too: that is held against what is free, as before a first step.
+        free = replace(session, on_calls=None)
         for one in (default, *tried):
             one.error = one.error or lack_of_memory(
-                session, one.name, one.executable, given_back_bytes=gives_back
+                free, one.name, one.executable, given_back_bytes=gives_back
             )
         if default.error:
             raise UnsupportedError(f"there is no room to compare candidates: {default.error}")

@@ -9,7 +9,7 @@ plan are measured with the finalists.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
@@ -58,6 +58,10 @@ _UNMEASURED = 0.01
 _LEAST_SHARE = 0.1
 """Of the budget, what the search of a schedule gets where those of the unchanged step took all."""
 _TAKES_S = 300.0
+
+
+Search = Callable[[Restructured, Case, float], tuple[Scheduled, float]]
+"""Of a structure, from its case and so many seconds to the best plan and what finding it took."""
 
 
 @dataclass(frozen=True)
@@ -110,16 +114,22 @@ class Making:
 
 
 def restructured_trials(
-    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None, making: Making
+    session: Session,
+    slot: PlanSlot,
+    store: ProfileStore | None,
+    found: Found | None,
+    making: Making,
+    search: Search | None = None,
 ) -> list[Trial]:
     """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
     all go on without.
 
     Args:
         found: what the searches over kernels, buckets and order found, on rank 0.
+        search: makes a search; by default here and now.
     """
     try:
-        return _trials(session, slot, store, found, making)
+        return _trials(session, slot, store, found, making, search)
     except Exception as error:
         session.say(
             "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
@@ -129,7 +139,12 @@ def restructured_trials(
 
 
 def _trials(
-    session: Session, slot: PlanSlot, store: ProfileStore | None, found: Found | None, making: Making
+    session: Session,
+    slot: PlanSlot,
+    store: ProfileStore | None,
+    found: Found | None,
+    making: Making,
+    search: Search | None,
 ) -> list[Trial]:
     settings = session.settings
     if settings.structure == "off":
@@ -155,7 +170,7 @@ def _trials(
     takes_s = all_searches_s(settings, session.facts.backend) + _TAKES_S
     with session.stage("search of structures", takes_s=takes_s):
         if found is not None:
-            best = _searched(session, profiles, made, room, found)
+            best = _searched(session, profiles, made, room, found, search)
     return _told(session, best, made, slot, found)
 
 
@@ -265,6 +280,7 @@ def _searched(
     made: Mapping[str, Restructured],
     room: int | None,
     found: Found,
+    search: Search | None = None,
 ) -> dict[str, Scheduled]:
     """The best plan for each schedule that is worth a search, on rank 0.
 
@@ -293,13 +309,16 @@ def _searched(
         more_bytes = case.default.peak_bytes - found.last.case.default.peak_bytes
         session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
         try:
-            asked = replace(search_settings(settings), finalists=1)
-            one = optimize(case, asked, Budget.of(seconds), also=[start.strategy])
+            if search is not None:
+                best[name], took_s = search(made[name], case, seconds)
+            else:
+                asked = replace(search_settings(settings), finalists=1)
+                one = optimize(case, asked, Budget.of(seconds), also=[start.strategy])
+                best[name], took_s = one.best, one.search_s
         except Exception as error:
             _say_left_out(session, name, error)
             continue
-        left_s -= one.search_s
-        best[name] = one.best
+        left_s -= took_s
     return best
 
 

@@ -19,14 +19,15 @@ from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.refusals import may_be_run
 from disco_hlo.plugin.session import join, leave
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, keep_tuner_results
 
 _SWITCH_S = 0.5e-3
 
 
 def handle(request: CompileRequest, _: Settings) -> None:
-    """Note who compiles; every compile is XLA's."""
-    may_be_run(request)
+    """Note who compiles; every compile is XLA's, and keeps what the autotuner picks for those of ours."""
+    if may_be_run(request):
+        keep_tuner_results(request)
 
 
 @functools.cache

@@ -226,7 +226,7 @@ def _own_compile(
         extra = _early_options(request, extra)
     if own.replacement is not None and backend_of(request.backend.platform).rematerializes:
         extra = _with_passes_off(request, extra, _REMATERIALIZATION)
-    with hook.own_compile(request.module_name, own) as name:
+    with hook.own_compile(request.module_name, own, apart=request.trains) as name:
         module = request.mlir_module if name == request.module_name else renamed(request.stablehlo, name)
         try:
             return compile_past_cache(request, module, extra)

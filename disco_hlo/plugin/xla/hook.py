@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from disco_hlo.hlo.proto import NamedModule, NumberedModule
+from disco_hlo.plugin.logs import LOGGER
 
 
 class CapturedError(Exception):
@@ -51,6 +52,8 @@ class OwnCompile:
 
 _NOT_KEPT = re.compile(r"[^A-Za-z0-9_.-]")
 """What XLA replaces in a module's name."""
+_LONGEST_S = 600.0
+"""A compile of ours is not waited for longer."""
 _gate = threading.Condition()
 _own_compiles: dict[str, OwnCompile] = {}
 _ordinary_compiles: Counter[str] = Counter()
@@ -122,27 +125,34 @@ def without_id(module: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def own_compile(name: str, own: OwnCompile) -> Iterator[str]:
+def own_compile(name: str, own: OwnCompile, *, apart: bool = False) -> Iterator[str]:
     """Let the hook act on one compile of the module ``name``; yields the name it must be compiled under: another
-    one, too, where XLA would not keep this one, as that of a function whose name is not in ASCII."""
+    one, too, where XLA would not keep this one, as that of a function whose name is not in ASCII, and where no ordinary
+    compile shall wait for ours (``apart``): that of a training which goes on."""
     kept = _NOT_KEPT.sub("_", name)
     with _gate:
-        taken = name in _own_compiles or _ordinary_compiles[name] > 0
+        taken = apart or name in _own_compiles or _ordinary_compiles[name] > 0
         mine = f"{kept}__disco_{next(_numbers)}" if taken or kept != name else name
         _own_compiles[mine] = own
     try:
         yield mine
     finally:
         with _gate:
-            del _own_compiles[mine]
+            if _own_compiles.get(mine) is own:
+                del _own_compiles[mine]
             _gate.notify_all()
 
 
 @contextlib.contextmanager
 def ordinary_compile(name: str) -> Iterator[None]:
-    """Compile a module called ``name`` as XLA would: not while a compile of ours has that name."""
+    """Compile a module called ``name`` as XLA would: not while a compile of ours has that name. One that does not come
+    back is given up: should it reach the hook later, it finds nothing there."""
     with _gate:
-        _gate.wait_for(lambda: name not in _own_compiles)
+        if not _gate.wait_for(lambda: name not in _own_compiles, _LONGEST_S):
+            LOGGER.warning(
+                "a compile of ours has not ended after %.0f s: %s is compiled beside it", _LONGEST_S, name
+            )
+            del _own_compiles[name]
         _ordinary_compiles[name] += 1
     try:
         yield

@@ -21,6 +21,7 @@ from disco_hlo.hlo.collectives import CollectiveKind, Groups
 from disco_hlo.hlo.proto import parse
 from disco_hlo.plugin.xla import executables, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable, read_executable
+from disco_hlo.plugin.xla.host_memory import is_copy, on_device
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 Result = TypeVar("Result")
@@ -67,7 +68,7 @@ def on_each_device(
     with jax.enable_x64(True), jax.transfer_guard("allow"):
         placed = [
             [
-                jax.device_put(one, device) if isinstance(one, np.ndarray) else one
+                on_device(one, device) if is_copy(one) else one
                 for one, device in zip(argument, devices, strict=True)
             ]
             for argument in arguments

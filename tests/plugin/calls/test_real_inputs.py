@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,14 +24,14 @@ from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.measuring import lending
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.arguments import Kept, RealInputs, coming_back_to
+from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, coming_back_to
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import search_in_training
 from disco_hlo.plugin.phases.search_in_training import SearchInTraining
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.xla import compiles, executables, jaxlink, own_programs
+from disco_hlo.plugin.xla import compiles, executables, host_memory, jaxlink, own_programs
 from disco_hlo.plugin.xla.job import device_facts
 from tests.plugin.calls.training import (
     WHOLE,
@@ -131,6 +132,37 @@ def changed(watch: Any) -> Any:
     module = executables.read_executable(watch.request.call_default())
     with jaxlink.ours():
         return compiles.compile_module(watch.request, exchange_opcode(module, "tanh", "negate"))
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Large arrays go to memory that devices reach, as on a GPU; those that went."""
+    went: list[Any] = []
+
+    def is_reached(array: Any) -> bool:
+        went.append(array.shape)
+        return True
+
+    monkeypatch.setattr(host_memory, "_is_reached", is_reached)
+    return went
+
+
+@pytest.mark.parametrize("make", [compiled_again, None])
+def test_what_is_kept_where_devices_reach_it_tells_the_same(
+    observation: Observation,
+    tmp_path: Path,
+    leaves: None,
+    pinned: list[Any],
+    make: Callable[[Any], Any] | None,
+) -> None:
+    trial, losses, state = compared(observation, tmp_path, make or changed, _LARGE)
+    if make is None:
+        assert "differs from XLA's default at" in trial.error
+    else:
+        assert (trial.error, trial.compared) == ("", True)
+    assert (_LARGE, _LARGE) in pinned
+    observation.stop()
+    assert (losses, numbers(state)) == stock(_CALLS, _LARGE)
 
 
 @pytest.mark.parametrize("width", [16, _LARGE])
@@ -276,6 +308,37 @@ def test_inputs_are_raised_and_lowered_alike_by_host_and_devices_and_given_back_
     assert np.asarray(inputs.arrays(0)[1]).tolist() == before.tolist()
 
 
+@pytest.mark.parametrize("dtype", ["int4", "float32"])
+def test_nothing_of_a_copy_stays_with_the_trainings_own_arrays(dtype: str) -> None:
+    """JAX keeps what numpy asked for as long as the array lives: a state that is read only lay on the host twice."""
+    array = jnp.asarray([1, 2, 3], dtype)
+    [copy] = host_memory.copied([array])
+    assert copy.tolist() == [1, 2, 3]
+    assert array._npy_value is None
+    assert host_memory.copied([copy])[0] is copy
+
+
+def test_memory_of_the_host_is_made_ready_within_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two H100s 26 s of it in a row took a third of the training."""
+    now, slept = [0.0], []
+
+    def device_put(*given: Any, **named: Any) -> Any:
+        now[0] += 1.0
+        return really(*given, **named)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        slept.append(seconds)
+
+    really = jax.device_put
+    monkeypatch.setattr(host_memory, "_PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(host_memory, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(jax, "device_put", device_put)
+    assert host_memory.reserve(jax.devices()[:2], 2 << 10, 0.25, lambda: False) == [1.0] * 4
+    assert sum(slept) == pytest.approx(4 * 3, rel=0.1)
+    assert host_memory.reserve(jax.devices()[:2], 2 << 10, 0.25, lambda: True) == [1.0]
+
+
 def test_no_run_begins_once_the_user_has_interrupted(observation: Observation) -> None:
     call = jitted("compared_step")
     call(*fresh_state(), batch(0))
@@ -352,7 +415,7 @@ def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is
     observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, pinned: bool
 ) -> None:
     if pinned:  # as on a GPU
-        monkeypatch.setattr(lending, "Kept", lambda *given, **_: Kept(*given, pinned=True))
+        monkeypatch.setattr(host_memory, "_is_reached", lambda _: True)
     call, state, losses, live = jitted("lending_step"), fresh_state(_LARGE), [], []
     large = [one.nbytes for one in jax.live_arrays() if one.nbytes >= 4 * _LARGE**2]
 

@@ -18,7 +18,7 @@ from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls import trial as trials
 from disco_hlo.plugin.calls.trial import FIRST_MEETING, Hold, Trial
-from disco_hlo.plugin.calls.watch import Sample, Seen
+from disco_hlo.plugin.calls.watch import FromScript, Sample, Seen
 from tests.activation.stores import MemoryStore
 
 
@@ -128,8 +128,9 @@ def test_a_call_whose_state_is_elsewhere_outlasts_what_a_handler_raises_until_it
     thread = threading.Thread(target=work)
     try:
         thread.start()
-        with pytest.raises(TimeoutError, match="own"):
+        with pytest.raises(FromScript) as passed:
             hold.wait()
+        assert str(passed.value.error) == "the script's own"
         assert ended.is_set()
     finally:
         signal.signal(signal.SIGUSR1, before)

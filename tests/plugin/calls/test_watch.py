@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.observing import Observation
-from disco_hlo.plugin.calls.watch import DeviceTimes, Sample, device_ns
+from disco_hlo.plugin.calls.watch import DeviceTimes, FromScript, Sample, device_ns
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, jaxlink
 from tests.plugin.calls.training import (
@@ -560,3 +560,24 @@ def test_nothing_is_offered_for_a_step_that_is_settled(observation: Observation)
     trial.watch.settle("again")
     with pytest.raises(UnsupportedError, match=r"not watched any more: it runs again"):
         trial.watch.offer("another", executable)
+
+
+def test_what_a_handler_of_the_scripts_raises_in_a_call_that_waits_reaches_the_script(
+    observation: Observation,
+) -> None:
+    """It was logged, and the alarm of a script that wanted to end its training was lost."""
+    call, state = jitted("alarmed_step"), fresh_state()
+    *state, _ = call(*state, batch(0))
+    watch = trial_of(observation.trials, "jit_alarmed_step").watch
+
+    def alarmed(_: int) -> str:
+        raise FromScript(TimeoutError("the script's own"))
+
+    watch.swap(alarmed)
+    with pytest.raises(TimeoutError, match="own"):
+        call(*state, batch(1))
+    watch.swap(None)
+    *state, loss = call(*state, batch(1))
+    assert watch.settled is None
+    observation.stop()
+    assert float(loss) == stock(2)[0][1]

@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.backends import backend_of
 from disco_hlo.errors import ActivationError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin.logs import LOGGER, one_line
@@ -41,9 +40,12 @@ from disco_hlo.plugin.measuring.inputs.made_up import (
 )
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter
+from disco_hlo.plugin.xla.host_memory import as_numpy, copied, on_device
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.own_programs import compile_for_each_device, on_each_device
 
+SAMPLES = 1 << 10
+"""Of the numbers of a large argument, how many are looked at."""
 Together = Callable[[], contextlib.AbstractContextManager[None]]
 """In its body something is made on every rank; where any rank cannot, it raises on all."""
 
@@ -225,9 +227,7 @@ class RealInputs(Inputs):
         together: Together,
         stop: Callable[[], bool],
     ) -> None:
-        for shard in (shard for one in arguments for shard in one.addressable_shards):
-            shard.data.copy_to_host_async()  # all of them at once
-        self._given = [_on_host(one, request.local_devices) for one in arguments]
+        self._given = _on_host(arguments, request.local_devices)
         self._stop = stop
         self._change = (0.0, 0)
         super().__init__(request, parameters, seed, together, None, {})
@@ -253,7 +253,11 @@ class RealInputs(Inputs):
 
     def floats(self, index: int, device: int, places: NDArray[np.int64]) -> NDArray[Any]:
         """As of :class:`Inputs`."""
-        found: NDArray[Any] = self._given[index].values[device].reshape(-1)[places]
+        values, local = self._given[index].values[device], self.request.local_devices
+        if not isinstance(values, np.ndarray):
+            chosen = on_each_device(local, _chosen, (), self.made(index), [places] * len(local))
+            return np.asarray(chosen[0][device])
+        found: NDArray[Any] = values.reshape(-1)[places]
         return found
 
     def learn_donation(self, arguments: Sequence[Any]) -> None:
@@ -269,12 +273,11 @@ class RealInputs(Inputs):
             places = np.arange(math.prod(parameter.shape))
             values = [
                 self._changed(one.reshape(-1), places, index, nudge, change).reshape(one.shape)
-                for one in values
+                for one in map(as_numpy, values)
             ]
         local = self.request.local_devices
         with jax.enable_x64(True), jax.transfer_guard("allow"):
-            pairs = zip(values, local, strict=True)
-            arrays = [jax.device_put(one, device, may_alias=False) for one, device in pairs]
+            arrays = list(map(on_device, values, local))
             if changed and are_made_on_devices(parameter):
                 return self._changed_on_devices(arrays, index, nudge, change)
         return arrays
@@ -346,50 +349,22 @@ class LentInputs(Inputs):
 
 
 class Kept:
-    """Arguments that a call takes over, kept in the host's memory until they are given back. On a GPU that is memory
-    which the device itself reads and writes, all devices at once: what Python copies by itself takes ten times as long.
+    """The arguments that a call takes over, ``taken``, kept in the host's memory until they are given back."""
 
-    Args:
-        arguments: of the call.
-        taken: those that are kept.
-        pinned: whether devices have memory of their own.
-    """
-
-    def __init__(self, arguments: Sequence[Any], taken: Collection[int], *, pinned: bool) -> None:
-        self._kept: dict[int, list[Any]] = {}
+    def __init__(self, arguments: Sequence[Any], taken: Collection[int]) -> None:
+        shards = {index: [one.data for one in arguments[index].addressable_shards] for index in taken}
         self._like = {index: (arguments[index].shape, arguments[index].sharding) for index in taken}
-        self._devices: dict[int, list[Any]] = {}
-        for index in taken:
-            shards = [shard.data for shard in arguments[index].addressable_shards]
-            self._devices[index] = [next(iter(one.devices())) for one in shards]
-            self._kept[index] = (
-                [_pinned(one) for one in shards] if pinned else [np.array(one) for one in shards]
-            )
-        if pinned:
-            _wait(list(self._kept.values()))
+        self._devices = {index: [next(iter(one.devices())) for one in own] for index, own in shards.items()}
+        copies = iter(copied([one for own in shards.values() for one in own]))
+        self._kept = {index: [next(copies) for _ in own] for index, own in shards.items()}
 
     def given(self, index: int) -> Any:
         """Argument ``index`` as it was, made anew."""
         import jax
 
         shape, sharding = self._like[index]
-        with jax.enable_x64(True), jax.transfer_guard("allow"):
-            pairs = zip(self._kept[index], self._devices[index], strict=True)
-            buffers = [jax.device_put(one, device, may_alias=False) for one, device in pairs]
+        buffers = list(map(on_device, self._kept[index], self._devices[index]))
         return jax.make_array_from_single_device_arrays(shape, sharding, buffers)
-
-
-def _pinned(shard: Any) -> Any:
-    import jax
-
-    with jax.transfer_guard("allow"):
-        return jax.device_put(shard, shard.sharding.with_memory_kind("pinned_host"), may_alias=False)
-
-
-def _wait(arrays: Any) -> None:
-    import jax
-
-    jax.block_until_ready(arrays)
 
 
 @contextlib.contextmanager
@@ -431,18 +406,20 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
-    """Compile what :meth:`RealInputs.nudge` runs on the devices; nothing where the host does it."""
+    """Compile what :class:`RealInputs` runs on the devices; nothing where the host does it."""
     if not is_integer(parameter) and are_made_on_devices(parameter):
+        given = parameter.shape, parameter.dtype
         told = [(one.shape, one.dtype) for one in _told(parameter, 0, 0, 1.0, 0)]
-        compile_for_each_device(devices, _changed, (), (parameter.shape, parameter.dtype), *told)
+        compile_for_each_device(devices, _changed, (), given, *told)
+        compile_for_each_device(devices, _chosen, (), given, ((SAMPLES,), np.dtype(np.int64)))
 
 
 @dataclass(frozen=True)
 class _Argument:
     shape: tuple[int, ...]
     sharding: Any
-    values: list[NDArray[Any]]
-    """By local device; those that are equal on several are there once."""
+    values: list[Any]
+    """By local device; numpy arrays that are equal on several are there once."""
 
 
 def _told(parameter: Parameter, seed: int, index: int, nudge: float, change: int) -> list[NDArray[Any]]:
@@ -458,18 +435,25 @@ def _changed(values: Any, table: Any, turns: Any, up: Any, down: Any, coin: Any)
     return ((values * by).astype(values.dtype),)
 
 
-def _on_host(array: Any, devices: Sequence[Any]) -> _Argument:
-    shards = {shard.device: shard for shard in array.addressable_shards}
-    kept: list[tuple[Any, NDArray[Any]]] = []
-    for device in devices:
-        shard = shards[device]
-        values = np.asarray(shard.data)
-        if not backend_of(device.platform).queues:
-            values = values.copy()  # it was the array itself, which the call takes over
-        same = (one for index, one in kept if index == shard.index and _are_same(one, values))
-        kept.append((shard.index, next(same, values)))
-    return _Argument(tuple(array.shape), array.sharding, [values for _, values in kept])
+def _chosen(values: Any, places: Any) -> tuple[Any]:
+    return (values.reshape(-1)[places],)
 
 
-def _are_same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+def _on_host(arrays: Sequence[Any], devices: Sequence[Any]) -> list[_Argument]:
+    shards = [{shard.device: shard for shard in one.addressable_shards} for one in arrays]
+    copies = iter(copied([own[device].data for own in shards for device in devices]))
+    found = []
+    for array, own in zip(arrays, shards, strict=True):
+        kept: list[tuple[Any, Any]] = []
+        for device in devices:
+            where, values = own[device].index, next(copies)
+            same = (one for index, one in kept if index == where and _are_same(one, values))
+            kept.append((where, next(same, values)))
+        found.append(_Argument(tuple(array.shape), array.sharding, [values for _, values in kept]))
+    return found
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return False
     return np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))

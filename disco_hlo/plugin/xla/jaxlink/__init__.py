@@ -29,6 +29,7 @@ from disco_hlo.plugin.xla.jaxlink.requests import (
     install,
     jit_is_disabled,
     job_number,
+    keep_tuner_results,
     keeps_donation,
     only_compiles,
     ours,
@@ -39,6 +40,7 @@ from disco_hlo.plugin.xla.jaxlink.requests import (
 
 __all__ = [
     "CallTrace", "CompileRequest", "DistributedJob", "Execute", "Handler", "LoadedModule", "array_handler",
-    "compiler_module", "distributed_job", "install", "jit_is_disabled", "job_number", "keeps_donation",
-    "only_compiles", "ours", "process_count", "profiler_runs", "uninstall", "unwatch_calls", "watch_calls",
+    "compiler_module", "distributed_job", "install", "jit_is_disabled", "job_number",
+    "keep_tuner_results", "keeps_donation", "only_compiles", "ours", "process_count", "profiler_runs", "uninstall",
+    "unwatch_calls", "watch_calls",
 ]  # fmt: skip

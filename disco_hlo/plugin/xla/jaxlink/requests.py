@@ -289,8 +289,7 @@ def compile_past_cache(
     compiler = compiler_module()
     options = copy.deepcopy(request.options)
     options.env_option_overrides = [*options.env_option_overrides, *extra.items()]
-    if request.tuner_results is not None:
-        _keep_tuner_results(options.executable_build_options.debug_options, request.tuner_results)
+    keep_tuner_results(request, options)
     with ours():
         return compiler.backend_compile_and_load(
             backend=request.backend,
@@ -299,6 +298,15 @@ def compile_past_cache(
             options=options,
             host_callbacks=request.host_callbacks,
         )
+
+
+def keep_tuner_results(request: CompileRequest, options: Any = None) -> None:
+    """Have a compile by these options, by default JAX's own of the request, keep what the autotuner picks and find it
+    again. JAX leaves that out of the key of its cache. In one process XLA tunes once, so what JAX's compile did not
+    keep no later one does."""
+    options = request.options if options is None else options
+    if request.tuner_results is not None:
+        _keep_tuner_results(options.executable_build_options.debug_options, request.tuner_results)
 
 
 def _keep_tuner_results(debug_options: Any, directory: Path) -> None:
