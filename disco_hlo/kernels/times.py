@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.estimator.analytic import library_flops_per_s
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind
@@ -38,6 +40,8 @@ COLLECTIVE_OF = {
     "scattered-update": "reduce-scatter",
 }
 """What a kernel has in it, by its name."""
+RAN_IN_STEPS = frozenset({"all-gather-matmul", "matmul-reduce-scatter", "matmul-all-reduce"})
+"""Kernels that GPUs have run inside of steps, with the same numbers: nobody who did not ask gets another."""
 LAUNCH_NS = 6000.0
 """Of the kernel in which XLA lets the GPUs wait for each other before one: 4.6 to 6.4 us on two H100s
 (`docs/benchmarks/kernels.md`). What a kernel of which no size was measured is taken to need beyond its limit."""
@@ -206,7 +210,7 @@ def payer(costs: Costs, source: CanonicalModule) -> Callable[[Call, str, bool], 
 
     def pays(call: Call, opcode: str, in_loop: bool) -> bool:
         separate_ns = limits.separate_ns(call.size, opcode) - (0.0 if in_loop else PREPARED_NS)
-        return is_faster(call.size, separate_ns, measured, limits)
+        return call.kernel in RAN_IN_STEPS and is_faster(call.size, separate_ns, measured, limits)
 
     return pays
 
@@ -228,19 +232,16 @@ def foretold(costs: Costs, source: CanonicalModule, like: CanonicalModule) -> di
 
 
 def keep(store: ProfileStore, profile: Profile, source: CanonicalModule) -> None:
-    """Keep what a step's kernels took, for other steps: each size once.
-
-    Raises:
-        ProfileError: the store cannot be written.
-    """
+    """Keep what a step's kernels took, for other steps: each size once, unless the store cannot be written."""
     known = measured_kernels(profile)
     times = {
         size.key: profile.ops[key]
         for key, size in kernel_sizes(source).items()
         if key in profile.ops and size not in known
     }
-    if times:
-        store.add_ops(profile.platform, times)
+    if times and store.writable:
+        with suppress(ProfileError):
+            store.add_ops(profile.platform, times)
 
 
 def kernel_sizes(source: CanonicalModule) -> dict[str, Size]:

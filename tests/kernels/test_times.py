@@ -131,6 +131,8 @@ def test_a_kernel_outside_of_loops_must_gain_what_it_takes_to_prepare() -> None:
         known = {call.size.key: OpTime(max(1, separate_ns - less_ns), 0, 1)}
         pays = times.payer(costs(plain, known), plain)
         assert (pays(call, "all-reduce", True), pays(call, "all-reduce", False)) == expected
+        never = dataclasses.replace(call, kernel="matmul-all-to-all")
+        assert not pays(never, "all-to-all", True), "no GPU has run it inside a step"
 
 
 def test_a_structure_is_traced_until_its_kernels_have_times() -> None:

@@ -281,7 +281,7 @@ def _profiles(
         elif profile is not None and step is not None:
             lines = kernel_times.foretold(step.costs, made[name].source, step.source)
             profiles[name] = replace(profile, ops={**lines, **profile.ops})
-            if store is not None and store.writable and name in lacking:
+            if store is not None and name in lacking:
                 kernel_times.keep(store, profile, made[name].source)
     return profiles
 
