@@ -226,12 +226,8 @@ def backend_of(platform: str) -> Backend:
 
 
 def backend_of_module(data: bytes, settings: Iterable[bytes]) -> Backend:
-    """The backend that made a module; XLA:CPU's have no marks.
-
-    Args:
-        data: the module's bytes.
-        settings: its instructions' backend configs.
-    """
+    """The backend that made a module of these bytes, whose instructions have these backend configs; XLA:CPU's have no
+    marks."""
     marked = [backend for backend in BACKENDS.values() if backend.marks or backend.module_marks]
     for backend in marked:
         if any(mark in data for mark in backend.module_marks):

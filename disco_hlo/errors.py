@@ -22,12 +22,7 @@ class IllegalStrategyError(PlanError):
 
 
 class CircleError(IllegalStrategyError):
-    """Units of a strategy wait for each other in a circle.
-
-    Args:
-        message: what waits for what.
-        tokens: the units of the circle, as an order names them.
-    """
+    """Units of a strategy wait for each other in a circle; ``tokens`` are these, as an order names them."""
 
     def __init__(self, message: str, tokens: tuple[str, ...]) -> None:
         super().__init__(message)

@@ -6,6 +6,8 @@ Nothing is made room for that is not there: Python's ``read(n)`` takes n bytes b
 from __future__ import annotations
 
 import errno
+import gzip
+import io
 import os
 import stat
 import tempfile
@@ -13,8 +15,6 @@ import zlib
 from pathlib import Path
 
 _PIECE_BYTES = 1 << 20
-_GZIP = 31
-"""``zlib``'s word for the gzip format."""
 
 
 def read_regular(path: Path, most_bytes: int, *, follow_links: bool = True) -> bytes:
@@ -74,19 +74,13 @@ def unzipped(data: bytes, most_bytes: int) -> bytes:
     """
     found: list[bytes] = []
     left = most_bytes
-    while data:  # members follow each other, each with a head of its own
-        unpacker = zlib.decompressobj(_GZIP)
-        while not unpacker.eof:
-            try:
-                piece = unpacker.decompress(data, _PIECE_BYTES)
-            except zlib.error as error:
-                raise OSError(errno.EINVAL, f"it is a damaged gzip file: {error}") from error
-            data = unpacker.unused_data or unpacker.unconsumed_tail
-            if not piece and not data and not unpacker.eof:
-                raise OSError(errno.EINVAL, "it is a damaged gzip file: its end is missing")
-            found.append(piece)
-            left -= len(piece)
-            if left < 0:
-                raise OSError(errno.EFBIG, f"it unzips to more than {most_bytes} bytes")
-        data = unpacker.unused_data.lstrip(b"\0")
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            while piece := file.read(_PIECE_BYTES):
+                found.append(piece)
+                left -= len(piece)
+                if left < 0:
+                    raise OSError(errno.EFBIG, f"it unzips to more than {most_bytes} bytes")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise OSError(errno.EINVAL, f"it is a damaged gzip file: {error}") from error
     return b"".join(found)

@@ -297,33 +297,26 @@ def _new_batch(kernels: int, nodes: int, edges: int) -> Batch:
     )  # fmt: skip
 
 
-@inner
-def _encode_kernel(
-    graph: GraphFeatures, kernels: FlatKernels, kernel: int, scratch: Scratch, batch: Batch
-) -> None:
-    """Write a kernel into ``batch``, behind those before it."""
-    one = kernel_of(kernels, kernel)
-    tiled = one.tiled or one.members.size >= scratch.value.shape[0]
-    if tiled:
-        count = _flat(graph.tables, one.members, scratch)
-    else:
-        count, _ = nested(graph.tables, one, scratch)
-        count = min(count, scratch.value.shape[0])
-    values = _values(graph.tables, one, count, tiled, scratch)
-    nodes = _post_order(graph.tables, one, count, values, scratch)
-    estimate = _kernel_row(graph, one, tiled, count, values, scratch, batch.kernel[kernel])
-    batch.estimate_ns[kernel] = estimate
-    start = batch.node_start[kernel]
-    batch.node_start[kernel + 1] = start + nodes
-    _node_rows(graph, one, nodes, estimate, values, scratch, start, batch)
-    _edge_rows(graph, one.members, count, nodes, values, scratch, start, batch)
-
-
 @compiled
 def _encode_kernels(graph: GraphFeatures, kernels: FlatKernels, scratch: Scratch, batch: Batch) -> None:
     """Write all kernels into ``batch``, which has room for them."""
-    for kernel in range(kernels.tiled.size):
-        _encode_kernel(graph, kernels, kernel, scratch, batch)
+    tables = graph.tables
+    for i in range(kernels.tiled.size):
+        kernel = kernel_of(kernels, i)
+        tiled = kernel.tiled or kernel.members.size >= scratch.value.shape[0]
+        if tiled:
+            count = _flat(tables, kernel.members, scratch)
+        else:
+            count, _ = nested(tables, kernel, scratch)
+            count = min(count, scratch.value.shape[0])
+        values = _values(tables, kernel, count, tiled, scratch)
+        nodes = _post_order(tables, kernel, count, values, scratch)
+        estimate = _kernel_row(graph, kernel, tiled, count, values, scratch, batch.kernel[i])
+        batch.estimate_ns[i] = estimate
+        start = batch.node_start[i]
+        batch.node_start[i + 1] = start + nodes
+        _node_rows(graph, kernel, nodes, estimate, values, scratch, start, batch)
+        _edge_rows(graph, kernel.members, count, nodes, values, scratch, start, batch)
 
 
 @inner

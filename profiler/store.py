@@ -9,7 +9,7 @@ the file keeps the points of sweeps of collectives and the times of whole unfuse
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from disco_hlo.profiler.profile import DeviceFacts, Link, LinkFacts, OpTime, Pla
 from disco_hlo.sqlite_file import SqliteFile
 
 SCHEMA_VERSION = 4
+_UNFUSED = "unfused"
 KEPT_MEASUREMENTS = 16
 """Newest measurements of one key that are kept and merged."""
 
@@ -46,15 +47,6 @@ _TABLES = (
 )
 Facts = TypeVar("Facts", DeviceFacts, LinkFacts, StepFacts)
 Row = TypeVar("Row", OpTime, SweepPoint)
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Measured time of a whole step under one plan."""
-
-    plan: str
-    """Digest of the strategy that ran, or a name such as ``default``."""
-    time: OpTime
 
 
 class ProfileStore(SqliteFile):
@@ -115,22 +107,20 @@ class ProfileStore(SqliteFile):
             for size, time in self._merged(rows)
         )
 
-    def add_step(self, platform: Platform, fingerprint: str, step: StepTime) -> None:
-        """Add a measured step of the module with this fingerprint."""
+    def add_step(self, platform: Platform, fingerprint: str, time: OpTime) -> None:
+        """Add what the module with this fingerprint took as a whole, unfused."""
         with self._writing():
             number = self._platform_for_writing(platform)
-            self._insert(
-                "step", {"platform": number, "fingerprint": fingerprint, "plan": step.plan}, step.time
-            )
+            self._insert("step", {"platform": number, "fingerprint": fingerprint, "plan": _UNFUSED}, time)
 
-    def steps(self, platform: Platform, fingerprint: str) -> tuple[StepTime, ...]:
-        """Measured steps of the module, merged per plan, by plan."""
+    def step(self, platform: Platform, fingerprint: str) -> OpTime | None:
+        """What the module took as a whole, unfused, merged; None where nobody measured that."""
         rows = self._rows(
             "SELECT plan, median_ns, spread_ns, samples FROM step WHERE platform = ? AND fingerprint = ?"
-            " AND typeof(plan) = 'text' ORDER BY plan, id",
-            (self._platform(platform), fingerprint),
+            " AND plan = ? ORDER BY id",
+            (self._platform(platform), fingerprint, _UNFUSED),
         )
-        return tuple(StepTime(plan, time) for plan, time in self._merged(rows))
+        return dict(self._merged(rows)).get(_UNFUSED)
 
     def facts(self, platform: Platform, kind: type[Facts], place: str = "") -> Facts:
         """What is known of the platform, or of a ``place`` on it (:func:`~disco_hlo.profiler.profile.place_of`)."""

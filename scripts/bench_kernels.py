@@ -2,6 +2,7 @@
 
     python scripts/bench_kernels.py --out build/kernels --seconds 1500
     python scripts/bench_kernels.py --out build/kernels --table
+    python scripts/bench_kernels.py --out build/kernels --choices --seconds 150
 
 Every kernel over sizes of the papers' figures: the first points of its tuning range, then the best of them, the same
 without communication-aware order, what it replaces, and its two limits (computing alone, communicating alone), in turn,
@@ -20,6 +21,10 @@ microseconds in them. The same "without a loop" has each call as a kernel of its
 before the program begins: that counts, too, where the host does not run ahead. The floor of all kernels that talk to
 other devices is a row: one that only raises a flag on each and waits for theirs.
 
+`--choices` asks whether the tool chooses rightly: fused and separate kernels of 20 sizes, one point each. Two sizes of
+each kernel tell the line by which the others are foretold, as a plan's are (`disco_hlo/kernels/times.py`); what the
+rule chooses stands beside what was faster.
+
 `--interpret --tiny` tries everything on CPU devices, without times.
 """
 
@@ -32,13 +37,15 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))  # behind what is installed, which alone is whole
+
+from disco_hlo.kernels.times import COLLECTIVE_OF, Limits, Size, fused_ns, is_faster, line  # noqa: E402
 
 SILENCE_S = 60
 MOST_STARTS = 5
@@ -81,11 +88,29 @@ SIZES: dict[str, Sequence[Any]] = {
     "embedding-all-to-all": BAGS,
     "matmul-reduce-scatter": MATMULS,
     "adam": ADAMS,
+    "lamb": ADAMS,
     "matmul-all-to-all": MATMULS,
     "all-reduce-norm": NORMS,
     "all-gather-matmul": MATMULS,
     "matmul-all-reduce": MATMULS,
 }
+CHOICES = "choices"
+# Of each kernel the first two tell the line by which the others are foretold.
+CHOSEN_MATMULS = (
+    (1024, 2048, 2048),
+    (16384, 4096, 4096),
+    (8192, 4096, 4096),
+    (4096, 2048, 2048),
+    (8192, 1024, 8192),
+)
+CHOSEN: dict[str, Sequence[Any]] = {
+    "all-gather-matmul": CHOSEN_MATMULS,
+    "matmul-reduce-scatter": CHOSEN_MATMULS,
+    "matmul-all-reduce": CHOSEN_MATMULS,
+    "matvec-all-reduce": ((4096, 4096), (32768, 8192), (8192, 4096), (16384, 8192), (65536, 2048)),
+}
+TELL_LINES = 2
+FUSED_ONES = set(SIZES) - {"floor"}
 SMALL_MATMUL = ((512, 128, 256),)
 TINY: dict[str, Sequence[Any]] = dict.fromkeys(SIZES, SMALL_MATMUL) | {
     "floor": ((),),
@@ -93,6 +118,7 @@ TINY: dict[str, Sequence[Any]] = dict.fromkeys(SIZES, SMALL_MATMUL) | {
     "embedding-all-to-all": ((4, 2, 5, 16),),
     "all-reduce-norm": ((8, 512),),
     "adam": (1 << 14,),
+    "lamb": (1 << 14,),
 }
 
 
@@ -107,6 +133,7 @@ def main() -> None:
     parser.add_argument(
         "--table", action="store_true", help="print the rows that are there, and measure nothing"
     )
+    parser.add_argument("--choices", action="store_true", help="20 sizes: what is chosen, what is faster")
     parser.add_argument("--seconds", type=float, default=1500, help="for everything together")
     parser.add_argument("--kernels", nargs="+", choices=SIZES, default=list(SIZES), help="in this order")
     parser.add_argument("--sizes", type=int, default=99, help="only the first so many of each kernel")
@@ -127,10 +154,14 @@ def main() -> None:
         return
     record = Record(chosen.out / "rows.jsonl")
     if chosen.table:
-        print(table(record))
+        print(choices_table(record) if chosen.choices else table(record))
         return
     chosen.out.mkdir(parents=True, exist_ok=True)
     end = monotonic() + chosen.seconds
+    if chosen.choices:
+        run_kernel(chosen, record, CHOICES, sizes_to_choose(chosen), end)
+        print(choices_table(record))
+        return
     sizes = {kernel: of_it[: chosen.sizes] for kernel, of_it in (TINY if chosen.tiny else SIZES).items()}
     for index, kernel in enumerate(chosen.kernels):
         share = (end - monotonic()) / (len(chosen.kernels) - index)
@@ -257,6 +288,91 @@ def read_into(pipe: Any, lines: queue.Queue[str | None]) -> None:
     lines.put(None)
 
 
+# --- what the tool chooses ---
+
+
+def sizes_to_choose(chosen: argparse.Namespace) -> list[Any]:
+    """Kernel, whether its link is measured alone, and size; those that tell lines first."""
+    of = {kernel: TINY[kernel] for kernel in CHOSEN} if chosen.tiny else CHOSEN
+    every = [[kernel, at < TELL_LINES, size] for kernel, its in of.items() for at, size in enumerate(its)]
+    return sorted(every, key=lambda one: not one[1])
+
+
+def size_on_each(kernel: str, size: Sequence[int], devices: int) -> Size:
+    """A size as a plan's kernels have it."""
+    m, k, *n = size
+    rows = m // devices if COLLECTIVE_OF[kernel] == "all-gather" else m
+    return Size(kernel, devices, "bf16", rows, k, *(n or [1]))
+
+
+def choices(record: Record) -> list[dict[str, Any]]:
+    """Of each size what the rule chooses, by lines through those that tell them, and what was measured to be faster."""
+    rows = [row for row in record.rows if row["kernel"] == CHOICES and row.get("us", {}).get("fused")]
+    sizes = [size_on_each(row["size"][0], row["size"][2], row["devices"]) for row in rows]
+    telling = [(size, row["us"]) for size, row in zip(sizes, rows, strict=True) if "link alone" in row["us"]]
+    measured = {size: 1e3 * us["fused"] for size, us in telling}
+    links: dict[str, list[tuple[int, float]]] = {}
+    for size, us in telling:
+        links.setdefault(COLLECTIVE_OF[size.kernel], []).append(
+            (size.collective_bytes, 1e3 * us["link alone"])
+        )
+    # A plan's matmuls were measured in the step; so were these.
+    products = {size.flops: 1e3 * row["us"]["compute alone"] for size, row in zip(sizes, rows, strict=True)}
+    limits = Limits(products, 1.0, 1.0, lambda opcode, moved: between(links[opcode], moved))
+    separates: dict[str, list[tuple[float, float]]] = {}
+    for size, us in telling:
+        separates.setdefault(size.kernel, []).append((limits.separate_ns(size), 1e3 * us["separate"]))
+    found = []
+    for size, row in zip(sizes, rows, strict=True):
+        # Calls in a loop are not as in a step: what both alone take has the loop's own time twice.
+        offset_ns, slope = line(separates[size.kernel])
+        separate_ns = offset_ns + slope * limits.separate_ns(size)
+        faster = is_faster(size, separate_ns, measured, limits)
+        of = {"fused": row["us"]["fused"], "separate": row["us"]["separate"]}
+        choice, best = "fused" if faster else "separate", min(of, key=lambda name: of[name])
+        found.append(
+            {
+                "kernel": size.kernel,
+                "size": row["size"][2],
+                "told": size not in measured,
+                "foretold": [fused_ns(size, measured, limits) / 1e3, separate_ns / 1e3],
+                "us": of,
+                "choice": choice,
+                "best": best,
+                "loss": of[choice] / of[best] - 1,
+            }
+        )
+    return found
+
+
+def between(points: Iterable[tuple[int, float]], at: float) -> float:
+    """On the straight lines through the points, the outer ones going on."""
+    known = sorted(points)
+    if len(known) == 1:
+        return known[0][1]
+    upper = next((n for n, one in enumerate(known) if one[0] >= at and n), len(known) - 1)
+    (x, y), (also_x, also_y) = known[upper - 1], known[upper]
+    return max(0.0, y + (also_y - y) * (at - x) / max(1, also_x - x))
+
+
+def choices_table(record: Record) -> str:
+    """What was chosen of each size, and what that loses."""
+    head = ("kernel", "size", "fused, µs", "separate, µs", "foretold", "choice", "faster", "loss")
+    lines = [head, ("---",) * len(head)]
+    found = choices(record)
+    for one in sorted(found, key=lambda one: (list(CHOSEN).index(one["kernel"]), one["us"]["separate"])):
+        told = " / ".join(f"{us:.0f}" for us in one["foretold"]) if one["told"] else "tells the line"
+        of, loss = one["us"], f"{one['loss']:.1%}" if one["loss"] else "-"
+        size, times = written(one["size"]), (f"{of['fused']:.1f}", f"{of['separate']:.1f}")
+        lines.append((one["kernel"], size, *times, told, one["choice"], one["best"], loss))
+    right = sum(one["choice"] == one["best"] for one in found)
+    told = [one["choice"] == one["best"] for one in found if one["told"]]
+    worst = max((one["loss"] for one in found), default=0.0)
+    total = f"{right} of {len(found)} chosen rightly, {sum(told)} of the {len(told)} foretold; "
+    total += f"the largest loss is {worst:.1%}"
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{total}"
+
+
 # --- the rows as Markdown ---
 
 SPEED = (
@@ -281,7 +397,9 @@ ORDER = (
 def table(record: Record) -> str:
     """Three tables: every kernel beside what it replaces and its limits; the two orders, and the skew of the devices;
     the calls without a loop."""
-    rows = [row for row in record.rows if row["kind"] == "final" and "us" in row and row["kernel"] != "floor"]
+    rows = [
+        row for row in record.rows if row["kind"] == "final" and "us" in row and row["kernel"] in FUSED_ONES
+    ]
     rows.sort(key=lambda row: (list(SIZES).index(row["kernel"]), SIZES[row["kernel"]].index(size_of(row))))
     speed, order, alone = ([header, ("---",) * len(header)] for header in (SPEED, ORDER, SPEED))
     for row in rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import importlib
 import itertools
 import sys
@@ -27,7 +26,7 @@ from disco_hlo.estimator.dataset import Dataset, Source  # noqa: E402
 from disco_hlo.estimator.gnn import GnnModel  # noqa: E402
 from disco_hlo.estimator.kernel_cost import kernels_ns  # noqa: E402
 from disco_hlo.estimator.samples import FusedOp, Grower, is_plain, single_ops  # noqa: E402
-from disco_hlo.hlo.attributes import backend_config  # noqa: E402
+from disco_hlo.hlo.attributes import triton_settings  # noqa: E402
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize  # noqa: E402
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter  # noqa: E402
 from disco_hlo.hlo.flatten import emitter_of  # noqa: E402
@@ -42,6 +41,7 @@ from disco_hlo.plan.variants import unfused  # noqa: E402
 from disco_hlo.plugin.xla import compiles  # noqa: E402
 from disco_hlo.profiler.keys import GROUP_PREFIX, kernel_key  # noqa: E402
 from disco_hlo.profiler.profile import load as load_profile  # noqa: E402
+from disco_hlo.report.bundle import read_module  # noqa: E402
 from disco_hlo.search.api import SearchSettings  # noqa: E402
 from disco_hlo.search.run import search  # noqa: E402
 from disco_hlo.search.strategies import kernels_of  # noqa: E402
@@ -143,11 +143,10 @@ def read_config(path: Path) -> Config:
 def captured(step: StepConfig) -> bytes:
     """The module of a training step as XLA would run it on one device here.
 
-    Raises ValueError or OSError where there is no such model, size, field or file.
+    Raises DiscoError or ValueError where there is no such model, size, field or file.
     """
     if step.file:
-        data = (ROOT / step.file).read_bytes()
-        return gzip.decompress(data) if step.file.endswith(".gz") else data
+        return read_module(ROOT / step.file)
     request = intercepted(_lowered(step))
     if request is None:
         raise UnsupportedError(f"{step.name} was compiled without passing through the hook")
@@ -189,8 +188,7 @@ def xla_kernels(source: CanonicalModule) -> list[FusedOp]:
             continue
         kind, config = emitter_of(origin.proto), ""
         if kind == "triton":
-            settings = backend_config(origin.proto)["fusion_backend_config"]
-            config = msgspec.json.encode(settings, order="deterministic").decode()
+            config = triton_settings(origin.proto)
         ops, results = as_kernel(source.graph, origin.nodes, origin.results)
         if ops:
             found.append(FusedOp(kernel_nodes(source.graph, ops), results, kind, config))

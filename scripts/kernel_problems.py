@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from time import monotonic, perf_counter
@@ -25,8 +26,9 @@ from jax import lax
 
 from disco_hlo.kernels.adam import Adam
 from disco_hlo.kernels.catalog import AXIS, COLUMNS, FUSED, ROWS, WHOLE
+from disco_hlo.kernels.lamb import Lamb
 
-REPEATS, QUICK_REPEATS = 50, 10
+REPEATS, CHOICE_REPEATS, QUICK_REPEATS = 50, 20, 10
 FEW, MANY = 3, 11
 """Calls in the two programs whose difference is timed; a quick look times the longer one only."""
 LARGEST_VARIANCE = 1000.0
@@ -36,6 +38,9 @@ TOLERANCE = {"bfloat16": 2**-7, "float16": 2**-10, "float32": 1e-5}
 COLUMNS_OF_A_TABLE = 256
 TRACED_RUNS, MOST_KERNELS = 5, 8
 UNROLLED = " without a loop"
+CHOICES = "choices"
+"""In place of a kernel: the fused and the separate ones of many, side by side."""
+COMPILED_AT_ONCE = 8
 
 
 def say(kind: str, content: Any) -> None:
@@ -58,6 +63,9 @@ def measure(
     say("TRYING", {"size": sizes[0], "kind": "start"})
     bench = Bench(interpret)
     say("TRIED", "devices")
+    if kernel == CHOICES:
+        measure_choices(bench, sizes, end)
+        os._exit(0)
     for index, size in enumerate(sizes):
         if index and monotonic() > end:
             break
@@ -101,6 +109,42 @@ def measure_size(
         say("ROW", about | {"kind": "trace"} | guarded(lambda: problem.traced(best)))
 
 
+def measure_choices(bench: Bench, sizes: Sequence[Any], end: float) -> None:
+    """Measure kernels of one point each, what they replace, and the limits: all compiled first, several at once.
+
+    Args:
+        sizes: kernel, whether its link is measured alone as well, and size.
+    """
+
+    def prepared(kernel: str, with_link: bool, size: Any) -> tuple[Problem, dict[str, Call]]:
+        problem = Problem(bench, kernel, size)
+        alone = problem.alone()
+        calls = {"fused": problem.with_tiles(problem.tuning[0]), "separate": problem.separate(), **alone}
+        if not with_link:
+            del calls["link alone"]
+        for name, call in calls.items():
+            bench.compile_ahead(call)
+            say("TRIED", [kernel, size, name])
+        return problem, calls
+
+    pool = ThreadPoolExecutor(COMPILED_AT_ONCE)
+    made = [(one, pool.submit(prepared, *one)) for one in sizes]
+    pool.shutdown()
+    for (kernel, with_link, size), problem in made:
+        if monotonic() > end:
+            return
+        say("TRYING", {"size": [kernel, with_link, size], "kind": "final"})
+
+        def row(problem: Any = problem) -> dict[str, Any]:
+            its, calls = problem.result()
+            return {"roundings": its.alike(calls["fused"], calls["separate"])} | {
+                "us": bench.time(calls, CHOICE_REPEATS)
+            }
+
+        about = {"kernel": CHOICES, "size": [kernel, with_link, size], "kind": "final"}
+        say("ROW", about | guarded(row) | bench.about)
+
+
 def guarded(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `run` gives, or why it does not."""
     try:
@@ -126,6 +170,8 @@ class Bench:
     def __init__(self, interpret: bool) -> None:
         self.interpret = interpret
         self.programs: dict[Any, Callable[..., Any]] = {}
+        self.loops: dict[Any, Callable[..., Any]] = {}
+        """Of each call a program that takes the number of calls before the arrays."""
         devices = jax.devices()
         self.mesh = jax.sharding.Mesh(devices, (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
         self.about = {
@@ -184,21 +230,34 @@ class Bench:
 
         once = jax.jit(call.local)  # a kernel is lowered once, not for every call
 
-        def local(*arrays: Any) -> Any:
-            if in_a_loop:
-                arrays = lax.fori_loop(0, count - 1, lambda _, now: after(now, once(*now)), arrays)
-            else:
-                for _ in range(count - 1):
-                    arrays = after(arrays, once(*arrays))
+        def looped(calls: Any, *arrays: Any) -> Any:
+            return once(*lax.fori_loop(0, calls - 1, lambda _, now: after(now, once(*now)), arrays))
+
+        def unrolled(*arrays: Any) -> Any:
+            for _ in range(count - 1):
+                arrays = after(arrays, once(*arrays))
             return once(*arrays)
 
-        return self.compiled(call, local)
+        if not in_a_loop:
+            return self.compiled(call, unrolled)
+        if call.local not in self.loops:  # one program for all numbers of calls
+            self.loops[call.local] = self.compiled(call, looped, before=(WHOLE,))
+        return functools.partial(self.loops[call.local], jnp.int32(count))
 
-    def compiled(self, call: Call, local: Callable[..., Any], results: Any = None) -> Callable[..., Any]:
-        """A program of a function of one device's arrays."""
+    def compile_ahead(self, call: Call) -> None:
+        """Compile the program that calls in a loop, once."""
+        program: Any = self.in_a_row(call, FEW)
+        if not self.interpret and not isinstance(program.func, jax.stages.Compiled):
+            self.loops[call.local] = program.func.lower(*program.args, *call.arrays).compile()
+
+    def compiled(
+        self, call: Call, local: Callable[..., Any], results: Any = None, before: tuple[Any, ...] = ()
+    ) -> Callable[..., Any]:
+        """A program of a function of one device's arrays, with others `before` them."""
         results = call.results if results is None else results
+        specs = (*before, *call.arguments)
         return jax.jit(
-            jax.shard_map(local, mesh=self.mesh, in_specs=call.arguments, out_specs=results, check_vma=False)
+            jax.shard_map(local, mesh=self.mesh, in_specs=specs, out_specs=results, check_vma=False)
         )
 
     def both_signs(self, call: Call, arrays: Any) -> Any:
@@ -260,16 +319,26 @@ class Problem:
         self.size = tuple(size) if isinstance(size, list) else (size,)
         self.tuning = [self.fitted(tiles) for tiles in self.fused.tuning]
         self.arrays = self.placed(small=False)
-        self.small = self.placed(small=True)
-        self.expected = bench.both_signs(self.separate(), self.small)
         say("TRIED", "arrays")
+
+    @functools.cached_property
+    def small(self) -> Any:
+        """Arrays of small whole numbers."""
+        return self.placed(small=True)
+
+    @functools.cached_property
+    def expected(self) -> Any:
+        """What becomes of them."""
+        return self.bench.both_signs(self.separate(), self.small)
 
     def fitted(self, tiles: Any) -> Any:
         """The tiles, with few blocks where there are no multiprocessors."""
         if not self.bench.interpret:
             return tiles
         more = {"steps": 2} if hasattr(tiles, "steps") else {}
-        return dataclasses.replace(tiles, blocks=2, **more)
+        # The interpreter runs blocks in turn; LAMB's wait for each other.
+        blocks = 1 if self.kernel == "lamb" else 2
+        return dataclasses.replace(tiles, blocks=blocks, **more)
 
     def placed(self, *, small: bool) -> Any:
         """The arrays, made on their devices: normal numbers for times, small whole ones where sums are compared."""
@@ -296,7 +365,7 @@ class Problem:
             return made_by(made, spec)
 
         specs, f32 = self.fused.arguments, jnp.float32
-        if self.kernel == "adam":
+        if self.kernel in ("adam", "lamb"):
             (n,) = self.size
             moments = tuple(array(spec, (n,), f32, floor=0.5) for spec in specs[2])
             corrections = jnp.array([10.0, 1000.0], f32)
@@ -354,11 +423,16 @@ class Problem:
         def exchange(x: Any) -> Any:
             return lax.all_to_all(x, AXIS, 0, 0, tiled=True)
 
-        if self.kernel == "adam":
+        if self.kernel in ("adam", "lamb"):
 
             def update(gradient: Any, parameters: Any, moments: Any, corrections: Any) -> Any:
-                step, *new = Adam().update(gradient, moments, (corrections[0], corrections[1]))
-                return parameters - step, *new
+                factors = corrections[0], corrections[1]
+                if self.kernel == "adam":
+                    step, *new = Adam().update(gradient, moments, factors)
+                    return parameters - step, *new
+                step, *new = Lamb().direction(gradient, parameters, moments, factors)
+                scale = Lamb().scale(jnp.sum(parameters * parameters), jnp.sum(step * step))
+                return parameters - scale * step, *new
 
             shard = jax.device_put(arrays[1], jax.sharding.NamedSharding(self.bench.mesh, ROWS))
             shards = shard, shard, arrays[2], arrays[3]
@@ -380,6 +454,7 @@ class Problem:
         # What travels is what each device has computed: as many rows on each.
         computed = embedding.pooled if self.kernel == "embedding-all-to-all" else product
         compute = Call(computed, self.fused.arguments, ROWS, arrays)
+        self.bench.compile_ahead(compute)
         partial = self.bench.in_a_row(compute, 1)(*arrays)
         collective, results = {
             "matmul-reduce-scatter": (scatter, ROWS),
@@ -396,14 +471,18 @@ class Problem:
         """
         with self.bench.running():
             got = jax.block_until_ready(self.bench.both_signs(self.with_tiles(tiles), self.small))
-        worst, exact = 0.0, True
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(self.expected), strict=True):
-            same, difference, largest = map(float, compared(a, b))
-            worst = max(worst, difference / largest / TOLERANCE[b.dtype.name])
-            exact = exact and bool(same)
-        if not worst <= 1:
-            raise ValueError(f"wrong: differs by {worst:.3g} times what one rounding may")
+        exact, worst = within_a_rounding(got, self.expected)
         return {"exact": exact, "roundings": worst}
+
+    def alike(self, one: Call, other: Call) -> float:
+        """By how many roundings two calls on the arrays differ at most.
+
+        Raises:
+            ValueError: by more than one.
+        """
+        with self.bench.running():
+            results = [jax.block_until_ready(self.bench.in_a_row(c, 1)(*c.arrays)) for c in (one, other)]
+        return within_a_rounding(*results)[1]
 
     def point(self, tiles: Any, separate: float | None) -> dict[str, Any]:
         """A quick look at one point of the tuning range."""
@@ -444,6 +523,22 @@ class Problem:
             traced[name] = self.bench.kernels(call)
             say("TRIED", ["traced", name])
         return {"kernels": traced}
+
+
+def within_a_rounding(got: Any, expected: Any) -> tuple[bool, float]:
+    """Whether arrays are equal, and by how much of what one rounding may they differ at most.
+
+    Raises:
+        ValueError: by more than one rounding.
+    """
+    worst, exact = 0.0, True
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        same, difference, largest = map(float, compared(a, b))
+        worst = max(worst, difference / largest / TOLERANCE[b.dtype.name])
+        exact = exact and bool(same)
+    if not worst <= 1:
+        raise ValueError(f"wrong: differs by {worst:.3g} times what one rounding may")
+    return exact, worst
 
 
 @jax.jit

@@ -14,7 +14,6 @@ Exit status: 0 fine, 1 a check failed, 2 bad arguments or files.
 from __future__ import annotations
 
 import argparse
-import gzip
 import re
 import sys
 from pathlib import Path
@@ -37,9 +36,9 @@ from disco_hlo.profiler.profile import (  # noqa: E402
     merge,
     save,
 )
+from disco_hlo.report.bundle import read_module  # noqa: E402
 
 MODULE = "module.hlo.pb.gz"
-_LARGEST_MODULE = 512 << 20
 LEAST_KNOWN = 0.8
 """Of a step's single ops, and of XLA's kernels."""
 LARGEST_RESIDUAL = 0.25
@@ -102,8 +101,7 @@ def check(profile: Profile, sources: list[Path]) -> list[str]:
 def _lacks(profile: Profile, path: Path) -> list[str]:
     if not path.exists():
         return []
-    with gzip.open(path) as file:
-        singles, kernels = known_shares(profile, file.read(_LARGEST_MODULE))
+    singles, kernels = known_shares(profile, read_module(path))
     name, low = path.parent.name, min(singles, kernels)
     print(f"{name}: {100 * singles:.0f} % of single ops, {100 * kernels:.0f} % of XLA's kernels known")
     expected = f"{name}: {100 * low:.0f} % known, expected {100 * LEAST_KNOWN:.0f}"

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from disco_hlo.activation.channel import Channel, name_ranks, silence
+from disco_hlo.activation.channel import Channel, absence, name_ranks
 from disco_hlo.errors import ActivationError
 from disco_hlo.plan.plan import MAX_BYTES
 from disco_hlo.plan.store import MAX_MODULE_BYTES
@@ -82,11 +82,9 @@ def agree(channel: Channel, proposal: Proposal, timeout_s: float, *, tag: str = 
     """
 
     def rule(answers: Mapping[int, bytes]) -> bytes:
-        missing = set(range(channel.size)) - set(answers)
         try:
-            if missing:
-                missed = silence(timeout_s, channel.gone())
-                raise ActivationError(f"{name_ranks(missing)} of {channel.size} {missed}")
+            if absent := absence(channel, answers, timeout_s):
+                raise ActivationError(absent)
             outcome = verdict([_decode(answers[rank], rank) for rank in range(channel.size)])
         except ActivationError as error:
             outcome = _default(str(error))
@@ -114,10 +112,8 @@ def settle(channel: Channel, failure: str, timeout_s: float, *, tag: str) -> str
     """
 
     def rule(answers: Mapping[int, bytes]) -> bytes:
-        missing = set(range(channel.size)) - set(answers)
-        if missing:
-            text = f"{name_ranks(missing)} of {channel.size} {silence(timeout_s, channel.gone())}"
-            return f"{tag}: {text}".encode()
+        if absent := absence(channel, answers, timeout_s):
+            return f"{tag}: {absent}".encode()
         failed = _ranks_by({rank: text.decode(errors="replace") for rank, text in answers.items() if text})
         listed = "; ".join(f"{name_ranks(ranks)}: {why}" for why, ranks in failed.items())
         return _one_line(f"{tag}: {listed}").encode() if listed else b""

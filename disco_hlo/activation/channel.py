@@ -117,6 +117,12 @@ def silence(timeout_s: float, gone: bool) -> str:
     return f"did not answer within {timeout_s:g} s"
 
 
+def absence(channel: Channel, answers: Mapping[int, bytes], timeout_s: float) -> str:
+    """Which ranks did not answer, and why nobody waits for them any longer; empty where all did."""
+    missing = set(range(channel.size)) - set(answers)
+    return f"{name_ranks(missing)} of {channel.size} {silence(timeout_s, channel.gone())}" if missing else ""
+
+
 def name_ranks(ranks: Iterable[int]) -> str:
     """``rank 3`` or ``ranks 1-3, 7``."""
     ordered = sorted(set(ranks))
@@ -182,7 +188,7 @@ class Decider:
         self._slice_s = slice_s(size)
         self._rounds: dict[str, int] = {}
 
-    def decide(self, item: bytes, rule: Rule, tag: str, timeout_s: float) -> bytes:
+    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
         """See :meth:`Channel.decide`; a tag's n-th call meets the others' n-th."""
         number = self._rounds.get(tag, 0)
         self._rounds[tag] = number + 1

@@ -22,9 +22,9 @@ from disco_hlo.activation.channel import (
     Gone,
     KeyValueStore,
     LocalChannel,
+    absence,
     name_ranks,
     nobody_gone,
-    silence,
 )
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.errors import ActivationError
@@ -134,14 +134,10 @@ def open_channel(
     """Join the ranks of this job; every rank calls this once, at about the same time.
 
     Args:
-        rank: JAX process index.
-        size: JAX process count.
         job_id: names the job; equal on all its ranks (the coordinator's address serves).
         store: jax.distributed's key-value store; None only in a job of one process.
-        environ: the process's environment.
         preference: mpi or kv, as ``DISCO_CHANNEL`` says; empty chooses by itself.
-        timeout_s: how long to wait for the other ranks.
-        gone: tells where that is no use.
+        gone: tells where waiting for the other ranks is no use.
 
     Raises:
         ActivationError: ranks are missing, ``preference`` cannot be had, or this process takes the place of one that
@@ -185,12 +181,9 @@ def _decide(
     """What ``rule`` makes of the items of all ranks; where it cannot, all ranks raise the same error."""
 
     def outcome(answers: Mapping[int, bytes]) -> bytes:
-        missing = set(range(meeting.size)) - set(answers)
         try:
-            if missing:
-                raise ActivationError(
-                    f"{name_ranks(missing)} of {meeting.size} {silence(timeout_s, meeting.gone())}"
-                )
+            if absent := absence(meeting, answers, timeout_s):
+                raise ActivationError(absent)
             result = rule([json.loads(answers[rank]) for rank in range(meeting.size)])
         except ActivationError as error:
             result = {"error": str(error)}

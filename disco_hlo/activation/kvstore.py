@@ -32,7 +32,6 @@ from disco_hlo.activation.channel import (
     Decider,
     Gone,
     KeyValueStore,
-    Rule,
     key_part,
     name_ranks,
     nobody_gone,
@@ -126,7 +125,7 @@ class KvChannel:
         self.gone = gone
         self._store = store
         self._root = f"disco/{key_part(job_id)}"
-        self._decider = Decider(store, self._root, rank, size, gone)
+        self.decide = Decider(store, self._root, rank, size, gone).decide
         self._sequence = 0
         self._finished: list[str] = []
         self._broken = ""
@@ -158,10 +157,6 @@ class KvChannel:
         self._write(where, "all", msgspec.msgpack.encode(items))
         self._forget_before(where)
         return items
-
-    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
-        """See :class:`~disco_hlo.activation.channel.Channel`."""
-        return self._decider.decide(item, rule, tag, timeout_s)
 
     def _begin(self, tag: str) -> str:
         if self._broken:

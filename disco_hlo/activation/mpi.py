@@ -26,7 +26,6 @@ from disco_hlo.activation.channel import (
     Decider,
     Gone,
     KeyValueStore,
-    Rule,
     key_part,
     name_ranks,
     nobody_gone,
@@ -164,7 +163,7 @@ class MpiChannel:
         self.description = f"MPI ({library})"
         self._store = store
         self._root = f"disco/{key_part(job_id)}/mpi"
-        self._decider = Decider(store, self._root, rank, self.size, gone)
+        self.decide = Decider(store, self._root, rank, self.size, gone).decide
         self._sequence = 0
         self._broken = ""
         self._world_ranks = frozenset(world_ranks)
@@ -202,10 +201,6 @@ class MpiChannel:
             if not _complete(sent, deadline, _FLOW_PAUSE_S):
                 raise ActivationError(f"{tag}: rank 0 did not take the answer within {timeout_s:g} s")
             return unpack(packed, self.size)
-
-    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
-        """See :class:`~disco_hlo.activation.channel.Channel`."""
-        return self._decider.decide(item, rule, tag, timeout_s)
 
     def _begin(self, tag: str) -> bytes:
         """Marks what is sent in this step, so that ranks out of step are noticed."""

@@ -52,8 +52,7 @@ def diagnose() -> list[Check]:
     return [
         _check_python(),
         _check_entry_point(),
-        _check_settings(),
-        _check_directory(),
+        *_check_settings(),
         _check_hook(probe),
         _check_devices(probe),
         _check_mpiexec(),
@@ -80,20 +79,18 @@ def _check_entry_point() -> Check:
     return Check("plugin", found, detail, "" if found else "install it: pip install disco-hlo")
 
 
-def _check_settings() -> Check:
+def _check_settings() -> tuple[Check, Check]:
+    """The settings, and the directory that they name."""
     try:
-        Settings.from_environment({"ENABLE_SEARCH": "1", **os.environ})
+        directory = Settings.from_environment({"ENABLE_SEARCH": "1", **os.environ}).directory
     except SettingsError as error:
-        return Check("settings", False, str(error), "correct or unset it")
+        settings = Check("settings", False, str(error), "correct or unset it")
+        return settings, Check("directory", False, "not looked at", "correct the settings first")
     chosen = sorted(name for name in os.environ if name.startswith("DISCO_") or name == "ENABLE_SEARCH")
-    return Check("settings", True, ", ".join(chosen) if chosen else "defaults")
+    return Check("settings", True, ", ".join(chosen) if chosen else "defaults"), _check_directory(directory)
 
 
-def _check_directory() -> Check:
-    try:
-        directory = Settings.from_environment({**os.environ, "ENABLE_SEARCH": "1"}).directory
-    except SettingsError:
-        return Check("directory", False, "not looked at", "correct the settings first")
+def _check_directory(directory: Path) -> Check:
     try:
         existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=existing) as file:

@@ -28,7 +28,7 @@ from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.data import page_data
 from disco_hlo.report.page import render
 from disco_hlo.report.printable import printable, size_text
-from disco_hlo.report.timelines import chrome_trace
+from disco_hlo.report.timelines import report_trace
 
 
 def report(
@@ -66,7 +66,7 @@ def report(
         page = render(data)
         write_file(output, page)
     if trace is not None:
-        body = json.dumps(chrome_trace(data), separators=(",", ":"), allow_nan=False)
+        body = json.dumps(report_trace(data), separators=(",", ":"), allow_nan=False)
         write_file(trace, body.encode())
     warn_all((*bundle.missing, *said))
     if as_json:

@@ -28,7 +28,7 @@ from disco_hlo.cli.output import (
     warn_all,
     write_files,
 )
-from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
+from disco_hlo.hlo.regions import inner_collectives, not_simulated
 from disco_hlo.optimize.costs import UNKNOWN_DEVICE, costs_for
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_progress, search_record
 from disco_hlo.optimize.regions import step_times
@@ -40,7 +40,7 @@ from disco_hlo.plugin.session import Interruption
 from disco_hlo.profiler.profile import Link, Profile, load, to_json
 from disco_hlo.report.bundle import beside, read_module
 from disco_hlo.report.printable import printable, time_text
-from disco_hlo.report.regions import RegionFacts, region_facts, side_by_side
+from disco_hlo.report.regions import RegionFacts, region_facts
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
 
 SAVED_EVERY_S = 30.0
@@ -122,12 +122,11 @@ def search(
 def _regions(found: Optimized) -> list[RegionFacts]:
     """The step's regions under what is saved, next to XLA's own."""
     _, best = found.unmeasured
-    source, default = found.case.source, region_facts(found.case.source, found.case.times)
-    if best.strategy == found.case.xla:
-        return default
-    times = step_times(source, best.strategy, found.case.costs)
-    planned = (ENTRY, *(name for name, _ in best.strategy.regions))
-    return side_by_side(default, region_facts(source, times, planned))
+    source, case = found.case.source, found.case
+    if best.strategy == case.xla:
+        return region_facts(source, case.times)
+    times = step_times(source, best.strategy, case.costs)
+    return region_facts(source, times, best.strategy, case.times)
 
 
 def _save(

@@ -35,10 +35,17 @@ from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.profiler.profile import load
 from disco_hlo.report.bundle import locate, open_bundle
-from disco_hlo.report.printable import printable, size_text, time_text
-from disco_hlo.report.regions import PLAN, RegionFacts, check_region, region_facts, region_names, side_by_side
+from disco_hlo.report.printable import Strings, printable, size_text, time_text
+from disco_hlo.report.regions import (
+    PLAN,
+    RegionFacts,
+    check_region,
+    region_facts,
+    region_names,
+)
+from disco_hlo.report.timelines import chrome_trace, timeline_data
 from disco_hlo.simulator.bound import Bound
-from disco_hlo.simulator.timeline import Timeline, chrome_trace
+from disco_hlo.simulator.timeline import Timeline
 from disco_hlo.whatif.machine import Machine
 from disco_hlo.whatif.machine import load as load_machine
 from disco_hlo.whatif.machine import names as machine_names
@@ -102,7 +109,9 @@ def simulate(
     warn_all((*opened.missing, *costs.lines, *inner, *_unknown_trips(source)))
     if not inner and not any(one.graph.all_reduces for one in source.computations.values()):
         say("the step has no collective that a bucket could have: no network changes its time")
-    regions = _regions(source, strategies, found)
+    regions = region_facts(source, found[DEFAULT])
+    if PLAN in found:
+        regions = region_facts(source, found[PLAN], strategies[PLAN], found[DEFAULT])
     is_whole = region == ENTRY
     exposed = {name: one.exposed_ns for name, one in found.items() if source.regions and is_whole}
     timelines = {name: one.predicted[region].timeline for name, one in found.items()}
@@ -127,23 +136,18 @@ def _unknown_trips(source: CanonicalModule) -> list[str]:
     return [said] if names else []
 
 
-def _regions(
-    source: CanonicalModule, strategies: dict[str, Strategy], found: dict[str, StepTimes]
-) -> list[RegionFacts]:
-    default = region_facts(source, found[DEFAULT])
-    if PLAN not in found:
-        return default
-    planned = (ENTRY, *(name for name, _ in strategies[PLAN].regions))
-    return side_by_side(default, region_facts(source, found[PLAN], planned))
-
-
 def _trace(source: CanonicalModule, who: str, times: StepTimes, region: str) -> dict[str, Any]:
     """The step and one execution of each of its regions; or of one alone."""
     wanted = region_names(source) if region == ENTRY else (region,)
-    title = f"{printable(source.graph.module_name)}: {who}"
-    return chrome_trace(
-        {title if name == ENTRY else f"{title}, {name}": times.predicted[name].timeline for name in wanted}
-    )
+    module, strings = printable(source.graph.module_name), Strings()
+    steps = [
+        (
+            f"{module}: {who}" if name == ENTRY else f"{module}: {who}, {name}",
+            timeline_data(source.computations[name].graph, times.predicted[name], strings),
+        )
+        for name in wanted
+    ]
+    return chrome_trace(module, steps, strings.as_list())
 
 
 def _network(gpus: int | None, bandwidth: float | None, latency: float | None) -> Network | None:

@@ -12,12 +12,13 @@ fused collective of CoCoNet (Jangda et al., sections 3.3, 4.3, 5.2).
 | matrix × vector + all-reduce | `matvec` | the same, figure 7 |
 | embedding bag + all-to-all | `embedding` | the same, section III-A |
 | all-reduce + bias + residual + RMS norm | `norm` | CoCoNet, section 4.3 |
-| reduce-scatter + Adam + all-gather | `adam` | CoCoNet, sections 4.3 and 5.2 |
+| reduce-scatter + Adam, + LAMB, + any update + all-gather | `adam`, `lamb`, `update` | CoCoNet, sections 4.3 and 5.2 |
 
 Each takes this device's arrays under `jax.shard_map`, has its tuning range beside it as data, and a reference of
 `lax` operations with the same signature. None uses multicast or NVSHMEM: a GPU reads and writes the memory of another
 through `plgpu.remote_ref`, which XLA arranges within one process.
 
 `catalog` has them side by side; `pattern` finds where an early module multiplies and communicates so that one of them
-could do both; `fuse` puts it there, as a structural move of a plan (`docs/structure.md`), lowered by `lowering`.
+could do both, `update_pattern` where it updates; `times` says whether that pays; `fuse` puts a kernel there, as a
+structural move of a plan (`docs/structure.md`), lowered by `lowering`.
 """

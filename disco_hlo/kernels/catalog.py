@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from disco_hlo.kernels import adam, embedding, gather_matmul, matvec, norm, reduce_matmul
+from disco_hlo.kernels import adam, embedding, gather_matmul, lamb, matvec, norm, reduce_matmul
 
 AXIS = "x"
 """The axis of the meshes here."""
@@ -109,6 +109,14 @@ FUSED: dict[str, Fused] = {
         (ROWS, WHOLE, (ROWS, ROWS), WHOLE),
         (WHOLE, ROWS, ROWS),
         adam.RANGE,
+        has_order=False,
+    ),
+    "lamb": Fused(
+        lamb.lamb_update,
+        lamb.reference,
+        (ROWS, WHOLE, (ROWS, ROWS), WHOLE),
+        (WHOLE, ROWS, ROWS),
+        lamb.RANGE,
         has_order=False,
     ),
 }

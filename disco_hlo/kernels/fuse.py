@@ -1,4 +1,5 @@
-"""Fused kernels as a structural move: a matmul and its collective in an early module become one custom call.
+"""Fused kernels as a structural move: a matmul and its collective in an early module become one custom call, or a sum,
+an update and an all-gather.
 
 The kernel of `catalog` is lowered for the shapes of one device, and the instructions of that take the place of the
 pair (Punniyamurthy et al., section III: the fused operator stands where framework and compiler had two). XLA lays out,
@@ -11,49 +12,78 @@ ever. So a move puts kernels in one order and lets no collective be under way be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import prod
+from typing import Any, Protocol
 
 import msgspec
 
 from disco_hlo.errors import IllegalMoveError, UnsupportedError
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
+from disco_hlo.kernels.missed import MissedError
 from disco_hlo.kernels.pattern import (
     GATHER,
     MOVING,
     SCATTER,
     VECTOR,
+    Call,
     FusedCall,
-    MissedError,
     fused_call,
     fused_calls,
 )
-from disco_hlo.kernels.tiles import MatmulTiles
+from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
+from disco_hlo.kernels.update_pattern import UPDATE, Recipe, UpdateCall, program_above
 from disco_hlo.structure.moves import Fuse, FusedPair, Move, apply_moves
 from disco_hlo.structure.program import Program, dims, dtype
 
 Shape = tuple[tuple[int, ...], str]
 """Sizes and element type, as HLO calls it."""
-Lower = Callable[[str, MatmulTiles, int, tuple[Shape, ...]], bytes]
-"""Kernel, tiles, devices and the shapes of a device's arrays -> a serialized HloModuleProto. Its entry takes these
-arrays and gives one."""
+Tiles = MatmulTiles | UpdateTiles
+
+
+class Lower(Protocol):
+    """Makes a kernel."""
+
+    def __call__(
+        self,
+        kernel: str,
+        tiles: Any,
+        devices: int,
+        shapes: tuple[Shape, ...],
+        recipe: Recipe | None = None,
+        /,
+    ) -> bytes:
+        """A serialized HloModuleProto, whose entry takes arrays of these shapes on a device and gives one; with a
+        recipe several, in a tuple."""
+        ...
+
+
+Pays = Callable[[Call, str, bool], bool]
+"""Whether a kernel is worth its place, which a collective of this opcode has now, in a loop or not."""
 
 KERNEL_SCHEDULES = {"fused-kernels": "", "split-fused-kernels": "split"}
 """Schedules that end with kernels, and the schedule that each begins with."""
 
 
 def kernel_schedules(
-    module: bytes, others: Mapping[str, tuple[Move, ...]], *, copies: bool, lower: Lower
+    module: bytes,
+    others: Mapping[str, tuple[Move, ...]],
+    *,
+    copies: bool,
+    lower: Lower,
+    pays: Pays = lambda *_: True,
 ) -> dict[str, tuple[Move, ...]]:
-    """Those of KERNEL_SCHEDULES that a module has a pair for: every pair that a kernel takes, with its likeliest tiles.
+    """Those of KERNEL_SCHEDULES that a module has a pair for: every pair that a kernel takes and that pays, with its
+    likeliest tiles.
 
     Args:
         module: the early module, as for `apply_moves`.
         others: its other schedules by name.
         copies: as for `Program`.
         lower: see `lowering.lowered`.
+        pays: see `times.payer`.
     """
     found: dict[str, tuple[Move, ...]] = {}
     for name, first in KERNEL_SCHEDULES.items():
@@ -61,13 +91,13 @@ def kernel_schedules(
         if first and not before:
             continue
         moved = apply_moves(module, before, copies=copies)
-        if pairs := _pairs(moved, lower):
+        if pairs := _pairs(moved, lower, pays):
             found[name] = (*before, Fuse(pairs))
     return found
 
 
-def _pairs(module: bytes, lower: Lower) -> tuple[FusedPair, ...]:
-    """Pairs of a module that can all be replaced."""
+def _pairs(module: bytes, lower: Lower, pays: Pays) -> tuple[FusedPair, ...]:
+    """Pairs of a module that pay and can all be replaced."""
     calls, _ = fused_calls(module)
     wanted: dict[tuple[tuple[int, ...], int], FusedPair] = {}
     for path, program in _computations(Program(module)):
@@ -76,6 +106,8 @@ def _pairs(module: bytes, lower: Lower) -> tuple[FusedPair, ...]:
             if call.computation == program.entry.id:
                 collective, matmul = at[call.collective], at[call.matmul]
                 opcode, tiles = program.instructions[collective].opcode, asdict(call.tiles[0])
+                if not pays(call, opcode, bool(path)):
+                    continue
                 # A matmul that two collectives could share stays with the first.
                 pair = FusedPair(call.kernel, path, collective, opcode, matmul, tiles)
                 wanted.setdefault((path, matmul), pair)
@@ -123,7 +155,7 @@ def fuse(program: Program, move: Fuse, lower: Lower) -> None:
         collective = own.at(pair.collective, pair.opcode)
         if collective.opcode not in COLLECTIVES:
             raise IllegalMoveError(f"{collective.name} ({collective.opcode}): no collective")
-        own.at(pair.matmul, "dot")
+        own.at(pair.matmul, "all-gather" if pair.kernel == UPDATE else "dot")
         found.append((own, collective, pair))
     matmuls = [own.instructions[pair.matmul].id for own, _, pair in found]
     for (own, collective, pair), matmul in zip(found, matmuls, strict=True):
@@ -153,11 +185,14 @@ def _replace(own: Program, collective: Message, matmul: int, pair: FusedPair, lo
             f"{where}: {call.kernel} takes it with {call.matmul}, expected {pair.kernel} with {dot.name}: the move "
             "was made for another module"
         )
-    if unknown := pair.tiles.keys() - MatmulTiles.__dataclass_fields__.keys():
+    kind: type[Any] = UpdateTiles if isinstance(call, UpdateCall) else MatmulTiles
+    if unknown := pair.tiles.keys() - kind.__dataclass_fields__.keys():
         raise IllegalMoveError(f"{where}: its tiles are none: unknown field {sorted(unknown)[0]!r}")
     try:
-        tiles = msgspec.convert(pair.tiles, MatmulTiles)
-        return _Writer(own, call, collective, dot).write(tiles, lower)
+        tiles = msgspec.convert(pair.tiles, kind)
+        if isinstance(call, UpdateCall):
+            return _UpdateWriter(own, call, collective, dot).write(tiles, lower)
+        return _MatmulWriter(own, call, collective, dot).write(tiles, lower)
     except msgspec.ValidationError as error:
         raise IllegalMoveError(f"{where}: its tiles are none: {error}") from None
     except UnsupportedError as error:
@@ -167,9 +202,78 @@ def _replace(own: Program, collective: Message, matmul: int, pair: FusedPair, lo
 class _Writer:
     """The instructions that one kernel needs around it."""
 
-    def __init__(self, program: Program, call: FusedCall, collective: Message, dot: Message) -> None:
-        self.program, self.call, self.collective, self.dot = program, call, collective, dot
+    def __init__(self, program: Program, name: str, collective: Message, other: Message) -> None:
+        self.program, self.name, self.collective, self.dot = program, name, collective, other
         self.made: list[Message] = []
+
+    def _whole(self, value: Message) -> Message:
+        """An operand that is an array of its own. XLA:GPU would put a kernel into one fusion with the slice that it
+        reads, or with the update that it writes; a kernel in there is nothing that a plan can keep in its place."""
+        source = value
+        while source.opcode in MOVING:
+            source = self.program.operands(source)[0]
+        return self._barrier(value) if source.opcode in ("dynamic-slice", "slice") else value
+
+    def _barrier(self, value: Message) -> Message:
+        made = self.program.make("opt-barrier", f"{self.collective.name}.whole", value.shape, [value])
+        self.made.append(made)
+        return made
+
+    def _reshaped(self, value: Message, wanted: tuple[int, ...]) -> Message:
+        if dims(value) == wanted:
+            return value
+        if prod(dims(value)) != prod(wanted):
+            raise IllegalMoveError(
+                f"{value.name} ({value.opcode}): {list(dims(value))} is not {list(wanted)}"
+            )
+        return self._make("reshape", value, wanted)
+
+    def _make(self, opcode: str, value: Message, wanted: tuple[int, ...]) -> Message:
+        shape = type(value.shape)(element_type=value.shape.element_type, dimensions=wanted)
+        shape.layout.minor_to_major.extend(range(len(wanted))[::-1])
+        made = self.program.make(opcode, f"{self.collective.name}.{opcode}", shape, [value])
+        made.metadata.CopyFrom(self.dot.metadata)
+        self.made.append(made)
+        return made
+
+    def _graft(self, module: bytes, operands: Sequence[Message]) -> tuple[Message, list[Message]]:
+        """Write the entry of another module down with these operands; its custom call and its results."""
+        other = Program(module)
+        needed = program_above(other, [other.root])
+        given = [one for one in other.instructions if one.opcode == "parameter"]
+        new = {
+            one.id: operand
+            for one, operand in zip(sorted(given, key=_parameter_number), operands, strict=True)
+        }
+        kernels = []
+        for one in other.instructions:
+            if one.id in new or one.id not in needed or one.opcode == "tuple":
+                continue
+            if one.called_computation_ids:
+                raise UnsupportedError(f"{one.name} ({one.opcode}) of {self.name} calls a computation")
+            is_kernel = one.opcode in COLLECTIVES | {"custom-call"}
+            name = self.name if is_kernel else f"{self.collective.name}.fused"
+            copy = self.program.copy(one, name, [new[i] for i in one.operand_ids])
+            copy.metadata.CopyFrom(self.dot.metadata)
+            new[one.id] = copy
+            self.made.append(copy)
+            if is_kernel:
+                kernels.append(copy)
+                # It reaches into other devices; and so its place among collectives is kept when all is scheduled.
+                copy.custom_call_has_side_effect = one.opcode == "custom-call"
+        if len(kernels) != 1:
+            raise UnsupportedError(f"{self.name} is lowered to {len(kernels)} kernels, expected one")
+        root = other.by_id[other.root]
+        results = list(root.operand_ids) if root.opcode == "tuple" else [root.id]
+        return kernels[0], [new[one] for one in results]
+
+
+class _MatmulWriter(_Writer):
+    """Those around one that multiplies."""
+
+    def __init__(self, program: Program, call: FusedCall, collective: Message, dot: Message) -> None:
+        super().__init__(program, call.size.key, collective, dot)
+        self.call = call
         by_name = {one.name: one for one in program.instructions}
         self.between = [(by_name[name], dimension) for name, dimension in call.between]
 
@@ -190,7 +294,7 @@ class _Writer:
             right = self._matrix(operands[second], (call.k, call.n), across=call.second_transposed)
         left, right = self._whole(left), self._whole(right)
         shapes = tuple((dims(one), dtype(one)) for one in (left, right))
-        kernel, value = self._graft(lower(call.kernel, tiles, call.devices, shapes), [left, right])
+        kernel, (value,) = self._graft(lower(call.kernel, tiles, call.devices, shapes), [left, right])
         if self._is_stacked():
             value = self._barrier(value)
         value = self._as_product(value)
@@ -240,14 +344,6 @@ class _Writer:
             value = self._transposed(value)
         return self._reshaped(value, tuple(wanted))
 
-    def _whole(self, value: Message) -> Message:
-        """An operand that is an array of its own. XLA:GPU would put a kernel into one fusion with the slice that it
-        reads, or with the update that it writes; a kernel in there is nothing that a plan can keep in its place."""
-        source = value
-        while source.opcode in MOVING:
-            source = self.program.operands(source)[0]
-        return self._barrier(value) if source.opcode in ("dynamic-slice", "slice") else value
-
     def _is_stacked(self) -> bool:
         """Whether the result is written into a larger array."""
         waiting, program = [self.dot if self.call.kernel == GATHER else self.collective], self.program
@@ -258,81 +354,50 @@ class _Writer:
                 waiting += [reader] if reader.opcode in (*MOVING, "dynamic-slice") else []
         return False
 
-    def _barrier(self, value: Message) -> Message:
-        made = self.program.make("opt-barrier", f"{self.collective.name}.whole", value.shape, [value])
-        self.made.append(made)
-        return made
-
-    def _reshaped(self, value: Message, wanted: tuple[int, ...]) -> Message:
-        if dims(value) == wanted:
-            return value
-        if prod(dims(value)) != prod(wanted):
-            raise IllegalMoveError(
-                f"{value.name} ({value.opcode}): {list(dims(value))} is not {list(wanted)}"
-            )
-        return self._make("reshape", value, wanted)
-
     def _transposed(self, value: Message) -> Message:
         made = self._make("transpose", value, dims(value)[::-1])
         made.dimensions.extend((1, 0))
         return made
 
-    def _make(self, opcode: str, value: Message, wanted: tuple[int, ...]) -> Message:
-        shape = type(value.shape)(element_type=value.shape.element_type, dimensions=wanted)
-        shape.layout.minor_to_major.extend(range(len(wanted))[::-1])
-        made = self.program.make(opcode, f"{self.collective.name}.{opcode}", shape, [value])
-        made.metadata.CopyFrom(self.dot.metadata)
-        self.made.append(made)
-        return made
 
-    def _graft(self, module: bytes, operands: Sequence[Message]) -> tuple[Message, Message]:
-        """Write the entry of another module down with these operands; its custom call and its result."""
-        other = Program(module)
-        needed = _above(other, [other.root])
-        given = [one for one in other.instructions if one.opcode == "parameter"]
-        new = {
-            one.id: operand
-            for one, operand in zip(sorted(given, key=_parameter_number), operands, strict=True)
-        }
-        kernels = []
-        for one in other.instructions:
-            if one.id in new or one.id not in needed:
-                continue
-            if one.called_computation_ids:
-                raise UnsupportedError(f"{one.name} ({one.opcode}) of {self.call.kernel} calls a computation")
-            copy = self.program.copy(one, f"{self.collective.name}.fused", [new[i] for i in one.operand_ids])
-            copy.metadata.CopyFrom(self.dot.metadata)
-            new[one.id] = copy
-            self.made.append(copy)
-            if one.opcode in COLLECTIVES | {"custom-call"}:
-                kernels.append(copy)
-                # It reaches into other devices; and so its place among collectives is kept when all is scheduled.
-                copy.custom_call_has_side_effect = one.opcode == "custom-call"
-        if len(kernels) != 1:
-            raise UnsupportedError(f"{self.call.kernel} is lowered to {len(kernels)} kernels, expected one")
-        return kernels[0], new[other.root]
+class _UpdateWriter(_Writer):
+    """Those around one that updates."""
+
+    def __init__(self, program: Program, call: UpdateCall, collective: Message, gather: Message) -> None:
+        super().__init__(program, call.size.key, collective, gather)
+        self.call = call
+
+    def write(self, tiles: UpdateTiles, lower: Lower) -> Message:
+        """Replace sum, update and all-gather; returns the custom call."""
+        program, call = self.program, self.call
+        named = {one.name: one for one in program.instructions}
+        shard = call.elements // call.devices
+        operands = [self._reshaped(program.operands(self.collective)[0], (call.elements,))]
+        for name, is_whole in zip(call.arrays, call.recipe.whole, strict=True):
+            operands.append(self._reshaped(named[name], (call.elements if is_whole else shard,)))
+        operands += [self._reshaped(named[name], (1,)) for name in call.scalars]
+        operands = [self._whole(one) for one in operands]
+        shapes = tuple((dims(one), dtype(one)) for one in operands)
+        lowered = lower(call.kernel, tiles, call.devices, shapes, call.recipe)
+        kernel, values = self._graft(lowered, operands)
+        old = [self.dot, *(named[name] for name in call.kept)]
+        new = [self._reshaped(value, dims(one)) for value, one in zip(values, old, strict=True)]
+        for one, value in zip(old, new, strict=True):
+            value.shape.CopyFrom(one.shape)
+        program.place(self.made, len(program.instructions))
+        for one, value in zip(old, new, strict=True):
+            program.substitute(one, [value])
+        program.in_order()
+        return kernel
 
 
 def _parameter_number(one: Message) -> int:
     return int(one.parameter_number)
 
 
-def _above(program: Program, ids: Iterable[int]) -> set[int]:
-    """These instructions and all that they wait for."""
-    seen: set[int] = set()
-    waiting = list(ids)
-    while waiting:
-        one = waiting.pop()
-        if one not in seen:
-            seen.add(one)
-            instruction = program.by_id[one]
-            waiting += [*instruction.operand_ids, *instruction.control_predecessor_ids]
-    return seen
-
-
 def _keep_collectives_away(program: Program, kernels: set[int]) -> None:
     """Order every kernel behind the last, and every collective before or behind each kernel."""
-    above = {one: _above(program, [one]) for one in kernels}
+    above = {one: program_above(program, [one]) for one in kernels}
     last: Message | None = None
     since: list[Message] = []
     for one in program.instructions:
@@ -342,7 +407,7 @@ def _keep_collectives_away(program: Program, kernels: set[int]) -> None:
                     one.control_predecessor_ids.append(before.id)
             last, since = one, []
         elif one.opcode in COLLECTIVES or one.opcode.endswith("-start"):
-            if last is not None and last.id not in _above(program, [one.id]):
+            if last is not None and last.id not in program_above(program, [one.id]):
                 one.control_predecessor_ids.append(last.id)
             since.append(one)
     program.waited_for()

@@ -21,17 +21,21 @@ from disco_hlo.kernels.catalog import AXIS, FUSED
 from disco_hlo.kernels.fuse import Shape
 from disco_hlo.kernels.pattern import SHORT_NAMES
 from disco_hlo.kernels.refusals import KernelRefusedError
-from disco_hlo.kernels.tiles import MatmulTiles
+from disco_hlo.kernels.update import recipe_update
+from disco_hlo.kernels.update_pattern import Recipe
 
-_LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
+_LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()} | {"f32": "float32"}
 _DUMP_NAME = "mosaic_gpu.dump_basename"
 _BODY = "xla.sdy.manual_computation_body"
 """What JAX calls the computation of a `jax.shard_map`."""
 
 
 @functools.lru_cache(maxsize=256)
-def lowered(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, ...]) -> bytes:
-    """A kernel of the catalog for arrays of these shapes on each device: a serialized HloModuleProto.
+def lowered(
+    kernel: str, tiles: Any, devices: int, shapes: tuple[Shape, ...], recipe: Recipe | None = None, /
+) -> bytes:
+    """A kernel of the catalog for arrays of these shapes on each device: a serialized HloModuleProto. An update needs a
+    recipe.
 
     The bytes depend on the arguments and on jax alone: a thread of its own has no mesh, precision or flags of the user.
 
@@ -41,14 +45,19 @@ def lowered(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, 
     """
     with ThreadPoolExecutor(1, "disco-lower") as pool:
         try:
-            return pool.submit(_lowered, kernel, tiles, devices, shapes).result()
+            return pool.submit(_lowered, kernel, tiles, devices, shapes, recipe).result()
         except (NotImplementedError, ValueError) as error:
             why = (str(error).splitlines() or [type(error).__name__])[0]
             raise KernelRefusedError(f"{kernel}: JAX does not lower it with {tiles}: {why}") from error
 
 
-def _lowered(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, ...]) -> bytes:
-    local = functools.partial(FUSED[kernel].kernel, axis_name=AXIS, tiles=tiles)
+def _lowered(
+    kernel: str, tiles: Any, devices: int, shapes: tuple[Shape, ...], recipe: Recipe | None
+) -> bytes:
+    if recipe is not None:
+        local = functools.partial(recipe_update, axis_name=AXIS, tiles=tiles, recipe=recipe)
+    else:
+        local = functools.partial(FUSED[kernel].kernel, axis_name=AXIS, tiles=tiles)
     # Of real devices: jax 0.11 leaves an abstract mesh's out of the kernel's attributes, and XLA asks for them.
     mesh = Mesh(jax.devices()[:devices], (AXIS,), axis_types=(AxisType.Auto,))
     # All arrays are sharded along their first dimension: what matters is what one device has.

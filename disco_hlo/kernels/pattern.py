@@ -7,6 +7,9 @@ own shard. This module looks through all of that and changes nothing; `fuse` doe
     all-gather -> dot        all-gather-matmul         the gathered dimension stays in the result
     dot -> reduce-scatter    matmul-reduce-scatter     or all-reduce and the own shard of it
     dot -> all-reduce        matmul-all-reduce         matvec-all-reduce where one operand is a vector
+    dot -> all-to-all        matmul-all-to-all         as experts send what they computed for others
+
+Where what is summed comes from no matmul, `update_pattern` looks for an update between the sum and an all-gather.
 
 A kernel takes (M, K) by (K, N), and gathers or scatters M. Where it is the second operand's dimension that the dot
 keeps, the kernel multiplies the transposes, the second first, and gives the transposed result.
@@ -20,19 +23,23 @@ from math import prod
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
+from disco_hlo.kernels.missed import MissedError, require_met
 from disco_hlo.kernels.refusals import MOST_DEVICES
 from disco_hlo.kernels.tiles import HALF_TYPES, MATMUL_RANGE, VECTOR_RANGE, MatmulTiles
+from disco_hlo.kernels.times import Size
+from disco_hlo.kernels.update_pattern import UpdateCall, own_shard_of, update_call
 from disco_hlo.structure.chunk import operand_needs, reduction_opcode
-from disco_hlo.structure.program import Program, dims, dtype, evaluate
+from disco_hlo.structure.program import Program, dims, dtype
 from disco_hlo.structure.sharded import groups_of
 
-GATHER, SCATTER, ALL_REDUCE, VECTOR = (
+GATHER, SCATTER, ALL_REDUCE, VECTOR, EXCHANGE = (
     "all-gather-matmul",
     "matmul-reduce-scatter",
     "matmul-all-reduce",
     "matvec-all-reduce",
+    "matmul-all-to-all",
 )
-COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce")
+COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 # What only renames or moves elements; of a type conversion, too, each element is made of one.
 MOVING = ("reshape", "bitcast", "transpose", "copy")
 # HLO's names of the types that numpy calls otherwise.
@@ -49,6 +56,7 @@ class FusedCall:
         collective, matmul: names of the instructions.
         m, k, n: the kernel multiplies (m, k) by (k, n) on each device; n is 1 for a vector. Of an all-gather, m is what
             a device has before it.
+        dtype: of all three matrices.
         swapped: the dot's second operand comes first, and the result is the transpose of the dot's.
         first_transposed, second_transposed: the kernel's operand lies the other way round in the dot's, so that a
             transpose comes before the kernel.
@@ -67,6 +75,7 @@ class FusedCall:
     m: int
     k: int
     n: int
+    dtype: str
     swapped: bool
     first_transposed: bool
     second_transposed: bool
@@ -74,6 +83,11 @@ class FusedCall:
     tiles: tuple[MatmulTiles, ...]
     devices: int
     between: tuple[tuple[str, int], ...]
+
+    @property
+    def size(self) -> Size:
+        """By which its time is known."""
+        return Size(self.kernel, self.devices, self.dtype, self.m, self.k, self.n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +100,10 @@ class NearMiss:
     why: str
 
 
-class MissedError(Exception):
-    """No kernel takes a collective: a word for the reason, and what it is about."""
-
-    def __init__(self, reason: str, why: str) -> None:
-        super().__init__(reason, why)
-        self.reason, self.why = reason, why
+Call = FusedCall | UpdateCall
 
 
-def _require(met: bool, reason: str, why: str) -> None:
-    if not met:
-        raise MissedError(reason, why)
-
-
-def fused_calls(module: bytes) -> tuple[list[FusedCall], list[NearMiss]]:
+def fused_calls(module: bytes) -> tuple[list[Call], list[NearMiss]]:
     """The pairs that a kernel could replace, in the entry and in loops, and all other collectives with the reason.
 
     Args:
@@ -110,7 +114,7 @@ def fused_calls(module: bytes) -> tuple[list[FusedCall], list[NearMiss]]:
         ModuleError: the bytes are no HLO module.
     """
     whole = Program(module)
-    calls: list[FusedCall] = []
+    calls: list[Call] = []
     misses: list[NearMiss] = []
     for computation in whole.module.computations:
         program = whole.inside(computation.id)
@@ -124,21 +128,31 @@ def fused_calls(module: bytes) -> tuple[list[FusedCall], list[NearMiss]]:
     return calls, misses
 
 
-def fused_call(program: Program, collective: Message) -> FusedCall:
-    """The call that replaces a collective and its matmul.
+def fused_call(program: Program, collective: Message) -> Call:
+    """The call that replaces a collective and its matmul, or its update.
 
     Raises:
         MissedError: there is none.
     """
-    _require(
+    require_met(
         len(collective.operand_ids) == 1, "several-arrays", f"it has {len(collective.operand_ids)} operands"
     )
     devices = _devices(program, collective)
     if collective.opcode == "all-gather":
         return _gather(program, collective, devices)
+    if collective.opcode == "all-to-all":
+        return _reduce(program, collective, devices)
     reduction = reduction_opcode(program, collective)
-    _require(reduction == "add", "not-a-sum", f"it applies {reduction or 'more than one op'}")
-    return _reduce(program, collective, devices)
+    require_met(reduction == "add", "not-a-sum", f"it applies {reduction or 'more than one op'}")
+    try:
+        return _reduce(program, collective, devices)
+    except MissedError as missed:
+        if missed.reason != "comes-from-no-matmul":
+            raise
+        try:
+            return update_call(program, collective, devices)
+        except MissedError as also:
+            raise MissedError(missed.reason, f"{missed.why}; {also.why}") from None
 
 
 def _devices(program: Program, collective: Message) -> int:
@@ -149,12 +163,12 @@ def _devices(program: Program, collective: Message) -> int:
         raise MissedError("groups", str(error)) from None
     count = len(groups[0])
     whole = tuple(range(count))
-    _require(
+    require_met(
         groups == (whole,) and count == (program.partitions() or count),
         "groups",
         f"its groups are {groups}; a kernel runs on all devices, in order",
     )
-    _require(
+    require_met(
         count <= MOST_DEVICES, "too-many-devices", f"{count} devices; a kernel takes {MOST_DEVICES} at most"
     )
     return count
@@ -167,7 +181,7 @@ def _gather(program: Program, collective: Message, devices: int) -> FusedCall:
     value, dimension, converted = collective, int(collective.dimensions[0]), False
     between: list[tuple[str, int]] = []
     while (reader := _only_reader(program, value)).opcode != "dot":
-        _require(
+        require_met(
             reader.opcode in (*MOVING, "convert"),
             "no-matmul-reads-it",
             f"{reader.name} ({reader.opcode}) reads it first",
@@ -176,14 +190,14 @@ def _gather(program: Program, collective: Message, devices: int) -> FusedCall:
         dimension = _carried(program, reader, dimension, devices)
         value = reader
         between.append((value.name, dimension))
-    _require(
+    require_met(
         reader.operand_ids[0] != reader.operand_ids[1], "squared", f"{reader.name} multiplies it by itself"
     )
     product = _Product(program, reader)
     index = list(reader.operand_ids).index(value.id)
     contracted = product.contracted[index]
-    _require(dimension != contracted, "contracted", f"{reader.name} sums over the gathered dimension")
-    _require(
+    require_met(dimension != contracted, "contracted", f"{reader.name} sums over the gathered dimension")
+    require_met(
         product.free[index][0] == dimension,
         "inner-dimension",
         f"dimension {dimension} of {value.name} is not the first that {reader.name} keeps of it",
@@ -194,15 +208,17 @@ def _gather(program: Program, collective: Message, devices: int) -> FusedCall:
 def _only_reader(program: Program, value: Message) -> Message:
     """What reads a value, if it is one instruction alone."""
     readers = program.readers(value)
-    _require(value.id != program.root and len(readers) > 0, "returned", f"the program returns {value.name}")
+    require_met(
+        value.id != program.root and len(readers) > 0, "returned", f"the program returns {value.name}"
+    )
     names = ", ".join(f"{r.name} ({r.opcode})" for r in readers[:4])
-    _require(len(readers) == 1, "several-readers", f"{value.name} is read by {names}")
+    require_met(len(readers) == 1, "several-readers", f"{value.name} is read by {names}")
     _require_unordered(readers[0])
     return readers[0]
 
 
 def _require_unordered(instruction: Message) -> None:
-    _require(
+    require_met(
         not instruction.control_predecessor_ids,
         "ordered",
         f"{instruction.name} waits by a control dependency",
@@ -221,25 +237,25 @@ def _carried(program: Program, reader: Message, dimension: int, devices: int) ->
     raise MissedError("scattered", f"{reader.name} ({reader.opcode}) does not keep the shards together")
 
 
-# --- dot -> reduce-scatter, dot -> all-reduce ---
+# --- dot -> reduce-scatter, dot -> all-reduce, dot -> all-to-all ---
 
 
 def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
     scattered = (
         int(collective.dimensions[0])
-        if collective.opcode == "reduce-scatter"
+        if collective.opcode in ("reduce-scatter", "all-to-all")
         else _own_shard_of(program, collective, devices)
     )
     value = program.operands(collective)[0]
     between: list[tuple[str, int]] = []
     while value.opcode != "dot":
-        _require(
+        require_met(
             value.opcode != "convert", "converted-sum", f"{value.name} makes another type of the partial sums"
         )
-        _require(
+        require_met(
             value.opcode in MOVING,
             "comes-from-no-matmul",
-            f"{value.name} ({value.opcode}) gives what it sums",
+            f"{value.name} ({value.opcode}) gives what it sums or sends",
         )
         _only_reader(program, value)
         between.insert(0, (value.name, -1 if scattered is None else scattered))
@@ -267,27 +283,21 @@ def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
         assert missed is not None
         raise missed
     firsts = [product.result_of(index) for index in (0, 1)]
-    _require(
+    require_met(
         scattered in firsts,
         "inner-dimension",
         f"dimension {scattered} of {value.name} is not the first that it keeps of an operand",
     )
-    return product.call(SCATTER, collective, firsts.index(scattered) == 1, devices, between)
+    kernel = EXCHANGE if collective.opcode == "all-to-all" else SCATTER
+    return product.call(kernel, collective, firsts.index(scattered) == 1, devices, between)
 
 
 def _own_shard_of(program: Program, collective: Message, devices: int) -> int | None:
     """The dimension of which each device reads its own shard alone; None where anything else is read."""
     readers = program.readers(collective)
-    if len(readers) != 1 or readers[0].opcode != "dynamic-slice" or collective.id == program.root:
+    if len(readers) != 1 or collective.id == program.root:
         return None
-    (piece,) = readers
-    cut = [d for d, size in enumerate(dims(piece)) if size != dims(collective)[d]]
-    if len(cut) != 1 or dims(piece)[cut[0]] * devices != dims(collective)[cut[0]]:
-        return None
-    start = program.operands(piece)[1 + cut[0]]
-    found = [evaluate(program, start, device) for device in range(devices)]
-    expected = [device * dims(piece)[cut[0]] for device in range(devices)]
-    return cut[0] if [None if f is None else int(f) for f in found] == expected else None
+    return own_shard_of(program, readers[0], devices)
 
 
 # --- the matmul ---
@@ -299,8 +309,8 @@ class _Product:
     def __init__(self, program: Program, dot: Message) -> None:
         numbers, operands = dot.dot_dimension_numbers, program.operands(dot)
         contracted = [list(numbers.lhs_contracting_dimensions), list(numbers.rhs_contracting_dimensions)]
-        _require(not numbers.lhs_batch_dimensions, "batched", f"{dot.name} has batch dimensions")
-        _require(
+        require_met(not numbers.lhs_batch_dimensions, "batched", f"{dot.name} has batch dimensions")
+        require_met(
             len(contracted[0]) == 1,
             "several-contracted",
             f"{dot.name} sums over {len(contracted[0])} dimensions",
@@ -315,7 +325,7 @@ class _Product:
         self.depth = dims(operands[0])[self.contracted[0]]
         for operand, at, free in zip(operands, self.contracted, self.free, strict=True):
             met = at in (0, len(free))
-            _require(
+            require_met(
                 met,
                 "no-matrix",
                 f"{operand.name}: dimension {at} is summed over, others lie on both sides of it",
@@ -323,7 +333,7 @@ class _Product:
         types = [dtype(one) for one in (*operands, dot)]
         known = [SHORT_NAMES[one.name] for one in HALF_TYPES]
         met = types[0] in known and len(set(types)) == 1
-        _require(
+        require_met(
             met, "dtype", f"{dot.name} multiplies {types[0]} by {types[1]} into {types[2]}; a kernel, {known}"
         )
 
@@ -354,7 +364,7 @@ class _Product:
             and self.depth >= 2 * t.tile_k
         )
         why = f"{self.dot.name} is ({m}, {self.depth}) by ({self.depth}, {n}), its rows on {devices} devices"
-        _require(bool(tiles), "no-tiles", f"{why}: no tiles divide it")
+        require_met(bool(tiles), "no-tiles", f"{why}: no tiles divide it")
         return FusedCall(
             kernel=kernel,
             computation=self.computation,
@@ -363,6 +373,7 @@ class _Product:
             m=rows if kernel == GATHER else m,
             k=self.depth,
             n=n,
+            dtype=dtype(self.dot),
             swapped=swapped,
             first_transposed=self._lies_across(first, wanted_last=True),
             second_transposed=self._lies_across(second, wanted_last=False),

@@ -141,3 +141,29 @@ VECTOR_RANGE: tuple[MatmulTiles, ...] = tuple(
 )
 """What a matrix × vector is tuned over: as many bytes on their way as shared memory holds, first. The warpgroups share
 the rows of a tile, each with a half of every step."""
+
+
+LANES = 128
+"""Threads of a warpgroup."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateTiles:
+    """How an update is cut.
+
+    Attributes:
+        size: elements that a block updates at once; a multiple of 512, which is 16 bytes a thread.
+        blocks: thread blocks; all multiprocessors, `blocks_each` times, where None.
+        blocks_each: blocks that share a multiprocessor, so that one reads while another computes.
+    """
+
+    size: int = 2048
+    blocks_each: int = 2
+    blocks: int | None = None
+
+
+UPDATE_RANGE: tuple[UpdateTiles, ...] = tuple(
+    UpdateTiles(size=size, blocks_each=each)
+    for size, each in itertools.product((2048, 1024, 4096), (2, 4, 1))
+)
+"""What an update is tuned over, the likeliest first."""

@@ -36,12 +36,10 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import jaxlink
-from disco_hlo.plugin.xla.jaxlink import CompileRequest, DistributedJob
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.job import DeviceFacts, device_facts
 
-_pulses: dict[tuple[int, tuple[int, ...]], Pulse] = {}
-"""As the channels, of which each has one."""
-_channels: dict[tuple[int, tuple[int, ...]], Channel] = {}
+_channels: dict[tuple[int, tuple[int, ...]], tuple[Channel, Pulse | None]] = {}
 """By the job and the processes that take part. A channel belongs to its job's coordinator, and ends with it."""
 
 
@@ -182,34 +180,33 @@ def _channel(processes: tuple[int, ...], process_index: int, settings: Settings)
     number = 0 if job is None else job.number
     for ended in [one for one in _channels if one[0] != number]:
         del _channels[ended]
-        _pulses.pop(ended, None)
     if (number, processes) not in _channels:
-        pulse = _pulse(process_index, len(processes), job)
-        _channels[number, processes] = open_channel(
+        store = None if job is None else CoordinationStore(job.client)
+        pulse = None
+        if job is not None and store is not None and len(processes) > 1:
+            pulse = Pulse(process_index, len(processes), job.address, store)
+        opened = open_channel(
             rank=process_index if len(processes) > 1 else 0,
             size=len(processes),
             job_id="" if job is None else job.address,
-            store=None if job is None else CoordinationStore(job.client),
+            store=store,
             environ=os.environ,
             preference="" if settings.channel == "auto" else settings.channel,
             timeout_s=settings.timeout_s,
             gone=nobody_gone if pulse is None else pulse,
         )
-        if pulse is not None:
-            _pulses[number, processes] = pulse
-    if (number, processes) in _pulses:
-        _pulses[number, processes].start()
-    return _channels[number, processes]
-
-
-def _pulse(rank: int, size: int, job: DistributedJob | None) -> Pulse | None:
-    return None if job is None or size == 1 else Pulse(rank, size, job.address, CoordinationStore(job.client))
+        _channels[number, processes] = opened, pulse
+    channel, pulse = _channels[number, processes]
+    if pulse is not None:
+        pulse.start()
+    return channel
 
 
 def leave() -> None:
     """At the end of a phase: the others may hear nothing of this rank until its next one."""
-    for pulse in _pulses.values():
-        pulse.stop()
+    for _, pulse in _channels.values():
+        if pulse is not None:
+            pulse.stop()
 
 
 def _check_alike(session: Session) -> None:

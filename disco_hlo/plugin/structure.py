@@ -15,7 +15,7 @@ from disco_hlo.backends import BACKENDS, backend_of
 from disco_hlo.errors import IllegalMoveError, PlanError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, fuse, kernel_schedules
+from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays, fuse, kernel_schedules
 from disco_hlo.kernels.refusals import refuse_machine
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.optimize.regions import StepTimes
@@ -89,17 +89,20 @@ def early_module(request: CompileRequest) -> Early:
     return Early(module, canonicalize(module).graph.key, copies, request.devices)
 
 
-def named_schedules(early: Early, asked: Collection[str] = ()) -> dict[str, list[dict[str, Any]]]:
-    """The schedules that this step has the pattern for, as JSON, without the one that changes nothing. Those with fused
-    kernels only where they are ``asked`` for by name: no GPU has run one inside a step yet."""
+def named_schedules(
+    early: Early, asked: Collection[str] = (), pays: Pays | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """The schedules that this step has the pattern for, as JSON, without the one that changes nothing. Fused kernels
+    take every pair where their schedule is ``asked`` for by name, else those that they pay for."""
     found = schedules(early.module, copies=early.copies)
     kernels = KERNEL_SCHEDULES.keys() & set(asked)
-    if kernels and not no_kernel_runs(early):
+    if (kernels or pays) and not no_kernel_runs(early):
         # JAX's kernels take a second to import, and an older jax has none.
         from disco_hlo.kernels.lowering import lowered
 
-        fused = kernel_schedules(early.module, found, copies=early.copies, lower=lowered)
-        found |= {name: moves for name, moves in fused.items() if name in kernels}
+        takes = pays if pays and not kernels else lambda *_: True
+        fused = kernel_schedules(early.module, found, copies=early.copies, lower=lowered, pays=takes)
+        found |= {name: moves for name, moves in fused.items() if name in kernels or not kernels}
     return {name: to_json(moves) for name, moves in found.items() if moves}
 
 

@@ -29,7 +29,7 @@ from disco_hlo.report.facts import (
     with_order,
 )
 from disco_hlo.report.printable import Strings, printable
-from disco_hlo.report.regions import RegionFacts, region_facts, side_by_side
+from disco_hlo.report.regions import RegionFacts, region_facts
 from disco_hlo.report.timelines import (
     exposed_intervals,
     measured_data,
@@ -89,11 +89,13 @@ def _region(bundle: Bundle, times: Simulated, name: str, strings: Strings) -> di
     plan = None if default is None else plan
     graph = bundle.source.graph if bundle.source else None
     order, explicit = order_of(bundle)
+    groups = group_facts(bundle)
+    used = sorted({node for group in groups for node in (*group.nodes, *group.duplicates)})
     body = {
         "region": name,
-        "groups": group_rows(bundle, plan, default, strings),
+        "groups": group_rows(groups, plan, default, strings),
         "buckets": bucket_rows(bundle, plan, default, strings),
-        "ops": {} if graph is None else op_rows(graph, used_nodes(group_facts(bundle)), strings),
+        "ops": {} if graph is None else op_rows(graph, used, strings),
         "order": msgspec.to_builtins(order_facts(order, explicit)),
         "timelines": [],
         "measuredTimelines": [],
@@ -211,7 +213,7 @@ _LISTED = 40
 
 
 def group_rows(
-    bundle: Bundle, plan: Predicted | None, default: Predicted | None, strings: Strings
+    groups: Sequence[GroupFacts], plan: Predicted | None, default: Predicted | None, strings: Strings
 ) -> list[dict[str, Any]]:
     """The op groups, largest first; times where they are simulated or measured."""
     durations = {} if plan is None else _durations(plan)
@@ -219,7 +221,7 @@ def group_rows(
     default_durations = {} if default is None else _durations(default)
     known = {} if default is None else {(g.nodes, g.duplicates) for g in default.strategy.groups}
     rows = []
-    for group in group_facts(bundle):
+    for group in groups:
         row: dict[str, Any] = {
             "token": group.token,
             "kind": strings(group.kind),
@@ -322,11 +324,6 @@ def op_rows(graph: Graph, nodes: Sequence[int], strings: Strings) -> dict[str, l
     }
 
 
-def used_nodes(groups: Sequence[GroupFacts]) -> list[int]:
-    """Nodes that stand in any of the groups, ascending."""
-    return sorted({node for group in groups for node in (*group.nodes, *group.duplicates)})
-
-
 def _durations(predicted: Predicted) -> dict[str, int]:
     problem = predicted.timeline.problem
     return dict(zip(problem.names, problem.duration_ns.tolist(), strict=True))
@@ -359,9 +356,7 @@ class Simulated:
         """The table of the regions."""
         if bundle.source is None or self.plan is None:
             return []
-        planned = (ENTRY, *(name for name, _ in bundle.plan.strategy.regions))
-        ours = region_facts(bundle.source, self.plan, planned)
-        return ours if self.default is None else side_by_side(region_facts(bundle.source, self.default), ours)
+        return region_facts(bundle.source, self.plan, bundle.plan.strategy, self.default)
 
 
 def simulated(bundle: Bundle, costs: Costs | None) -> Simulated:

@@ -14,6 +14,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.plan.plan import Strategy
 
 if TYPE_CHECKING:  # commands that simulate nothing need not wait for its import
     from disco_hlo.optimize.regions import StepTimes
@@ -93,22 +94,29 @@ def check_region(name: str, known: Collection[str]) -> None:
 
 
 def region_facts(
-    source: CanonicalModule, times: StepTimes, planned: Collection[str] = ()
+    source: CanonicalModule,
+    times: StepTimes,
+    strategy: Strategy | None = None,
+    default: StepTimes | None = None,
 ) -> list[RegionFacts]:
-    """The regions of a step under one strategy, the entry first.
+    """The regions of a step, the entry first.
 
     Args:
-        planned: which of them a plan has a strategy for.
+        strategy: the plan's, whose times these are; None where they are XLA's own.
+        default: XLA's own times; its regions stand behind the plan's where their figures are others.
     """
-    graphs = {name: one.graph for name, one in source.computations.items()}
+    planned = () if strategy is None else (ENTRY, *(name for name, _ in strategy.regions))
     calls = {
         region.name: tuple(CallFacts(call.caller, f"n{call.node}", call.trips) for call in region.calls)
         for region in source.regions
     }
-    return [
-        _facts(name, graphs[name], calls.get(name, ()), times, PLAN if name in planned else XLA)
-        for name in region_names(source)
-    ]
+    rows = []
+    for name, computation in source.computations.items():
+        called, graph = calls.get(name, ()), computation.graph
+        ours = _facts(name, graph, called, times, PLAN if name in planned else XLA)
+        xla = ours if default is None else _facts(name, graph, called, default, XLA)
+        rows += [ours] if _figures(ours) == _figures(xla) else [ours, xla]
+    return rows
 
 
 def _facts(
@@ -133,16 +141,6 @@ def _facts(
         exposed_ns=predicted.timeline.exposed_ns,
         peak_bytes=predicted.timeline.peak_bytes,
     )
-
-
-def side_by_side(default: list[RegionFacts], plan: list[RegionFacts] | None) -> list[RegionFacts]:
-    """Rows of a table: each region under the plan, and XLA's own behind it where its figures are others."""
-    if plan is None:
-        return default
-    rows = []
-    for ours, xla in zip(plan, default, strict=True):
-        rows += [ours] if _figures(ours) == _figures(xla) else [ours, xla]
-    return rows
 
 
 def _figures(facts: RegionFacts) -> tuple[int, ...]:

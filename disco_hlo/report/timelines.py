@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,16 +32,26 @@ Intervals = NDArray[np.int64]
 def timeline_data(graph: Graph, predicted: Predicted, strings: Strings) -> dict[str, Any]:
     """One strategy's step: rows of spans, its units, the exposed communication, and the totals in ns."""
     timeline = predicted.timeline
+    communicates = timeline.problem.communicates
+    talk, work = union(timeline.spans_ns[:, communicates]), union(timeline.spans_ns[:, ~communicates])
+    units = [unit_row(graph, unit, strings) for unit in predicted.built.units.units]
+    data = _step_data(timeline.makespan_ns, talk, work, _rows(graph, predicted, strings), units)
+    return {**data, "peak": timeline.peak_bytes}
+
+
+def _step_data(
+    step_ns: int, talk: Intervals, work: Intervals, rows: list[dict[str, Any]], units: list[list[int]]
+) -> dict[str, Any]:
+    communication, overlap = _length(talk), overlap_between(talk, work)
     return {
-        "step": timeline.makespan_ns,
-        "compute": timeline.compute_ns,
-        "communication": timeline.communication_ns,
-        "overlap": timeline.overlap_ns,
-        "exposed": timeline.exposed_ns,
-        "peak": timeline.peak_bytes,
-        "rows": _rows(graph, predicted, strings),
-        "units": [unit_row(graph, unit, strings) for unit in predicted.built.units.units],
-        "exposedSpans": exposed_intervals(timeline).T.reshape(-1).tolist(),
+        "step": step_ns,
+        "compute": _length(work),
+        "communication": communication,
+        "overlap": overlap,
+        "exposed": communication - overlap,
+        "rows": rows,
+        "units": units,
+        "exposedSpans": exposed_between(talk, work).T.reshape(-1).tolist(),
     }
 
 
@@ -171,20 +182,10 @@ def measured_data(
     spans = np.array([(start, start + length) for _, start, length, _ in step.spans], np.int64).reshape(-1, 2)
     talks = np.array([step.lanes[lane] == "communication" for *_, lane in step.spans], np.bool_)
     talk, work = union(spans[talks].T), union(spans[~talks].T)
-    communication, overlap = _length(talk), overlap_between(talk, work)
-    return {
-        "name": strings(step.name),
-        "step": step.step_ns,
-        "compute": _length(work),
-        "communication": communication,
-        "overlap": overlap,
-        "exposed": communication - overlap,
-        "rows": _measured_rows(graph, units, step, found, strings),
-        "units": [
-            *(unit_row(graph, unit, strings) for unit in units.units), [strings("n"), strings(""), strings(""), 1]
-        ],
-        "exposedSpans": exposed_between(talk, work).T.reshape(-1).tolist(),
-    }  # fmt: skip
+    rows = _measured_rows(graph, units, step, found, strings)
+    unit_rows = [unit_row(graph, unit, strings) for unit in units.units]
+    unit_rows.append([strings("n"), strings(""), strings(""), 1])
+    return {"name": strings(step.name), **_step_data(step.step_ns, talk, work, rows, unit_rows)}
 
 
 def _unit_of(units: UnitGraph, name: str, owner: int, ours: bool) -> int:
@@ -225,16 +226,23 @@ def _length(intervals: NDArray[np.int64]) -> int:
 _KINDS = ("fused kernel", "op alone", "library call or loop", "packing a bucket", "collective")
 
 
-def chrome_trace(data: dict[str, Any]) -> dict[str, Any]:
-    """The trace as a JSON value, of what :func:`~disco_hlo.report.data.page_data` returned."""
-    strings: list[str] = data["strings"]
-    events: list[dict[str, Any]] = []
+def report_trace(data: dict[str, Any]) -> dict[str, Any]:
+    """The trace of a report, of what :func:`~disco_hlo.report.data.page_data` returned."""
     steps = [
         (f"{who}, {how}" + ("" if region is data else f", {region['region']}"), step)
         for region in (data, *data["regions"])
         for how, steps in (("simulated", region["timelines"]), ("measured", region["measuredTimelines"]))
         for who, step in zip(("XLA default", "plan"), steps, strict=False)
     ]
+    return chrome_trace(data["head"]["module"], steps, data["strings"])
+
+
+def chrome_trace(
+    module: str, steps: Sequence[tuple[str, dict[str, Any]]], strings: list[str]
+) -> dict[str, Any]:
+    """Steps with their titles, as :func:`timeline_data` and :func:`measured_data` have them, as the JSON value of a
+    trace; ``strings`` are their texts."""
+    events: list[dict[str, Any]] = []
     for process, (name, step) in enumerate(steps):
         events.append(_about("process_name", process, 0, name=name))
         events.append(_about("process_sort_index", process, 0, sort_index=process))
@@ -242,7 +250,7 @@ def chrome_trace(data: dict[str, Any]) -> dict[str, Any]:
             events.append(_about("thread_name", process, track, name=row["label"]))
             events.append(_about("thread_sort_index", process, track, sort_index=track))
             events += _spans(process, track, step, row["spans"], strings)
-    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"module": data["head"]["module"]}}
+    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"module": module}}
 
 
 def _spans(

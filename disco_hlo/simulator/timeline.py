@@ -1,4 +1,4 @@
-"""A problem simulated, and what is said of it: spans, overlap, peak memory, a trace to look at.
+"""A problem simulated, and what is said of it: spans, overlap, peak memory.
 
 DisCo, section 4.4, with XLA's own semantics in place of the ready queue. The engine (:func:`evaluate`) goes through an
 explicit order once: a collective begins once the compute stream has reached the place where it is issued and its
@@ -13,7 +13,6 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,15 +24,6 @@ from disco_hlo.compiled import compiled
 from disco_hlo.simulator.contention import NOW, compute, issue, new_progress, open_progress, restart, wait
 from disco_hlo.simulator.costs import COMPUTE, PRODUCT, Pace
 from disco_hlo.simulator.problem import Problem
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One task on its resource."""
-
-    task: int
-    start_ns: int
-    end_ns: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,14 +64,6 @@ class Timeline:
     def peak_bytes(self) -> int:
         """Most memory in use at any moment, parameters and constants included."""
         return peak_bytes(self.problem)
-
-    def spans(self, resource: int) -> tuple[Span, ...]:
-        """What runs on the compute stream (0) or on a channel (1..), in time order."""
-        return tuple(
-            Span(task, int(self.spans_ns[0, task]), int(self.spans_ns[1, task]))
-            for task in self.started
-            if self.problem.resource[task] == resource
-        )
 
 
 def simulate(problem: Problem) -> Timeline:
@@ -186,58 +168,3 @@ def peak_of_order(
         live += change[at]
         peak = max(peak, live)
     return peak
-
-
-def chrome_trace(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
-    """Timelines as a Chrome trace, a JSON value for ui.perfetto.dev or chrome://tracing.
-
-    In the Trace Event Format: complete events (``ph`` X) with times in microseconds, each timeline a process with one
-    named track per resource.
-
-    Args:
-        timelines: by title; a step's first, then one execution of each of its regions. All begin at 0.
-    """
-    events = []
-    for process, (title, timeline) in enumerate(timelines.items()):
-        events.append(_metadata("process_name", process, 0, name=title))
-        events.append(_metadata("process_sort_index", process, 0, sort_index=process))
-        for resource in range(timeline.problem.channels + 1):
-            track = "compute stream" if resource == 0 else f"channel {resource}"
-            events.append(_metadata("thread_name", process, resource, name=track))
-            events.append(_metadata("thread_sort_index", process, resource, sort_index=resource))
-            events += [_complete(timeline, process, resource, span.task) for span in timeline.spans(resource)]
-    return {
-        "displayTimeUnit": "ms",
-        "traceEvents": events,
-        "otherData": {title: _totals(timeline) for title, timeline in timelines.items()},
-    }
-
-
-def _totals(timeline: Timeline) -> dict[str, int]:
-    return {
-        "makespan_ns": timeline.makespan_ns,
-        "compute_ns": timeline.compute_ns,
-        "communication_ns": timeline.communication_ns,
-        "overlap_ns": timeline.overlap_ns,
-        "exposed_ns": timeline.exposed_ns,
-        "peak_bytes": timeline.peak_bytes,
-    }
-
-
-def _metadata(kind: str, process: int, resource: int, **args: str | int) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": process, "tid": resource, "args": args}
-
-
-def _complete(timeline: Timeline, process: int, resource: int, task: int) -> dict[str, Any]:
-    start_ns, end_ns = timeline.spans_ns[:, task].tolist()
-    alone_ns = int(timeline.problem.duration_ns[task])
-    return {
-        "ph": "X",
-        "name": timeline.problem.names[task],
-        "cat": "communication" if timeline.problem.communicates[task] else "compute",
-        "pid": process,
-        "tid": resource,
-        "ts": start_ns / 1000,
-        "dur": (end_ns - start_ns) / 1000,
-        "args": {"task": task, "alone_ns": alone_ns, "slowed_ns": end_ns - start_ns - alone_ns},
-    }

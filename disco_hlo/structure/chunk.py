@@ -123,7 +123,7 @@ class _Writer:
         return self._joined[value.id]
 
     def _added(self, value: Message, parts: Sequence[Message]) -> Message:
-        opcode = partial_opcode(self.program, value)
+        opcode = "add" if value.opcode == "dot" else reduction_opcode(self.program, value)
         total = parts[0]
         for part in parts[1:]:
             total = self._place(self.program.make(opcode, f"{value.name}.joined", value.shape, [total, part]))
@@ -195,11 +195,6 @@ def operand_needs(program: Program, instruction: Message, dimension: int, parts:
         return _needs(program, instruction, dimension, parts)
     except _Stop as stop:
         raise IllegalMoveError(f"{instruction.name} ({instruction.opcode}): {stop}") from None
-
-
-def partial_opcode(program: Program, instruction: Message) -> str:
-    """The opcode that joins partial results: ``add``, ``maximum`` or ``minimum``."""
-    return "add" if instruction.opcode == "dot" else reduction_opcode(program, instruction)
 
 
 def reduction_opcode(program: Program, instruction: Message) -> str:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.collectives import Groups
@@ -28,7 +26,7 @@ from disco_hlo.structure.loops import (
     narrow_barriers,
     through_barrier,
 )
-from disco_hlo.structure.program import computed_value, dims, dtype, literal_value, physical, resized, scalar
+from disco_hlo.structure.program import dims, dtype, evaluate, physical, resized, scalar
 from disco_hlo.structure.rotation import foreseen, gathered_value, written
 from disco_hlo.structure.sharded import groups_of
 
@@ -112,29 +110,15 @@ def _keeps_elements(one: Message, other: Message) -> bool:
 
 def _index(loop: Loop, value: Message, turn: int) -> int | None:
     """A scalar of index arithmetic in a turn; None where it is anything else."""
-    body, elements = loop.body, loop.elements
-
-    def found(one: Message, depth: int) -> NDArray[Any] | None:
-        if elements.get(one.id) == loop.counter:
-            return np.array(loop.start + turn * loop.step)
-        if one.opcode == "constant" or depth == 0:
-            return literal_value(one)
-        operands = [o for operand in body.operands(one) if (o := found(operand, depth - 1)) is not None]
-        is_known = len(operands) == len(one.operand_ids) > 0
-        return computed_value(one, operands) if is_known else None
-
-    number = found(value, 8)
-    return None if number is None or number.size != 1 else int(number)
+    counted = np.array(loop.start + turn * loop.step)
+    known = {i: counted for i, number in loop.elements.items() if number == loop.counter}
+    found = evaluate(loop.body, value, known=known)
+    return None if found is None or found.size != 1 else int(found)
 
 
 def gather_once(first: Loop, gather: Message, second: Loop, again: Message) -> None:
-    """Let a second loop read what a first one gathered.
-
-    Args:
-        first: rewritten in place, like ``second``, which comes later in the same caller.
-        gather: an all-gather of the first body.
-        second: the other loop.
-        again: an all-gather of its body.
+    """Let a second loop, which comes later in the same caller, read in the place of its all-gather ``again`` what the
+    first one's ``gather`` gathered. Both are rewritten in place.
 
     Raises:
         IllegalMoveError: the second gathers anything else than the first.
@@ -160,11 +144,8 @@ def _entries(loop: Loop, one: Gathered) -> int:
 
 
 def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
-    """Gather all entries of a stacked array before an outer loop.
-
-    Args:
-        outer: rewritten in place, like the loops in its body.
-        gathers: all-gathers of the same entries, each with its loop.
+    """Gather all entries of a stacked array before an outer loop, for all-gathers of these entries in loops of its
+    body. All are rewritten in place.
 
     Raises:
         IllegalMoveError: one gathers anything else, or the array changes with the turns of ``outer``.
@@ -196,11 +177,7 @@ def repeated_gathers(loop: Loop) -> list[Message]:
 
 
 def hoist_repeated(loop: Loop, gathers: Sequence[Message]) -> None:
-    """Gather before a loop what every turn of it gathers.
-
-    Args:
-        loop: rewritten in place.
-        gathers: all-gathers of its body.
+    """Gather before a loop, which is rewritten in place, what every turn of it gathers.
 
     Raises:
         IllegalMoveError: a turn may gather something else.

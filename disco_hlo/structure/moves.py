@@ -129,7 +129,7 @@ class HoistRepeated:
 
 @dataclass(frozen=True, slots=True)
 class FusedPair:
-    """A matmul and a collective that one kernel replaces."""
+    """A matmul and a collective that one kernel replaces, or a sum and an all-gather with an update between."""
 
     kernel: Opcode
     """Its name in ``disco_hlo.kernels.catalog``."""
@@ -139,8 +139,9 @@ class FusedPair:
     opcode: Opcode
     """Of the collective."""
     matmul: Position
+    """Of an update the all-gather."""
     tiles: dict[str, str | int | bool | None] = field(hash=False)
-    """The kernel's ``MatmulTiles``, by field."""
+    """The kernel's ``MatmulTiles`` or ``UpdateTiles``, by field."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ keeps that only where the overwriting depends on it (:class:`Buffers`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -235,6 +235,28 @@ class Program:
         self.redirect(old, new[-1], keep={made.id for made in fresh})
         self._sweep([old.id])
 
+    def in_order(self) -> None:
+        """Put every instruction behind what it waits for, and otherwise where it is.
+
+        Raises:
+            IllegalMoveError: one waits for itself.
+        """
+        placed: dict[int, Message] = {}
+        opened: set[int] = set()
+        waiting = self.instructions[::-1]
+        while waiting:
+            one = waiting[-1]
+            before = [*one.operand_ids, *one.control_predecessor_ids]
+            missing = [self.by_id[i] for i in before if i not in placed]
+            if one.id in placed or not missing:
+                placed.setdefault(waiting.pop().id, one)
+            elif one.id in opened:
+                raise IllegalMoveError(f"{one.name} ({one.opcode}): it would wait for itself")
+            else:
+                opened.add(one.id)
+                waiting += missing
+        self.instructions = list(placed.values())
+
     def place(self, made: Sequence[Message], at: int) -> None:
         """Put new instructions into the list, the first at position ``at``."""
         self.instructions[at:at] = made
@@ -350,26 +372,36 @@ def is_zero(instruction: Message) -> bool:
     return value is not None and not value.any()
 
 
-def evaluate(program: Program, instruction: Message, partition: int) -> NDArray[Any] | None:
-    """The value of integer index arithmetic on one device; None where it is anything else."""
-    return _evaluated(program, instruction, partition, _DEEPEST, {})
+def evaluate(
+    program: Program,
+    instruction: Message,
+    partition: int | None = None,
+    known: Mapping[int, NDArray[Any] | None] | None = None,
+) -> NDArray[Any] | None:
+    """The value of integer index arithmetic; None where it is anything else.
+
+    Args:
+        partition: of the device that computes it; None where it must be the same on all.
+        known: by id, values that are given.
+    """
+    return _evaluated(program, instruction, partition, _DEEPEST, dict(known or {}))
 
 
 def _evaluated(
     program: Program,
     instruction: Message,
-    partition: int,
+    partition: int | None,
     depth: int,
     known: dict[int, NDArray[Any] | None],
 ) -> NDArray[Any] | None:
-    """``known`` holds values by id: a chain whose links read the one before twice would double with each."""
+    """``known`` also takes what is found: a chain whose links read the one before twice would double with each."""
     opcode = instruction.opcode
-    if depth == 0:
-        return None
+    if instruction.id in known or depth == 0:
+        return known.get(instruction.id)
     if opcode == "constant":
         return literal_value(instruction)
     if opcode == "partition-id":
-        return np.array(partition, np.uint32)
+        return None if partition is None else np.array(partition, np.uint32)
     operands: list[NDArray[Any]] = []
     for operand in program.operands(instruction):
         if operand.id not in known:

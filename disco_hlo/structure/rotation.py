@@ -43,14 +43,8 @@ _INTO_STATE = ("add", "dynamic-update-slice")
 
 
 def prefetch(loop: Loop, gathers: Sequence[Message]) -> Loop:
-    """Gather for the next turn; the last turn is written behind the loop.
-
-    Args:
-        loop: rewritten in place.
-        gathers: all-gathers of its body.
-
-    Returns:
-        The loop, one turn shorter.
+    """Gather for the next turn; the last turn is written behind the loop, which is rewritten in place. Returns it, one
+    turn shorter.
 
     Raises:
         IllegalMoveError: a gather does not follow from the counter, or a turn cannot be repeated.
@@ -118,14 +112,8 @@ def gathered_value(body: Program, gather: Message) -> Message:
 
 
 def finish_later(loop: Loop, reductions: Sequence[Message]) -> Loop:
-    """Make reductions a turn later; the first turn is written before the loop.
-
-    Args:
-        loop: rewritten in place.
-        reductions: of its body.
-
-    Returns:
-        The loop, one turn shorter.
+    """Make reductions of a body a turn later; the first turn is written before the loop, which is rewritten in place.
+    Returns it, one turn shorter.
 
     Raises:
         IllegalMoveError: a turn reads the result of one, or cannot be repeated.

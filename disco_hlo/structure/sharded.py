@@ -92,13 +92,8 @@ def _gathered(
 def reorder(
     program: Program, all_gather: Message, reader: Message, same: SameValues | None = None
 ) -> Message | None:
-    """Move an all-gather behind one of its readers; a reader that takes this device's shard back cancels it.
-
-    Args:
-        program: the program, rewritten in place.
-        all_gather: the all-gather.
-        reader: what shall be computed on shards.
-        same: which values the devices share, where the caller keeps that from move to move.
+    """Move an all-gather behind one of its readers, which is then computed on shards; a reader that takes this device's
+    shard back cancels it. Where the caller keeps from move to move which values the devices share, that is ``same``.
 
     Returns:
         The all-gather behind the reader; None where there is none: the reader took the own shard back, or summed
@@ -354,7 +349,9 @@ def groups_of(program: Program, collective: Message) -> Groups:
     Raises:
         IllegalMoveError: they name replicas, or are of different sizes.
     """
-    if program.replicas() != 1 or collective.channel_id <= 0 or not collective.use_global_device_ids:
+    # An all-to-all has no such flag.
+    of_all = collective.use_global_device_ids or collective.opcode == "all-to-all"
+    if program.replicas() != 1 or collective.channel_id <= 0 or not of_all:
         raise IllegalMoveError(
             f"{collective.name} ({collective.opcode}): its groups name replicas, not the partitions of one program"
         )

@@ -53,14 +53,7 @@ FORM_CELLS = (
 
 
 def parser(description: str | None, *, size: str, seconds: float, of: str = "") -> argparse.ArgumentParser:
-    """The options that every benchmark has.
-
-    Args:
-        description: the script's own.
-        size: the default of ``--size``.
-        seconds: the default of ``--seconds``.
-        of: what the seconds are for; empty for everything.
-    """
+    """The options that every benchmark has, with its defaults; ``of`` says what the seconds are for, if not for all."""
     raw = argparse.RawDescriptionHelpFormatter
     made = argparse.ArgumentParser(description=description, formatter_class=raw)
     time = f"{of or 'time for everything'} (default {seconds:g})"

@@ -151,7 +151,10 @@ class Rounds:
         """Note what the tool would take, by its own rule, out of XLA's default and the search's finalists."""
         trials = [one.trial for one in self._alive]
         if any(trial.name == PLAN for trial in trials):
-            found = [one.trial for one in self._alive if _may_be_chosen(one.compiled)]
+            rows = [
+                one for one in self._alive if one.compiled.name == DEFAULT or one.compiled.kind == PLANNED
+            ]
+            found = [one.trial for one in rows]
             for trial in found:
                 trial.predicted_ns = self.promised_ns.get(trial.name, 0)
             self.record.note(chosen=found[chosen(found, None)].name)
@@ -172,10 +175,6 @@ class Rounds:
                 found = {"error": one_line(error)[:500]}
             self.record.update(name, trace=found)
             yield
-
-
-def _may_be_chosen(row: Compiled) -> bool:
-    return row.name == DEFAULT or row.kind == PLANNED
 
 
 def memory_of(executable: LoadedExecutable) -> dict[str, int]:

@@ -47,9 +47,8 @@ MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PG
 _ORDERS = tuple(f"random order {number}" for number in range(1, RANDOM_ORDERS + 1))
 FORM = (DEFAULT, ORDER_ONLY, PLAN, DOUBLE_BUFFERED, *_ORDERS)
 """What each form of the Llama step is measured as."""
-_FAMILIES = ("thresholds", "random", "form")
 _NAMES = (
-    "all", *_FAMILIES, DEFAULT, PLAN, BEFORE_LOOKS, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
+    "all", "form", DEFAULT, PLAN, BEFORE_LOOKS, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
     ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, DOUBLE_BUFFERED,
 )  # fmt: skip
 _ONLY_FORM = (DOUBLE_BUFFERED, *_ORDERS)
@@ -240,9 +239,7 @@ def wanted(rows: Sequence[Row], choice: str) -> list[Row]:
     names = chosen_names(choice)
     if not names:
         return [row for row in rows if row.name not in _ONLY_FORM]
-    starts = {"thresholds": "threshold ", "random": "random plan "}
-    families = tuple(start for family, start in starts.items() if family in names)
-    return [row for row in rows if row.name in names | {DEFAULT} or row.name.startswith(families)]
+    return [row for row in rows if row.name in names | {DEFAULT}]
 
 
 # --- strategies -----------------------------------------------------------------------------------

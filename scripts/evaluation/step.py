@@ -39,13 +39,13 @@ from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
+from disco_hlo.report.bundle import read_module
 from evaluation import commands
 from evaluation.record import CellName, write_atomically
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODULE, PROFILE, PLAN = "module.hlo.pb.gz", "profile.json", "plan.json"
 STORE = "profile.sqlite"
-_LARGEST_MODULE = 512 << 20
 STRUCTURED = re.compile(r"tp-forward|tp-train|(attention|mlp)-(8|16)|adam-(replicated-)?([89]|1\d|2\d|30)")
 STRUCTURED_EXPECTED = (
     "tp-forward, tp-train, attention-8, attention-16, mlp-8, mlp-16, adam-8 to adam-30, "
@@ -187,10 +187,7 @@ class Files:
     def module(self) -> bytes | None:
         """XLA's own module as the last run saw it; None where there is none."""
         path = self.folder / MODULE
-        if not path.exists():
-            return None
-        with gzip.open(path) as file:
-            return bytes(file.read(_LARGEST_MODULE))
+        return read_module(path) if path.exists() else None
 
     def save_module(self, module: bytes) -> None:
         """Keep XLA's own module."""

@@ -103,7 +103,7 @@ def test_the_trace_opens_in_perfetto(disco: Disco, vgg19_plan: Path, tmp_path: P
     assert outcome.code == 0
     events = json.loads(trace.read_text())["traceEvents"]
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert tracks == {"compute stream", "channel 1"}
+    assert tracks == {"compute", "communication"}
     assert sum(event["ph"] == "X" for event in events) > 200
     assert list(trace.parent.iterdir()) == [trace]
 

@@ -52,30 +52,16 @@ def test_a_rank_that_fails_while_the_step_is_profiled_is_the_default_on_all(
         assert_same_losses(run, default)
 
 
-def test_a_rank_without_memory_for_one_of_the_modules_leaves_all_to_search_with_the_other(
+def test_a_rank_without_memory_for_one_of_the_modules_or_for_timelines_leaves_all_to_go_on_without(
     fresh: Callable[..., Job], alone: list[Run]
 ) -> None:
+    """They search with the other module, and the winner stays in place."""
     job = fresh()
     all_but_ops(job.directory)
-    runs = job.train_ranks(
-        fault="plan_wins", ENABLE_SEARCH="1", each=[{}, {"fault": "fails_at:memory-for-the-XLA"}]
-    )
+    each = [{}, {"fault": "fails_at:memory-for-the-XLA no_timeline"}]
+    runs = job.train_ranks(fault="plan_wins", ENABLE_SEARCH="1", DISCO_EXPLAIN="1", each=each)
     [line] = runs[0].lines("XLA's kernels: not profiled: ")
     assert f"memory for the XLA's kernels: rank 1: {NO_ROOM}" in line
-    assert digest(runs[0]) == digest(runs[1])
-    for run, default in zip(runs, alone, strict=True):
-        assert run.lines("disco: warning:") == run.lines("loses buffer donation")
-        assert_same_losses(run, default)
-
-
-def test_a_rank_that_fails_while_timelines_are_taken_leaves_the_winner_in_place_on_all(
-    fresh: Callable[..., Job], alone: list[Run]
-) -> None:
-    job = fresh()
-    know_all(job.directory, devices=2, processes=2)
-    runs = job.train_ranks(
-        fault="plan_wins", ENABLE_SEARCH="1", DISCO_EXPLAIN="1", each=[{}, {"fault": "no_timeline"}]
-    )
     assert len(runs[0].lines("no measured timelines: ")) == 1
     assert digest(runs[0]) == digest(runs[1])
     for run, default in zip(runs, alone, strict=True):

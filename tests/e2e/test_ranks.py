@@ -248,7 +248,6 @@ def test_ctrl_c_at_mpiexec_while_the_plan_compiles_bans_nothing(shared: Job) -> 
         job.kill()
     assert Bans(slot_of(shared.directory)).all() == []
     assert list(slot_of(shared.directory).glob("*-*")) == []
-    assert all(is_ours(run) for run in shared.train_mpi(ENABLE_SEARCH="0"))
 
 
 @pytest.mark.product_only

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mixture_of_experts
 import numpy as np
 import pytest
 import self_attention
@@ -74,6 +75,44 @@ def test_adams_first_step_is_the_sign_of_the_gradient() -> None:
     np.testing.assert_allclose(p, [-sharded_adam.LEARNING_RATE, sharded_adam.LEARNING_RATE], rtol=1e-5)
 
 
+def by_experts(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Each token with what its expert makes of it, all experts computed for all."""
+    chances = jax.nn.softmax(x @ params["router"])
+    inside = jax.nn.gelu(jnp.einsum("td,edh->teh", x, params["up"]))
+    made = jnp.einsum("teh,ehd->ted", inside, params["down"])
+    token = jnp.argmax(chances, -1)
+    return x + jnp.max(chances, -1)[:, None] * jnp.take_along_axis(made, token[:, None, None], 1)[:, 0]
+
+
+def test_experts_get_their_tokens_and_send_them_back() -> None:
+    room = mixture_of_experts.load("tiny")._replace(spare=float(jax.device_count()))
+    made = mixture_of_experts.compilable(room, training=False)
+    assert_same(made, by_experts)
+    assert made.function.lower(*made.arguments).as_text().count("stablehlo.all_to_all") == 2
+
+
+def test_a_token_whose_expert_is_full_passes_by() -> None:
+    devices, small = jax.device_count(), mixture_of_experts.load("tiny")._replace(spare=1.0)
+    made = mixture_of_experts.compilable(small, training=False)
+    params, x = random_arguments(made.arguments)
+    params["router"] = np.tile(np.eye(1, devices, dtype=np.float32), (small.width, 1))  # all for the first
+    out = np.asarray(made.function(params, x))
+    share, taken = small.tokens // devices, mixture_of_experts.slots(small, devices)
+    moved = (out != x).any(-1).reshape(devices, share)
+    np.testing.assert_array_equal(moved, np.tile(np.arange(share) < taken, (devices, 1)))
+
+
+def test_training_of_experts_lowers_the_loss() -> None:
+    made = mixture_of_experts.compilable(mixture_of_experts.load("tiny"), training=True)
+    params, x, y = random_arguments(made.arguments)
+    params = {name: 0.05 * one for name, one in params.items()}
+    losses = []
+    for _ in range(3):
+        params, loss = made.function(params, x, y)
+        losses.append(float(loss))
+    assert losses == sorted(losses, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("module", "sizes"),
     [
@@ -84,5 +123,6 @@ def test_adams_first_step_is_the_sign_of_the_gradient() -> None:
 def test_every_size_can_be_loaded_and_no_other(module: Any, sizes: tuple[str, ...]) -> None:
     for size in sizes:
         assert module.load(size).length in (16, 1024)
+    assert mixture_of_experts.slots(mixture_of_experts.load("full"), 2) == 5120
     with pytest.raises(ValueError, match=r"has no table \[huge\]"):
         module.load("huge")

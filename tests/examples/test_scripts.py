@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import llama
+import mixture_of_experts
 import numpy as np
 import parallel
 import pytest
@@ -126,6 +127,7 @@ def test_unknown_size_ends_with_code_2_and_one_message(
         (train.main, "bert.toml", ["--model", "bert"]),
         (tensor_parallel.main, "tensor_parallel.toml", []),
         (self_attention.main, "self_attention.toml", []),
+        (mixture_of_experts.main, "mixture_of_experts.toml", []),
         (llama.main, "llama.toml", []),
     ):
         monkeypatch.setattr(sys, "argv", ["somewhere/script.py", *arguments, "--size", "huge"])

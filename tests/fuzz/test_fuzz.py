@@ -37,7 +37,7 @@ SEED = 70_000
 @pytest.mark.slow
 def test_nothing_is_found_in_a_short_run() -> None:
     # The search is compiled on the product's leg alone; the other has less time.
-    programs, strategies, searched = (4, 9, True) if sys.version_info >= (3, 12) else (4, 6, False)
+    programs, strategies, searched = (3, 9, True) if sys.version_info >= (3, 12) else (4, 6, False)
     settings = Settings(
         seed=SEED, pairs=programs * strategies, strategies=strategies, searched=searched, keep=0, jobs=1,
         pair_limit_s=900.0,

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.hlo.canonical import canonicalize
@@ -143,6 +143,7 @@ def pattern(values: Values) -> list[int]:
     return [values.index(value) for value in values]
 
 
+@settings(max_examples=40)
 @given(SEEDS, VALUES, VALUES)
 def test_steps_of_one_key_number_their_ops_alike_and_one_identity_has_one_key(
     seed: int, first: Values, second: Values
@@ -157,6 +158,7 @@ def test_steps_of_one_key_number_their_ops_alike_and_one_identity_has_one_key(
     assert (one.fingerprint == other.fingerprint) == same
 
 
+@settings(max_examples=40)
 @given(SEEDS, VALUES, st.sampled_from([0.0, 1.0, 0.5]))
 def test_the_values_of_an_array_stay_in_the_key(seed: int, values: Values, first: float) -> None:
     one, other = random_step(seed, values), random_step(seed, values, array=first)

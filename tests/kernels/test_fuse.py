@@ -11,11 +11,13 @@ import pytest
 
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.proto import Message, parse, serialize
 from disco_hlo.kernels import fuse
 from disco_hlo.kernels.fuse import Shape, kernel_schedules
+from disco_hlo.kernels.pattern import Call
 from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError
 from disco_hlo.kernels.tiles import MatmulTiles
+from disco_hlo.kernels.update_pattern import Recipe
 from disco_hlo.plugin import structure
 from disco_hlo.plugin.structure import Early, named_schedules
 from disco_hlo.structure.moves import Fuse, Move, Split, apply_moves, from_json, to_json
@@ -46,6 +48,10 @@ def stand_in(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape,
           g = bf16[{devices * m},{k}] all-gather(a), dimensions={{0}}, {GLOBAL}
           ROOT r = bf16[{devices * m}{n}] dot(g, b), {ROWS_BY} }}""")
     assert devices == 2
+    if kernel == "matmul-all-to-all":
+        return module_of(f"""HloModule k\nENTRY e {{ {operands}
+          p = {whole} dot(a, b), {ROWS_BY}
+          ROOT r = {whole} all-to-all(p), dimensions={{0}}, replica_groups={{{{0,1}}}} }}""")
     exchanges = kernel == "matmul-reduce-scatter"
     rows = m // 2 if exchanges else m
     got = f"bf16[{2 * rows}{n}]"
@@ -75,6 +81,14 @@ def fused(module: bytes) -> bytes:
     return apply_moves(module, found(module), copies=False, fuser=fuser)
 
 
+def on_replicas(module: bytes) -> bytes:
+    """Where an all-to-all runs here, it has no channel."""
+    made = parse(module)
+    for one in (one for inside in made.computations for one in inside.instructions):
+        one.channel_id = 0 if one.opcode == "all-to-all" else one.channel_id
+    return serialize(made)
+
+
 def same_numbers(module: bytes, made: bytes) -> None:
     """Whole numbers, so that every sum is exact but for its last rounding."""
     rng = np.random.default_rng(3)
@@ -84,7 +98,7 @@ def same_numbers(module: bytes, made: bytes) -> None:
         [rng.integers(-2, 3, tuple(i.shape.dimensions)).astype(types[i.shape.element_type]) for _ in range(2)]
         for i in sorted(parameters, key=lambda one: one.parameter_number)
     ]
-    for new, old in zip(run_early(made, shards), run_early(module, shards), strict=True):
+    for new, old in zip(run_early(made, shards), run_early(on_replicas(module), shards), strict=True):
         np.testing.assert_array_equal(new.astype(np.float32), old.astype(np.float32))
 
 
@@ -98,6 +112,7 @@ def test_every_pair_becomes_a_kernel_and_gives_the_same_numbers(name: str) -> No
     module = entry(FOUND[name][0])
     made = fused(module)
     assert not {"reduce-scatter", "all-reduce"} & set(opcodes(made))
+    assert (opcodes(made).count("all-to-all") == 1) == ("all-to-all" in name or "scatter" in name)
     assert opcodes(made).count("dot") == 1
     same_numbers(module, made)
 
@@ -187,7 +202,7 @@ def test_a_loop_has_its_kernel_and_nothing_communicates_beside_one() -> None:
     ]
     made = fused(module)
     program = Program(made)
-    kernels = [one for one in program.instructions if one.opcode == "while" or one.name.startswith("r.fused")]
+    kernels = [one for one in program.instructions if one.opcode == "while" or one.name.startswith("kernel.")]
     kernels = [one for one in kernels if one.opcode in ("while", "all-gather")]
     others = [one for one in program.instructions if one.name in ("beside", "q")]
     assert (len(kernels), len(others)) == (2, 2)
@@ -322,6 +337,20 @@ def test_a_schedule_with_kernels_is_there_for_whoever_asks(monkeypatch: pytest.M
         early.moved(to_json(found(early.module)))
     monkeypatch.setattr(structure, "refuse_machine", lambda _: None)
     assert "fused-kernels" not in named_schedules(early)
+    seen: list[tuple[str, str, bool]] = []
+
+    def pays(call: Call, opcode: str, in_loop: bool) -> bool:
+        seen.append((call.kernel, opcode, in_loop))
+        return opcode == "all-gather"
+
+    (chosen,) = from_json(named_schedules(early, pays=pays)["fused-kernels"])
+    assert isinstance(chosen, Fuse)
+    assert [pair.kernel for pair in chosen.pairs] == ["all-gather-matmul"]
+    assert set(seen) >= {
+        ("all-gather-matmul", "all-gather", True),
+        ("matmul-all-reduce", "all-reduce", False),
+    }
+    assert "fused-kernels" not in named_schedules(early, pays=lambda *_: False)
     asked = named_schedules(early, ["fused-kernels"])["fused-kernels"]
     assert early.moved(asked) == fused(early.module)
 
@@ -330,8 +359,10 @@ def test_no_pair_no_schedule() -> None:
     assert kernel_schedules(entry("ROOT x = bf16[8] parameter(0)"), {}, copies=False, lower=stand_in) == {}
 
 
-def on_hopper(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape, ...]) -> bytes:
-    return lowered(kernel, dataclasses.replace(tiles, blocks=MULTIPROCESSORS), devices, shapes)
+def on_hopper(
+    kernel: str, tiles: Any, devices: int, shapes: tuple[Shape, ...], recipe: Recipe | None = None
+) -> bytes:
+    return lowered(kernel, dataclasses.replace(tiles, blocks=MULTIPROCESSORS), devices, shapes, recipe)
 
 
 def of_mosaic(module: bytes) -> bytes:

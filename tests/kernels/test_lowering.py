@@ -50,7 +50,7 @@ def shapes(name: str, devices: int) -> tuple[Any, ...]:
         return array(1024 * devices, 4096), array(1024, 4096), array(4096), array(4096)
     if name == "embedding-all-to-all":
         return array(4 * devices, 1024, 256), array(4 * devices, 64, 10, dtype=jnp.int32)
-    if name == "adam":
+    if name in ("adam", "lamb"):
         n = 1 << 20
         whole, shard = array(n, dtype=jnp.float32), array(n, dtype=jnp.float32)
         return array(n * devices, dtype=jnp.float32), whole, (shard, shard), array(2, dtype=jnp.float32)

@@ -54,6 +54,7 @@ def summed(reads: str, k: int = 512, dot: str = "lhs_contracting_dims={1}, rhs_c
 
 
 ROWS_BY = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+EXCHANGE = "dimensions={0}, replica_groups={{0,1}}, channel_id=1"
 PIECE = "dynamic_slice_sizes={256,512}"
 OWN_SHARD = """
       p = u32[] partition-id()
@@ -101,6 +102,18 @@ FOUND: dict[str, tuple[str, dict[str, Any]]] = {
     "an all-reduce of the product": (
         summed(f"ROOT r = bf16[512,512] all-reduce(d), {SUM}"),
         {"kernel": "matmul-all-reduce", "m": 512, "k": 512, "n": 512, "swapped": False},
+    ),
+    "an all-to-all of the product": (
+        summed(f"ROOT r = bf16[512,512] all-to-all(d), {EXCHANGE}"),
+        {"kernel": "matmul-all-to-all", "m": 512, "k": 512, "n": 512, "swapped": False},
+    ),
+    "an all-to-all of columns": (
+        summed(f"ROOT r = bf16[512,512] all-to-all(d), {EXCHANGE.replace('{0},', '{1},')}"),
+        {"kernel": "matmul-all-to-all", "swapped": True},
+    ),
+    "an all-to-all through a reshape": (
+        summed(f"h = bf16[2,256,512] reshape(d)\n ROOT r = bf16[2,256,512] all-to-all(h), {EXCHANGE}"),
+        {"kernel": "matmul-all-to-all", "m": 512},
     ),
     "an all-reduce through a reshape": (
         summed(f"h = bf16[2,256,512] reshape(d)\n ROOT r = bf16[2,256,512] all-reduce(h), {SUM}"),

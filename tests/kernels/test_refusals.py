@@ -13,14 +13,13 @@ from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError, refuse_ma
 if jax.__version_info__ < OLDEST_JAX:
     pytest.skip(f"jax {jax.__version__} is refused first", allow_module_level=True)
 
-from disco_hlo.kernels.adam import AdamTiles
 from disco_hlo.kernels.catalog import AXIS, FUSED
 from disco_hlo.kernels.embedding import BagTiles
 from disco_hlo.kernels.norm import RowTiles
-from disco_hlo.kernels.tiles import MatmulTiles
+from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
 
 TILES = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, blocks=1)
-ADAM = AdamTiles(size=512, blocks=1)
+ADAM = UpdateTiles(size=512, blocks=1)
 BAG_TILES = BagTiles(blocks=1)
 VECTOR_TILES = dataclasses.replace(TILES, tile_k=128)
 SCATTER, GATHER, VECTOR = "matmul-reduce-scatter", "all-gather-matmul", "matvec-all-reduce"
@@ -129,10 +128,15 @@ GOOD = bf16(1024, 1024), bf16(1024, 256)
         (NORM, ROW_TILES, of_norm(rows=1026), r"M = 1026 must be a multiple of 4 \(devices\)"),
         (NORM, ROW_TILES, of_norm(columns=768), "N = 768 must be a multiple of 512"),
         (NORM, ROW_TILES, (*of_norm()[:3], bf16(256)), r"needs two \(M, N\) and two \(N,\) arrays, got"),
-        ("adam", ADAM, of_adam(8192, jnp.bfloat16), "gradients bfloat16, parameters float32"),
-        ("adam", ADAM, of_adam(8192, moments=4096), r"needs shapes .*\(2048,\).*, got .*\(1024,\)"),
+        ("adam", ADAM, of_adam(8192, jnp.bfloat16), "summands bfloat16, array 1 float32"),
+        ("adam", ADAM, of_adam(8192, moments=4096), r"needs arrays of n or n / devices, got .*\(1024,\)"),
         ("adam", ADAM, of_adam(8192 + 1024), "n / devices = 2304 must be a multiple of 512"),
-        ("adam", AdamTiles(size=768, blocks=1), of_adam(8192), "tiles.size = 768 must be a multiple of 512"),
+        (
+            "adam",
+            UpdateTiles(size=768, blocks=1),
+            of_adam(8192),
+            "tiles.size = 768 must be a multiple of 512",
+        ),
     ],
 )
 def test_arrays_and_tiles_that_do_not_fit_are_refused(name: str, tiles: Any, arrays: Any, says: str) -> None:
@@ -231,3 +235,13 @@ def test_a_machine_that_can_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> N
     )
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
     refuse_machine([Hopper(n) for n in range(4)])
+
+
+def test_lamb_refuses_what_adam_does_and_blocks_that_would_wait_for_ever() -> None:
+    assert [result.shape for result in trace("lamb", ADAM, *of_adam(8192))] == [(8192,), (8192,), (8192,)]
+    for tiles, arrays, says in (
+        (ADAM, of_adam(8192, moments=4096), r"needs shapes .*, got .*\(1024,\)"),
+        (dataclasses.replace(ADAM, blocks=513), of_adam(8192), "runs in 1 to 512 blocks, got 513"),
+    ):
+        with pytest.raises(KernelRefusedError, match=says):
+            trace("lamb", tiles, *arrays)

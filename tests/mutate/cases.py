@@ -34,7 +34,7 @@ from disco_hlo.plugin.phases.capture_record import encode as encode_record
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.collectives import SweepPoint, fit
 from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, to_json
-from disco_hlo.profiler.store import ProfileStore, StepTime
+from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.timeline import MeasuredStep
 from disco_hlo.profiler.timeline import encode as encode_timelines
 from tests.mutate import mutations as change
@@ -141,7 +141,7 @@ def _stores(folder: Path, source: CanonicalModule) -> None:
         store.add_ops(PLATFORM, times)
         store.add_ops(PLATFORM, times)
         store.add_sweep(PLATFORM, LINK, [SweepPoint(1 << k, 1000 + k, 5, 3) for k in range(4)])
-        store.add_step(PLATFORM, "f00d", StepTime("default", OpTime(5000, 20, 9)))
+        store.add_step(PLATFORM, "f00d", OpTime(5000, 20, 9))
     with Dataset(folder / "samples.sqlite") as data:
         config = {"bandwidth": 1e10, "flops": 1e11}
         data.describe(
@@ -185,7 +185,7 @@ def _read_store(path: Path) -> None:
     with ProfileStore(path) as store:
         store.ops(PLATFORM)
         store.sweep(PLATFORM, LINK)
-        store.steps(PLATFORM, "f00d")
+        store.step(PLATFORM, "f00d")
 
 
 def _read_samples(path: Path) -> None:

@@ -189,6 +189,49 @@ def test_what_failed_is_not_chosen_and_what_is_forced_is() -> None:
     assert finalists.chosen(trials, PLAN) == 0
 
 
+# --- parts of the plan ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("explain", "measured_ns", "waves"),
+    [
+        (False, 80, [[DEFAULT, PLAN, "chunk-2"]]),
+        (False, 94, [[DEFAULT, PLAN, "chunk-2"], [DEFAULT, PLAN, "chunk-2", PLAN_BUCKETS, OUR_ORDER]]),
+        (True, 94, [[DEFAULT, PLAN_BUCKETS, OUR_ORDER, PLAN, "chunk-2"]]),
+    ],
+    ids=["as predicted", "falls short", "asked for"],
+)
+def test_parts_of_a_plan_are_measured_where_it_falls_short_or_somebody_asks(
+    explain: bool, measured_ns: int, waves: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is predicted to take 85 of 100."""
+    seen: list[list[str]] = []
+
+    def timed(_session: Session, _source: Any, trials: Sequence[Trial], _stop: Interruption) -> bool:
+        seen.append([trial.name for trial in trials])
+        for trial in trials:
+            trial.times_ns = [measured_ns if trial.name == PLAN else 100] * 5
+        return True
+
+    monkeypatch.setattr(finalists, "compile_and_measure", timed)
+    monkeypatch.setattr(finalists, "compare_with_default", lambda *one: setattr(one[2][0], "compared", True))
+    settings = Settings(search=True, directory=tmp_path, explain=explain)
+    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
+    restructured: Any = object()
+    trials = [
+        Trial(DEFAULT, None, 100),
+        Trial(PLAN_BUCKETS, Strategy(), 95),
+        Trial(OUR_ORDER, Strategy(), 95),
+        Trial(PLAN, Strategy(), 85),
+        Trial("chunk-2", Strategy(), 99, restructured=restructured),
+    ]
+    winner = finalists.measured_winner(session, None, trials, Interruption())  # type: ignore[arg-type]
+    assert winner is not None
+    assert winner.name == PLAN
+    assert seen == waves
+    assert [trial.name for trial in trials] == waves[-1]
+
+
 # --- only what would win is compared ----------------------------------------------------------------
 
 TIMES = {DEFAULT: 100, "plan 2": 60, "plan 3": 70, NO_FUSION: 130}

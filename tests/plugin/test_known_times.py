@@ -106,7 +106,7 @@ def test_what_is_not_as_training_runs_it_is_not_kept(store: ProfileStore) -> Non
     told = mine.profile("f00d")
     assert (told.launch_ns, told.holds, told.ops) == (5, {"dot": 0.9}, {"dot": OpTime(5, 0, 1)})
     assert KnownTimes(GPU, NVLINK, store).launch_ns("f00d") == 412
-    assert (store.ops(GPU), store.steps(GPU, "f00d")) == ({}, ())
+    assert (store.ops(GPU), store.step(GPU, "f00d")) == ({}, None)
 
 
 def test_without_constants_there_is_no_launch_cost() -> None:

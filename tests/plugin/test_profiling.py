@@ -293,3 +293,25 @@ def test_structures_have_no_profile_where_nothing_of_the_step_was_kept(
     [found] = profiling.profile_structures(session, {"split": structure}, step, None).values()
     assert isinstance(found, ProfileError)
     assert "was not kept" in str(found)
+
+
+def test_a_structure_whose_kernels_another_one_has_shown_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, step: CanonicalModule
+) -> None:
+    """Of structures that share a loop, one alone is traced."""
+    ran: list[int] = []
+
+    def lacks(*_: object, **__: object) -> tuple[None, dict[str, object]]:
+        return None, {"device": False, "ops": not ran, "contention": False, "collectives": {}}
+
+    def profiled(*arguments: Any) -> SimpleNamespace:
+        ran.extend(arguments[-1])
+        return SimpleNamespace(profile=len(arguments[-1]))
+
+    monkeypatch.setattr(profiling, "_known_and_wanted", lacks)
+    monkeypatch.setattr(profiling, "_to_trace", lambda *_: [SimpleNamespace(trials=[])])
+    monkeypatch.setattr(profiling, "_profiled", profiled)
+    two = cast(Any, {name: SimpleNamespace(source=step) for name in ("rotate", "gather-once-rotate")})
+    assert profiling.profile_structures(cast(Session, None), two, step, None) == {
+        "rotate": 1, "gather-once-rotate": 0
+    }  # fmt: skip

@@ -209,6 +209,9 @@ ENTRY main { x = f32[65536] parameter(0), backend_config={"operation_queue_id":"
 """
 
 
+REDUCED = "all-reduce(x), channel_id=3, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=add"
+
+
 @pytest.mark.product_only  # compiles the engine
 def test_structures_are_tried_where_a_loop_communicates() -> None:
     def answer(op: str) -> str:
@@ -217,9 +220,8 @@ def test_structures_are_tried_where_a_loop_communicates() -> None:
         case = Case(step, unfused(step.graph), costs_of(profile("gpu", 100.0), step))
         return why_not(case, case.times)
 
-    groups = "channel_id=3, replica_groups={{0,1}}, use_global_device_ids=true"
     assert "of the ops' time lies between transfers" in answer("negate(x)")
-    assert answer(f"all-reduce(x), {groups}, to_apply=add") == ""
+    assert answer(REDUCED) == ""
 
 
 def found(
@@ -268,6 +270,46 @@ def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
     (line,) = [one for one in caplog.messages if one.startswith("DISCO_STRUCTURE is ")]
     assert line.startswith(f"DISCO_STRUCTURE is {structure}; this step has the pattern for chunk-2")
     assert reason in line
+
+
+@pytest.mark.parametrize(
+    ("op", "structure", "made"),
+    [
+        (REDUCED, "auto", ["chunk-2", "wrong"]),
+        (REDUCED, "off", []),
+        ("negate(x)", "auto", []),
+        ("negate(x)", "chunk-2", ["chunk-2"]),
+    ],
+    ids=["in the loop", "off", "not in the loop", "asked for"],
+)
+def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
+    op: str, structure: str, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def make(_request: object, _early: object, name: str, _moves: object) -> str:
+        asked.append(name)
+        if name == "wrong":
+            raise IllegalMoveError("does not fit")
+        return name
+
+    monkeypatch.setattr(structure_search, "early_module", lambda _: SimpleNamespace(key="f00d"))
+    monkeypatch.setattr(
+        structure_search,
+        "named_schedules",
+        lambda _, asked: {key: [] for key in asked or ["chunk-2", "wrong"]},
+    )
+    monkeypatch.setattr(structure_search, "restructured", make)
+    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    settings = Settings(search=True, directory=tmp_path, structure=structure)
+    session: Any = SimpleNamespace(settings=settings, request=None, leads=True)
+    source = canonicalize(
+        bytes(_hlo.hlo_module_from_text(SCANNED.replace("OP", op)).as_serialized_hlo_module_proto())
+    )
+    making = Making(session, source)
+    making.end(unmade=False)
+    assert sorted(asked) == made
+    making.end()
 
 
 # --- how the budget is shared ---------------------------------------------------------------------

@@ -23,7 +23,7 @@ from disco_hlo.profiler.profile import (
     StepFacts,
     place_of,
 )
-from disco_hlo.profiler.store import KEPT_MEASUREMENTS, ProfileStore, StepTime
+from disco_hlo.profiler.store import KEPT_MEASUREMENTS, ProfileStore
 
 CPU = Platform("some cpu, 2 cores", "cpu", "", "0.12.0", "0.12.0")
 LINK = Link(2, 2, "gloo")
@@ -71,15 +71,12 @@ def test_sweeps_are_kept_by_link(path):
         assert store.sweep(CPU, replace(LINK, process_count=1)) == ()
 
 
-def test_steps_are_kept_by_module_and_plan(path):
+def test_steps_are_kept_by_module(path):
     with ProfileStore(path) as store:
-        store.add_step(CPU, "f00", StepTime("default", OpTime(5_000_000, 9, 5)))
-        store.add_step(CPU, "f00", StepTime("0a1b", OpTime(3_000_000, 9, 5)))
-        store.add_step(CPU, "f01", StepTime("default", OpTime(1, 0, 5)))
-        assert store.steps(CPU, "f00") == (
-            StepTime("0a1b", OpTime(3_000_000, 9, 5)),
-            StepTime("default", OpTime(5_000_000, 9, 5)),
-        )
+        store.add_step(CPU, "f00", OpTime(5_000_000, 9, 5))
+        store.add_step(CPU, "f01", OpTime(1, 0, 5))
+        assert store.step(CPU, "f00") == OpTime(5_000_000, 9, 5)
+        assert store.step(CPU, "f02") is None
 
 
 def test_a_bad_measurement_leaves_nothing_of_its_batch(path):

@@ -17,8 +17,9 @@ from disco_hlo.optimize.regions import Predicted, lower_bound, predict
 from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep, encode
 from disco_hlo.report.bundle import Bundle, open_bundle
 from disco_hlo.report.data import bucket_rows, group_rows, ready_ns
+from disco_hlo.report.facts import group_facts
 from disco_hlo.report.printable import LONGEST, Strings
-from disco_hlo.report.timelines import chrome_trace, exposed_intervals, overlap_ns, timeline_data
+from disco_hlo.report.timelines import exposed_intervals, overlap_ns, report_trace, timeline_data
 from disco_hlo.simulator.timeline import simulate
 from tests.report import plans
 from tests.simulator.problems import problem, random_problem
@@ -89,7 +90,7 @@ def test_every_gradient_is_ready_before_its_bucket_leaves(simulated: Any) -> Non
 
 def test_a_group_that_xla_has_too_says_so(simulated: Any) -> None:
     bundle, plan, default, _ = simulated
-    rows = group_rows(bundle, plan, default, Strings())
+    rows = group_rows(group_facts(bundle), plan, default, Strings())
     assert all(row["xla"]["same"] for row in rows)
     assert all(row["predicted"] > 0 for row in rows)
     assert [len(row["nodes"]) + len(row["duplicates"]) for row in rows][:2] == [224, 164]
@@ -157,7 +158,7 @@ def test_measured_steps_are_rows_like_the_simulated_ones(cpu_plan: Path, tmp_pat
     ]  # fmt: skip
     strings = data["strings"]
     assert r"<img src=x onerror=alert(1)>\x1b[2J" in strings
-    assert not any("\x1b" in event["name"] for event in chrome_trace(data)["traceEvents"])
+    assert not any("\x1b" in event["name"] for event in report_trace(data)["traceEvents"])
     spans = np.array(plan["rows"][0]["spans"]).reshape(-1, 5)
     assert [strings[plan["units"][unit][0]] for unit in spans[:, 2]] == ["b0", "g0"]
     assert [strings[name] for name in spans[:, 4]] == ["b0_pack", "g0_add"]
@@ -167,7 +168,7 @@ def test_measured_steps_are_rows_like_the_simulated_ones(cpu_plan: Path, tmp_pat
 def test_the_trace_has_a_process_for_each_step_and_a_named_track_for_each_row(
     cpu_plan: Path, tmp_path: Path
 ) -> None:
-    events = chrome_trace(plans.content(with_timelines(cpu_plan, tmp_path / "plan") / "plan.json"))[
+    events = report_trace(plans.content(with_timelines(cpu_plan, tmp_path / "plan") / "plan.json"))[
         "traceEvents"
     ]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}

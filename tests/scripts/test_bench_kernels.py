@@ -105,14 +105,38 @@ def test_the_tables_have_limits_both_orders_and_the_skew(tmp_path: Path) -> None
     assert alone == ["| matmul-all-to-all | 8192 × 4096 × 4096 | 319 | 220 | 1.45 | - | - |"]
 
 
+def test_choices_are_those_of_the_rule_and_what_they_lose_is_told(tmp_path: Path) -> None:
+    record = bench_kernels.Record(tmp_path / "rows.jsonl")
+    for size, with_link, fused, separate in (
+        ([8192, 4096, 4096], True, 350.0, 400.0),
+        ([16384, 4096, 4096], True, 700.0, 800.0),
+        ([32768, 4096, 4096], False, 1700.0, 1600.0),
+    ):
+        compute = size[0] * 300 / 8192
+        us = {"fused": fused, "separate": separate, "compute alone": compute}
+        us |= {"link alone": compute / 3} if with_link else {}
+        record.add(row("choices", ["all-gather-matmul", with_link, size], "final", us=us, devices=2))
+    found = bench_kernels.choices(record)
+    assert [(one["choice"], one["best"], one["told"]) for one in found] == [
+        ("fused", "fused", False),
+        ("fused", "fused", False),
+        ("fused", "separate", True),
+    ]
+    assert found[-1]["foretold"] == pytest.approx([1400, 1600])
+    assert found[-1]["loss"] == pytest.approx(1 / 16)
+    *_, last, _, total = bench_kernels.choices_table(record).splitlines()
+    assert last.endswith("| 1700.0 | 1600.0 | 1400 / 1600 | fused | separate | 6.2% |")
+    assert total == "2 of 3 chosen rightly, 0 of the 1 foretold; the largest loss is 6.2%"
+
+
 def test_the_page_has_the_tables_of_its_rows() -> None:
     pages = SCRIPT.parents[1] / "docs" / "benchmarks"
-    tables = bench_kernels.table(bench_kernels.Record(pages / "h100" / "kernels" / "rows.jsonl")).split(
-        "\n\n"
-    )
+    record = bench_kernels.Record(pages / "h100" / "kernels" / "rows.jsonl")
+    tables = bench_kernels.table(record).split("\n\n")
+    tables.append(bench_kernels.choices_table(record).split("\n\n")[0])
     filled = [one for one in tables if len(one.splitlines()) > 2]
     page = (pages / "kernels.md").read_text()
-    assert len(filled) == 2
+    assert len(filled) == 3
     assert all(one in page for one in filled)
 
 
@@ -156,7 +180,12 @@ def test_every_call_of_a_row_is_made_and_timed() -> None:
     call = kernel_problems.Call(local, (rows, rows), rows, arrays)
     text = bench.in_a_row(call, 5, in_a_loop=False).lower(*arrays).compile().as_text()
     assert text.count(" all-reduce(") == 5
-    text = bench.in_a_row(call, 5).lower(*arrays).compile().as_text()
+    looped: Any = bench.in_a_row(call, 5)
+    text = looped.func.lower(*looped.args, *arrays).compile().as_text()
     assert text.count(" all-reduce(") == 2
-    assert '"known_trip_count":{"n":"4"}' in text
+    assert (text.count(" while("), looped.args) == (1, (5,))
+    bench.compile_ahead(call)
+    compiled = bench.loops[call.local]
+    bench.compile_ahead(call)
+    assert bench.loops[call.local] is compiled, "once"
     assert bench.time({"sum": call}, 2)["sum"] is not None

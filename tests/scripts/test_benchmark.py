@@ -136,7 +136,7 @@ def test_slower_links_are_nccl_s_environment_and_no_kernels_that_go_past_it(
 
 def test_row_names_are_checked_before_anything_runs() -> None:
     assert chosen_names("all") == set()
-    assert chosen_names("plan 2, thresholds") == {"plan 2", "thresholds"}
+    assert chosen_names("plan 2, threshold 32 MiB") == {"plan 2", "threshold 32 MiB"}
     assert {"XLA default", "plan", "PGLE", "O1"} <= chosen_names("minimum,O1")
     with pytest.raises(ValueError, match="no row is called 'nonsense'"):
         chosen_names("plan,nonsense")

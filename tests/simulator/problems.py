@@ -72,14 +72,20 @@ def problem(
     )
 
 
+def spans(timeline: Timeline, resource: int) -> list[tuple[int, int, int]]:
+    """Task, start and end of what runs on the compute stream (0) or on a channel (1..), in time order."""
+    tasks = [task for task in timeline.started if timeline.problem.resource[task] == resource]
+    return [(task, *timeline.spans_ns[:, task].tolist()) for task in tasks]
+
+
 def draw(timeline: Timeline) -> list[str]:
     """One line per resource, from time 0 to the makespan: the name of what runs, ``.`` for nothing."""
     lines = []
     for resource in range(timeline.problem.channels + 1):
         line = ["."] * timeline.makespan_ns
-        for span in timeline.spans(resource):
-            for moment in range(span.start_ns, span.end_ns):
-                line[moment] = timeline.problem.names[span.task]
+        for task, start_ns, end_ns in spans(timeline, resource):
+            for moment in range(start_ns, end_ns):
+                line[moment] = timeline.problem.names[task]
         lines.append("".join(line))
     return lines
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import MAX_TOTAL, Pace
 from disco_hlo.simulator.problem import Problem
-from disco_hlo.simulator.timeline import chrome_trace, evaluate, simulate
-from tests.simulator.problems import draw, problem, random_order, random_problem, with_durations
+from disco_hlo.simulator.timeline import evaluate, simulate
+from tests.simulator.problems import draw, problem, random_order, random_problem, spans, with_durations
 from tests.simulator.reference import peak_bytes_slowly, simulate_slowly, simulate_tick_by_tick
 
 
@@ -371,59 +371,6 @@ def test_an_empty_step_takes_no_time() -> None:
     assert (timeline.makespan_ns, timeline.exposed_ns, timeline.peak_bytes) == (0, 0, 0)
 
 
-TIMELINE = simulate(problem("a 2000\nx 4000 on 1 after a\nb 3500 after a", "a x b ~x", compute_speed=0.5))
-
-
-def test_every_task_is_an_event_on_a_named_track() -> None:
-    events = chrome_trace({"two ops": TIMELINE})["traceEvents"]
-    named = [(event["tid"], event["args"]["name"]) for event in events if "name" in event.get("args", {})]
-    assert named == [(0, "two ops"), (0, "compute stream"), (1, "channel 1")]
-    assert [event for event in events if event["ph"] == "X"] == [
-        {
-            "ph": "X",
-            "name": "a",
-            "cat": "compute",
-            "pid": 0,
-            "tid": 0,
-            "ts": 0.0,
-            "dur": 2.0,
-            "args": {"task": 0, "alone_ns": 2000, "slowed_ns": 0},
-        },
-        {
-            "ph": "X",
-            "name": "b",
-            "cat": "compute",
-            "pid": 0,
-            "tid": 0,
-            "ts": 2.0,
-            "dur": 5.5,
-            "args": {"task": 2, "alone_ns": 3500, "slowed_ns": 2000},
-        },
-        {
-            "ph": "X",
-            "name": "x",
-            "cat": "communication",
-            "pid": 0,
-            "tid": 1,
-            "ts": 2.0,
-            "dur": 4.0,
-            "args": {"task": 1, "alone_ns": 4000, "slowed_ns": 0},
-        },
-    ]
-
-
-def test_each_timeline_is_a_process() -> None:
-    trace = chrome_trace({"entry": TIMELINE, "loop1": TIMELINE})
-    events = trace["traceEvents"]
-    processes = [(event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"]
-    assert processes == [(0, "entry"), (1, "loop1")]
-    assert [sum(event["ph"] == "X" and event["pid"] == number for event in events) for number in (0, 1)] == [
-        3,
-        3,
-    ]
-    assert trace["otherData"]["loop1"]["makespan_ns"] == TIMELINE.makespan_ns
-
-
 SEEDS = st.integers(0, 2**32)
 CHANNELS = st.integers(0, 3)
 
@@ -473,8 +420,7 @@ def test_a_timeline_adds_up(seed: int, tasks: int, channels: int) -> None:
     assert timeline.makespan_ns <= 10 * work_ns + tasks
     assert 0 <= timeline.overlap_ns <= min(timeline.compute_ns, timeline.communication_ns)
     for resource in range(channels + 1):
-        spans = timeline.spans(resource)
-        assert all(a.end_ns <= b.start_ns for a, b in pairwise(spans))
+        assert all(a[2] <= b[1] for a, b in pairwise(spans(timeline, resource)))
     for task in range(tasks):
         for earlier in posed.predecessors[task]:
             assert timeline.spans_ns[1, earlier] <= timeline.spans_ns[0, task]

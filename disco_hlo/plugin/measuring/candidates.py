@@ -212,7 +212,8 @@ def measure(
     _first_runs(session, _still_alive(alive))
     alive = _still_alive(alive)
     at_once = steps_in_a_row(session, alive[0].runner)
-    _round(session, alive, at_once)  # a warm-up
+    if at_once == 1:  # several in a row begin with one that does not count
+        _round(session, alive, at_once)
     for trial in alive:
         trial.times_ns.clear()
     rounds: list[Round] = []

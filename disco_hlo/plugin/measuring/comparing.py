@@ -124,12 +124,15 @@ def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | 
     _say_hardly(session, hardly)
 
 
-def compile_comparison(devices: tuple[Any, ...], default: LoadedExecutable, at_once: int = 1) -> None:
-    """Compile what comparing with XLA's default on real inputs runs on the devices besides the step, so many programs
-    at a time."""
+def compile_comparison(
+    devices: tuple[Any, ...], default: LoadedExecutable, at_once: int = 1, *, real_inputs: bool = True
+) -> None:
+    """Compile what comparing with XLA's default, on real inputs or made-up ones, runs on the devices besides the step,
+    so many programs at a time."""
     import jax
 
-    tasks = [functools.partial(compile_changes, devices, one) for one in set(parameters(default))]
+    changed = set(parameters(default)) if real_inputs else ()
+    tasks = [functools.partial(compile_changes, devices, one) for one in changed]
     states = set(storage_taken(default).values())
     for output, updates in {(one, number in states) for number, one in enumerate(results(default))}:
         if are_compared_on_devices(jax.ShapeDtypeStruct(*output)):

@@ -22,6 +22,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.kernels.times import kernel_sizes
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import by_graph
@@ -42,9 +43,8 @@ from disco_hlo.profiler.profile import (
     StepFacts,
     place_of,
 )
-from disco_hlo.profiler.store import Facts, ProfileStore, StepTime
+from disco_hlo.profiler.store import Facts, ProfileStore
 
-_UNFUSED_STEP = "unfused"
 _FEW = 0.05
 """Of a step's ops. Of so many that nobody timed estimates do, where a training would have to wait."""
 _MOST_SWEPT_BYTES = 1 << 28
@@ -88,22 +88,15 @@ class KnownTimes:
 
     def __init__(self, platform: Platform, link: Link, store: ProfileStore | None) -> None:
         self._platform, self._link, self._store = platform, link, store
-        self._ops: dict[str, OpTime] = {}
+        self._ops: dict[str, OpTime] = self._use(lambda store: store.ops(platform), {})
         self._unfused: dict[str, OpTime] = {}
         """Times of whole unfused steps, by fingerprint."""
         self._points: dict[str, tuple[SweepPoint, ...]] = {}
         """Of the kinds of collectives that were asked for, by name."""
         self._facts: dict[tuple[str, str], DeviceFacts | LinkFacts | StepFacts] = {}
         """By kind and place."""
-        self._read()
         self._known(DeviceFacts, "")
         self._known(LinkFacts, place_of(link))
-
-    def _read(self) -> None:
-        ops = self._use(lambda store: store.ops(self._platform), None)
-        if ops is not None:
-            self._ops = ops
-            self._points.clear()
 
     def _swept(self, kind: CollectiveKind) -> tuple[SweepPoint, ...]:
         if str(kind) not in self._points:
@@ -112,11 +105,12 @@ class KnownTimes:
             )
         return self._points[str(kind)]
 
-    def _keep(self, add: Callable[[ProfileStore], None]) -> None:
-        """Add to the store, and take up what it makes of that: merged with earlier measurements."""
+    def _keep(self, add: Callable[[ProfileStore], None]) -> bool:
+        """Add to the store; whether it has that now, merged with earlier measurements."""
         if self._store is not None and self._store.writable:
             self._use(add, None)
-            self._read()
+            return self._store is not None
+        return False
 
     def _use(self, use: Callable[[ProfileStore], Found], otherwise: Found) -> Found:
         """What ``use`` gives. A store that fails (a full disk, a damaged row) is done without from then on: an
@@ -212,8 +206,7 @@ class KnownTimes:
         """The time of the whole unfused step, where one was traced."""
         if fingerprint in self._unfused:
             return self._unfused[fingerprint]
-        steps: Sequence[StepTime] = self._use(lambda store: store.steps(self._platform, fingerprint), ())
-        return next((one.time for one in steps if one.plan == _UNFUSED_STEP), None)
+        return self._use(lambda store: store.step(self._platform, fingerprint), None)
 
     def _lacking_sizes(self, source: CanonicalModule) -> dict[str, list[int]]:
         """A line is trusted between the sizes it was measured at, not far beyond."""
@@ -279,11 +272,11 @@ class KnownTimes:
     def add_ops(self, fingerprint: str, times: dict[str, OpTime], step_ns: Sequence[int]) -> None:
         """Take in op times, and the times of the whole unfused step that they were traced in."""
         self._ops |= times
-        self._keep(lambda store: store.add_ops(self._platform, times))
+        if self._keep(lambda store: store.add_ops(self._platform, times)):
+            self._ops = self._use(lambda store: store.ops(self._platform), self._ops)
         if not step_ns:
             return
-        self._unfused[fingerprint] = _time_of(step_ns)
-        time = StepTime(_UNFUSED_STEP, self._unfused[fingerprint])
+        self._unfused[fingerprint] = time = _time_of(step_ns)
         self._keep(lambda store: store.add_step(self._platform, fingerprint, time))
 
     def add_facts(self, fingerprint: str, **facts: Any) -> None:
@@ -300,7 +293,8 @@ class KnownTimes:
     def add_sweep(self, points: tuple[SweepPoint, ...], kind: CollectiveKind = ALL_REDUCE) -> None:
         """Take in the points of a sweep of one kind of collectives."""
         self._points[str(kind)] = self._swept(kind) + points
-        self._keep(lambda store: store.add_sweep(self._platform, self._link, points, kind))
+        if self._keep(lambda store: store.add_sweep(self._platform, self._link, points, kind)):
+            del self._points[str(kind)]  # it is read again when it is asked for
 
     def profile(self, fingerprint: str, kinds: Iterable[CollectiveKind] = ()) -> Profile:
         """Everything that is known, for the step with this fingerprint and these kinds of collectives."""
@@ -352,7 +346,7 @@ def _kernel_keys(source: CanonicalModule, xla: Strategy) -> set[str]:
     found: set[str] = set()
     for graph, plan in by_graph(source, xla):
         found |= {*kernel_keys(graph, unit_graph(graph, plan).kernels(graph))}
-    return found
+    return found | set(kernel_sizes(source))
 
 
 def _largest_bytes(moved: Mapping[CollectiveKind, Sequence[int]]) -> dict[CollectiveKind, int]:

@@ -157,25 +157,25 @@ def profile_structures(
     """As :func:`profile_step`, of other structures of a step that is profiled, by name; what went wrong in place of a
     profile.
 
-    Only their kernels are traced, which are compiled together. Its ops are those of the step but for a few, and what
+    Only their kernels are traced, which are compiled together, and only of those structures that have some which no
+    structure before them showed. Its ops are those of the step but for a few, and what
     kernels and transfers cost each other is taken over from it: read from each structure's own two traces, it differed
     so much that structures were predicted in another order than they ran.
 
     Args:
         step: with the structure that XLA gives it; None on ranks other than 0.
     """
-    asked: dict[str, tuple[CanonicalModule, Strategy, KnownTimes | None, Mapping[str, Any]]] = {}
     modules: dict[str, list[Traceable]] = {}
     found: dict[str, Profile | Exception | None] = {}
     for name, one in structures.items():
         try:
             xla = read(one.source)
-            asked[name] = one.source, xla, *_known_and_wanted(session, one.source, xla, store, like=step)
-            if asked[name][-1]["device"]:
+            _, wanted = _known_and_wanted(session, one.source, xla, store, like=step)
+            if wanted["device"]:
                 raise ProfileError(
                     "what was measured of the step was not kept, so its structures have no profile"
                 )
-            modules[name] = _to_trace(session, one.source, xla, asked[name][-1], marks, one)
+            modules[name] = _to_trace(session, one.source, xla, wanted, marks, one)
         except Exception as error:  # the same on every rank, by the stages it goes through
             found[name] = error
     trials = [trial for some in modules.values() for module in some for trial in module.trials]
@@ -183,7 +183,10 @@ def profile_structures(
         compile_trials(session, next(iter(structures.values())).source, trials, tag="profile of structures")
     for name, some in modules.items():
         try:
-            profiled = _profiled(session, *asked[name], some)
+            source, xla = structures[name].source, read(structures[name].source)
+            known, wanted = _known_and_wanted(session, source, xla, store, like=step)
+            traced = some if wanted["ops"] or wanted["contention"] else []
+            profiled = _profiled(session, source, xla, known, wanted, traced)
             found[name] = None if profiled is None else profiled.profile
         except Exception as error:
             found[name] = error

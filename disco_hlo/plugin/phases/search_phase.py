@@ -147,7 +147,7 @@ def _search(
             session.say("interrupted before the search; this run goes on with XLA's default")
             return None
         room = room_bytes(session)
-        making = Making(session, source)
+        making = Making(session, source, None if profiled is None else profiled.profile)
         takes_s = session.settings.budget_s + AROUND_SEARCH_S
         found = None
         if profiled is not None:
@@ -157,6 +157,6 @@ def _search(
             if profiled is not None:
                 found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
     for _ in range(looks(session.settings, source.graph.backend)):
-        making.wait()
+        making.end(unmade=False)
         found = look_again(session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
     return profile_s, found, making

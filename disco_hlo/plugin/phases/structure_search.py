@@ -9,8 +9,7 @@ plan are measured with the finalists.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,8 @@ import msgspec
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.kernels.fuse import KERNEL_SCHEDULES
+from disco_hlo.kernels import times as kernel_times
+from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
 from disco_hlo.optimize.regions import step_times, unmeasured_share
@@ -66,56 +66,51 @@ Search = Callable[[Restructured, Case, float], tuple[Scheduled, float]]
 
 @dataclass(frozen=True)
 class Structures:
-    """The step by each schedule that it has the pattern for, as one rank made them."""
+    """The step by each schedule that it has the pattern for, as one rank makes them."""
 
     early: Early
-    schedules: Mapping[str, list[dict[str, Any]]]
-    made: Mapping[str, Restructured | Exception]
+    made: Mapping[str, Future[Restructured]]
 
 
 class Making:
     """Structures that threads make on every rank, beside the search for the step as it is."""
 
-    def __init__(self, session: Session, source: CanonicalModule) -> None:
-        """Begin at once where the step's communication lies inside the layer, as far as sizes tell."""
+    def __init__(self, session: Session, source: CanonicalModule, profile: Profile | None = None) -> None:
+        """Begin at once where the step's communication lies inside the layer, as far as sizes tell. By the step's
+        ``profile``, on rank 0, fused kernels are chosen, which need one process."""
         settings, self._session = session.settings, session
+        self._source, self._profile = source, profile
         self._pool = ThreadPoolExecutor(1 + compiles_at_once(session), "disco-structure")
         self._structures: Future[Structures] | None = None
         sizes_bytes = [node.shape.size_bytes for node in source.graph.nodes]
         overlaps = BACKENDS[source.graph.backend].asynchronous and settings.structure != "off"
         if settings.forced_structure is not None or (overlaps and lies_inside(source, sizes_bytes)):
-            self._structures = self._pool.submit(self._make)
+            self._structures = self._pool.submit(self._begin)
 
     def structures(self) -> Structures:
-        """All of them, once they are made."""
-        self._structures = self._structures or self._pool.submit(self._make)
+        """All of them, some still being made."""
+        self._structures = self._structures or self._pool.submit(self._begin)
         return self._structures.result()
 
-    def wait(self) -> None:
-        """Return once nothing is made any more: XLA's autotuning takes the devices."""
-        if self._structures is not None:
-            wait([self._structures])
+    def end(self, *, unmade: bool = True) -> None:
+        """Return once nothing is made any more, as XLA's autotuning takes the devices; what is ``unmade`` stays so."""
+        if unmade:
+            self._pool.shutdown(cancel_futures=True)
+        elif self._structures is not None and self._structures.exception() is None:
+            wait(self._structures.result().made.values())
 
-    def end(self) -> None:
-        """Make no more, and wait for what is under way."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def _make(self) -> Structures:
-        started = time.monotonic()
+    def _begin(self) -> Structures:
         with jaxlink.ours():
             early = early_module(self._session.request)
-            schedules = _wanted(self._session, early)
+            profile, source = self._profile, self._source
+            pays = None if profile is None else kernel_times.payer(costs_of(profile, source), source)
+            schedules = _wanted(self._session, early, pays)
+        made = {name: self._pool.submit(self._made, early, name, moves) for name, moves in schedules.items()}
+        return Structures(early, made)
 
-        def make(name: str) -> Restructured | Exception:
-            try:
-                with jaxlink.ours():
-                    return restructured(self._session.request, early, name, schedules[name])
-            except Exception as error:
-                return error
-
-        made = dict(zip(schedules, self._pool.map(make, schedules), strict=True))
-        LOGGER.debug("made %d structures in %.1f s", len(made), time.monotonic() - started)
-        return Structures(early, schedules, made)
+    def _made(self, early: Early, name: str, moves: Sequence[dict[str, Any]]) -> Restructured:
+        with jaxlink.ours():
+            return restructured(self._session.request, early, name, moves)
 
 
 def restructured_trials(
@@ -163,8 +158,12 @@ def _trials(
     if reason:
         LOGGER.debug("no structure of the step is tried: %s", reason)
         return []
-    made = _restructured(session, making)
-    promising = _most_promising(session, made, found)
+    structures = _alike(session, making)
+    with session.stage("ranking structures", takes_s=_TAKES_S):
+        ranked = _ranked(session, structures, found)
+    promising = dict(session.tell(ranked, "promising structures"))
+    made = _agreed(session, structures, promising)
+    making.end()
     room = room_bytes(session)
     profiles = _profiles(session, made, promising, slot, store, found)
     best: dict[str, Scheduled] = {}
@@ -175,21 +174,24 @@ def _trials(
     return _told(session, best, made, slot, found)
 
 
-def _restructured(session: Session, making: Making) -> dict[str, Restructured]:
-    """The step by each schedule that it has the pattern for, the same on all ranks."""
+def _alike(session: Session, making: Making) -> Structures:
+    """What is made, of the same schedules of the same step on all ranks."""
     with session.stage("schedules", takes_s=_TAKES_S):
         mine = making.structures()
-    key, names = session.tell([mine.early.key, list(mine.schedules)], "schedules")
+    told = session.tell([mine.early.key, list(mine.made)], "schedules")
     with session.stage("early module"):
-        if mine.early.key != key or list(mine.schedules) != names:
+        if [mine.early.key, list(mine.made)] != told:
             raise ProfileError("the ranks compile different early modules")
+    return mine
+
+
+def _agreed(session: Session, mine: Structures, names: Iterable[str]) -> dict[str, Restructured]:
+    """Those that all ranks have made."""
     agreed = {}
-    for name, one in mine.made.items():
+    for name in names:
         try:
-            with session.stage(f"structure {name}"):
-                if isinstance(one, Exception):
-                    raise one
-                agreed[name] = one
+            with session.stage(f"structure {name}", takes_s=_TAKES_S):
+                agreed[name] = mine.made[name].result()
         except Exception as error:
             _say_left_out(session, name, error)
     return agreed
@@ -203,9 +205,9 @@ def _say_left_out(session: Session, name: str, error: Exception) -> None:
         LOGGER.debug("%s: %s", name, one_line(error))
 
 
-def _wanted(session: Session, early: Early) -> dict[str, list[dict[str, Any]]]:
+def _wanted(session: Session, early: Early, pays: Pays | None) -> dict[str, list[dict[str, Any]]]:
     forced = session.settings.forced_structure
-    schedules = named_schedules(early, [forced] if forced else [])
+    schedules = named_schedules(early, [forced] if forced else [], pays)
     if forced is None:
         return schedules
     if forced not in schedules:
@@ -222,29 +224,22 @@ def _wanted(session: Session, early: Early) -> dict[str, list[dict[str, Any]]]:
     return {forced: schedules[forced]}
 
 
-def _most_promising(
-    session: Session, made: Mapping[str, Restructured], found: Found | None
-) -> dict[str, bool]:
+def _ranked(session: Session, structures: Structures, found: Found | None) -> list[tuple[str, bool]]:
     """Names of the schedules worth a search, by what is known of their ops, the most promising first; and whether each
-    has kernels to profile."""
-    with session.stage("ranking structures", takes_s=_TAKES_S):
-        ranked = _ranked(session, made, found)
-    return dict(session.tell(ranked, "promising structures"))
-
-
-def _ranked(
-    session: Session, made: Mapping[str, Restructured], found: Found | None
-) -> list[tuple[str, bool]]:
+    has kernels to profile. Each is looked at while the next ones are still being made."""
     if found is None:
         return []
     step = found.last.case
     ranked: list[tuple[int, str, bool]] = []
-    for name, one in made.items():
+    for name, made in structures.made.items():
         try:
-            xla = read(one.source)
-            case = Case(one.source, xla, costs_of(step.costs.profile, one.source, [xla]))
-            lacking = unmeasured_share(one.source, case.times) > _UNMEASURED
-            lacking |= not set(travelling(one.source)) <= set(travelling(step.source))
+            source = made.result().source
+            xla = read(source)
+            lines = kernel_times.foretold(step.costs, source, step.source)
+            known = replace(step.costs.profile, ops={**lines, **step.costs.profile.ops})
+            case = Case(source, xla, costs_of(known, source, [xla]))
+            lacking = bool(lines) or unmeasured_share(source, case.times) > _UNMEASURED
+            lacking |= not set(travelling(source)) <= set(travelling(step.source))
             ranked.append((unsearched(case).predicted_ns, name, lacking))
         except Exception as error:
             _say_left_out(session, name, error)
@@ -264,15 +259,18 @@ def _profiles(
     """The profiles of promising schedules, on rank 0: that of the step where it tells all. None elsewhere, nor where
     one cannot be taken."""
     step = None if found is None else found.last.case
-    lacking = {name: made[name] for name, lacks in promising.items() if lacks}
+    lacking = {name: one for name, one in made.items() if promising[name]}
     taken = profile_structures(session, lacking, None if step is None else step.source, store, slot)
     profiles: dict[str, Profile] = {}
-    for name in promising:
+    for name in made:
         profile = taken.get(name, None if step is None else step.costs.profile)
         if isinstance(profile, Exception):
             _say_left_out(session, name, profile)
-        elif profile is not None:
-            profiles[name] = profile
+        elif profile is not None and step is not None:
+            lines = kernel_times.foretold(step.costs, made[name].source, step.source)
+            profiles[name] = replace(profile, ops={**lines, **profile.ops})
+            if store is not None and store.writable and name in lacking:
+                kernel_times.keep(store, profile, made[name].source)
     return profiles
 
 

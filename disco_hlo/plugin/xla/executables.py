@@ -176,17 +176,13 @@ def output_handlers(executable: LoadedExecutable, chosen: Mapping[int, Any]) -> 
     """What :func:`chosen_outputs` makes of each output of ``executable``: what the handler for its number does
     (:func:`disco_hlo.plugin.xla.jaxlink.array_handler`); others are dropped."""
     _, shapes = _program_shape(executable)
-    return [chosen.get(number, _dropped) for number in range(len(shapes))]
+    return [chosen.get(number, lambda _: None) for number in range(len(shapes))]
 
 
 def chosen_outputs(result: Any, handlers: Sequence[Any]) -> list[Any]:
     """Outputs of an execution, ready or not, as arrays over all devices; None for one that is dropped."""
     outputs: list[Any] = result.consume_with_handlers(handlers)
     return outputs
-
-
-def _dropped(_: Any) -> None:
-    return None
 
 
 def is_whole(dtype: np.dtype[Any]) -> bool:

@@ -82,12 +82,8 @@ def peaks_bytes(request: CompileRequest) -> tuple[int, ...]:
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:
     """What this process may still allocate, by ``proc`` and ``sys`` in ``root``; None where the system does not say."""
-    available = _available_bytes(root)
+    available = _in_table(root / "proc/meminfo", "MemAvailable:", 1024)
     return min([*([] if available is None else [available]), *_left_in_groups(root)], default=None)
-
-
-def _available_bytes(root: Path) -> int | None:
-    return _in_table(root / "proc/meminfo", "MemAvailable:", 1024)
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:

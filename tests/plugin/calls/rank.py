@@ -167,7 +167,7 @@ def main(address: str, rank: int, folder: Path) -> None:
     report["still watched"] = [one.watch.module_name for one in observation.trials]
     observation.stop()
     if jaxlink.keeps_donation():
-        sessions._channels[job.number, (0, 1)] = channel
+        sessions._channels[job.number, (0, 1)] = channel, None
         report["again"] = tried_again(folder, stock.losses)
     (folder / f"{rank}.json").write_text(json.dumps(report))
     jax.distributed.shutdown()

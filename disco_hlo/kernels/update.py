@@ -1,0 +1,157 @@
+"""Reduce-scatter + pointwise work + all-gather as one kernel: each device updates its shard while the rest travels.
+
+CoCoNet's fused collective (section 4.3; measured in 5.2): what stands between the two halves of an all-reduce is
+computed on the shard, in registers, so that the sum is never written to memory and read again. A device reads its
+shard of the summands from every device's memory, adds, works, and stores one result to every device and the others,
+such as moments, to its own. The work is a function: Adam's (`adam`), or what a step has there, as a recipe.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
+from disco_hlo.kernels.tiles import LANES, UPDATE_RANGE, UpdateTiles
+from disco_hlo.kernels.update_pattern import Recipe
+
+NAME = "reduce-scatter + update + all-gather"
+
+Work = Callable[[jax.Array, Sequence[jax.Array], Sequence[jax.Array]], tuple[jax.Array, Sequence[jax.Array]]]
+"""The sum, tiles of arrays and scalars -> what all devices get, and what this one keeps."""
+
+Ref = Any
+"""A reference to memory: jax has no public type for it."""
+
+_OPS: dict[str, Callable[..., jax.Array]] = {
+    "add": jnp.add,
+    "divide": jnp.divide,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "multiply": jnp.multiply,
+    "negate": jnp.negative,
+    "rsqrt": lax.rsqrt,
+    "sqrt": jnp.sqrt,
+    "subtract": jnp.subtract,
+}
+
+
+def by_recipe(recipe: Recipe) -> Work:
+    """What a recipe says."""
+
+    def work(
+        total: jax.Array, arrays: Sequence[jax.Array], scalars: Sequence[jax.Array]
+    ) -> tuple[jax.Array, Sequence[jax.Array]]:
+        values: list[Any] = [total, *arrays, *scalars]
+        for opcode, operands in recipe.steps:
+            read = [values[one] if isinstance(one, int) else jnp.float32(one) for one in operands]
+            values.append(_OPS[opcode](*read))
+        return values[recipe.gathered], [values[one] for one in recipe.kept]
+
+    return work
+
+
+def recipe_update(
+    summands: jax.Array, *others: jax.Array, axis_name: str, tiles: UpdateTiles, recipe: Recipe
+) -> tuple[jax.Array, ...]:
+    """As :func:`scatter_update`, the arrays before the scalars."""
+    arrays, scalars = others[: len(recipe.whole)], others[len(recipe.whole) :]
+    return scatter_update(summands, arrays, scalars, axis_name, by_recipe(recipe), len(recipe.kept), tiles)
+
+
+def scatter_update(
+    summands: jax.Array,
+    arrays: Sequence[jax.Array],
+    scalars: Sequence[jax.Array],
+    axis_name: str,
+    work: Work,
+    kept: int,
+    tiles: UpdateTiles = UPDATE_RANGE[0],
+) -> tuple[jax.Array, ...]:
+    """Sum over the devices, work on this device's shard, give one result to all.
+
+    Args:
+        summands: (n,) float32, this device's.
+        arrays: (n,) or (n / devices,) float32; of whole ones this device's shard is read.
+        scalars: one or more numbers each, float32, equal on all devices.
+        axis_name: the only axis of the mesh.
+        work: pointwise; it is traced.
+        kept: how many results this device keeps.
+        tiles: UPDATE_RANGE holds those worth trying.
+
+    Returns:
+        The first result (n,), equal on all devices, and the others (n / devices,).
+
+    Raises:
+        KernelRefusedError: see `devices_along`; other dtypes than float32; other shapes; n that devices and tiles do
+            not divide.
+    """
+    devices = devices_along(axis_name, NAME)
+    named = {"summands": summands}
+    named |= {f"array {at}": one for at, one in enumerate((*arrays, *scalars), 1)}
+    one_dtype(NAME, named, (jnp.dtype(jnp.float32),))
+    multiple(NAME, "n", summands.size, devices, "devices")
+    shard = summands.size // devices
+    fit = [summands.shape == (devices * shard,)]
+    fit += [one.shape in ((devices * shard,), (shard,)) for one in arrays] + [
+        one.ndim == 1 for one in scalars
+    ]
+    require(all(fit), NAME, f"needs arrays of n or n / devices, got {[one.shape for one in named.values()]}")
+    multiple(NAME, "tiles.size", tiles.size, 4 * LANES, "16 bytes a thread")
+    multiple(NAME, "n / devices", shard, tiles.size, "tiles.size")
+    blocks = tiles.blocks or tiles.blocks_each * int(jax.devices()[0].core_count)
+    sizes = [summands.size] + kept * [shard]
+    results: list[jax.Array] = plgpu.kernel(
+        functools.partial(_kernel, axis_name, devices, tiles.size, blocks, work, len(arrays), len(scalars)),
+        out_type=[jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes],
+        grid=(blocks,),
+        grid_names=("block",),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+    )(summands, *arrays, *scalars)
+    return tuple(results)
+
+
+def _kernel(
+    axis: str, devices: int, size: int, blocks: int, work: Work, count: int, numbers: int, *refs: Ref
+) -> None:
+    """One block's tiles of this device's shard."""
+    summands, arrays = refs[0], refs[1 : 1 + count]
+    scalars, (gathered, *kept) = refs[1 + count : 1 + count + numbers], refs[1 + count + numbers :]
+    here = lax.axis_index(axis)
+    peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
+    shard = summands.shape[0] // devices
+    # Registers as the copies between memory and them are fastest: each thread has four neighbours.
+    layout = plgpu.Layout.WG_STRIDED((size,), vec_size=4)
+
+    def load(ref: Ref, part: Any) -> jax.Array:
+        loaded: jax.Array = plgpu.layout_cast(ref[part], layout)
+        return loaded
+
+    factors = [ref[at] for ref in scalars for at in range(ref.shape[0])]
+
+    @plgpu.nd_loop((shard // size,), collective_axes="block")
+    def _(loop: plgpu.NDLoopInfo) -> None:
+        of_shard = pl.ds(loop.index[0] * size, size)
+        of_all = pl.ds(here * shard + loop.index[0] * size, size)
+        there = [load(plgpu.remote_ref(summands, {axis: peer}), of_all) for peer in peers]
+        total = functools.reduce(jnp.add, there, load(summands, of_all))
+        own = [load(ref, of_shard if ref.shape[0] == shard else of_all) for ref in arrays]
+        new, rest = work(total, own, factors)
+        for ref, value in zip(kept, rest, strict=True):
+            ref[of_shard] = value
+        gathered[of_all] = new
+        for peer in peers:
+            plgpu.remote_ref(gathered, {axis: peer})[of_all] = new
+
+    # The others have read this device's summands, and written its results, when all have come here.
+    finished = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks,))).at[lax.axis_index("block")]
+    for peer in peers:
+        pl.semaphore_signal(finished, device_id={axis: peer})
+    pl.semaphore_wait(finished, devices - 1, decrement=False)

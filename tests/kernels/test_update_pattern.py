@@ -1,0 +1,153 @@
+"""A sum, an update and an all-gather: what is taken, as which work, and what is left."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from disco_hlo.kernels.refusals import OLDEST_JAX
+
+if jax.__version_info__ < OLDEST_JAX:
+    pytest.skip(f"jax {jax.__version__} lacks what the kernels use", allow_module_level=True)
+
+from disco_hlo.kernels.fuse import fuse, kernel_schedules
+from disco_hlo.kernels.pattern import fused_calls
+from disco_hlo.kernels.tiles import UPDATE_RANGE
+from disco_hlo.kernels.update import by_recipe
+from disco_hlo.kernels.update_pattern import Recipe, UpdateCall
+from disco_hlo.structure.moves import apply_moves
+from disco_hlo.structure.program import Program
+from tests.kernels.test_fuse import on_hopper, same_numbers
+from tests.kernels.test_pattern import ADD, GLOBAL, SUM
+from tests.structure.enact import module_of, opcodes, run
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+import sharded_adam
+
+
+def update(work: str, root: str, scatters: str = f"reduce-scatter(g), dimensions={{0}}, {SUM}") -> bytes:
+    return module_of(f"""HloModule m\n{ADD}\nENTRY e {{
+      g = f32[4096] parameter(0)
+      m = f32[2048] parameter(1)
+      rate = f32[] parameter(2)
+      s = f32[2048] {scatters}
+      {work}
+      {root} }}""")
+
+
+MOMENTUM = """b = f32[] constant(0.5)
+      bs = f32[2048] broadcast(b), dimensions={}
+      old = f32[2048] multiply(m, bs)
+      new = f32[2048] add(old, s)
+      rs = f32[2048] broadcast(rate), dimensions={}
+      step = f32[2048] multiply(new, rs)"""
+GATHER = f"all = f32[4096] all-gather(step), dimensions={{0}}, {GLOBAL.replace('=1', '=2')}"
+ROOT = "ROOT t = (f32[4096], f32[2048]) tuple(all, new)"
+
+
+def only_call(module: bytes) -> UpdateCall:
+    (call,), _ = fused_calls(module)
+    assert isinstance(call, UpdateCall)
+    return call
+
+
+def test_momentum_is_a_recipe_of_what_reads_the_sum_and_what_only_that_reads() -> None:
+    call = only_call(update(f"{MOMENTUM}\n{GATHER}", ROOT))
+    steps = (("multiply", (1, 0.5)), ("add", (3, 0)), ("multiply", (4, 2)))
+    assert call.recipe == Recipe((False,), 1, steps, kept=(4,), gathered=5)
+    assert (call.arrays, call.scalars, call.kept) == (("m",), ("rate",), ("new",))
+    assert (call.size.m, call.size.k, call.tiles[0]) == (4096, 2, UPDATE_RANGE[0])
+
+
+def test_the_examples_adam_is_its_work_and_nothing_of_it_is_left() -> None:
+    made = sharded_adam.compilable(13)
+    random = np.random.default_rng(0)
+    p, m, v, gradients = (
+        np.asarray(random.uniform(0.1, 1, one.shape), np.float32) for one in made.arguments[:-1]
+    )
+    count, shard = np.float32(3), 8192 // jax.device_count()
+    compiled = made.function.lower(*made.arguments).compile()
+    placed = jax.tree.map(jax.device_put, (p, m, v, gradients, count), compiled.input_shardings[0])
+    module = run(sharded_adam.adam, placed, out_shardings=compiled.output_shardings).module
+    call = only_call(module)
+    assert (call.elements, call.recipe.whole, call.recipe.scalars) == (8192, (False, False, True), 2)
+
+    own = slice(0, shard)
+    scalars = [1 - 0.9**count, 1 - 0.999**count]
+    total, arrays = gradients.sum(0)[own], [m[own], v[own], p[own]]
+    new, kept = by_recipe(call.recipe)(jnp.asarray(total), jax.tree.map(jnp.asarray, arrays), scalars)
+    expected = sharded_adam.adam(p, m, v, gradients, count)
+    for a, b in zip((new, *kept), expected, strict=True):
+        np.testing.assert_allclose(a, b[own], rtol=1e-6)
+
+    (move,) = kernel_schedules(module, {}, copies=False, lower=on_hopper)["fused-kernels"]
+    changed = apply_moves(module, [move], copies=False, fuser=lambda *both: fuse(*both, on_hopper))
+    left = set(opcodes(changed))
+    assert not left & {"all-reduce", "all-gather", "dynamic-slice", "sqrt", "add", "partition-id"}
+    assert opcodes(changed).count("custom-call") == 1
+    names = [one.name for one in Program(changed).instructions]
+    assert call.size.key in " ".join(names)
+
+
+def test_xla_takes_the_kernel_itself_up_to_its_code() -> None:
+    module = update(f"{MOMENTUM}\n{GATHER}", ROOT)
+    (move,) = kernel_schedules(module, {}, copies=False, lower=on_hopper)["fused-kernels"]
+    made = apply_moves(module, [move], copies=False, fuser=lambda *both: fuse(*both, on_hopper))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No FFI handler registered for mosaic_gpu_v2"):
+        same_numbers(made, made)
+
+
+@pytest.mark.parametrize(
+    ("work", "root", "says"),
+    [
+        (
+            MOMENTUM,
+            "ROOT t = (f32[2048], f32[2048]) tuple(step, new)",
+            "nothing made of the shard of s",
+        ),
+        (
+            f"{MOMENTUM}\n{GATHER}".replace("{{0,1}}", "{{1,0}}"),
+            ROOT,
+            "nothing made of the shard of s",
+        ),
+        ("", "ROOT t = f32[2048] exponential(s)", "no pointwise work reads the shard of s"),
+        (
+            f"""z = f32[] constant(0)
+            square = f32[2048] multiply(s, s)
+            sum = f32[] reduce(square, z), dimensions={{0}}, to_apply=add
+            norm = f32[] all-reduce(sum), {SUM.replace("=1", "=3")}
+            ns = f32[2048] broadcast(norm), dimensions={{}}
+            step = f32[2048] divide(s, ns)
+            {GATHER}""",
+            "ROOT t = (f32[4096]) tuple(all)",
+            "depends on the sum itself",
+        ),
+    ],
+)
+def test_what_no_kernel_takes_is_told(work: str, root: str, says: str) -> None:
+    calls, misses = fused_calls(update(work, root))
+    assert calls == []
+    assert any(says in miss.why for miss in misses), misses
+
+
+def test_shards_that_tiles_do_not_divide_are_left() -> None:
+    def small(text: str) -> Any:
+        return text.replace("4096", "1000").replace("2048", "500")
+
+    module = module_of(
+        small(f"""HloModule m\n{ADD}\nENTRY e {{
+      g = f32[4096] parameter(0)
+      m = f32[2048] parameter(1)
+      rate = f32[] parameter(2)
+      s = f32[2048] reduce-scatter(g), dimensions={{0}}, {SUM}
+      {MOMENTUM}
+      {GATHER}
+      {ROOT} }}""")
+    )
+    calls, misses = fused_calls(module)
+    assert calls == []
+    assert any("1000 elements on 2 devices: no tiles divide them" in miss.why for miss in misses)
