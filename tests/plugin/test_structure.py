@@ -295,7 +295,7 @@ def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
     monkeypatch.setattr(
         structure_search,
         "named_schedules",
-        lambda _, asked, _pays: {key: [] for key in asked or ["chunk-2", "wrong"]},
+        lambda _early, asked, _pays: {key: [] for key in asked or ["chunk-2", "wrong"]},
     )
     monkeypatch.setattr(structure_search, "restructured", make)
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
