@@ -14,8 +14,9 @@ short kernels leaves them idle. The step's own traces hold all of its all-reduce
 latency is what makes the lines add up to the first, and what bytes take beyond it is what the one bucket took, in which
 a rank also waits for the one that computes longer. Between the two the lines have the shape of the sweep's.
 
-On GPU a link's rate changes from hour to hour (sockets) more than its latency counts, and the traced step moves
-XLA's own buckets, each alone: there all lines are as much slower or faster as those were.
+On GPU a link's rate changes from hour to hour (sockets) and from host to host, and the traced step moves XLA's own
+buckets, each alone: there all lines are as much slower or faster as those were. Where they have several sizes, a
+latency is told apart from that: with the rate alone that large ones had, small ones were a tenth too fast.
 """
 
 from __future__ import annotations
@@ -223,11 +224,14 @@ class InStep:
     spread_ns: Nanoseconds
     """Median absolute deviation."""
     samples: Positive
+    each_ns: tuple[Positive, ...] = ()
+    """One of each size, the median; none where sizes are not timed apart."""
 
     def __post_init__(self) -> None:
         counts = [count for _, count in self.sizes]
         ascend = all(left < right for (left, _), (right, _) in pairwise(self.sizes))
         times = self.total_ns > 0 and self.spread_ns >= 0 and self.samples > 0
+        ascend = ascend and len(self.each_ns) in (0, len(counts))
         if not (times and ascend and min(counts, default=0) > 0):
             raise ProfileError(f"not what a step's all-reduces take: {self}")
 
@@ -250,9 +254,25 @@ def in_the_step(swept: LinearPieces, apart: InStep | None, together: InStep | No
 
 
 def with_total_of(step: InStep, swept: LinearPieces) -> LinearPieces:
-    """The swept lines, all times multiplied by what the step's all-reduces took over what the lines say of them."""
-    predicted_ns = _predicted_ns(step, swept)
-    return swept.times(step.total_ns / predicted_ns if predicted_ns else 1.0)
+    """The swept lines, all times multiplied by what the step's all-reduces took over what the lines say of them; first
+    by the factor, and with the latency more, that are nearest to each of at least three sizes."""
+    lines = _nearest(step, swept)
+    predicted_ns = _predicted_ns(step, lines)
+    return lines.times(step.total_ns / predicted_ns if predicted_ns else 1.0)
+
+
+def _nearest(step: InStep, swept: LinearPieces) -> LinearPieces:
+    """By the squares of relative errors, each size weighted by its share of the time."""
+    if len(step.each_ns) < MINIMUM_POINTS:
+        return swept
+    sizes, counts = np.array(step.sizes, np.float64).T
+    took_ns = np.array(step.each_ns, np.float64)
+    weights = np.sqrt(counts / took_ns)
+    terms = np.stack([swept.exact(sizes), np.ones(sizes.size)], axis=1)
+    (factor, more_ns), *_ = np.linalg.lstsq(terms * weights[:, None], took_ns * weights, rcond=None)
+    if factor <= 0 or factor * swept.lines[0].offset_ns + more_ns < 0:
+        return swept
+    return later(swept.times(float(factor)), float(more_ns))
 
 
 def with_latency_of(step: InStep, swept: LinearPieces) -> LinearPieces:
@@ -262,8 +282,13 @@ def with_latency_of(step: InStep, swept: LinearPieces) -> LinearPieces:
     """
     excess_ns = (step.total_ns - _predicted_ns(step, swept)) / sum(count for _, count in step.sizes)
     moved_ns = max(excess_ns, -swept.lines[0].offset_ns)
+    return later(swept, moved_ns)
+
+
+def later(lines: LinearPieces, by_ns: float) -> LinearPieces:
+    """The lines, all moved alike: every collective takes so much longer."""
     return LinearPieces.of(
-        *((line.from_bytes, line.ns_per_byte, line.offset_ns + moved_ns) for line in swept.lines)
+        *((line.from_bytes, line.ns_per_byte, line.offset_ns + by_ns) for line in lines.lines)
     )
 
 
@@ -360,7 +385,13 @@ def in_step_by_kind(found: Iterable[Issued], moved: Moved) -> dict[str, InStep]:
         if totals and counted:
             middle = median(totals)
             spread = median(abs(ns - middle) for ns in totals)
-            told[kind] = InStep(counted, round(middle), round(spread), len(totals))
+            apart_ns = [
+                [ns for one in members if one.sizes_bytes == (size,) for unit in one.units
+                 for run in whole for ns in times_ns[unit][run]]
+                for size, _ in counted
+            ]  # fmt: skip
+            each_ns = tuple(max(1, round(median(ns))) for ns in apart_ns) if all(apart_ns) else ()
+            told[kind] = InStep(counted, round(middle), round(spread), len(totals), each_ns)
     return told
 
 

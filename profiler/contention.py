@@ -141,15 +141,17 @@ def contention(
         return None
     factor, wait_ns = (1.0, 0.0) if transfers is None else _wait_and_factor(*transfers)
     all_kernels = lost.all_kernels or 1.0
+    launch_ns = transfer_launch_ns(beside, beside_module)
     if not products:
-        return Contention(all_kernels, factor, round(wait_ns))
+        return Contention(all_kernels, factor, round(wait_ns), transfer_launch_ns=launch_ns)
     # All together lose no more than the kind that loses most: matmuls were seen to lose more than they can.
     of_products, of_others = (
         min(all_kernels, MOST_OF_PRODUCTS) if one is None else one for one in (lost.products, lost.others)
     )
     return Contention(
-        min(all_kernels, max(of_products, of_others)), factor, round(wait_ns), of_products, of_others
-    )
+        min(all_kernels, max(of_products, of_others)), factor, round(wait_ns), of_products, of_others,
+        transfer_launch_ns=launch_ns,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,6 +508,19 @@ def gap_in_step_ns(
         return None
     gap_ns = round(median((step_ns - all_ns) / max(1, launches) for all_ns, _, launches in slowest))
     return max(0, gap_ns) if gap_ns <= _WAIT_NS else None
+
+
+def transfer_launch_ns(trace: Trace, module_name: str) -> int:
+    """Between the end of a collective and the beginning of the next on the same device with nothing meanwhile, the
+    median; 0 where there are no such two. Where kernels are in line more lies between them, which is their hold."""
+    gaps: list[int] = []
+    for items in by_place(trace, module_name).values():
+        kernels = merged(span(item) for item in items if not is_transfer(item))
+        for before, after in pairwise(filter(is_transfer, items)):
+            between = before.end_ns, after.start_ns
+            if 0 <= after.start_ns - before.end_ns < _WAIT_NS and not covered_ns(between, kernels):
+                gaps.append(after.start_ns - before.end_ns)
+    return round(median(gaps)) if gaps else 0
 
 
 def launch_gap_ns(trace: Trace, module_name: str) -> int:

@@ -32,6 +32,7 @@ from disco_hlo.hlo.collectives import CollectiveKind, collective_bytes, collecti
 from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind, Node, flat_graph
 from disco_hlo.hlo.opcodes import COLLECTIVES, PRODUCTS
+from disco_hlo.profiler.collectives import later
 from disco_hlo.profiler.contention import AT_ONCE_NS, LEAST_NS
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.keys import GROUP_PREFIX, kernel_keys
@@ -146,8 +147,8 @@ class MeasuredCosts(CostModel):
         return times
 
     def collective(self, kind: CollectiveKind) -> LinearPieces:
-        """The kind's own lines, as the profiled step has them, else what a ring makes of the all-reduce's;
-        :class:`ProfileError` where no sweep was measured."""
+        """The kind's own lines, as the profiled step has them, else what a ring makes of the all-reduce's, with what
+        lies before a collective in line; :class:`ProfileError` where no sweep was measured."""
         if kind not in self._lines:
             line = self.profile.line(kind)
             if line is None:
@@ -155,7 +156,8 @@ class MeasuredCosts(CostModel):
                     f"the profile of {self.profile.platform} holds no all-reduce sweep; "
                     "measure one on the job's devices"
                 )
-            self._lines[kind] = line
+            contention = self.profile.contention
+            self._lines[kind] = line if contention is None else later(line, contention.transfer_launch_ns)
         return self._lines[kind]
 
     def read_classes(self, graph: Graph) -> NDArray[np.int64]:

@@ -123,6 +123,8 @@ class Contention:
     hold: Share = 0.0
     """Share of a matmul's time that must be done before a collective begins during it, of those not among
     :attr:`Profile.holds`."""
+    transfer_launch_ns: Nanoseconds = 0
+    """Between the end of a collective and the beginning of the next one in line. 0: unknown, or none."""
 
     def __post_init__(self) -> None:
         if (self.products is None) != (self.others is None):
@@ -397,7 +399,8 @@ def _in_step(found: Iterable[InStep | None]) -> InStep | None:
     if len(steps) != 1:
         return None
     time = merged([OpTime(one.total_ns, one.spread_ns, one.samples) for one in known])
-    return InStep(steps.pop(), time.median_ns, time.spread_ns, time.samples)
+    each_ns = tuple(round(median(ns)) for ns in zip(*(one.each_ns for one in known), strict=False))
+    return InStep(steps.pop(), time.median_ns, time.spread_ns, time.samples, each_ns)
 
 
 def _contention(profiles: Sequence[Profile]) -> Contention | None:
@@ -415,6 +418,7 @@ def _contention(profiles: Sequence[Profile]) -> Contention | None:
         median(products) if products else None,
         median(others) if others else None,
         median(one.hold for one in told),
+        round(median(one.transfer_launch_ns for one in told)),
     )
 
 

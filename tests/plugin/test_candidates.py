@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,28 @@ def test_all_are_timed_alike_and_a_wrong_one_is_out_with_its_times_once_it_is_co
     assert len(plain.times_ns) >= FEWEST_TO_DROP
     assert "differs from XLA's default at" in wrong.error
     assert (wrong.compared, wrong.times_ns) == (False, [])
+
+
+def test_what_differs_in_its_options_alone_is_written_and_verified_once_and_compiled_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def counted(name: str) -> Callable[..., Any]:
+        real = getattr(candidates, name)
+        return lambda *given: (done.append(name), real(*given))[1]
+
+    def look(session: Session, source: CanonicalModule) -> list[Trial]:
+        plain = unfused(source.graph)
+        trials = [Trial("unfused", plain, 0), Trial("by name", plain, 0), Trial("another", replace(plain), 0)]
+        compile_trials(session, source, trials, tag="candidate")
+        return trials
+
+    for name in ("apply", "verify"):
+        monkeypatch.setattr(candidates, name, counted(name))
+    trials: list[Trial] = in_session(tmp_path, look)
+    assert sorted(done) == ["apply", "apply", "verify", "verify"]
+    assert len({id(trial.executable) for trial in trials} - {id(None)}) == len(trials)
 
 
 def test_what_cannot_win_is_not_timed_to_the_end(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,8 @@ def test_what_xlas_buckets_took_on_gpus_is_asked_once_for_a_step(
     first.add_facts(fingerprint, contention=Contention(1.1, 1.2))
     assert first.lacks(step, read(step))["contention"] is True
     first.add_facts(fingerprint, apart={}, together={"all-reduce": InStep(((64, 3),), 700, 100, 3)})
+    assert first.lacks(step, read(step))["contention"] is True, "measured before sizes were told apart"
+    first.add_facts(fingerprint, together={"all-reduce": InStep(((64, 3),), 700, 100, 3, (233,))})
     second = KnownTimes(platform, link, store)
     assert second.lacks(step, read(step))["contention"] is False
     found = second.profile(fingerprint)

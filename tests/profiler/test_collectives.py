@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -200,6 +202,19 @@ def test_a_link_that_is_slower_in_the_step_is_slower_at_everything() -> None:
     assert [piece.ns_per_byte for piece in found.lines] == [1.5, 3.0]
 
 
+def test_sizes_told_apart_tell_a_slower_link_from_more_latency() -> None:
+    """Collectives of 8 MiB were a tenth too fast with the rate of large ones."""
+    counts = ((100, 2), (1000, 5), (6000, 1))  # 2100, 3000 and 16000 swept
+    took = (1050 + 700, 1500 + 700, 8000 + 700)
+    total_ns = sum(count * ns for (_, count), ns in zip(counts, took, strict=True))
+    found = with_total_of(InStep(counts, total_ns, 5, 12, took), SWEPT)
+    assert bases(found) == pytest.approx([1700.0, 2700.0])
+    assert [piece.ns_per_byte for piece in found.lines] == pytest.approx([0.5, 1.0])
+    # What would take less than nothing is no line: then the sum counts alone.
+    steep = with_total_of(InStep(counts, 20_000, 5, 12, (1, 2000, 16_000)), SWEPT)
+    assert steep == SWEPT.times(20_000 / (2 * 2100 + 5 * 3000 + 16_000))
+
+
 @given(st.integers(1, 10**8), st.integers(1, 10**8), st.integers(2, 100), st.integers(1, 10_000))
 def test_apart_or_together_lines_rise_with_the_size(apart: int, together: int, count: int, size: int) -> None:
     one_by_one = InStep(((size, count),), apart, 0, 12)
@@ -228,9 +243,10 @@ def test_they_add_up_to_the_step_and_never_fall(sizes: list[int], total_ns: int,
         (((8, 0),), 5, 0, 1),
         (((8, 1),), 0, 0, 1),
         (((8, 1),), 5, 0, 0),
+        (((8, 1),), 5, 0, 1, (5, 5)),
     ],
 )
-def test_what_cannot_be_is_refused(wrong: tuple[tuple[tuple[int, int], ...], int, int, int]) -> None:
+def test_what_cannot_be_is_refused(wrong: tuple[Any, ...]) -> None:
     with pytest.raises(ProfileError, match="all-reduces take"):
         InStep(*wrong)
 
@@ -329,6 +345,6 @@ def test_what_a_kind_takes_counts_every_turn() -> None:
         (run, "inner", turn): 10 + run + turn for run in range(3) for turn in range(3)
     } | {(run, "both", 0): 100 * (run + 1) for run in range(2)}  # fmt: skip
     assert in_step_by_kind(found, moved) == {
-        "all-gather": InStep(((32, 3),), 36, 3, 3),  # 33, 36 and 39
+        "all-gather": InStep(((32, 3),), 36, 3, 3, (12,)),  # 33, 36 and 39
         "all-reduce": InStep(((16, 1), (32, 1)), 150, 50, 2),  # the third run was cut off
     }

@@ -17,6 +17,7 @@ from disco_hlo.profiler.contention import (
     holds,
     launch_gap_ns,
     slow_downs,
+    transfer_launch_ns,
     undisturbed,
     uneven,
 )
@@ -184,6 +185,21 @@ def test_a_wait_that_explains_no_more_than_noise_is_not_believed() -> None:
     assert found.transfer_wait_ns == 0
 
 
+def test_what_lies_between_two_collectives_is_read_where_nothing_runs_meanwhile() -> None:
+    # Behind b0 lies a launch; b2 came behind g0's thread blocks, b3 had to be issued first.
+    beside = trace(
+        ("b0", 0, 50), ("b1", 54, 100), ("g0", 60, 110), ("b2", 112, 150), ("b3", 900, 950), ("b4", 956, 960),
+        ("g1", 957, 990),
+    )  # fmt: skip
+    assert transfer_launch_ns(beside, "jit_step") == 5000  # of 4 and 6 us
+    assert transfer_launch_ns(ALONE, "jit_step") == 0
+    alone = trace(("b0", 0, 50), ("b1", 60, 100), ("g0", 110, 150))
+    beside = trace(("b0", 0, 60), ("b1", 64, 110), ("g0", 66, 106))
+    found = contention(alone, beside, "jit_step")
+    assert found is not None
+    assert found.transfer_launch_ns == 4000
+
+
 def test_a_number_that_xla_added_to_a_name_does_not_matter() -> None:
     alone = trace(("b0.all-reduce.1", 100, 200), ("g1_fusion", 200, 240), ("g2_fusion", 240, 300))
     beside = trace(("b0.all-reduce", 100, 230), ("g1_fusion.3", 105, 155), ("g2_fusion", 155, 227))
@@ -259,7 +275,8 @@ def test_buckets_take_what_they_take_on_the_device_that_arrives_last() -> None:
     second = trace(("b0", 600, 700), ("b1", 700, 730), run=1)
     cut_off = trace(("b0", 900, 1000), run=2)
     found = in_step_by_kind(BUCKETS, moved_ns(both(early, late, second, cut_off), "jit_step"))
-    assert found == {"all-reduce": InStep(((64, 1), (256, 1)), (160_000 + 130_000) // 2, 15_000, 2)}
+    total_ns, each_ns = (160_000 + 130_000) // 2, (35_000, 110_000)
+    assert found == {"all-reduce": InStep(((64, 1), (256, 1)), total_ns, 15_000, 2, each_ns)}
     assert in_step_by_kind(BUCKETS, moved_ns(ALONE, "jit_other")) == {}
 
 

@@ -14,7 +14,7 @@ from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, flat_lists
 from disco_hlo.profiler.collectives import AllReduceFit
 from disco_hlo.profiler.costs import NONE, Corrections, MeasuredCosts, Seen, corrections
 from disco_hlo.profiler.keys import group_key
-from disco_hlo.profiler.profile import OpTime, Platform, Profile
+from disco_hlo.profiler.profile import Contention, OpTime, Platform, Profile
 from tests.cost_models import MadeUpCosts, listed
 from tests.profiler.test_keys import TWO_LAYERS
 
@@ -92,7 +92,10 @@ def test_estimates_of_kernels_are_corrected_and_measured_times_are_not():
 
 def test_all_reduces_follow_the_fit():
     line = LinearPieces.of((0, 0.5, 100.0))
-    assert costs({}, all_reduce=AllReduceFit(line, (), 0.0, 0.0)).collective(ALL_REDUCE) == line
+    fitted = AllReduceFit(line, (), 0.0, 0.0)
+    assert costs({}, all_reduce=fitted).collective(ALL_REDUCE) == line
+    launched = costs({}, all_reduce=fitted, contention=Contention(1.5, 1.0, transfer_launch_ns=20))
+    assert launched.collective(ALL_REDUCE) == LinearPieces.of((0, 0.5, 120.0))
 
 
 def test_a_profile_without_a_sweep_says_so():

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import hashlib
 import statistics
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -113,14 +114,15 @@ def compile_trials(session: Session, source: CanonicalModule, trials: Sequence[T
         jax.errors.JaxRuntimeError, ActivationError: XLA's default cannot be compiled.
     """
     for number, trial in enumerate(trials):
-        _hand_out(session, source, trial, tag=f"{tag} {number}")
+        _hand_out(session, source, trial, trials[:number], tag=f"{tag} {number}")
     waiting = [trial for trial in trials if not trial.error]
     started = time.monotonic()
     at_once = compiles_at_once(session)
     if any(trial.marks is not None and trial.marks.bans.suspects(_sha256(trial.module)) for trial in waiting):
         at_once = 1
+    verified = _Verified()
     with ThreadPoolExecutor(at_once, "disco-compile") as pool:
-        failures = list(pool.map(lambda trial: _compile(session, source, trial), waiting))
+        failures = list(pool.map(lambda trial: _compile(session, source, trial, verified), waiting))
     LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
     for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
         try:
@@ -134,14 +136,38 @@ def compile_trials(session: Session, source: CanonicalModule, trials: Sequence[T
             LOGGER.debug("%s: %s", trial.name, trial.error)
 
 
-def _hand_out(session: Session, source: CanonicalModule, trial: Trial, *, tag: str) -> None:
-    """Write a trial's module on rank 0 and send it to the others."""
+def _writes_the_same(one: Trial, other: Trial) -> bool:
+    return one.strategy is other.strategy and one.restructured is other.restructured
+
+
+@dataclass
+class _Verified:
+    """Verifies modules of a batch, one after the other. Threads of Python take turns anyway; this way XLA compiles the
+    first while the next is verified, and what is compiled twice, with other options, is verified once."""
+
+    seen: set[tuple[int, int, str]] = field(default_factory=set)
+    turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def verify(self, source: CanonicalModule, module: bytes, strategy: Strategy) -> None:
+        key = id(source), id(strategy), _sha256(module)
+        with self.turn:
+            if key not in self.seen:
+                verify(source, module, strategy)
+                self.seen.add(key)
+
+
+def _hand_out(
+    session: Session, source: CanonicalModule, trial: Trial, earlier: Sequence[Trial], *, tag: str
+) -> None:
+    """Write a trial's module on rank 0, or take that of an ``earlier`` one that differs in its options alone, and send
+    it to the others."""
     if trial.strategy is None:
         return
     mine, why = None, ""
     if session.leads:
         try:
-            mine = PlanBytes(b"{}", apply(trial.strategy, trial.source(source)))
+            written = (one.module for one in earlier if _writes_the_same(one, trial))
+            mine = PlanBytes(b"{}", next(written, b"") or apply(trial.strategy, trial.source(source)))
             banned = trial.marks.bans.reason(mine.module_sha256) if trial.marks is not None else ""
             mine, why = (None, f"it is banned: {banned}") if banned else (mine, why)
         except Exception as error:  # the others wait for what is sent here
@@ -152,7 +178,9 @@ def _hand_out(session: Session, source: CanonicalModule, trial: Trial, *, tag: s
         trial.module, trial.error = sent.module, ""
 
 
-def _compile(session: Session, source: CanonicalModule, trial: Trial) -> Exception | None:
+def _compile(
+    session: Session, source: CanonicalModule, trial: Trial, verified: _Verified
+) -> Exception | None:
     """Compile a trial's module on this rank; returns what went wrong."""
     started = time.monotonic()
     try:
@@ -163,7 +191,7 @@ def _compile(session: Session, source: CanonicalModule, trial: Trial) -> Excepti
         else:
             own = trial.source(source)
             trial.module = local_module(own, trial.strategy, trial.module)
-            verify(own, trial.module, trial.strategy)
+            verified.verify(own, trial.module, trial.strategy)
             with marked(session, trial, "compile"):
                 trial.executable = compiles.compile_module(
                     session.request, trial.module, trial.options, trial.structure

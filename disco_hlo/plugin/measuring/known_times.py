@@ -185,7 +185,9 @@ class KnownTimes:
         beside each other, neither slows the other."""
         overlapping = BACKENDS[self._platform.backend].asynchronous and self._link.device_count > 1
         step = self._step(source.graph.fingerprint)
-        known = step.contention is not None and step.together is not None
+        # Facts from before sizes were told apart have contention without the launch of collectives, too.
+        told = step.together is not None and all(one.each_ns for one in step.together.values())
+        known = step.contention is not None and told
         return overlapping and bool(travelling(source)) and not known
 
     def _are_lacking(self, source: CanonicalModule, keys: set[str], *, few: bool) -> bool:

@@ -10,6 +10,11 @@ takes is what hiding transfers costs; where the simulator says less, by more tha
 slow-downs are taken larger alike until it does not. Where that takes more than can be believed, or the simulator says
 more than the step takes, they stay: it is wrong about something else there, and with too small ones a search would hide
 transfers under whatever they cost most.
+
+A step that moves data for more than a third of its time waits for its channel, and what it takes longer is the
+transfers': a trace shows how long each moves data beside kernels, not that the next one begins some us after it, later
+where a kernel's thread blocks come first, and only once the other device is there, too. So theirs alone is taken larger
+then, if the link is steady: if its transfers vary less from run to run than the difference.
 """
 
 from __future__ import annotations
@@ -45,6 +50,8 @@ _RIGHT = 0.01
 """Of a step: as far off the simulator may be for other reasons."""
 _MOST_TIMES = 3.0
 """What slow-downs cost is believed to be up to so many times what traces say."""
+_CLEARLY = 3
+"""Spreads of what all transfers take in one run; a difference of fewer may be the link's."""
 _HALVINGS = 10
 
 
@@ -177,8 +184,12 @@ def adding_up(
     overlapping = in_every_region(source, varied(source, xla), beside_transfers)
     costs = costs_of(profile, source, [xla])
     by_itself = step_times(source, one_by_one, costs)
-    if by_itself.communication_ns > MUCH_MOVED * alone_ns:
-        return found
+    least_ns, waits = _RIGHT * beside_ns, by_itself.communication_ns > MUCH_MOVED * alone_ns
+    if waits:
+        spread_ns = _spread_ns(profile)
+        if spread_ns is None:
+            return found
+        least_ns = max(least_ns, _CLEARLY * spread_ns)
     # What is wrong about the step with collectives alone is nothing that slow-downs could mend.
     taken_ns = beside_ns - alone_ns + by_itself.makespan_ns
 
@@ -187,9 +198,9 @@ def adding_up(
 
     off = (simulated_ns(found) - taken_ns) / beside_ns
     LOGGER.debug("transfers beside XLA's kernels: simulated %+.1f %% of what the step took", 100 * off)
-    if off >= -_RIGHT:
+    if off * beside_ns >= -least_ns:
         return found
-    if simulated_ns(larger(found, _MOST_TIMES)) < taken_ns - _RIGHT * beside_ns:
+    if simulated_ns(larger(found, _MOST_TIMES, kernels=not waits)) < taken_ns - least_ns:
         LOGGER.info(
             "where collectives overlap kernels the step takes %.1f %% longer than simulated, more than contention "
             "explains",
@@ -199,17 +210,28 @@ def adding_up(
     least, most = 1.0, _MOST_TIMES
     for _ in range(_HALVINGS):
         middle = (least + most) / 2
-        least, most = (middle, most) if simulated_ns(larger(found, middle)) < taken_ns else (least, middle)
+        mended = larger(found, middle, kernels=not waits)
+        least, most = (middle, most) if simulated_ns(mended) < taken_ns else (least, middle)
     LOGGER.info(
         "a step loses %.1f %% more to overlapping collectives than its trace shows: the simulator multiplies the "
-        "measured contention by %.2f",
-        -100 * off, most,
+        "measured contention%s by %.2f",
+        -100 * off, " of collectives" * waits, most,
     )  # fmt: skip
-    return larger(found, most)
+    return larger(found, most, kernels=not waits)
 
 
-def larger(slowed: Contention, times: float) -> Contention:
+def _spread_ns(profile: Profile) -> int | None:
+    """By how much all collectives of a step together vary from run to run; None where no trace showed them."""
+    of_kinds = (profile.together, *(one.together for one in profile.collectives.values()))
+    told = [one.spread_ns for one in of_kinds if one is not None]
+    return sum(told) if told else None
+
+
+def larger(slowed: Contention, times: float, *, kernels: bool = True) -> Contention:
     """Slow-downs that cost so many times as much beyond 1, within what is believed of any.
+
+    Args:
+        kernels: those of kernels, too, not of collectives alone.
 
     Products may lose more than :data:`~disco_hlo.profiler.contention.MOST_OF_PRODUCTS`: that is what one loses beside a
     transfer as long as itself, and beside a short one its last thread blocks wait for the whole of it.
@@ -218,11 +240,16 @@ def larger(slowed: Contention, times: float) -> Contention:
     def more(factor: float) -> float:
         return min(1 + times * (factor - 1), MOST)
 
-    return replace(
+    moved = replace(
         slowed,
-        compute=more(slowed.compute),
         communication=more(slowed.communication),
         transfer_wait_ns=round(times * slowed.transfer_wait_ns),
+    )
+    if not kernels:
+        return moved
+    return replace(
+        moved,
+        compute=more(slowed.compute),
         products=None if slowed.products is None else more(slowed.products),
         others=None if slowed.others is None else more(slowed.others),
     )
