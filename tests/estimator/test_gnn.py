@@ -11,13 +11,16 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.gnn import GnnModel, estimator_for
+from disco_hlo.estimator.features import selected
+from disco_hlo.estimator.gnn import GnnModel, digests, estimator_for
+from disco_hlo.estimator.network import network, predicted_ns
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from tests.estimator.kernels import f32, graph_of
 from tests.estimator.steps import DEVICE, random_weights, transformer
+from tests.estimator.test_features import MANY
 
 GRAPH = transformer().graph
 KERNELS = unit_graph(GRAPH, read(transformer())).kernels(GRAPH)
@@ -49,6 +52,37 @@ def test_a_model_that_has_been_asked_goes_to_another_process(model: GnnModel) ->
     times = model.kernels_ns(GRAPH, KERNELS)
     copy = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
     assert copy.kernels_ns(GRAPH, KERNELS).tolist() == times.tolist()
+
+
+def test_layers_share_one_prediction() -> None:
+    model = GnnModel(random_weights())
+    times = model.kernels_ns(GRAPH, KERNELS)
+    assert len(model._known) < len(KERNELS) / 2
+    assert model.kernels_ns(GRAPH, KERNELS).tolist() == times.tolist()
+
+
+def test_kernels_of_different_features_have_different_digests() -> None:
+    predictions = predicted_ns(network(random_weights()), MANY)
+    assert len(set(digests(MANY).tolist())) == len(set(predictions.tolist()))
+
+
+def test_every_number_of_a_kernel_counts() -> None:
+    one = selected(MANY, np.array([len(MANY.estimate_ns) - 1]))
+    found = {digests(one).tobytes()}
+    changes = 0
+    for name in ("node", "edge", "kernel"):
+        numbers = getattr(one, name)
+        for row in range(min(len(numbers), 3)):
+            for column in range(numbers.shape[1]):
+                changed = numbers.copy()
+                changed[row, column] += 1
+                found.add(digests(one._replace(**{name: changed})).tobytes())
+                changes += 1
+    op, neighbour = one.op.copy(), one.neighbour.copy()
+    op[0] += 1
+    neighbour[0] += 1
+    found |= {digests(one._replace(op=op)).tobytes(), digests(one._replace(neighbour=neighbour)).tobytes()}
+    assert len(found) == changes + 3
 
 
 def test_single_ops_are_estimated_too(model: GnnModel) -> None:
