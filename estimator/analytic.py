@@ -39,14 +39,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ProfileError
-from disco_hlo.estimator.kernel_cost import (
-    Kernel,
-    Scratch,
-    kernel_work,
-    kernels_ns,
-    make_scratch,
-    streaming_ns,
-)
+from disco_hlo.estimator.kernel_cost import Scratch, kernel_work, kernels_ns, make_scratch, streaming_ns
 from disco_hlo.estimator.kernel_tables import (
     CONSTANTS,
     ELEMENT_NS,
@@ -116,6 +109,17 @@ class DeviceModel:
             raise ProfileError(f"expected streaming times that grow with the bytes, got {self.streaming}")
 
 
+@dataclass(slots=True)
+class _Step:
+    """What is kept of one graph."""
+
+    graph: ref[Graph]
+    tables: KernelTables
+    scratch: Scratch
+    op_ns: NDArray[np.int64] | None = None
+    """``[nodes]``: each as a kernel of its own, once somebody asked."""
+
+
 class AnalyticModel(CostModel):
     """Estimated times of single ops and op groups of any graph on one device.
 
@@ -127,7 +131,7 @@ class AnalyticModel(CostModel):
     def __init__(self, device: DeviceModel, library_flops_per_s: Mapping[str, float] | None = None) -> None:
         self.device = device
         self.library_flops_per_s = dict(library_flops_per_s or {})
-        self._known: dict[int, tuple[ref[Graph], KernelTables, Scratch]] = {}
+        self._known: dict[int, _Step] = {}
 
     def __reduce__(self) -> tuple[type[AnalyticModel], tuple[DeviceModel, dict[str, float]]]:
         """A copy in another process makes its own tables."""
@@ -135,11 +139,11 @@ class AnalyticModel(CostModel):
 
     def tables(self, graph: Graph) -> KernelTables:
         """The flat arrays that :func:`~disco_hlo.estimator.kernel_cost.kernel_ns` reads."""
-        return self._of(graph)[0]
+        return self._of(graph).tables
 
     def scratch(self, graph: Graph) -> Scratch:
         """Working space for ``kernel_ns``, for one caller at a time."""
-        return self._of(graph)[1]
+        return self._of(graph).scratch
 
     def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``, launch not included.
@@ -147,7 +151,12 @@ class AnalyticModel(CostModel):
         Parameters, constants, free nodes and all-reduces are 0 (see the all-reduce lines). A loop is
         only charged for what it reads and returns: its time has to be measured.
         """
-        tables, scratch = self._of(graph)
+        known = self._of(graph)
+        if known.op_ns is None:
+            known.op_ns = self._op_ns(graph, known.tables, known.scratch)
+        return known.op_ns.copy()
+
+    def _op_ns(self, graph: Graph, tables: KernelTables, scratch: Scratch) -> NDArray[np.int64]:
         times = np.zeros(len(graph), np.int64)
         kind = flat_graph(graph).kind
         alone = np.flatnonzero(kind == Kind.FUSIBLE)
@@ -159,17 +168,17 @@ class AnalyticModel(CostModel):
 
     def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
         """Time of each kernel, ``[len(kernels)]``."""
-        tables, scratch = self._of(graph)
-        return _whole_times(tables, kernels, scratch)
+        known = self._of(graph)
+        return _whole_times(known.tables, kernels, known.scratch)
 
-    def _of(self, graph: Graph) -> tuple[KernelTables, Scratch]:
+    def _of(self, graph: Graph) -> _Step:
         """By identity: hashing a graph takes longer than estimating a group of it."""
         known = self._known.get(id(graph))
-        if known is None or known[0]() is not graph:
+        if known is None or known.graph() is not graph:
             shapes = structure(graph)
-            known = ref(graph), _tables(graph, shapes, self.device), make_scratch(shapes)
+            known = _Step(ref(graph), _tables(graph, shapes, self.device), make_scratch(shapes))
             self._known[id(graph)] = known
-        return known[1:]
+        return known
 
     def _library_call_ns(self, graph: Graph, node: Node, tables: KernelTables) -> float:
         if node.opcode in ASYNCHRONOUS:  # copies on a stream of their own, of a part of what they are given
@@ -366,7 +375,7 @@ def _strided_ns(device: DeviceModel, ops: Iterable[MeasuredOp]) -> float:
     extra = []
     for op in ops:
         tables, scratch, alone = model.tables(op.graph), model.scratch(op.graph), np.array([op.node.id])
-        moved, work, strided = kernel_work(tables, Kernel(alone, alone, False), scratch)
+        moved, work, strided = kernel_work(tables, alone, alone, False, scratch)
         if strided >= _ENOUGH_ELEMENTS and op.time_ns > _BEYOND_BYTES * _streaming(device, moved):
             extra.append(max(op.time_ns - work, 0.0) / strided)
     return median(extra) if extra else device.strided_ns

@@ -28,11 +28,9 @@ from disco_hlo.estimator.kernel_cost import (
     COUNT,
     FIRST,
     NODE,
-    Kernel,
     Scratch,
     enter,
     enter_read,
-    kernel_of,
     nested,
     place_of,
     streaming_ns,
@@ -40,7 +38,7 @@ from disco_hlo.estimator.kernel_cost import (
 )
 from disco_hlo.estimator.kernel_tables import KernelTables
 from disco_hlo.hlo.cost_model import FlatKernels, Kernels
-from disco_hlo.hlo.graph import Graph, Node, chosen_lists, flat_graph, flat_shapes
+from disco_hlo.hlo.graph import Graph, Node, flat_graph, flat_shapes
 
 _TYPE_OF = {opcode: number for number, opcode in enumerate(spec.VOCABULARY)}
 _FLOATS = ("f", "b", "c")
@@ -49,16 +47,29 @@ _LOGARITHMS = [
     spec.NODE.index(name)
     for name in ("elements", "bytes", "operand_bytes", "minor", "second_minor", "reduced")
 ]
-# Columns by the names that ``architecture`` has for them, in its order.
-(
-    _IS_READ, _IS_RESULT, _EVALUATIONS, _RECOMPUTED, _CONTEXTS, _STRIDED, _WORK_SHARE, _WORK_NS, _BYTES_SHARE,
-    _ALONE_SHARE, _READERS,
-) = range(spec.STATIC, len(spec.NODE))  # fmt: skip
-(
-    _FORWARD, _BACKWARD, _ITSELF, _IDENTITY, _REDUCED, _ANYWHERE, _PERMUTED, _BROADCAST, _ALONG, _RATIO,
-) = range(len(spec.EDGE))  # fmt: skip
+_IS_READ: Final = spec.NODE.index("is_read")
+_IS_RESULT: Final = spec.NODE.index("is_result")
+_EVALUATIONS: Final = spec.NODE.index("evaluations")
+_RECOMPUTED: Final = spec.NODE.index("recomputed")
+_CONTEXTS: Final = spec.NODE.index("contexts")
+_STRIDED: Final = spec.NODE.index("strided")
+_WORK_SHARE: Final = spec.NODE.index("work_share")
+_WORK_NS: Final = spec.NODE.index("work_ns")
+_BYTES_SHARE: Final = spec.NODE.index("bytes_share")
+_ALONE_SHARE: Final = spec.NODE.index("alone_share")
+_READERS: Final = spec.NODE.index("readers")
 _STATIC: Final = spec.STATIC
 _READ: Final = spec.READ
+_FORWARD: Final = spec.EDGE.index("forward")
+_BACKWARD: Final = spec.EDGE.index("backward")
+_ITSELF: Final = spec.EDGE.index("itself")
+_IDENTITY: Final = spec.EDGE.index("identity")
+_REDUCED: Final = spec.EDGE.index("reduced")
+_ANYWHERE: Final = spec.EDGE.index("anywhere")
+_PERMUTED: Final = spec.EDGE.index("permuted")
+_BROADCAST: Final = spec.EDGE.index("broadcast")
+_ALONG: Final = spec.EDGE.index("along_grain")
+_RATIO: Final = spec.EDGE.index("elements_ratio")
 _NODE_NUMBERS: Final = len(spec.NODE)
 _EDGE_NUMBERS: Final = len(spec.EDGE)
 _KERNEL_NUMBERS: Final = len(spec.KERNEL)
@@ -242,8 +253,8 @@ def encode(graph: GraphFeatures, kernels: Kernels, scratch: Scratch) -> Batch:
     flat, rows = kernels.flat, graph.tables.node
     slots = int((rows[at.EXTENTS_AT, flat.members] - rows[at.OPERANDS_AT, flat.members]).sum()) // 2
     nodes = flat.members.size + slots
-    batch = _new_batch(len(kernels), nodes, nodes + 2 * slots)
-    _encode_kernels(graph, flat, scratch, batch)
+    batch = new_batch(len(kernels), nodes, nodes + 2 * slots)
+    encode_kernels(graph, flat, scratch, batch)
     nodes = int(batch.node_start[-1])
     edges = int(batch.edge_start[nodes])
     return batch._replace(
@@ -277,8 +288,8 @@ def _starts(starts: Sequence[NDArray[np.int64]], offsets: NDArray[np.int64]) -> 
 
 def selected(batch: Batch, kernels: NDArray[np.int64]) -> Batch:
     """The batch of these kernels of ``batch``, in this order."""
-    node_start, nodes = chosen_lists(batch.node_start, np.arange(batch.op.size), kernels)
-    edge_start, edges = chosen_lists(batch.edge_start, np.arange(batch.neighbour.size), nodes)
+    nodes, node_start = _rows(batch.node_start, kernels)
+    edges, edge_start = _rows(batch.edge_start, nodes)
     moved = np.repeat(node_start[:-1] - batch.node_start[kernels], np.diff(node_start))
     moved = np.repeat(moved, np.diff(edge_start))
     return Batch(
@@ -287,7 +298,26 @@ def selected(batch: Batch, kernels: NDArray[np.int64]) -> Batch:
     )  # fmt: skip
 
 
-def _new_batch(kernels: int, nodes: int, edges: int) -> Batch:
+def _rows(start: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(rows of the chosen stretches, where each of these begins among them)."""
+    lengths = start[chosen + 1] - start[chosen]
+    new_start = np.concatenate([[0], np.cumsum(lengths)])
+    rows = np.arange(new_start[-1]) + np.repeat(start[chosen] - new_start[:-1], lengths)
+    return rows, new_start
+
+
+@inner
+def room(tables: KernelTables, kernels: FlatKernels, first: int, last: int) -> tuple[int, int]:
+    """Upper bounds of (nodes, edges) of the kernels from ``first`` to ``last`` - 1, encoded."""
+    slots = 0
+    members = kernels.members[kernels.member_at[first] : kernels.member_at[last]]
+    for member in members:
+        slots += (tables.node[at.EXTENTS_AT, member] - tables.node[at.OPERANDS_AT, member]) // 2
+    nodes = members.size + slots
+    return nodes, nodes + 2 * slots
+
+
+def new_batch(kernels: int, nodes: int, edges: int) -> Batch:
     """Room for so many."""
     return Batch(
         np.zeros(kernels + 1, np.int64), np.zeros(nodes + 1, np.int64), np.empty(nodes, np.int32),
@@ -297,26 +327,34 @@ def _new_batch(kernels: int, nodes: int, edges: int) -> Batch:
     )  # fmt: skip
 
 
+@inner
+def encode_kernel(
+    graph: GraphFeatures, kernels: FlatKernels, kernel: int, scratch: Scratch, batch: Batch, place: int
+) -> None:
+    """Write a kernel as number ``place`` of ``batch``, behind those before it."""
+    members = kernels.members[kernels.member_at[kernel] : kernels.member_at[kernel + 1]]
+    results = kernels.results[kernels.result_at[kernel] : kernels.result_at[kernel + 1]]
+    tiled = kernels.tiled[kernel] or members.size >= scratch.value.shape[0]
+    if tiled:
+        count = _flat(graph.tables, members, scratch)
+    else:
+        count, _ = nested(graph.tables, members, results, scratch)
+        count = min(count, scratch.value.shape[0])
+    values = _values(graph.tables, members, results, count, tiled, scratch)
+    nodes = _post_order(graph.tables, members, results, count, values, scratch)
+    estimate = _kernel_row(graph, members, results, tiled, count, values, scratch, batch.kernel[place])
+    batch.estimate_ns[place] = estimate
+    start = batch.node_start[place]
+    batch.node_start[place + 1] = start + nodes
+    _node_rows(graph, members, results, nodes, estimate, values, scratch, start, batch)
+    edge_rows(graph, members, count, nodes, values, scratch, start, batch)
+
+
 @compiled
-def _encode_kernels(graph: GraphFeatures, kernels: FlatKernels, scratch: Scratch, batch: Batch) -> None:
+def encode_kernels(graph: GraphFeatures, kernels: FlatKernels, scratch: Scratch, batch: Batch) -> None:
     """Write all kernels into ``batch``, which has room for them."""
-    tables = graph.tables
-    for i in range(kernels.tiled.size):
-        kernel = kernel_of(kernels, i)
-        tiled = kernel.tiled or kernel.members.size >= scratch.value.shape[0]
-        if tiled:
-            count = _flat(tables, kernel.members, scratch)
-        else:
-            count, _ = nested(tables, kernel, scratch)
-            count = min(count, scratch.value.shape[0])
-        values = _values(tables, kernel, count, tiled, scratch)
-        nodes = _post_order(tables, kernel, count, values, scratch)
-        estimate = _kernel_row(graph, kernel, tiled, count, values, scratch, batch.kernel[i])
-        batch.estimate_ns[i] = estimate
-        start = batch.node_start[i]
-        batch.node_start[i + 1] = start + nodes
-        _node_rows(graph, kernel, nodes, estimate, values, scratch, start, batch)
-        _edge_rows(graph, kernel.members, count, nodes, values, scratch, start, batch)
+    for kernel in range(kernels.tiled.size):
+        encode_kernel(graph, kernels, kernel, scratch, batch, kernel)
 
 
 @inner
@@ -331,8 +369,14 @@ def _flat(tables: KernelTables, members: NDArray[np.int64], scratch: Scratch) ->
 
 
 @inner
-def _values(tables: KernelTables, kernel: Kernel, count: int, tiled: bool, scratch: Scratch) -> Values:
-    """What becomes of each value; ``tiled``: whether each is computed once."""
+def _values(
+    tables: KernelTables,
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
+    count: int,
+    tiled: bool,
+    scratch: Scratch,
+) -> Values:
     found = Values(
         np.zeros(count), np.zeros(count), np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64),
         np.full(count, -1), np.zeros(count, np.int64),
@@ -350,25 +394,32 @@ def _values(tables: KernelTables, kernel: Kernel, count: int, tiled: bool, scrat
                 found.evaluations[place] += scratch.evaluations[context]
                 if scratch.strided[context]:
                     found.strided[place] += scratch.evaluations[context]
-        if place >= kernel.members.size:
+        if place >= members.size:
             found.moved_bytes[place] = (
                 min(elements, found.evaluations[place]) * tables.value[at.ITEM_BYTES, node]
             )
-    for result in kernel.results:
+    for result in results:
         place = place_of(result, scratch)
-        whole = written_for(tables, kernel, result)
+        whole = written_for(tables, members, results, result)
         found.moved_bytes[place] = tables.value[at.ELEMENTS, whole] * tables.value[at.ITEM_BYTES, whole]
     return found
 
 
 @inner
-def _post_order(tables: KernelTables, kernel: Kernel, count: int, values: Values, scratch: Scratch) -> int:
+def _post_order(
+    tables: KernelTables,
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
+    count: int,
+    values: Values,
+    scratch: Scratch,
+) -> int:
     """Number the values that the results depend on; how many there are."""
     stack = np.zeros(count + 1, np.int64)
     slots = np.zeros(count + 1, np.int64)
     seen = np.zeros(count, np.bool_)
     numbered = 0
-    for result in kernel.results:
+    for result in results:
         place = place_of(result, scratch)
         if seen[place]:
             continue
@@ -381,7 +432,7 @@ def _post_order(tables: KernelTables, kernel: Kernel, count: int, values: Values
             place = stack[depth]
             node = scratch.value[place, NODE]
             slot = slots[depth]
-            if place < kernel.members.size and slot < tables.node[at.EXTENTS_AT, node]:
+            if place < members.size and slot < tables.node[at.EXTENTS_AT, node]:
                 slots[depth] += 2
                 operand = place_of(tables.edge[slot], scratch)
                 if operand < 0 or operand >= count or seen[operand]:
@@ -401,7 +452,8 @@ def _post_order(tables: KernelTables, kernel: Kernel, count: int, values: Values
 @inner
 def _kernel_row(
     graph: GraphFeatures,
-    kernel: Kernel,
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
     tiled: bool,
     count: int,
     values: Values,
@@ -409,7 +461,7 @@ def _kernel_row(
     row: NDArray[np.float32],
 ) -> float:
     """Fill the numbers of the kernel (in the order of ``KERNEL``); its estimated time in ns."""
-    tables, members, results = graph.tables, kernel.members, kernel.results
+    tables = graph.tables
     work = strided = read = written = alone = flops = transcendentals = 0.0
     for place in range(count):
         node = scratch.value[place, NODE]
@@ -426,7 +478,7 @@ def _kernel_row(
     strided_ns = strided * tables.constant[at.STRIDED_NS]
     streaming = streaming_ns(tables.curve, tables.constant, read + written)
     estimate = max(streaming, work + strided_ns, 1.0)
-    first = written_for(tables, kernel, results[0])
+    first = written_for(tables, members, results, results[0])
     rank = tables.node[at.LOOPS_AT, first] - tables.node[at.EXTENTS_AT, first]
     minor = major = 1
     if rank > 0:
@@ -451,7 +503,8 @@ def _kernel_row(
 @inner
 def _node_rows(
     graph: GraphFeatures,
-    kernel: Kernel,
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
     nodes: int,
     estimate: float,
     values: Values,
@@ -463,7 +516,7 @@ def _node_rows(
     for number in range(nodes):
         place, row = values.order[number], start + number
         node = scratch.value[place, NODE]
-        is_read = place >= kernel.members.size
+        is_read = place >= members.size
         batch.op[row] = _READ if is_read else graph.op[node]
         for column in range(_STATIC):
             batch.node[row, column] = graph.static[node, column]
@@ -481,7 +534,7 @@ def _node_rows(
         batch.node[row, _WORK_NS] = np.log2(work + 1) if work > 0 else 0.0
         batch.node[row, _BYTES_SHARE] = bytes_ns / estimate
         batch.node[row, _ALONE_SHARE] = 0.0 if is_read else graph.log[0, node] - log_estimate
-    for result in kernel.results:
+    for result in results:
         batch.node[start + values.number[place_of(result, scratch)], _IS_RESULT] = 1
 
 
@@ -520,7 +573,7 @@ def _links(
 
 
 @inner
-def _edge_rows(
+def edge_rows(
     graph: GraphFeatures,
     members: NDArray[np.int64],
     count: int,

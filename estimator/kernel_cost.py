@@ -48,68 +48,71 @@ _MEMO_ROWS: Final = 1 << 15
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Kernel(NamedTuple):
-    """One kernel. Bitcasts between members may be left out."""
-
-    members: NDArray[np.int64]
-    """Nodes that it computes, ascending, duplicates included."""
-    results: NDArray[np.int64]
-    """Those whose value leaves it."""
-    tiled: bool
-    """Whether Triton emits it, which keeps whole tiles and computes every value once."""
-
-
 @inner
-def kernel_of(kernels: FlatKernels, i: int) -> Kernel:
-    """Number ``i`` of a batch."""
-    return Kernel(
-        kernels.members[kernels.member_at[i] : kernels.member_at[i + 1]],
-        kernels.results[kernels.result_at[i] : kernels.result_at[i + 1]],
-        kernels.tiled[i],
-    )
+def kernel_ns(
+    tables: KernelTables,
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
+    tiled: bool,
+    scratch: Scratch,
+) -> float:
+    """Time of the kernel that computes ``members`` and writes ``results``, in ns; launch not included.
+
+    ``members`` are ascending node ids, duplicates included; ``results`` those whose value leaves.
+    Bitcasts between members may be left out. ``tiled`` kernels (Triton) keep whole tiles and compute
+    every value once.
+    """
+    moved, work, strided = kernel_work(tables, members, results, tiled, scratch)
+    work += strided * tables.constant[at.STRIDED_NS]
+    return float(max(streaming_ns(tables.curve, tables.constant, moved), work))
 
 
 @compiled
 def kernels_ns(
     tables: KernelTables, kernels: FlatKernels, scratch: Scratch, times: NDArray[np.float64]
 ) -> None:
-    """Time of each kernel in ns, launch not included, into ``times``."""
+    """:func:`kernel_ns` of many kernels."""
     for i in range(times.size):
-        moved, work, strided = kernel_work(tables, kernel_of(kernels, i), scratch)
-        work += strided * tables.constant[at.STRIDED_NS]
-        times[i] = max(streaming_ns(tables.curve, tables.constant, moved), work)
+        inside = kernels.members[kernels.member_at[i] : kernels.member_at[i + 1]]
+        returned = kernels.results[kernels.result_at[i] : kernels.result_at[i + 1]]
+        times[i] = kernel_ns(tables, inside, returned, kernels.tiled[i], scratch)
 
 
 @compiled
-def kernel_work(tables: KernelTables, kernel: Kernel, scratch: Scratch) -> tuple[float, float, float]:
+def kernel_work(
+    tables: KernelTables,
+    members: NDArray[np.int64],
+    results: NDArray[np.int64],
+    tiled: bool,
+    scratch: Scratch,
+) -> tuple[float, float, float]:
     """(bytes moved, ns of element evaluations, elements read across the memory's grain) of a kernel."""
-    members = kernel.members
     written = 0.0
-    for result in kernel.results:
-        whole = written_for(tables, kernel, result)
+    for result in results:
+        whole = written_for(tables, members, results, result)
         written += tables.value[at.ELEMENTS, whole] * tables.value[at.ITEM_BYTES, whole]
-    if (
-        kernel.tiled or members.size >= scratch.value.shape[0]
-    ):  # beyond the working space: count every value once
+    if tiled or members.size >= scratch.value.shape[0]:  # beyond the working space: count every value once
         read, work = _tiled(tables, members, scratch)
         return written + read, work, 0.0
-    values, work = nested(tables, kernel, scratch)
+    values, work = nested(tables, members, results, scratch)
     read, strided = _reads(tables, members.size, values, scratch)
     return written + read, work, strided
 
 
 @inner
-def written_for(tables: KernelTables, kernel: Kernel, result: int) -> int:
+def written_for(
+    tables: KernelTables, members: NDArray[np.int64], results: NDArray[np.int64], result: int
+) -> int:
     """The node whose elements are written to return ``result``: of an update in place the update alone.
 
     XLA writes in place where all results are updates, of arrays that the kernel does not compute; where one is not,
     it writes every element of all.
     """
-    for one in kernel.results:
+    for one in results:
         if tables.node[at.WRITTEN, one] == one:
             return int(result)
         updated = tables.edge[tables.node[at.OPERANDS_AT, one]]
-        for member in kernel.members:
+        for member in members:
             if member == updated:
                 return int(result)
     return int(tables.node[at.WRITTEN, result])
@@ -151,16 +154,17 @@ def _tiled(tables: KernelTables, members: NDArray[np.int64], scratch: Scratch) -
 
 
 @inner
-def nested(tables: KernelTables, kernel: Kernel, scratch: Scratch) -> tuple[int, float]:
+def nested(
+    tables: KernelTables, members: NDArray[np.int64], results: NDArray[np.int64], scratch: Scratch
+) -> tuple[int, float]:
     """Contexts of all values into ``scratch``; (number of values, ns of evaluations)."""
-    members = kernel.members
     node, edge, element_ns = tables.node, tables.edge, tables.value[at.ELEMENT_NS]
     value, evaluations, memo = scratch.value, scratch.evaluations, scratch.memo
     enter(members, scratch)
-    for result in kernel.results:
+    for result in results:
         place = place_of(result, scratch)
         if place >= 0:
-            whole = written_for(tables, kernel, result)
+            whole = written_for(tables, members, results, result)
             add_context(place, context_of_result(tables, whole, scratch), scratch)
     values = members.size
     work = 0.0

@@ -203,7 +203,7 @@ def predicted_ns(net: Network, batch: Batch) -> NDArray[np.float64]:
     log_ratio = np.zeros(batch.estimate_ns.size, np.float32)
     pooled = np.empty((log_ratio.size, net.dense1.shape[0]), np.float32)
     nodes, edges = np.diff(batch.node_start), np.diff(batch.edge_start[batch.node_start])
-    room = _room_for(net, int(nodes.max(initial=1)), int(edges.max(initial=1)))
+    room = room_for(net, int(nodes.max(initial=1)), int(edges.max(initial=1)))
     _predict(net, batch, room, pooled, log_ratio)
     times: NDArray[np.float64] = batch.estimate_ns * np.exp(log_ratio.astype(np.float64))
     return times
@@ -213,11 +213,11 @@ def predicted_ns(net: Network, batch: Batch) -> NDArray[np.float64]:
 def _predict(net: Network, batch: Batch, room: Room, pooled: Array, out: Array) -> None:
     """log(time / estimate) of every kernel into ``out``."""
     for kernel in range(out.size):
-        _embed_kernel(net, batch, kernel, room, pooled[kernel])
-    _dense(net, pooled, out)
+        embed_kernel(net, batch, kernel, room, pooled[kernel])
+    dense(net, pooled, out)
 
 
-def _room_for(net: Network, nodes: int, edges: int) -> Room:
+def room_for(net: Network, nodes: int, edges: int) -> Room:
     """Room for a kernel of so many nodes and edges; at least one of each."""
     row, spoken = net.message.shape[1:]
     heads = net.edge_message.shape[1]
@@ -232,7 +232,7 @@ def _room_for(net: Network, nodes: int, edges: int) -> Room:
 
 
 @inner
-def _embed_kernel(net: Any, batch: Any, kernel: Any, room: Any, pooled: Any) -> None:
+def embed_kernel(net: Any, batch: Any, kernel: Any, room: Any, pooled: Any) -> None:
     """All layers of one kernel of the batch; what its nodes add up to, and its own numbers, into ``pooled``."""
     layers, row, _ = net.message.shape
     heads = net.edge_message.shape[1]
@@ -424,7 +424,7 @@ def _pool(pooling: Any, node: Any, nodes: Any, numbers: Any, pooled: Any) -> Non
 
 
 @inner
-def _dense(net: Any, pooled: Any, out: Any) -> None:
+def dense(net: Any, pooled: Any, out: Any) -> None:
     """The layers behind the pooling, of all kernels."""
     kernels = out.size
     first = np.empty((kernels, net.dense1.shape[1]), np.float32)

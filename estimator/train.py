@@ -371,7 +371,7 @@ def predict(
 
 
 def exported(network: FusedOpNet, data: TrainingData, about: Mapping[str, Any]) -> Weights:
-    """The network as ``inference`` loads it."""
+    """The network as ``network`` loads it."""
     tensors = {name: tensor.detach().numpy().copy() for name, tensor in network.state_dict().items()}
     return Weights(network.architecture, data.device, tensors, about)
 

@@ -36,13 +36,13 @@ _MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Weights:
-    """A trained network, ready for ``inference``."""
+    """A trained network, ready for ``network``."""
 
     architecture: Architecture
     device: DeviceModel
     """Of the analytical estimate it was trained to correct."""
     tensors: Mapping[str, NDArray[np.float32]] = field(repr=False)
-    """By their names in ``model.FusedOpNet``."""
+    """By their names in ``train.FusedOpNet``."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Provenance: device kind, versions, data, errors on held-out samples."""
 

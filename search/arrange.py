@@ -29,7 +29,7 @@ MOST_GRADIENTS = 1024
 
 
 def list_order(step: Step, state: State, scratch: Scratch) -> bool:
-    """Put the units of a priced state into the order of a list schedule (``simulator.list_schedule``).
+    """Put the units of a priced state into the order of a list schedule (``simulator.orders.list_schedule``).
 
     Whatever order they had is lost. Returns False, and leaves the state as it was, where units wait for
     each other in a circle.

@@ -198,7 +198,7 @@ def price_changed(
 
     Returns:
         How many it has now. Where anything is left open the changes remain noted: once the prices
-        are there (``table.learn``), call again, or undo the changes.
+        are there (``hashing.learn``), call again, or undo the changes.
     """
     stamp = fresh_stamp(w)
     count, left_open = listed, False

@@ -59,7 +59,7 @@ ascending, follows."""
 
 @inner
 def join(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
-    """``board.link``: make one unit of two. Values may stay inside that left before, none leaves that did not."""
+    """``state.link``: make one unit of two. Values may stay inside that left before, none leaves that did not."""
     _, count = gather_members(s, a if s.count[a] <= s.count[b] else b, w.touched)
     head = link(g, s, w, a, b)
     stamp = fresh_stamp(w)
@@ -80,7 +80,7 @@ def join(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
 
 @inner
 def part(g: GraphView, s: StateView, w: ScratchView, node: int) -> Any:
-    """``board.take_out``: make a unit of its own of a node, which reads all it reads from others."""
+    """``state.take_out``: make a unit of its own of a node, which reads all it reads from others."""
     rest = take_out(g, s, w, node)
     _look_again(g, s, w, node, 0)
     for e in range(g.sources_at[node], g.sources_at[node + 1]):
@@ -90,7 +90,7 @@ def part(g: GraphView, s: StateView, w: ScratchView, node: int) -> Any:
 
 @inner
 def recompute(g: GraphView, s: StateView, w: ScratchView, unit: int, nodes: Row, count: int) -> Any:
-    """``board.add_copies``: let a unit recompute nodes, which are sorted here; False where there is no room."""
+    """``state.add_copies``: let a unit recompute nodes, which are sorted here; False where there is no room."""
     sort_runs(nodes, w.queue, count)
     if not add_copies(s, w, unit, nodes, count):
         return False
@@ -105,7 +105,7 @@ def recompute(g: GraphView, s: StateView, w: ScratchView, unit: int, nodes: Row,
 
 @inner
 def read_again(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int) -> None:
-    """``board.remove_copy``: let a unit read what it recomputed."""
+    """``state.remove_copy``: let a unit read what it recomputed."""
     remove_copy(s, w, unit, node)
     _look_again(g, s, w, node, 0)
     for e in range(g.sources_at[node], g.sources_at[node + 1]):
@@ -277,7 +277,7 @@ def _refusal(g: GraphView, w: ScratchView, computed: int, returned: int, count: 
 
 @inner
 def add_bitcasts(g: GraphView, w: ScratchView, count: int) -> Any:
-    """Add the bitcasts through which members read (``hlo.bitcasts``), sort and mark all ``inside``: (count, stamp)."""
+    """Add the bitcasts through which members read, sort and mark all ``inside``: (count, stamp)."""
     stamp = fresh_stamp(w)
     for i in range(count):
         w.inside[w.members[i]] = stamp

@@ -259,7 +259,7 @@ TRANSFER_NS: Final = 5
 """Time of all units on communication channels."""
 TOTALS: Final = 6
 
-# Scratch.number, behind ``core.marks.STAMP``.
+# Scratch.number, behind ``core.reasons.STAMP``.
 LOGGED: Final = 1
 """Entries of the log that undoes the changes made since it was empty."""
 CHANGES: Final = 2

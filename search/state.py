@@ -374,7 +374,7 @@ def _free_cell(s: StateView, w: ScratchView, cell: int) -> None:
 def add_copies(s: StateView, w: ScratchView, unit: int, nodes: Row, count: int) -> Any:
     """Let ``unit`` recompute nodes, ascending; False where there is no room left for so many duplicates.
 
-    Follow it up with ``upkeep.adopt_orphans``: their owners may have lost the last readers.
+    Follow it up with ``kernels.adopt_orphans``: their owners may have lost the last readers.
     """
     computed = s.computed[unit]
     before, after = -1, s.copies[unit]

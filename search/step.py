@@ -3,7 +3,7 @@
 Free nodes disappear here: a node's *sources* are the executing nodes whose values it reads through
 any tuples and bitcasts between. Parameters and constants are there from the start and are nobody's
 source. Bitcasts are no units and belong to no group in the search; a group that holds both ends of
-one takes it along (see ``state.to_strategy``).
+one takes it along (see ``strategies.to_strategy``).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def group_refusal(
         graph: the step.
         members: all nodes computed inside, owned and duplicated.
         results: the owned members whose value leaves the kernel, at least one.
-        kind: the emitter, as in ``plan.strategy.Group``. XLA chooses between its own by what is inside.
+        kind: the emitter, as in ``plan.plan.Group``. XLA chooses between its own by what is inside.
     """
     g, w = plain_rows(graph), kernel(members, results)
     tiled = kind == "triton"

@@ -229,7 +229,7 @@ def _is_needed_elsewhere(g: GraphView, s: StateView, x: int, home: int, other: i
 @inner
 def _copies_gone(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int, gone: int) -> Any:
     """Mark in row ``reached`` a node that leaves a unit, and what the unit recomputes for it alone; the hash of the
-    latter (see ``upkeep.drop_idle_copies``)."""
+    latter (see ``kernels.drop_idle_copies``)."""
     w.reached[node] = gone
     hashed = np.int64(0)
     if s.copies[unit] == -1:
@@ -303,7 +303,7 @@ def _results_together(g: GraphView, s: StateView, w: ScratchView, a: int, b: int
 @inner
 def _gather_both(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
     """Row ``members``: what two units compute, each node once. False where they recompute what nobody else may need its
-    owner for once they are one, so that it would be handed to them (``upkeep.adopt_orphans``)."""
+    owner for once they are one, so that it would be handed to them (``kernels.adopt_orphans``)."""
     owned_a, count = gather_members(s, a, w.members)
     owned_b, others = gather_members(s, b, w.touched)
     of_a = fresh_stamp(w)

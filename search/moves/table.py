@@ -134,7 +134,7 @@ def random_apply(
 
     Args:
         generator: a pointer to its word.
-        pools: what to draw from, a ``views.PoolView``.
+        pools: what to draw from, a ``layout.PoolView``.
         times: how often.
         made: ``[times, 3]`` int64, receives the moves (number, a, b).
 

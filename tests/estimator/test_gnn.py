@@ -1,4 +1,4 @@
-"""The estimator as a cost model: its interface, what it does without weights."""
+"""The estimator as a cost model: its interface, what it does without weights, the table of what was computed before."""
 
 from __future__ import annotations
 
@@ -11,13 +11,25 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.gnn import GnnModel, estimator_for
+from disco_hlo.estimator.features import encode, graph_features, selected
+from disco_hlo.estimator.gnn import (
+    GnnModel,
+    Known,
+    digests,
+    estimator_for,
+    new_space,
+    nothing_known,
+    times_ns,
+    with_room,
+)
+from disco_hlo.estimator.network import network, predicted_ns
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from tests.estimator.kernels import f32, graph_of
 from tests.estimator.steps import DEVICE, random_weights, transformer
+from tests.estimator.test_features import MANY
 
 GRAPH = transformer().graph
 KERNELS = unit_graph(GRAPH, read(transformer())).kernels(GRAPH)
@@ -51,6 +63,12 @@ def test_a_model_that_has_been_asked_goes_to_another_process(model: GnnModel) ->
     assert copy.kernels_ns(GRAPH, KERNELS).tolist() == times.tolist()
 
 
+def test_layers_share_one_prediction() -> None:
+    model = GnnModel(random_weights())
+    model.kernels_ns(GRAPH, KERNELS)
+    assert model._known.used[0] < len(KERNELS) / 2
+
+
 def test_single_ops_are_estimated_too(model: GnnModel) -> None:
     times = model.op_ns(GRAPH)
     analytic = AnalyticModel(DEVICE).op_ns(GRAPH)
@@ -75,6 +93,19 @@ def test_measured_times_of_single_ops_are_heard() -> None:
     key = GRAPH.nodes[first.flat.members[0]].key
     told = GnnModel(random_weights(), {key: 1e6})
     assert told.kernels_ns(GRAPH, first)[0] != GnnModel(random_weights()).kernels_ns(GRAPH, first)[0]
+
+
+def test_a_full_memory_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gnn, "_MOST_KNOWN", 3)
+    model = GnnModel(random_weights())
+    times = model.kernels_ns(GRAPH, KERNELS)
+    assert times.tolist() == GnnModel(random_weights()).kernels_ns(GRAPH, KERNELS).tolist()
+
+
+def test_kernels_of_different_features_have_different_digests() -> None:
+    predictions = predicted_ns(network(random_weights()), MANY)
+    found = {tuple(row) for row in digests(MANY).tolist()}
+    assert len(found) == len(set(predictions.tolist()))
 
 
 LOCAL = AnalyticModel(DeviceModel(2e11, 1e12, hoists=True))
@@ -133,3 +164,55 @@ def test_on_another_cpu_it_corrects_that_machine_s_own_estimate(
     assert isinstance(found, GnnModel)
     assert found.analytic is LOCAL
     assert "New CPU, 64 cores: the estimator trained on Old CPU, 2 cores corrects" in caplog.text
+
+
+ANALYTIC = AnalyticModel(DEVICE)
+FEATURES = graph_features(GRAPH, ANALYTIC, {})
+NET = network(random_weights())
+
+
+def priced(known: Known) -> list[int]:
+    found, space = np.zeros(len(KERNELS), np.int64), new_space(NET, 1, 1)
+    wanted = times_ns(FEATURES, KERNELS.flat, ANALYTIC.scratch(GRAPH), NET, known, space, found)
+    assert not found.any()
+    assert min(wanted) > 1
+    space = new_space(NET, *wanted)
+    assert times_ns(FEATURES, KERNELS.flat, ANALYTIC.scratch(GRAPH), NET, known, space, found) == (0, 0)
+    return found.tolist()
+
+
+def test_one_after_the_other_is_what_a_batch_is() -> None:
+    known = with_room(nothing_known(2), len(KERNELS))
+    found = priced(known)
+    batch = encode(FEATURES, KERNELS, ANALYTIC.scratch(GRAPH))
+    assert found == np.maximum(np.rint(predicted_ns(NET, batch)), 1).tolist()
+    assert known.used[0] == len({tuple(row) for row in digests(batch).tolist()})
+
+
+def test_what_is_known_is_not_computed_again() -> None:
+    known = with_room(nothing_known(2), len(KERNELS))
+    priced(known)
+    known.time_ns[known.time_ns > 0] = 7
+    larger = with_room(known, 10_000)
+    assert larger.time_ns.size > known.time_ns.size
+    assert larger.used[0] == known.used[0] == np.count_nonzero(larger.time_ns)
+    assert set(priced(larger)) == {7}
+
+
+def test_every_number_of_a_kernel_counts() -> None:
+    one = selected(MANY, np.array([len(MANY.estimate_ns) - 1]))
+    found = {digests(one).tobytes()}
+    changes = 0
+    for name in ("node", "edge", "kernel"):
+        numbers = getattr(one, name)
+        for row in range(min(len(numbers), 3)):
+            for column in range(numbers.shape[1]):
+                changed = numbers.copy()
+                changed[row, column] += 1
+                found.add(digests(one._replace(**{name: changed})).tobytes())
+                changes += 1
+    op, neighbour = one.op.copy(), one.neighbour.copy()
+    op[0] += 1
+    neighbour[0] += 1
+    found |= {digests(one._replace(op=op)).tobytes(), digests(one._replace(neighbour=neighbour)).tobytes()}
+    assert len(found) == changes + 3

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
-from disco_hlo.estimator.kernel_cost import MAXIMUM_CONTEXTS, Kernel, kernel_work
+from disco_hlo.estimator.kernel_cost import MAXIMUM_CONTEXTS, kernel_work
 from disco_hlo.hlo.graph import Kind, Shape
 from tests.captured import captured
 from tests.estimator.kernels import f32, graph_of
@@ -24,7 +24,7 @@ GPU = DeviceModel(1e9, 1e9, hoists=False, element_ns=LOGS)
 def work_of(graph, members, results, device=CPU, tiled=False):
     model = AnalyticModel(device)
     arrays = (np.array(sorted(ids)) for ids in (members, results))
-    return kernel_work(model.tables(graph), Kernel(*arrays, tiled), model.scratch(graph))
+    return kernel_work(model.tables(graph), *arrays, tiled, model.scratch(graph))
 
 
 def test_bytes_are_distinct_reads_and_results():
@@ -291,7 +291,7 @@ def kernels(draw):
 def test_compiled_and_obvious_counting_agree(graph, hoists):
     model, members = AnalyticModel(CPU if hoists else GPU), np.arange(1, len(graph))
     tables, scratch, results = model.tables(graph), model.scratch(graph), members[-1:]
-    found = kernel_work(tables, Kernel(members, results, False), scratch)
+    found = kernel_work(tables, members, results, False, scratch)
     assert found == obvious_work(tables, scratch.loops, members, results)
 
 
@@ -326,7 +326,7 @@ def test_captured_kernels_are_counted_as_the_obvious_way_counts_them(hoists, see
     graph, model = STEP, model_of(hoists)
     members, results = grown_kernel(graph, Random(seed), size)
     tables, scratch = model.tables(graph), model.scratch(graph)
-    found = kernel_work(tables, Kernel(np.array(members), np.array(results), False), scratch)
+    found = kernel_work(tables, np.array(members), np.array(results), False, scratch)
     assert found == obvious_work(tables, scratch.loops, members, results)
 
 
@@ -343,5 +343,5 @@ def test_nothing_depends_on_what_is_kept(hoists):
     )  # fmt: skip
     for seed in range(40):
         members, results = (np.array(x) for x in grown_kernel(graph, Random(seed), 150))
-        expected = kernel_work(tables, Kernel(members, results, False), scratch)
-        assert kernel_work(tables, Kernel(members, results, False), small) == expected
+        expected = kernel_work(tables, members, results, False, scratch)
+        assert kernel_work(tables, members, results, False, small) == expected
