@@ -44,7 +44,8 @@ LOGGER = logging.getLogger("disco_hlo")
 PATIENCE_S = 200.0
 """Longest that a search waits for its code; then it compiles what is missing itself."""
 _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.optimize.rehearsal")
-_BACKEND = "gpu"
+_BACKEND = next(name for name, one in BACKENDS.items() if one.asynchronous)
+"""The one whose collectives run beside kernels."""
 
 
 @functools.cache
