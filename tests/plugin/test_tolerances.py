@@ -100,6 +100,9 @@ def test_an_element_may_be_off_beyond_its_neighbours_as_far_as_the_defaults_own_
     place, how = unlike(allowed, off(values, 3 * 64 + 5, 6e-4))
     assert (place, how.startswith("by 0.0006, where roundings make 0.0003")) == (3 * 64 + 5, True)
     assert "of its norm" in unlike(allowed, (values + 6e-5).reshape(-1))[1]
+    wild[40, 40] = 1.0
+    allowed.look_farther([values + wild], None, None)
+    assert unlike(allowed, off(values, 3 * 64 + 5, 2e-3)) != (0, ""), "one hides nothing beside it"
 
 
 def test_what_moves_all_elements_a_little_is_seen_in_the_norm(even: tuple[Array, Array]) -> None:

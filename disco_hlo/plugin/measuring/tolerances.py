@@ -39,6 +39,9 @@ FRESH_RUNS = 3
 """Of the default, that show how far its own elements go beyond what is allowed."""
 _FARTHER = 2.0
 """Another program's farthest element of as many may go so many times as far as the farthest in these."""
+_MOST_FARTHER = 4.0
+"""Times what is allowed, whatever they show: where an element moves farther by itself, a wrong one beside it would hide
+behind it."""
 TIMES = 4.0
 """An element may lie so many times as far off as roundings move it."""
 HIGH = 3.0
@@ -343,8 +346,8 @@ class Allowed:
     def look_farther(
         self, moved: Sequence[Any], before: Sequence[Any] | None, moved_before: Sequence[Any] | None
     ) -> None:
-        """Allow what the default's own roundings do to some element, by a run on changed inputs as of :meth:`learn`, of
-        which nothing was learnt."""
+        """Allow what the default's own roundings do to some element, within bounds, by a run on changed inputs as of
+        :meth:`learn`, of which nothing was learnt."""
         if not self._seen:
             return
         runs = [np.full(1, max(1, self._runs), np.float64)] * len(moved)
@@ -353,7 +356,7 @@ class Allowed:
             _farthest, (self._parts,), *self._across(), self._values, runs, self._there(moved), *told
         )
         farthest = max(float(np.asarray(one).max()) for [one] in found)
-        self._slack = max(self._slack, _FARTHER * farthest)
+        self._slack = min(max(self._slack, _FARTHER * farthest), _MOST_FARTHER)
 
     def unlike(self, got: Sequence[Any]) -> tuple[int, str]:
         """Where another program's values are too far off, on the first device where they are, as a place in the flat
