@@ -167,9 +167,9 @@ def plan_crashes_xla() -> None:
     compile_one, compile_module = candidates._compile, compiles.compile_module
     plans: list[Any] = []
 
-    def noting_the_plan(session: Any, source: Any, trial: Any) -> Any:
+    def noting_the_plan(session: Any, source: Any, trial: Any, *more: Any) -> Any:
         plans.extend([trial] if trial.name == "plan" else [])
-        return compile_one(session, source, trial)
+        return compile_one(session, source, trial, *more)
 
     def crashing(request: Any, module: Any, *more: Any) -> Any:
         if module is not None and any(trial.module == module for trial in plans):
