@@ -42,7 +42,12 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
     job = new_job(tmp_path_factory.mktemp("searched"))
     know_device(job.directory, launch_ns=SLOW_LAUNCH_NS)
     cache = job.directory.parent / "cache"
-    settings = {"JAX_COMPILATION_CACHE_DIR": str(cache), "DISCO_FINALISTS": "2", "DISCO_EXPLAIN": "1", **CACHED}
+    settings = {
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "DISCO_FINALISTS": "2",
+        "DISCO_EXPLAIN": "1",
+        **CACHED,
+    }
     return job, job.train(fault="plan_wins", ENABLE_SEARCH="1", **settings)
 
 
