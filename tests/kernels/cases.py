@@ -24,8 +24,6 @@ from disco_hlo.kernels.norm import RowTiles
 from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
 from tests.kernels.interpreter import interpreted
 
-# Each of these places is written by a callback; 512 of them take 44 s.
-lamb._VECTOR, lamb._SLOTS = 1, lamb.LANES
 SMALL = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, steps=2, panel=1)
 RACES = "does not wait", "signals before its stores have arrived", "ends before the others"
 """Kernels that are wrong on purpose."""
@@ -33,6 +31,8 @@ RACES = "does not wait", "signals before its stores have arrived", "ends before 
 
 def main() -> None:
     """Run every case and print what came of it."""
+    # Each of these places is written by a callback; 512 of them take 44 s.
+    lamb._VECTOR, lamb._SLOTS = 1, lamb.LANES
     mesh = jax.sharding.Mesh(jax.devices(), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     chosen = tuple(sys.argv[1:] or [""])
     rows = {name: outcome(run) for name, run in cases(mesh, mesh.size) if name.startswith(chosen)}
