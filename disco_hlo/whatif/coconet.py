@@ -94,25 +94,43 @@ BERTS = (
     Bert("1.2B", 24, 2048, 1.2e9),
     Bert("3.9B", 48, 2560, 3.9e9),
 )
-LENGTH, HEAD = 128, 64
-"""Tokens of a sequence (assumed: the first phase of NVIDIA's script) and width of a head."""
-LAYER_KERNELS = 28
-"""Of a layer forward, twice as many backward (assumed: the operators of NVIDIA's script, one by one)."""
-APEX_BYTES: dict[Optimizer, int] = {"Adam": 40, "LAMB": 64}
-"""What NVIDIA's script, Apex at O2, moves to update an element. Adam: the gradient to 32 bits (6); gradient, weight,
-momentum and velocity (16) in, three of them out (12); the weight to 16 bits (6). LAMB besides: norms of gradient,
-weight and update (12), and an update written (4) and applied in a pass of its own (8)."""
-SUM_BYTES, DDP_BYTES = 12, 25e6
-"""What a part of a batch moves for each parameter to add its gradient to the sum (2 out, 2 in; 4 in and out: Apex at
-O2); a bucket of PyTorch DDP."""
+LENGTH, HEAD, VOCABULARY = 128, 64, 30528
+"""Tokens of a sequence: NVIDIA's script has LAMB's global batch of 65,536 in its first phase alone, which has 128 (the
+second: 32,768 and 512). Width of a head. Words, filled up to a multiple of 8."""
+LAYER_KERNELS, LAYER_TENSORS = 28, 16
+"""Of a layer forward, twice as many backward (assumed: the operators of NVIDIA's script, one by one); its parameters."""
+LOGIT_BYTES = 18
+"""What passes through memory for each token and word besides matmuls: bias (2 in, 2 out) and its gradient (2),
+log-softmax (4) and its gradient (6), the gradient of the likelihood (2). NVIDIA's script of PyTorch 1.5 computes all
+tokens' scores, not those of masked tokens alone (``BertPretrainingCriterion`` in ``run_pretraining.py``)."""
+APEX_BYTES: dict[Optimizer, int] = {"Adam": 34, "LAMB": 58}
+"""What Apex at O2 moves to update an element. Adam: gradient, weight, momentum and velocity (16) in, three of them out
+(12); the weight to 16 bits (6). LAMB besides: norms of gradient, weight and update (12), and an update written (4) and
+applied in a pass of its own (8)."""
+APEX_SUM_BYTES = (6, 10)
+"""Apex at O2, ``apex/amp/_process_optimizer.py``: the gradients of a batch's first part become 32-bit (2 in, 4 out);
+those of each other part are added to these (6 in, 4 out)."""
+SUM_BYTES = 6
+"""Autograd adds a further part's 16-bit gradients in place (4 in, 2 out): who has no 32-bit gradients does so."""
+FLAT_BYTES = 12
+"""What passes through memory around an all-reduce, an element. NVIDIA's script (``take_optimizer_step``): 32-bit
+gradients into a 16-bit buffer (6) and back (6). PyTorch 1.5's ``reducer.cpp``: into the bucket (4), divided there (4),
+and back (4); so does DeepSpeed's ``buffered_allreduce_fallback``."""
+DDP_BYTES = 25e6
+"""A bucket of PyTorch DDP."""
+ZERO_BYTES, GATHER_BYTES = 8, 4
+"""DeepSpeed's ``stage2.py``: gradients into a contiguous buffer (4), divided there (4); and the list of partitions that
+PyTorch copies out of the gathered buffer (``ProcessGroupNCCL::allgather``)."""
+UNFUSED_KERNELS = 3
+"""Of each parameter, in DeepSpeed's LAMB, which goes parameter by parameter; it has a norm of gradients (2) besides."""
 STATE_BYTES: dict[str, dict[Optimizer, tuple[int, int]]] = {
-    "NV BERT": {"Adam": (18, 0), "LAMB": (22, 0)},
-    "PyTorch DDP": {"Adam": (18, 0), "LAMB": (22, 0)},
-    "ZeRO": {"Adam": (6, 12), "LAMB": (22, 0)},
+    "NV BERT": {"Adam": (22, 0), "LAMB": (22, 0)},
+    "PyTorch DDP": {"Adam": (22, 0), "LAMB": (22, 0)},
+    "ZeRO": {"Adam": (6, 12), "LAMB": (18, 0)},
     "CoCoNet": {"Adam": (4, 12), "LAMB": (4, 16)},
 }
 """Bytes a parameter on every device, and bytes that the devices share: weight and gradient (4), the gradients' buffer
-(2), the optimizer's state (12; LAMB's update 4)."""
+(2), the optimizer's state (12; LAMB's update 4, which Apex writes over the gradient), Apex' 32-bit gradients (4)."""
 
 
 def has_memory(machine: Machine, system: str, optimizer: Optimizer, model: Bert) -> bool:
@@ -125,48 +143,73 @@ def training_ns(
     machine: Machine, system: str, optimizer: Optimizer, model: Bert, micro_batch: int, batch: int
 ) -> float:
     """Time of an iteration with a global ``batch``, in parts of ``micro_batch`` sequences on a device."""
-    part = _forward_and_backward_ns(machine, model, micro_batch)
-    size, mem = HALF * model.parameters, machine.gpu.memory_gb_per_s
-    all_reduce = collective_ns(machine, "all-reduce", size)
-    update = _launches_ns(machine, UPDATE_KERNELS[optimizer]) + APEX_BYTES[optimizer] * model.parameters / mem
-    copies = 4 * size / mem  # into one buffer and out of it
-    backward, bucket = 2 / 3 * part, collective_ns(machine, "all-reduce", DDP_BYTES)
-    buckets = size / DDP_BYTES * bucket  # the backward pass next to them has fewer compute units
-    slower = CHANNELS / (machine.gpu.compute_units - CHANNELS)
-    exposed = max(bucket, buckets - backward) + slower * min(buckets, backward)
-    after = {
-        "NV BERT": copies + all_reduce + update,
-        "PyTorch DDP": copies + exposed + update,
-        "ZeRO": copies
-        + (
-            update_schedules(machine, optimizer, int(model.parameters))["GShard-Eq"]
-            if optimizer == "Adam"
-            else all_reduce + update
-        ),
-        "CoCoNet": update_schedules(machine, optimizer, int(model.parameters))["fuse(RS-Opt-AG)"],
-    }
-    return computing_ns(machine, model, micro_batch, batch) + after[system]
+    parts = batch // machine.network.devices // micro_batch
+    elements, size = model.parameters, HALF * model.parameters
+
+    def through_memory_ns(element_bytes: float) -> float:
+        return element_bytes * elements / machine.gpu.memory_gb_per_s
+
+    first, further = APEX_SUM_BYTES
+    apex_sum = through_memory_ns(first + (parts - 1) * further)
+    apex_update = _launches_ns(machine, UPDATE_KERNELS[optimizer]) + through_memory_ns(APEX_BYTES[optimizer])
+    plain_sum = through_memory_ns((parts - 1) * SUM_BYTES)
+    all_reduce = collective_ns(machine, "all-reduce", size) + through_memory_ns(FLAT_BYTES)
+    if system == "NV BERT":
+        after = apex_sum + all_reduce + apex_update
+    elif system == "PyTorch DDP":
+        each = _buckets_ns(machine, model, micro_batch) + through_memory_ns(FLAT_BYTES)
+        after = apex_sum + parts * each + apex_update
+    elif system == "CoCoNet":
+        after = plain_sum + update_schedules(machine, optimizer, int(elements))["fuse(RS-Opt-AG)"]
+    elif optimizer == "Adam":
+        each = _scatter_ns(machine, size) + through_memory_ns(ZERO_BYTES)
+        own = _update_ns(machine, optimizer, elements / machine.network.devices)
+        after = parts * each + own + _gather_ns(machine, size) + through_memory_ns(GATHER_BYTES)
+    else:
+        launches = _launches_ns(machine, UNFUSED_KERNELS * LAYER_TENSORS * model.layers)
+        after = plain_sum + all_reduce + launches + through_memory_ns(2 + UPDATE_BYTES[optimizer])
+    return computing_ns(machine, model, micro_batch, batch) + after
 
 
 def computing_ns(machine: Machine, model: Bert, micro_batch: int, batch: int) -> float:
-    """What an iteration computes but for the update."""
-    parts = batch / machine.network.devices / micro_batch
-    added = SUM_BYTES * model.parameters / machine.gpu.memory_gb_per_s if parts > 1 else 0.0
-    return parts * (_forward_and_backward_ns(machine, model, micro_batch) + added)
+    """What the forward and backward passes of an iteration take alone."""
+    parts = batch // machine.network.devices // micro_batch
+    return parts * _forward_and_backward_ns(machine, model, micro_batch)
+
+
+def _buckets_ns(machine: Machine, model: Bert, micro_batch: int) -> float:
+    """What DDP's buckets add to a backward pass: it has fewer compute units next to them, and waits for the last.
+
+    Each part's backward pass reduces them: Apex at O2 sums the parts outside of DDP, in 32 bits.
+    """
+    backward = 2 / 3 * _forward_and_backward_ns(machine, model, micro_batch)
+    bucket = collective_ns(machine, "all-reduce", DDP_BYTES)
+    buckets = HALF * model.parameters / DDP_BYTES * bucket
+    slower = CHANNELS / (machine.gpu.compute_units - CHANNELS)
+    return max(bucket, buckets - backward) + slower * min(buckets, backward)
 
 
 def _forward_and_backward_ns(machine: Machine, model: Bert, sequences: int) -> float:
-    """Matmuls, three times those of the forward pass, and what else passes through memory.
+    """Matmuls of the layers and of the tokens' scores, and what else passes through memory.
 
     A layer keeps 34 s h + 5 a s s bytes a sequence for the backward pass (Korthikanti et al., MLSys 2023): written
     once, read once, and once more as much for the gradients.
     """
     tokens, width = sequences * LENGTH, model.width
     shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
-    products = sum(matmul_ns(machine.gpu, Matmul(tokens, columns, depth)) for columns, depth in shapes)
-    products += _launches_ns(machine, LAYER_KERNELS)
+    products = sum(_linear_ns(machine, tokens, columns, depth) for columns, depth in shapes)
     kept = sequences * (34 * LENGTH * width + 5 * width / HEAD * LENGTH * LENGTH)
-    return model.layers * 3 * (products + kept / machine.gpu.memory_gb_per_s)
+    rest = _launches_ns(machine, LAYER_KERNELS) + kept / machine.gpu.memory_gb_per_s
+    scores = LOGIT_BYTES * tokens * VOCABULARY / machine.gpu.memory_gb_per_s
+    return (
+        model.layers * (products + 3 * rest) + _linear_ns(machine, tokens, VOCABULARY, width) + scores
+    )
+
+
+def _linear_ns(machine: Machine, tokens: int, columns: int, depth: int) -> float:
+    """A linear layer's three matmuls: its result, and the gradients of its input and of its weight."""
+    three = (Matmul(tokens, columns, depth), Matmul(tokens, depth, columns), Matmul(depth, columns, tokens))
+    return sum(matmul_ns(machine.gpu, one) for one in three)
 
 
 # ---- section 6.2, figures 1 and 11: a matmul, an all-reduce and pointwise computations
