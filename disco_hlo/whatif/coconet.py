@@ -95,10 +95,20 @@ BERTS = (
     Bert("3.9B", 48, 2560, 3.9e9),
 )
 LENGTH, HEAD, VOCABULARY = 128, 64, 30528
-"""Tokens of a sequence: NVIDIA's script has LAMB's global batch of 65,536 in its first phase alone, which has 128 (the
-second: 32,768 and 512). Width of a head. Words, filled up to a multiple of 8."""
+"""Tokens of a sequence: NVIDIA's ``config_DGX2_16x16x64x4_wiki_books.sh`` has them for table 1's cluster, batch and
+micro batch (LAMB, 336M). Width of a head. Words, filled up to a multiple of 8."""
 LAYER_KERNELS, LAYER_TENSORS = 28, 16
-"""Of a layer forward, twice as many backward (assumed: the operators of NVIDIA's script, one by one); its parameters."""
+"""Of a layer forward, twice as many backward: the operators of NVIDIA's ``modeling.py``, one by one; its parameters."""
+KERNEL_US, SLOWDOWN = 17.63, 1.107
+"""Fitted to NVIDIA's own measurements on one V100 (``configs/papers/coconet.toml``): time from one kernel to the next,
+and time of a pass over what its matmuls and bytes need."""
+LAYER_BYTES, SCORE_BYTES = (90, 128), (21, 23)
+"""What passes through memory besides the layers' matmuls, forward and backward, in PyTorch's operators of 1.5. For each
+token and unit of width, forward: biases (4 for each of 9 outputs, less 16 where the script fuses bias and GELU, which
+take 16: 36), copies of heads (16), the attention's matmuls (8), two dropouts (10), additions (12) and normalizations
+(8). Backward: normalizations (20), dropouts (10), additions (24), biases (18), GELU (24), heads (16), attention (16).
+For each score, forward: product (2), scale, mask and softmax (4 each), dropout (5), and read (2); backward: products
+(8), dropout (5), softmax (6), scale (4)."""
 LOGIT_BYTES = 18
 """What passes through memory for each token and word besides matmuls: bias (2 in, 2 out) and its gradient (2),
 log-softmax (4) and its gradient (6), the gradient of the likelihood (2). NVIDIA's script of PyTorch 1.5 computes all
@@ -189,21 +199,26 @@ def _buckets_ns(machine: Machine, model: Bert, micro_batch: int) -> float:
     return max(bucket, buckets - backward) + slower * min(buckets, backward)
 
 
-def _forward_and_backward_ns(machine: Machine, model: Bert, sequences: int) -> float:
-    """Matmuls of the layers and of the tokens' scores, and what else passes through memory.
-
-    A layer keeps 34 s h + 5 a s s bytes a sequence for the backward pass (Korthikanti et al., MLSys 2023): written
-    once, read once, and once more as much for the gradients.
-    """
-    tokens, width = sequences * LENGTH, model.width
-    shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+def _forward_and_backward_ns(
+    machine: Machine, model: Bert, sequences: int, length: int = LENGTH
+) -> float:
+    """Matmuls of the layers and of the tokens' scores, and what else passes through memory."""
+    tokens, width, gpu = sequences * length, model.width, machine.gpu
+    shapes = [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]
     products = sum(_linear_ns(machine, tokens, columns, depth) for columns, depth in shapes)
-    kept = sequences * (34 * LENGTH * width + 5 * width / HEAD * LENGTH * LENGTH)
-    rest = _launches_ns(machine, LAYER_KERNELS) + kept / machine.gpu.memory_gb_per_s
-    scores = LOGIT_BYTES * tokens * VOCABULARY / machine.gpu.memory_gb_per_s
-    return (
-        model.layers * (products + 3 * rest) + _linear_ns(machine, tokens, VOCABULARY, width) + scores
-    )
+    products += 3 * 4 * tokens * length * width / gpu.matmul_flops_per_ns  # the attention's, two forward
+    moved = sum(LAYER_BYTES) * tokens * width + sum(SCORE_BYTES) * tokens * length * width / HEAD
+    scores = _linear_ns(machine, tokens, VOCABULARY, width)
+    scores += LOGIT_BYTES * tokens * VOCABULARY / gpu.memory_gb_per_s
+    layers = model.layers * (products + moved / gpu.memory_gb_per_s)
+    return SLOWDOWN * (layers + scores) + 3 * LAYER_KERNELS * model.layers * KERNEL_US * 1e3
+
+
+def sequences_per_s(machine: Machine, model: Bert, micro_batch: int, length: int) -> float:
+    """What one device trains with NVIDIA's script, in parts of ``micro_batch``; its update is spread over many."""
+    _, further = APEX_SUM_BYTES
+    added = further * model.parameters / machine.gpu.memory_gb_per_s
+    return 1e9 * micro_batch / (_forward_and_backward_ns(machine, model, micro_batch, length) + added)
 
 
 def _linear_ns(machine: Machine, tokens: int, columns: int, depth: int) -> float:
@@ -260,3 +275,75 @@ def pipeline_schedules(machine: Machine, elements: int) -> dict[str, float]:
 def send_ns(machine: Machine, size: float) -> float:
     """Each device of a node sends so many bytes to its counterpart in the next node, all at once."""
     return send(machine, between_nodes=True).ns(size)
+
+
+# ---- sections 6.2.1 and 6.3.1: inference with Megatron-LM, end to end
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """A model whose layers are split over the devices of a node; its numbers are those of Megatron-LM and GPT-3."""
+
+    name: str
+    width: int
+    length: int
+    heads: int
+
+
+BERT, GPT2, GPT3 = (
+    Transformer("BERT 3.9B", 2560, 512, 40),
+    Transformer("GPT-2 8.3B", 3072, 1024, 32),
+    Transformer("GPT-3 175B", 12288, 2048, 96),
+)
+NORMALIZATION_BYTES, SLICED_BYTES, INFERRED_SCORE_BYTES = 8, 52, 16
+"""Of :data:`LAYER_BYTES` and :data:`SCORE_BYTES` forward: what each device does for all tokens, what it does for its
+heads and its part of the matmuls, and the scores; no dropout, since inference has none."""
+UNFUSED_BYTES = 10
+"""Of bias (4) and residual (6) after an all-reduce, apart: Megatron-LM does not fuse them (section 6.2.1)."""
+UNFUSED_TAIL_KERNELS = 4
+"""Matmul, all-reduce, bias, residual."""
+
+
+def tensor_parallel_speed_up(machine: Machine, model: Transformer, sequences: int) -> float:
+    """Section 6.2.1: a layer of Megatron-LM over the same with both its all-reduces overlapped."""
+    rest, tails = _split_layer(machine, model, sequences)
+    group = machine.network.node_devices
+    overlapped = [matmul_schedules(machine, one, group)["OL(MM,fuse(RS+C+AG))"] for one in tails]
+    unfused = sum(_unfused_tail_ns(machine, one) for one in tails)
+    return (rest + unfused) / (rest + sum(overlapped))
+
+
+def pipeline_speed_up(machine: Machine, model: Transformer, sequences: int, layers: int) -> float:
+    """Section 6.3.1: a node's ``layers`` and its send over the same with the last all-reduce and the send overlapped."""
+    rest, tails = _split_layer(machine, model, sequences)
+    elements = tails[-1].rows * tails[-1].columns
+    unfused = layers * (rest + sum(_unfused_tail_ns(machine, one) for one in tails))
+    replaced = _unfused_tail_ns(machine, tails[-1]) - _tail_matmul_ns(machine, tails[-1])
+    overlapped = pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
+    whole = _launches_ns(machine, 1) + send_ns(machine, HALF * elements)
+    return (unfused + 2 * whole) / (unfused - replaced + overlapped)
+
+
+def _split_layer(machine: Machine, model: Transformer, sequences: int) -> tuple[float, list[Matmul]]:
+    """What a layer takes but for the two matmuls whose results are all-reduced, and these."""
+    group, gpu = machine.network.node_devices, machine.gpu
+    tokens, width = sequences * model.length, model.width
+    products = (Matmul(tokens, 3 * width // group, width), Matmul(tokens, 4 * width // group, width))
+    scores = tokens * model.length * model.heads / group
+    moved = tokens * width * (NORMALIZATION_BYTES + SLICED_BYTES / group) + INFERRED_SCORE_BYTES * scores
+    rest = sum(matmul_ns(gpu, one) for one in products) + moved / gpu.memory_gb_per_s
+    rest += 4 * tokens * model.length * width / group / gpu.matmul_flops_per_ns
+    kernels = LAYER_KERNELS - 2 * UNFUSED_TAIL_KERNELS
+    tails = [Matmul(tokens, width, width // group), Matmul(tokens, width, 4 * width // group)]
+    return rest + _launches_ns(machine, kernels), tails
+
+
+def _tail_matmul_ns(machine: Machine, matmul: Matmul) -> float:
+    return _launches_ns(machine, 1) + matmul_ns(machine.gpu, matmul)
+
+
+def _unfused_tail_ns(machine: Machine, matmul: Matmul) -> float:
+    all_reduce = collective_ns(machine, "all-reduce", matmul.output_bytes, machine.network.node_devices)
+    pointwise = UNFUSED_BYTES * matmul.rows * matmul.columns / machine.gpu.memory_gb_per_s
+    launches = _launches_ns(machine, UNFUSED_TAIL_KERNELS - 1)
+    return _tail_matmul_ns(machine, matmul) + launches + all_reduce + pointwise
