@@ -32,6 +32,16 @@ class Row(msgspec.Struct, forbid_unknown_fields=True):
     is_fitted: bool = False
 
 
+class Measurement(msgspec.Struct, forbid_unknown_fields=True):
+    """What others measured of a part of the model; no figure of the paper's."""
+
+    what: str
+    key: str
+    value: float
+    unit: str
+    is_fitted: bool = False
+
+
 class Training(msgspec.Struct, forbid_unknown_fields=True):
     """A row of CoCoNet's table 1."""
 
@@ -50,6 +60,7 @@ class Paper(msgspec.Struct, forbid_unknown_fields=True):
     tolerance: float
     row: list[Row]
     training: list[Training] = []
+    measured: list[Measurement] = []
 
 
 @dataclass(frozen=True)
@@ -178,6 +189,10 @@ def t3_opened(machine: Machine) -> list[Open]:
 LARGEST, LARGE = 1 << 30, range(26, 31)
 PIPELINED = 8 * 2048 * 12288
 """Elements of a micro batch of 8 in figure 12: section 6.3.1 has it where a node has one layer, as there."""
+INFERRED = 8
+"""Sequences of section 6.2.1: ``BATCH_SIZE`` of the authors' ``coconet-experiments/MegatronLM-Model-Parallel``."""
+PIPELINES = ((coconet.GPT2, 16, 5), (coconet.GPT3, 8, 1), (coconet.GPT3, 2, 6))
+"""Model, micro batch and layers a node of section 6.3.1."""
 BATCHES = {"Adam": 8192, "LAMB": 65536}
 FUSED, ONE, OVERLAPPED, PIPED = "fuse(RS-Opt-AG)", "AR-Opt", "OL(MM,fuse(RS+C+AG))", "OL(RS+C,P2P,AG)"
 
@@ -206,7 +221,24 @@ def coconet_figures(machine: Machine) -> dict[str, float]:
     _range(found, "pipeline", [one["AR+P2P+C"] / one[PIPED]])
     _range(found, "pipeline over GShard", [one["GShard-Eq"] / one[PIPED]])
     found["pipeline over sliced"] = one["AR+P2P+C+AG"] / one[PIPED]
-    return found
+    for model in (coconet.BERT, coconet.GPT2):
+        found[f"inference {model.name}"] = coconet.tensor_parallel_speed_up(machine, model, INFERRED)
+    for model, batch, layers in PIPELINES:
+        key = f"pipelined {model.name} {layers}"
+        found[key] = coconet.pipeline_speed_up(machine, model, batch, layers)
+    return found | _measured(machine)
+
+
+def _measured(machine: Machine) -> dict[str, float]:
+    """What others measured, as the model has it."""
+    bert, elements = coconet.BERTS[0], 1 << 30
+    script = {
+        f"script {micro} {length}": coconet.sequences_per_s(machine, bert, micro, length)
+        for micro, length in ((16, 128), (64, 128), (4, 512), (8, 512))
+    }
+    ring_ms = coconet.fused_ring_ns(machine, 4 * elements, 128) / 1e6
+    update_ms = coconet.UPDATE_BYTES["Adam"] * elements / machine.gpu.memory_gb_per_s / 1e6
+    return script | {"Adam 2^30": update_ms, "fused Adam 2^30, 128 GPUs": ring_ms + update_ms / 128}
 
 
 def _range(found: dict[str, float], name: str, values: list[float]) -> None:
@@ -243,12 +275,13 @@ def winners(machine: Machine) -> str:
         best = []
         for bits in range(10, 31):
             times = coconet.update_schedules(machine, optimizer, 1 << bits)
-            del times["UB"]
+            bound = times.pop("UB")
             best.append(min(times, key=times.__getitem__))
         change = 10 + best.index(FUSED) if FUSED in best else 31
         lines.append(
             f"Figure 10, {optimizer}: {best[0]} is fastest up to 2^{change - 1} elements, then {best[-1]} "
-            f"(the paper: AR-Opt for small, {FUSED} for large tensors)."
+            f"(the paper: AR-Opt for small, {FUSED} for large tensors). The best takes {min(times.values()) / bound:.3f} "
+            "times UB, the all-reduce alone, for the largest (the paper: near optimal)."
         )
     return "\n".join(lines)
 
@@ -292,6 +325,22 @@ def coconet_opened(machine: Machine) -> list[Open]:
         *(
             Open(f"{optimizer} over GShard", share, 1.0, 0.5, 1.0, partial(apart, optimizer))
             for optimizer in coconet.UPDATE_BYTES
+        ),
+        Open(
+            "inference BERT 3.9B",
+            "bytes an element that Megatron-LM moves after an all-reduce",
+            coconet.UNFUSED_BYTES,
+            0,
+            60,
+            partial(coconet.tensor_parallel_speed_up, machine, coconet.BERT, INFERRED),
+        ),
+        Open(
+            "pipelined GPT-3 175B 1",
+            "sends that a node takes part in for each micro batch",
+            coconet.SEND_TURNS,
+            0,
+            4,
+            partial(coconet.pipeline_speed_up, machine, *PIPELINES[1]),
         ),
         Open("pipeline over sliced", sent, 1.0, 0.1, 1.0, sliced),
         *tables,

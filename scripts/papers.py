@@ -19,6 +19,7 @@ import numpy as np
 from paper_figures import (
     FIGURES,
     ROOT,
+    Measurement,
     Open,
     Paper,
     Row,
@@ -124,6 +125,7 @@ def markdown(name: str) -> str:
     machine = load(paper.machine)
     if name == "coconet":
         lines += [winners(machine), ""]
+        lines += [*map(functools.partial(_told, found), paper.measured), ""]
     opened = FIGURES[name][1](machine)
     lines += [
         f"* {row.what}: {one.parameter} {_needed(one, row.paper)}, taken is {one.taken:.3g}."
@@ -133,6 +135,12 @@ def markdown(name: str) -> str:
         named = ", ".join(machine.sourced(by)) or "no parameter of the machine"
         lines += ["", f"{by.capitalize()}: {named}."]
     return "\n".join(lines)
+
+
+def _told(found: dict[str, float], one: Measurement) -> str:
+    have = found[one.key]
+    verdict = "fitted" if one.is_fitted else f"{100 * (have / one.value - 1):+.1f} %"
+    return f"* {one.what}: measured {one.value:.1f} {one.unit}, here {have:.1f} ({verdict})."
 
 
 def _needed(one: Open, target: float) -> str:

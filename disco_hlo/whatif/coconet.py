@@ -17,9 +17,10 @@ HALF = 2
 """Bytes of a 16-bit element."""
 BUFFER_BYTES = 16 * 2**20
 """CoCoNet, figure 9."""
-CHANNELS = 8
-"""Compute units that a collective takes from a matmul next to it: assumed, what NCCL 2.8 needs at 16.7 GB/s each
-(``src/graph/tuning.cc``) to fill 120 GB/s."""
+CHANNELS, INFERENCE_CHANNELS = 32, 12
+"""Compute units that a collective takes from a matmul next to it, one a channel (section 5.1). The authors' repositories
+set NCCL's channels: ``coconet/experiments/model-parallel-exp.py`` and ``coconet-experiments/Nvidia-Bert``, and
+``coconet-experiments/MegatronLM-Model-Parallel/eval_8_batchsize.sh``."""
 HIDDEN = 0.8
 """Share of a matmul that an overlapped all-reduce hides where it takes longer (figure 1's sentence); that is less than
 all but the first chunk, and why is not given."""
@@ -121,7 +122,8 @@ APEX_SUM_BYTES = (6, 10)
 """Apex at O2, ``apex/amp/_process_optimizer.py``: the gradients of a batch's first part become 32-bit (2 in, 4 out);
 those of each other part are added to these (6 in, 4 out)."""
 SUM_BYTES = 6
-"""Autograd adds a further part's 16-bit gradients in place (4 in, 2 out): who has no 32-bit gradients does so."""
+"""Autograd adds each part's 16-bit gradients in place (4 in, 2 out) where they stay: CoCoNet (the authors'
+``run_pretraining.py``, ``--fused_allreduce_fp16``) and DeepSpeed without ZeRO."""
 FLAT_BYTES = 12
 """What passes through memory around an all-reduce, an element. NVIDIA's script (``take_optimizer_step``): 32-bit
 gradients into a 16-bit buffer (6) and back (6). PyTorch 1.5's ``reducer.cpp``: into the bucket (4), divided there (4),
@@ -162,13 +164,13 @@ def training_ns(
     first, further = APEX_SUM_BYTES
     apex_sum = through_memory_ns(first + (parts - 1) * further)
     apex_update = _launches_ns(machine, UPDATE_KERNELS[optimizer]) + through_memory_ns(APEX_BYTES[optimizer])
-    plain_sum = through_memory_ns((parts - 1) * SUM_BYTES)
+    plain_sum = through_memory_ns(parts * SUM_BYTES)
     all_reduce = collective_ns(machine, "all-reduce", size) + through_memory_ns(FLAT_BYTES)
     if system == "NV BERT":
         after = apex_sum + all_reduce + apex_update
     elif system == "PyTorch DDP":
         each = _buckets_ns(machine, model, micro_batch) + through_memory_ns(FLAT_BYTES)
-        after = apex_sum + parts * each + apex_update
+        after = apex_sum + each + apex_update
     elif system == "CoCoNet":
         after = plain_sum + update_schedules(machine, optimizer, int(elements))["fuse(RS-Opt-AG)"]
     elif optimizer == "Adam":
@@ -190,18 +192,16 @@ def computing_ns(machine: Machine, model: Bert, micro_batch: int, batch: int) ->
 def _buckets_ns(machine: Machine, model: Bert, micro_batch: int) -> float:
     """What DDP's buckets add to a backward pass: it has fewer compute units next to them, and waits for the last.
 
-    Each part's backward pass reduces them: Apex at O2 sums the parts outside of DDP, in 32 bits.
+    The authors' ``coconet-experiments/Nvidia-Bert`` reduces gradients once an iteration, with NCCL's rings and protocol
+    Simple alone.
     """
     backward = 2 / 3 * _forward_and_backward_ns(machine, model, micro_batch)
-    bucket = collective_ns(machine, "all-reduce", DDP_BYTES)
+    bucket = next(one for one in algorithms(machine, "all-reduce") if one.name == "ring Simple").ns(DDP_BYTES)
     buckets = HALF * model.parameters / DDP_BYTES * bucket
-    slower = CHANNELS / (machine.gpu.compute_units - CHANNELS)
-    return max(bucket, buckets - backward) + slower * min(buckets, backward)
+    return bucket + max(buckets * CHANNELS / machine.gpu.compute_units, buckets - backward)
 
 
-def _forward_and_backward_ns(
-    machine: Machine, model: Bert, sequences: int, length: int = LENGTH
-) -> float:
+def _forward_and_backward_ns(machine: Machine, model: Bert, sequences: int, length: int = LENGTH) -> float:
     """Matmuls of the layers and of the tokens' scores, and what else passes through memory."""
     tokens, width, gpu = sequences * length, model.width, machine.gpu
     shapes = [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]
@@ -231,7 +231,7 @@ def _linear_ns(machine: Machine, tokens: int, columns: int, depth: int) -> float
 
 
 def matmul_schedules(
-    machine: Machine, matmul: Matmul, devices: int, *, pointwise: bool = True
+    machine: Machine, matmul: Matmul, devices: int, *, pointwise: bool = True, channels: int = CHANNELS
 ) -> dict[str, float]:
     """Time of each schedule of figure 11 in ns; without ``pointwise`` those of figure 1."""
     size = matmul.output_bytes
@@ -240,7 +240,7 @@ def matmul_schedules(
     rest = moved / machine.gpu.memory_gb_per_s
     apart = _scatter_ns(machine, size, devices) + rest / devices + _gather_ns(machine, size, devices)
     tiles = ceil(size / BUFFER_BYTES)
-    beside = matmul_ns(machine.gpu, matmul, units=max(1, machine.gpu.compute_units - CHANNELS))
+    beside = matmul_ns(machine.gpu, matmul, units=max(1, machine.gpu.compute_units - channels))
     ring = fused_ring_ns(machine, size, devices) + rest / devices
     return {
         "MM+AR+C": _launches_ns(machine, 3 if pointwise else 2) + product + all_reduce + rest,
@@ -295,25 +295,32 @@ BERT, GPT2, GPT3 = (
     Transformer("GPT-2 8.3B", 3072, 1024, 32),
     Transformer("GPT-3 175B", 12288, 2048, 96),
 )
-NORMALIZATION_BYTES, SLICED_BYTES, INFERRED_SCORE_BYTES = 8, 52, 16
-"""Of :data:`LAYER_BYTES` and :data:`SCORE_BYTES` forward: what each device does for all tokens, what it does for its
-heads and its part of the matmuls, and the scores; no dropout, since inference has none."""
-UNFUSED_BYTES = 10
-"""Of bias (4) and residual (6) after an all-reduce, apart: Megatron-LM does not fuse them (section 6.2.1)."""
-UNFUSED_TAIL_KERNELS = 4
-"""Matmul, all-reduce, bias, residual."""
+NORMALIZATION_BYTES, SLICED_BYTES = 8, 52
+"""Of :data:`LAYER_BYTES` forward: what each device does for all tokens, and for its heads and part of the matmuls."""
+UNFUSED_BYTES, UNFUSED_TAIL_KERNELS = 15, 5
+"""After an all-reduce bias (4), dropout (5) and residual (6), apart, and their kernels with matmul and all-reduce: the
+authors' ``coconet-experiments/MegatronLM-Model-Parallel`` times a forward pass of training, with ``AR-C``."""
 
 
-def tensor_parallel_speed_up(machine: Machine, model: Transformer, sequences: int) -> float:
+SEND_TURNS = 2
+"""Sends that a node of Megatron-LM's pipeline takes part in for each micro batch, one after the other: it receives,
+computes and sends, and waits for each (``forward_step_with_communication`` in the authors' copy)."""
+
+
+def tensor_parallel_speed_up(
+    machine: Machine, model: Transformer, sequences: int, unfused_bytes: float = UNFUSED_BYTES
+) -> float:
     """Section 6.2.1: a layer of Megatron-LM over the same with both its all-reduces overlapped."""
     rest, tails = _split_layer(machine, model, sequences)
     group = machine.network.node_devices
-    overlapped = [matmul_schedules(machine, one, group)["OL(MM,fuse(RS+C+AG))"] for one in tails]
-    unfused = sum(_unfused_tail_ns(machine, one) for one in tails)
-    return (rest + unfused) / (rest + sum(overlapped))
+    overlapped = [matmul_schedules(machine, one, group, channels=INFERENCE_CHANNELS) for one in tails]
+    unfused = sum(_unfused_tail_ns(machine, one, unfused_bytes) for one in tails)
+    return (rest + unfused) / (rest + sum(one["OL(MM,fuse(RS+C+AG))"] for one in overlapped))
 
 
-def pipeline_speed_up(machine: Machine, model: Transformer, sequences: int, layers: int) -> float:
+def pipeline_speed_up(
+    machine: Machine, model: Transformer, sequences: int, layers: int, turns: float = SEND_TURNS
+) -> float:
     """Section 6.3.1: a node's ``layers`` and its send over the same with the last all-reduce and the send overlapped."""
     rest, tails = _split_layer(machine, model, sequences)
     elements = tails[-1].rows * tails[-1].columns
@@ -321,7 +328,7 @@ def pipeline_speed_up(machine: Machine, model: Transformer, sequences: int, laye
     replaced = _unfused_tail_ns(machine, tails[-1]) - _tail_matmul_ns(machine, tails[-1])
     overlapped = pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
     whole = _launches_ns(machine, 1) + send_ns(machine, HALF * elements)
-    return (unfused + 2 * whole) / (unfused - replaced + overlapped)
+    return (unfused + turns * whole) / (unfused - replaced + overlapped)
 
 
 def _split_layer(machine: Machine, model: Transformer, sequences: int) -> tuple[float, list[Matmul]]:
@@ -330,7 +337,7 @@ def _split_layer(machine: Machine, model: Transformer, sequences: int) -> tuple[
     tokens, width = sequences * model.length, model.width
     products = (Matmul(tokens, 3 * width // group, width), Matmul(tokens, 4 * width // group, width))
     scores = tokens * model.length * model.heads / group
-    moved = tokens * width * (NORMALIZATION_BYTES + SLICED_BYTES / group) + INFERRED_SCORE_BYTES * scores
+    moved = tokens * width * (NORMALIZATION_BYTES + SLICED_BYTES / group) + SCORE_BYTES[0] * scores
     rest = sum(matmul_ns(gpu, one) for one in products) + moved / gpu.memory_gb_per_s
     rest += 4 * tokens * model.length * width / group / gpu.matmul_flops_per_ns
     kernels = LAYER_KERNELS - 2 * UNFUSED_TAIL_KERNELS
@@ -342,8 +349,8 @@ def _tail_matmul_ns(machine: Machine, matmul: Matmul) -> float:
     return _launches_ns(machine, 1) + matmul_ns(machine.gpu, matmul)
 
 
-def _unfused_tail_ns(machine: Machine, matmul: Matmul) -> float:
+def _unfused_tail_ns(machine: Machine, matmul: Matmul, element_bytes: float = UNFUSED_BYTES) -> float:
     all_reduce = collective_ns(machine, "all-reduce", matmul.output_bytes, machine.network.node_devices)
-    pointwise = UNFUSED_BYTES * matmul.rows * matmul.columns / machine.gpu.memory_gb_per_s
+    pointwise = element_bytes * matmul.rows * matmul.columns / machine.gpu.memory_gb_per_s
     launches = _launches_ns(machine, UNFUSED_TAIL_KERNELS - 1)
     return _tail_matmul_ns(machine, matmul) + launches + all_reduce + pointwise

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from disco_hlo.whatif import coconet
-from disco_hlo.whatif.machine import Matmul, load, matmul_ns
+from disco_hlo.whatif.machine import Matmul, collective_ns, load, matmul_ns
 
 CLUSTER = load("coconet")
 RING = replace(
@@ -40,7 +40,7 @@ def test_an_overlap_takes_what_is_longest_and_one_part_of_the_other() -> None:
     found = coconet.matmul_schedules(RING, matmul, 4, pointwise=False)
     ring = 2 * 0.75 * matmul.output_bytes / 120
     product = matmul_ns(RING.gpu, matmul)
-    beside = matmul_ns(RING.gpu, matmul, units=72)
+    beside = matmul_ns(RING.gpu, matmul, units=48)
     assert found["MM+AR+C"] == pytest.approx(product + ring)
     assert found["OL(MM,fuse(RS+C+AG))"] == pytest.approx(max(0.2 * product + ring, beside + ring / 3))
 
@@ -76,19 +76,100 @@ def test_who_has_memory_is_who_has_it_in_table_1() -> None:
     assert everyone <= has
 
 
-def test_more_micro_batches_cost_more_launches_and_worse_stages() -> None:
+def test_a_part_takes_three_matmuls_a_layer_and_the_scores_and_what_a_kernel_takes() -> None:
     model = coconet.BERTS[1]
     small, large = (coconet.computing_ns(CLUSTER, model, micro, 8192) for micro in (8, 32))
-    assert small > large
-    after = coconet.training_ns(CLUSTER, "CoCoNet", "Adam", model, 32, 8192) - large
-    expected = coconet.update_schedules(CLUSTER, "Adam", int(model.parameters))["fuse(RS-Opt-AG)"]
-    assert after == pytest.approx(expected)
+    layers, kernel_ns = 24, 17.63e3
+    assert small - large > 3 * layers * 84 * kernel_ns  # four parts, not one
+    part = coconet.computing_ns(CLUSTER, model, 8, 8 * 256)
+    assert small == pytest.approx(4 * part)
+    tokens, width, words = 8 * 128, 2048, 30528
 
+    def linear(columns: int, depth: int) -> float:
+        three = ((tokens, columns, depth), (tokens, depth, columns), (depth, columns, tokens))
+        return sum(matmul_ns(CLUSTER.gpu, Matmul(*one)) for one in three)
 
-def test_who_reduces_buckets_next_to_the_backward_pass_computes_slower() -> None:
-    model = coconet.BERTS[0]
-    plain, buckets, best = (
-        coconet.training_ns(CLUSTER, system, "Adam", model, 32, 8192)
-        for system in ("NV BERT", "PyTorch DDP", "CoCoNet")
+    rate = 80 * 1.53 * 1024 * 0.664
+    products = (
+        4 * linear(2048, 2048) + linear(8192, 2048) + linear(2048, 8192) + 12 * tokens * 128 * 2048 / rate
     )
-    assert best < buckets < plain
+    moved = 218 * tokens * width + 44 * tokens * 128 * 32
+    scores = linear(words, 2048) + 18 * tokens * words / 900
+    assert part == pytest.approx(
+        1.107 * (layers * (products + moved / 900) + scores) + 84 * layers * kernel_ns
+    )
+
+
+def test_the_two_numbers_of_a_part_are_those_that_nvidia_s_two_throughputs_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, added_ns = coconet.BERTS[0], 10 * 336e6 / 900
+    times = [1e9 * micro / rate - added_ns for micro, rate in ((16, 125.44), (64, 171.52))]
+    monkeypatch.setattr(coconet, "SLOWDOWN", 1.0)
+    monkeypatch.setattr(coconet, "KERNEL_US", 0.0)
+    needed = [coconet.computing_ns(CLUSTER, model, micro, 256 * micro) for micro in (16, 64)]
+    slowdown = (times[1] - times[0]) / (needed[1] - needed[0])
+    kernel_us = (times[1] - slowdown * needed[1]) / (84 * 24) / 1e3
+    monkeypatch.undo()
+    assert (coconet.SLOWDOWN, coconet.KERNEL_US) == pytest.approx((slowdown, kernel_us), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("system", "optimizer", "element_bytes"),
+    [
+        ("NV BERT", "Adam", 6 + 3 * 10 + 12 + 34),
+        ("NV BERT", "LAMB", 6 + 3 * 10 + 12 + 58),
+        ("ZeRO", "Adam", 4 * 8 + 4 + 28 / 256),
+        ("ZeRO", "LAMB", 4 * 6 + 12 + 42),
+        ("CoCoNet", "Adam", 4 * 6 + 28 / 256),
+        ("CoCoNet", "LAMB", 4 * 6 + 40 / 256),
+    ],
+)
+def test_each_system_moves_the_bytes_of_its_source(
+    system: str, optimizer: coconet.Optimizer, element_bytes: float
+) -> None:
+    machine = replace(
+        CLUSTER,
+        gpu=replace(CLUSTER.gpu, launch_us=0),
+        network=replace(CLUSTER.network, topology="ring", link_gb_per_s=1, link_latency_us=0),
+    )
+    model, elements = coconet.BERTS[1], 1.2e9
+    found = coconet.training_ns(machine, system, optimizer, model, 8, 8192)
+    found -= coconet.computing_ns(machine, model, 8, 8192)
+    phases = 4 + 1 if (system, optimizer) == ("ZeRO", "Adam") else 2  # ZeRO-2 reduces in each of four parts
+    ring_ns = phases * 255 / 256 * 2 * elements
+    assert found == pytest.approx(ring_ns + element_bytes * elements / 900)
+
+
+def test_buckets_take_compute_units_from_the_backward_pass_until_it_is_shorter_than_they() -> None:
+    model, simple_ns_per_byte = coconet.BERTS[0], 2 * 255 / 256 / 96
+    bucket = simple_ns_per_byte * 25e6 + (8.4 + 480 * 3.4 + 30 * 9.6) * 1e3
+    buckets = 2 * 336e6 / 25e6 * bucket
+    for micro, batch in ((32, 8192), (1, 256)):
+        computing = coconet.computing_ns(CLUSTER, model, micro, batch)
+        found = coconet.training_ns(CLUSTER, "PyTorch DDP", "Adam", model, micro, batch) - computing
+        exposed = bucket + max(0.4 * buckets, buckets - 2 / 3 * computing)
+        assert found == pytest.approx(exposed + (6 + 12 + 34) * 336e6 / 900 + 5e3)
+
+
+def test_a_pipeline_gains_its_whole_sends_and_an_all_reduce() -> None:
+    machine = replace(CLUSTER, gpu=replace(CLUSTER.gpu, launch_us=0))
+    sequences, layers = 8, 1
+    elements = sequences * 2048 * 12288
+    rest, tails = coconet._split_layer(machine, coconet.GPT3, sequences)
+    products = sum(matmul_ns(machine.gpu, one) for one in tails)
+    reduced = collective_ns(machine, "all-reduce", 2 * elements, 16) + 15 * elements / 900
+    send = coconet.send_ns(machine, 2 * elements)
+    overlapped = coconet.pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
+    before = rest + products + 2 * reduced + 2 * send
+    after = rest + products + reduced + overlapped
+    assert coconet.pipeline_speed_up(machine, coconet.GPT3, sequences, layers) == pytest.approx(
+        before / after
+    )
+
+
+def test_inference_gains_less_than_what_is_overlapped() -> None:
+    for model in (coconet.BERT, coconet.GPT2):
+        gained = coconet.tensor_parallel_speed_up(CLUSTER, model, 8)
+        assert 1 < gained < 2
+        assert gained < coconet.tensor_parallel_speed_up(CLUSTER, model, 8, unfused_bytes=30)
