@@ -25,6 +25,7 @@ from paper_figures import (
     Row,
     geometric_mean,
     is_within,
+    of_the_authors_files,
     read,
     solve,
     training_rows,
@@ -126,6 +127,7 @@ def markdown(name: str) -> str:
     if name == "coconet":
         lines += [winners(machine), ""]
         lines += [*map(functools.partial(_told, found), paper.measured), ""]
+        lines += [*of_the_authors_files(machine, paper), ""]
     opened = FIGURES[name][1](machine)
     lines += [
         f"* {row.what}: {one.parameter} {_needed(one, row.paper)}, taken is {one.taken:.3g}."

@@ -18,9 +18,9 @@ HALF = 2
 BUFFER_BYTES = 16 * 2**20
 """CoCoNet, figure 9."""
 CHANNELS, INFERENCE_CHANNELS = 32, 12
-"""Compute units that a collective takes from a matmul next to it, one a channel (section 5.1). The authors' repositories
-set NCCL's channels: ``coconet/experiments/model-parallel-exp.py`` and ``coconet-experiments/Nvidia-Bert``, and
-``coconet-experiments/MegatronLM-Model-Parallel/eval_8_batchsize.sh``."""
+"""Compute units that a collective takes from a matmul next to it, one a channel (section 5.1). NCCL's channels are set
+in the authors' repositories: ``coconet/experiments/model-parallel-exp.py`` and
+``coconet-experiments/Nvidia-Bert/coconet-experiments.py``; ``MegatronLM-Model-Parallel/eval_8_batchsize.sh``."""
 HIDDEN = 0.8
 """Share of a matmul that an overlapped all-reduce hides where it takes longer (figure 1's sentence); that is less than
 all but the first chunk, and why is not given."""
@@ -82,18 +82,20 @@ def _gather_ns(machine: Machine, size: float, devices: int | None = None) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Bert:
-    """A model of table 1. Widths and layers are those of NVIDIA's scripts and of Megatron-LM's 3.9 B model."""
+    """A model of table 1. Widths and layers are those of the authors' ``bert_config_*.json``."""
 
     name: str
     layers: int
     width: int
+    inner: int
+    """Width inside the MLP. The authors' files have 4096 throughout; the sizes that table 1 names need four widths."""
     parameters: float
 
 
 BERTS = (
-    Bert("336M", 24, 1024, 336e6),
-    Bert("1.2B", 24, 2048, 1.2e9),
-    Bert("3.9B", 48, 2560, 3.9e9),
+    Bert("336M", 24, 1024, 4096, 336e6),
+    Bert("1.2B", 24, 2048, 8192, 1.2e9),
+    Bert("3.9B", 48, 2560, 10240, 3.9e9),
 )
 LENGTH, HEAD, VOCABULARY = 128, 64, 30528
 """Tokens of a sequence: NVIDIA's ``config_DGX2_16x16x64x4_wiki_books.sh`` has them for table 1's cluster, batch and
@@ -204,7 +206,7 @@ def _buckets_ns(machine: Machine, model: Bert, micro_batch: int) -> float:
 def _forward_and_backward_ns(machine: Machine, model: Bert, sequences: int, length: int = LENGTH) -> float:
     """Matmuls of the layers and of the tokens' scores, and what else passes through memory."""
     tokens, width, gpu = sequences * length, model.width, machine.gpu
-    shapes = [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]
+    shapes = [(width, width)] * 4 + [(model.inner, width), (width, model.inner)]
     products = sum(_linear_ns(machine, tokens, columns, depth) for columns, depth in shapes)
     products += 3 * 4 * tokens * length * width / gpu.matmul_flops_per_ns  # the attention's, two forward
     moved = sum(LAYER_BYTES) * tokens * width + sum(SCORE_BYTES) * tokens * length * width / HEAD
@@ -321,7 +323,7 @@ def tensor_parallel_speed_up(
 def pipeline_speed_up(
     machine: Machine, model: Transformer, sequences: int, layers: int, turns: float = SEND_TURNS
 ) -> float:
-    """Section 6.3.1: a node's ``layers`` and its send over the same with the last all-reduce and the send overlapped."""
+    """Section 6.3.1: a node's ``layers`` and its sends over the same with the last all-reduce and send overlapped."""
     rest, tails = _split_layer(machine, model, sequences)
     elements = tails[-1].rows * tails[-1].columns
     unfused = layers * (rest + sum(_unfused_tail_ns(machine, one) for one in tails))

@@ -111,7 +111,7 @@ def test_the_two_numbers_of_a_part_are_those_that_nvidia_s_two_throughputs_give(
     slowdown = (times[1] - times[0]) / (needed[1] - needed[0])
     kernel_us = (times[1] - slowdown * needed[1]) / (84 * 24) / 1e3
     monkeypatch.undo()
-    assert (coconet.SLOWDOWN, coconet.KERNEL_US) == pytest.approx((slowdown, kernel_us), rel=1e-3)
+    assert pytest.approx((slowdown, kernel_us), rel=1e-3) == (coconet.SLOWDOWN, coconet.KERNEL_US)
 
 
 @pytest.mark.parametrize(
