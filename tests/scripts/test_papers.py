@@ -39,3 +39,10 @@ def test_the_ring_is_within_six_percent_where_it_was_not_fitted() -> None:
     held_out = [line for line in papers.scatter().splitlines() if line.startswith("Held out")]
     assert held_out
     assert all(float(line.split()[2]) < 6 for line in held_out)
+
+
+def test_nvidia_s_throughputs_that_were_not_fitted_are_within_six_percent() -> None:
+    lines = [line for line in papers.markdown("coconet").splitlines() if line.startswith("* NVIDIA")]
+    held_out = [float(line.split("(")[1].split()[0]) for line in lines if "(fitted)" not in line]
+    assert (len(lines), len(held_out)) == (6, 4)
+    assert all(abs(off) < 6 for off in held_out)
