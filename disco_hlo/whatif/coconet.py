@@ -109,9 +109,9 @@ LAYER_BYTES, SCORE_BYTES = (90, 128), (21, 23)
 """What passes through memory besides the layers' matmuls, forward and backward, in the operators of NVIDIA's
 ``modeling.py``. For each token and unit of width, forward: biases of five outputs (20), bias and GELU in one kernel on
 the inner width (16), copies of heads (16), the attention's matmuls (8), two dropouts (10), two additions (12), two
-normalizations (8). Backward: normalizations (20), dropouts (10), additions (24), biases (18), GELU (24), copies of heads
-(16), the attention's matmuls (16). For each score, forward: product (2), scale, mask and softmax (4 each), dropout (5),
-read (2); backward: products (8), dropout (5), softmax (6), scale (4)."""
+normalizations (8). Backward: normalizations (20), dropouts (10), additions (24), biases (18), GELU (24), copies of
+heads (16), the attention's matmuls (16). For each score, forward: product (2), scale, mask and softmax (4 each),
+dropout (5), read (2); backward: products (8), dropout (5), softmax (6), scale (4)."""
 LOGIT_BYTES = 18
 """What passes through memory for each token and word besides matmuls: bias (2 in, 2 out) and its gradient (2),
 log-softmax (4) and its gradient (6), the gradient of the likelihood (2). NVIDIA's script of PyTorch 1.5 computes all
