@@ -50,6 +50,7 @@ pytestmark = pytest.mark.product_only
 _LARGE = 512
 """Weights of so many rows and columns are changed and compared on the devices."""
 _CALLS = 4
+_SHARE_MEMORY = "disco_hlo.plugin.measuring.inputs.arguments.share_memory"
 
 
 def compared(
@@ -93,31 +94,36 @@ def compare_in_call(observation: Observation, folder: Path, candidate: Any) -> T
     request = calls.watch.request
     session = session_of(request, folder)
     search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
-    search._request = request
+    search._request, search._hold = request, Hold("comparing", nullcontext)
     default, other = Trial(DEFAULT, None, 0), Trial("candidate", None, 0)
     default.executable, other.executable = request.call_default(), candidate
     with jaxlink.ours():
-        search._compare(session, Hold("comparing", nullcontext), default, [other])
+        search._compare(session, default, [other])
     return other
 
 
-@pytest.fixture(params=[False, True], ids=["beside the state", "in its place"])
+@pytest.fixture(params=["beside the state", "as on a GPU", "in its place"])
 def leaves(
     request: pytest.FixtureRequest, observation: Observation, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Where the devices have no room beside it, the state leaves them while candidates are compared."""
-    if request.param:
+    """Where devices have memory of their own, results are compared there, and where they have no room beside the state
+    that leaves them for each run."""
+    gives_way = request.param == "in its place"
+    if request.param != "beside the state":
+        monkeypatch.setattr(_SHARE_MEMORY, lambda _: False)
+    if gives_way:
         monkeypatch.setattr(search_in_training, "may_rise_bytes", lambda *_: 0)
-    really, gone = search_in_training.compare_with_default, []
+    really, gone = Runner.output_arrays, []
 
-    def compare_with_default(*arguments: Any) -> None:
+    def output_arrays(runner: Runner, *given: Any) -> Any:
         watch = trial_of(observation.trials, "jit_compared_step").watch
         gone.append([one.is_deleted() for one in watch.arguments])
-        really(*arguments)
+        return really(runner, *given)
 
-    monkeypatch.setattr(search_in_training, "compare_with_default", compare_with_default)
+    monkeypatch.setattr(Runner, "output_arrays", output_arrays)
     yield
-    assert gone == [[request.param] * 3 + [False]]
+    assert len(gone) >= 2
+    assert all(one == [gives_way] * 3 + [False] for one in gone)
 
 
 @pytest.mark.parametrize("width", [16, _LARGE])
@@ -184,6 +190,7 @@ def test_nothing_is_compiled_while_a_call_is_held_to_compare(
     observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_programs._compiled.cache_clear()
+    monkeypatch.setattr(_SHARE_MEMORY, lambda _: False)  # as on a GPU
     compiled: list[int] = []
     in_clean_thread = own_programs.in_clean_thread
 
@@ -286,9 +293,11 @@ def test_where_the_host_has_no_room_inputs_are_made_up_and_a_line_says_so(
     assert "compared on made-up inputs: the host has no room" in caplog.text
 
 
-def test_inputs_are_raised_and_lowered_alike_by_host_and_devices_and_given_back_whole(
-    observation: Observation,
+@pytest.mark.parametrize("by_host", [True, False])
+def test_inputs_are_raised_and_lowered_alike_by_host_and_devices(
+    observation: Observation, monkeypatch: pytest.MonkeyPatch, by_host: bool
 ) -> None:
+    monkeypatch.setattr(_SHARE_MEMORY, lambda _: by_host)
     call = jitted("compared_step")
     call(*fresh_state(_LARGE), batch(0, width=_LARGE))
     request = trial_of(observation.trials, "jit_compared_step").watch.request
@@ -296,10 +305,6 @@ def test_inputs_are_raised_and_lowered_alike_by_host_and_devices_and_given_back_
     arguments = [weights["in"], weights["out"], jax.random.key_data(key), x]
     taken = executables.parameters(request.call_default())
     inputs = RealInputs(request, taken, arguments, 0, nullcontext, lambda: False)
-    for index, one in enumerate(arguments):
-        again = inputs.given(index)
-        assert again.sharding == one.sharding
-        assert np.asarray(again).tobytes() == np.asarray(one).tobytes()
     inputs.nudge(1e-3, 2)
     large, small = np.asarray(inputs.arrays(0)[1]), np.asarray(inputs.arrays(3)[1])
     before = np.asarray(weights["in"])
