@@ -3,10 +3,11 @@ is as it was, whatever they do."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.comparing import compile_comparison
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, coming_back_to
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.tolerances import Allowed
 from disco_hlo.plugin.phases import search_in_training
 from disco_hlo.plugin.phases.search_in_training import SearchInTraining
 from disco_hlo.plugin.probe import exchange_opcode
@@ -476,3 +478,111 @@ def test_what_has_no_room_is_not_run(
             lending.lent(session, lending.Loan.of(default, [default]), arguments):  # fmt: skip
         raise AssertionError
     assert not any(one.is_deleted() for one in arguments)
+
+
+def many_arrays(last: float) -> Callable[..., Any]:
+    """A step whose state has twelve weights; the last element of the last one is moved by ``last``, besides."""
+
+    def step(weights: Any, key: jax.Array, x: jax.Array) -> Any:
+        def loss_of(weights: Any) -> Any:
+            return jnp.mean(functools.reduce(lambda x, w: jnp.tanh(x @ w), weights.values(), x) ** 2)
+
+        loss, slope = jax.value_and_grad(loss_of)(weights)
+        weights = jax.tree.map(lambda w, g: w - 0.1 * g, weights, slope)
+        final = max(weights)
+        return {**weights, final: weights[final].at[-1, -1].add(last)}, jax.random.split(key)[0], loss
+
+    name = f"last_{last:g}".replace(".", "_")
+    return jax.jit(named(name, step), donate_argnums=(0, 1), out_shardings=(WHOLE, WHOLE, None))
+
+
+def state_of_many() -> Any:
+    drawn = np.random.default_rng(3).normal(size=(12, 16, 16)).astype(np.float32) / 4
+    weights = {f"w{number:02}": one for number, one in enumerate(drawn)}
+    return jax.device_put((weights, jax.random.key(5)), WHOLE)
+
+
+@pytest.mark.parametrize("device_memory", ["the host's", "its own, full"])
+def test_each_run_holds_a_call_of_its_own_and_a_wrong_last_element_of_many_arrays_is_seen(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_memory: str
+) -> None:
+    full = device_memory != "the host's"
+    if full:
+        monkeypatch.setattr(_SHARE_MEMORY, lambda _: False)
+        monkeypatch.setattr(search_in_training, "may_rise_bytes", lambda *_: 0)
+    taken: list[Any] = []
+    jaxlink.install(lambda request: taken.append(compiles.compile_module(request, None)))
+    many_arrays(0.01)(*state_of_many(), batch(0))
+    jaxlink.install(lambda _: None)
+    call, state, losses = many_arrays(0.0), state_of_many(), []
+    *state, loss = call(*state, batch(0))
+    losses.append(float(loss))
+    calls = trial_of(observation.trials, "jit_last_0")
+    calls.begun = True
+    request, trains = calls.watch.request, threading.current_thread()
+
+    said: list[str] = []
+    held, execute, output_arrays, unlike = (
+        SearchInTraining._held, executables.execute, Runner.output_arrays, Allowed.unlike,
+    )  # fmt: skip
+
+    @contextmanager
+    def holding(*given: Any) -> Iterator[Hold]:
+        with held(*given) as hold:
+            said.append("held")
+            yield hold
+        said.append("goes on")
+
+    def executed(*given: Any) -> Any:
+        if threading.current_thread() is not trains:
+            said.append("ran")
+        return execute(*given)
+
+    def run(runner: Runner, *given: Any) -> Any:
+        said.append("away" if calls.watch.arguments[0].is_deleted() else "there")
+        return output_arrays(runner, *given)
+
+    def looked(allowed: Allowed, got: Any) -> Any:
+        said.append("looked")
+        return unlike(allowed, got)
+
+    monkeypatch.setattr(SearchInTraining, "_held", holding)
+    monkeypatch.setattr(executables, "execute", executed)
+    monkeypatch.setattr(Runner, "output_arrays", run)
+    monkeypatch.setattr(Allowed, "unlike", looked)
+
+    session = session_of(request, tmp_path)
+    search = SearchInTraining(weakref.ref(calls), session.settings, trains)
+    search._request = request
+    default, same, wrong = Trial(DEFAULT, None, 0), Trial("same", None, 0), Trial("wrong", None, 0)
+    default.executable, wrong.executable = request.call_default(), taken[-1]
+    same.executable = compiled_again(calls.watch)
+
+    def compare() -> None:
+        with jaxlink.ours(), jax.transfer_guard("allow"):
+            search._compare(session, default, [same, wrong])
+
+    thread = threading.Thread(target=compare)
+    thread.start()
+    while thread.is_alive():
+        *state, loss = call(*state, batch(len(losses)))
+        losses.append(float(loss))
+    assert same.compared
+    assert "output 11 differs from XLA's default at [15, 15] of float32[16, 16]" in wrong.error
+
+    pieces = [piece.split("goes on") for piece in " ".join(said).split("held")[1:]]
+    assert len(pieces) == len(search._held_s) >= 6
+    (copying, _), *runs = pieces
+    assert copying.split() == []
+    for inside, _ in runs:
+        assert inside.split()[:2] == ["away" if full else "there", "ran"]
+    looked = [({*inside.split()[2:]}, {*beside.split()}) for inside, beside in runs]
+    assert {word for inside, _ in looked for word in inside} == ({"looked"} if full else set())
+    assert {word for _, beside in looked for word in beside} == (set() if full else {"looked"})
+
+    observation.stop()
+    expected, other = state_of_many(), many_arrays(0.0)
+    for number, own in enumerate(losses):
+        *expected, loss = other(*expected, batch(number))
+        assert float(loss) == own
+    assert numbers(tuple(state)) == numbers(tuple(expected))
