@@ -364,6 +364,7 @@ class Reference:
         """The outputs of the pass, one after the other. Those that are done with give their room back."""
         arrays.reverse()
         for number in range(len(arrays)):
+            self.default.running.runs_on.check_goes_on()
             own = arrays.pop()
             if number in self.outputs:
                 yield number, own

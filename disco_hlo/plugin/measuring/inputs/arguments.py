@@ -100,6 +100,9 @@ class Inputs:
         """Whether arguments are made, and results compared, by the host alone, while a training goes on."""
         return False
 
+    def check_goes_on(self) -> None:
+        """Raise ActivationError where whoever made them wants no more runs or looks at results."""
+
     def fresh(self) -> list[Any]:
         """Arguments for one execution."""
         return self.several(1)[0]
@@ -226,7 +229,7 @@ class RealInputs(Inputs):
     Args:
         arguments: as the executable takes them; not kept.
         together: as for :class:`~disco_hlo.plugin.measuring.runner.Runner`.
-        stop: asked before each run; once it answers True none begins any more.
+        stop: asked before each run and look at a result; once it answers True none begins any more.
     """
 
     def __init__(
@@ -248,6 +251,11 @@ class RealInputs(Inputs):
     def beside(self) -> bool:
         """As of :class:`Inputs`."""
         return self._beside
+
+    def check_goes_on(self) -> None:
+        """As of :class:`Inputs`."""
+        if self._stop():
+            raise ActivationError("it was interrupted")
 
     def nudge(self, by: float, change: int = 0) -> None:
         """As of :class:`Inputs`, from the next run on."""
@@ -297,8 +305,7 @@ class RealInputs(Inputs):
         return []
 
     def _arguments(self, handed_on: Collection[int]) -> list[Any]:
-        if self._stop():
-            raise ActivationError("it was interrupted")
+        self.check_goes_on()
         return [None if index in handed_on else self.like(index) for index in range(len(self.parameters))]
 
     def _changed(
