@@ -63,7 +63,9 @@ def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verd
     return Verdict((SEARCHED,), None, lacking) if lacking > 0 else Verdict((SEARCHED,), SEARCHED)
 
 
-PLACES = ("traced calls", "slice", "compile", "search", "room for real inputs", "rounds", "change-over")
+PLACES = (
+    "traced calls", "slice", "compile", "search", "room for real inputs", "a run of plan", "rounds", "change-over",
+)  # fmt: skip
 """Of a search, in turn: in a call under the profiler, while what is profiled has a call's arguments, before candidates
 are compiled, and so on."""
 _STOOD_STILL_S = 1.0

@@ -230,19 +230,14 @@ STEPS = {
 }  # fmt: skip
 
 
-class Changed:
-    """A runner of which one output has some elements exchanged."""
-
-    def __init__(self, runner: Runner, number: int, places: Array, values: Array) -> None:
-        self._runner, self._number, self._places, self._values = runner, number, places, values
-
-    def output_arrays(self) -> list[list[Array]]:
-        arrays = self._runner.output_arrays()
-        own = arrays[self._number]
-        values = np.array(own[1])
-        values.reshape(-1)[self._places] = self._values
-        own[1] = jax.device_put(values, next(iter(own[1].devices())))
-        return arrays
+def exchanged(runner: Runner, number: int, places: Array, values: Array) -> list[list[Array]]:
+    """What a run returns, of which one output has some elements exchanged."""
+    arrays = runner.output_arrays()
+    own = arrays[number]
+    changed = np.array(own[1])
+    changed.reshape(-1)[places] = values
+    own[1] = jax.device_put(changed, next(iter(own[1].devices())))
+    return arrays
 
 
 def least(change: Array, tiles: Array) -> int:
@@ -270,9 +265,9 @@ def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_p
         request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
         default = Program("default", compiles.compile_module(request, None))
         default.runner = Runner(request, default.executable, 0)
-        survey, _ = survey_of(default.runner)
+        survey = survey_of(default.runner, default.runner.output_arrays())
         reference = Reference(session, default, survey, passes(survey, None)[0])
-        assert reference._first_unlike(default.runner) == ""
+        assert reference._first_unlike(default.runner.output_arrays()) == ""
         said = []
         for number, outputs in enumerate(default.runner.outputs()):
             after, index = outputs[1].reshape(-1), survey.updated[number]
@@ -285,7 +280,7 @@ def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_p
             for tiles in (np.arange(after.size)[:, None], tiles_of(outputs[1].shape)):
                 if change.any() and (tile := least(change, tiles)) >= 0:
                     places = tiles[tile]
-                    changed: Any = Changed(default.runner, number, places, before[places])
+                    changed = exchanged(default.runner, number, places, before[places])
                     said.append((number, reference._first_unlike(changed)))
         return said
 
@@ -361,7 +356,7 @@ def test_the_new_value_of_each_parameter_is_known_by_its_values() -> None:
     def surveyed(request: CompileRequest) -> tuple[Survey, int]:
         request.positive = frozenset()
         runner = Runner(request, compiles.compile_module(request, None), 0)
-        return survey_of(runner)[0], len(runner.runs_on.parameters)
+        return survey_of(runner, runner.output_arrays()), len(runner.runs_on.parameters)
 
     found, parameters = intercept(*models.mlp(), surveyed)
     # Parameters come in the order of the outputs: weights, momenta, and then the batch.

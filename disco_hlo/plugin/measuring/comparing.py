@@ -11,8 +11,11 @@ an output differs from the input that it updates. The default's first run shows 
 
 Large outputs are compared on the devices. These hold what the default computed and a byte beside each number. Where
 that takes more than what is free beside a run, the outputs are compared in several passes, for each of which all
-programs run again. On the training's own arguments all this lies in the host's memory, and one output after the other
-is brought to the devices, which hold no second state.
+programs run again.
+
+On the training's own arguments each run holds a call of its own, within the training's share. All that is kept lies in
+the host's memory. Where devices have that, arguments are made before the call and results compared by numpy after it,
+while the training goes on. Others get one output after the other while they are held, and keep no second state.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +62,7 @@ from disco_hlo.plugin.xla.executables import (
 )
 from disco_hlo.plugin.xla.own_programs import Fact, compile_for_each_device, on_each_device
 
+Result = TypeVar("Result")
 _LONG_S = 5.0
 """Somebody who waits for longer is told how far it is."""
 _ARRAYS = 3
@@ -238,10 +242,13 @@ class _Inputs:
         default = self.programs[0]
         default.runner = self.first = None
         runner = self._make_runner(default)
-        with default.guard():
-            what = f"first run of {default.name}"
-            survey, self.first = run_on_all(self.session, what, lambda: survey_of(runner))
-        return survey
+
+        def look(arrays: list[list[Any]]) -> Survey:
+            # Once a call goes on devices have no room for it.
+            self.first = arrays if self.real is None or self.real.beside else None
+            return survey_of(runner, arrays)
+
+        return _run(self.session, default, f"first run of {default.name}", look)
 
     def _not_finite(self, survey: Survey) -> int:
         """How many numbers are not finite on all ranks together."""
@@ -268,6 +275,17 @@ class _Inputs:
         mine = b"" if room is None else b"%d" % max(0, room + survey.output_bytes - run - look)
         answers = session.channel.all_gather(mine, tag="memory", timeout_s=session.timeout_s)
         return passes(survey, min(map(int, filter(None, answers)), default=None))
+
+
+def _run(session: Session, program: Program, what: str, look: Callable[[list[list[Any]]], Result]) -> Result:
+    """What ``look`` makes of all that a program returns, ``[output][local device]``, on all ranks."""
+    runner = program.running
+    if not runner.runs_on.beside:
+        return run_on_all(session, what, lambda: look(runner.output_arrays()), program.guard)
+    arguments = runner.inputs()
+    arrays = run_on_all(session, what, lambda: runner.output_arrays(arguments), program.guard)
+    with session.stage(what, logged=False):
+        return look(arrays)
 
 
 # --- the default, and who computes otherwise ------------------------------------------------------
@@ -332,23 +350,28 @@ class Reference:
     def _run(
         self, what: str, take: Callable[[int, list[Any]], None], ran: list[list[Any]] | None = None
     ) -> None:
-        def run() -> None:
-            for number, arrays in self._chosen(ran or self.default.running.output_arrays()):
+        def look(every: list[list[Any]]) -> None:
+            for number, arrays in self._chosen(every):
                 take(number, arrays)
 
-        with self.default.guard():
-            run_on_all(self.session, what, run)
+        if ran is None:
+            _run(self.session, self.default, what, look)
+        else:
+            with self.session.stage(what, logged=False):
+                look(ran)
 
     def _chosen(self, arrays: list[list[Any]]) -> Iterator[tuple[int, list[Any]]]:
         """The outputs of the pass, one after the other. Those that are done with give their room back."""
         arrays.reverse()
         for number in range(len(arrays)):
+            self.default.running.runs_on.check_goes_on()
             own = arrays.pop()
             if number in self.outputs:
                 yield number, own
 
     def _keep(self, number: int, arrays: list[Any]) -> None:
-        self._allowed[number] = Allowed(arrays, self._before(number), kept_on_host=self.kept_on_host)
+        on_devices = False if self.default.running.runs_on.beside else None
+        self._allowed[number] = Allowed(arrays, self._before(number), on_devices, self.kept_on_host)
 
     def _learn(self, runs: int, take: Callable[[int, list[Any]], None]) -> None:
         """Run on inputs that are changed by a rounding until that has been done so often."""
@@ -385,12 +408,10 @@ class Reference:
     # --- another program --------------------------------------------------------------------------
 
     def _unlike(self, program: Program) -> str:
-        with program.guard():
-            what = f"a run of {program.name}"
-            return run_on_all(self.session, what, lambda: self._first_unlike(program.running))
+        return _run(self.session, program, f"a run of {program.name}", self._first_unlike)
 
-    def _first_unlike(self, runner: Runner) -> str:
-        for number, arrays in self._chosen(runner.output_arrays()):
+    def _first_unlike(self, every: list[list[Any]]) -> str:
+        for number, arrays in self._chosen(every):
             if (why := self.survey.other_shape(number, arrays[0])) != "":
                 return why
             place, how = self._allowed[number].unlike(arrays)
@@ -447,18 +468,18 @@ class Survey:
         return f"output {number} is {values.dtype}{list(values.shape)}, expected {self.name(number)}"
 
 
-def survey_of(runner: Runner) -> tuple[Survey, list[list[Any]]]:
-    """Run once, and see; returns the outputs, too, ``[output][local device]``."""
-    inputs, arrays = _samples(runner), runner.output_arrays()
+def survey_of(runner: Runner, arrays: list[list[Any]]) -> Survey:
+    """By what a run returned, ``[output][local device]``."""
+    inputs = _samples(runner)
     shapes, dtypes, updated, strange = [], [], [], 0
     for own in arrays:
         first = own[0]
-        few, count = _looked_at(own)
+        few, count = _looked_at(own, runner.runs_on.beside)
         shapes.append(tuple(first.shape))
         dtypes.append(np.dtype(first.dtype))
         updated.append(_nearest(few, inputs.get((str(first.dtype), tuple(first.shape)), ())))
         strange += count
-    return Survey(shapes, dtypes, updated, strange), arrays
+    return Survey(shapes, dtypes, updated, strange)
 
 
 def passes(survey: Survey, limit_bytes: int | None) -> list[frozenset[int]]:
@@ -489,10 +510,11 @@ def compile_look(devices: tuple[Any, ...], output: Fact) -> None:
     compile_for_each_device(devices, _look, (), output, (places.shape, places.dtype))
 
 
-def _looked_at(arrays: Sequence[Any]) -> tuple[NDArray[Any], int]:
-    """A few numbers of an output, on the first device, and how many are not finite, on all."""
+def _looked_at(arrays: Sequence[Any], beside: bool) -> tuple[NDArray[Any], int]:
+    """A few numbers of an output, on the first device, and how many are not finite, on all; ``beside`` a training by
+    numpy."""
     places = _places(math.prod(arrays[0].shape))
-    if not are_compared_on_devices(arrays[0]):
+    if beside or not are_compared_on_devices(arrays[0]):
         every = [np.asarray(one) for one in arrays]
         return every[0].reshape(-1)[places], sum(map(not_finite, every))
     devices = tuple(next(iter(one.devices())) for one in arrays)

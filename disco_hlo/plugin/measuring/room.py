@@ -61,8 +61,9 @@ def room_bytes(session: Session, *, on_host: bool = False) -> int | None:
 def needed_on_host_bytes(needs: Memory, runs_there: bool) -> int:
     """Host memory for each device while a step that ``needs`` so much is compared on real inputs: a copy of its
     arguments, what XLA's default computed of them, and how far each number may be off; a run's own where it
-    ``runs_there``, on devices that have the host's memory."""
-    return needs.arguments_bytes + 3 * needs.outputs_bytes // 2 + (needs.total_bytes if runs_there else 0)
+    ``runs_there``, on devices that have the host's memory, else what the training's own call takes over."""
+    kept = needs.arguments_bytes + 3 * needs.outputs_bytes // 2
+    return kept + (needs.total_bytes if runs_there else needs.aliased_bytes)
 
 
 def least_bytes(ranks: Iterable[RankMemory]) -> int | None:

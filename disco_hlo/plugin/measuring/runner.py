@@ -229,11 +229,12 @@ class Runner:
         with jax.transfer_guard("allow"):
             return tuple(tuple(np.asarray(one) for one in output) for output in self.output_arrays())
 
-    def output_arrays(self) -> list[list[Any]]:
-        """Run once; returns the outputs where they lie, ``[output][local device]``."""
+    def output_arrays(self, arguments: list[Any] | None = None) -> list[list[Any]]:
+        """Run once, on ``arguments`` of :meth:`inputs` where these are made before; returns the outputs where they lie,
+        ``[output][local device]``."""
         import jax
 
-        arguments = self.runs_on.fresh()
+        arguments = self.runs_on.fresh() if arguments is None else arguments
         with coming_back(self.runs_on.request.module_name), jax.transfer_guard("allow"):
             arrays = executables.result_arrays(executables.execute(self._executable, arguments))
             jax.block_until_ready(arrays)

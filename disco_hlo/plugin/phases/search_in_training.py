@@ -31,7 +31,14 @@ from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.arguments import LentInputs, fit_inputs, off_devices
+from disco_hlo.plugin.measuring.inputs.arguments import (
+    Kept,
+    LentInputs,
+    RealInputs,
+    fit_inputs,
+    off_devices,
+    share_memory,
+)
 from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.lending import Loan, copied, lent
 from disco_hlo.plugin.measuring.lockstep import anywhere
@@ -269,12 +276,12 @@ class SearchInTraining:
         exchange(session)
         trials[0].executable = self._request.call_default()
         at_once = compiles_at_once(session)
-        with session.stage("compiling the comparison"):
-            compile_comparison(self._request.local_devices, trials[0].executable, at_once)
+        if not share_memory(self._request):
+            with session.stage("compiling the comparison"):
+                compile_comparison(self._request.local_devices, trials[0].executable, at_once)
         while not self._reserving_ends.wait(_LOOK_S) and not self._over():
             pass
-        with self._held(session, "comparing") as hold:
-            self._compare(session, hold, trials[0], tried)
+        self._compare(session, trials[0], tried)
         self._say_held(session, "comparing")
         self._offer([one for one in tried if one.compared])
         for one in (trials[0], *tried):
@@ -285,9 +292,26 @@ class SearchInTraining:
             if self._over():
                 raise ActivationError("no candidate has won so far")
 
-    def _compare(self, session: Session, hold: Hold, default: Trial, tried: Sequence[Trial]) -> None:
-        """Compare candidates with XLA's default, on the arguments of the call that is held, where the hosts have room
-        for a copy of them."""
+    def _compare(self, session: Session, default: Trial, tried: Sequence[Trial]) -> None:
+        """Compare candidates with XLA's default, on the arguments of a call, where the hosts have room for a copy of
+        them: each run holds a call. Else all of it holds one."""
+        with self._held(session, "comparing"):
+            inputs, taken = self._inputs(session, default, tried)
+            alive = [one for one in tried if not one.error]
+            if alive and inputs is None:
+                compare_with_default(session, default, alive)
+        if alive and inputs is not None:
+            in_pieces = replace(session, between_steps=functools.partial(self._making_room, session, taken))
+            compare_with_default(in_pieces, default, alive, inputs)
+        # What ends a hold counts as an error of the candidate that was to run in it.
+        if anywhere(session, self._ended(), "interrupted"):
+            raise ActivationError("it was interrupted")
+
+    def _inputs(
+        self, session: Session, default: Trial, tried: Sequence[Trial]
+    ) -> tuple[RealInputs | None, frozenset[int]]:
+        """A copy of the arguments of the call that is held, None where that has no room; and which of a call's must
+        leave the devices for a run. Candidates without room are told so."""
         trial = self._calls()
         arguments = [] if trial is None else trial.watch.arguments
         taken = frozenset[int]()
@@ -315,13 +339,20 @@ class SearchInTraining:
             )
         if default.error:
             raise UnsupportedError(f"there is no room to compare candidates: {default.error}")
-        alive = [one for one in tried if not one.error]
-        with contextlib.ExitStack() as stack:
-            if inputs is not None and taken and alive:
+        return inputs, taken
+
+    @contextlib.contextmanager
+    def _making_room(self, session: Session, taken: frozenset[int], what: str) -> Iterator[None]:
+        """Hold a call for the body; what it takes over, ``taken``, leaves the devices for so long."""
+        with self._held(session, what) as hold, contextlib.ExitStack() as stack:
+            trial = self._calls()
+            if taken and trial is not None:
                 hold.outlasts = True
-                stack.enter_context(off_devices(inputs, arguments, taken))
-            if alive:
-                compare_with_default(session, default, alive, inputs)
+                with session.stage("a copy of what a step takes over"):
+                    kept = Kept(trial.watch.arguments, taken)
+                stack.enter_context(off_devices(kept, trial.watch.arguments, taken))
+            del trial
+            yield
 
     def _offer(self, alive: Sequence[Trial]) -> None:
         self._tried = bool(alive)

@@ -3,10 +3,11 @@ is as it was, whatever they do."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.comparing import compile_comparison
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, coming_back_to
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.tolerances import Allowed
 from disco_hlo.plugin.phases import search_in_training
 from disco_hlo.plugin.phases.search_in_training import SearchInTraining
 from disco_hlo.plugin.probe import exchange_opcode
@@ -50,6 +52,7 @@ pytestmark = pytest.mark.product_only
 _LARGE = 512
 """Weights of so many rows and columns are changed and compared on the devices."""
 _CALLS = 4
+_SHARE_MEMORY = "disco_hlo.plugin.measuring.inputs.arguments.share_memory"
 
 
 def compared(
@@ -93,31 +96,36 @@ def compare_in_call(observation: Observation, folder: Path, candidate: Any) -> T
     request = calls.watch.request
     session = session_of(request, folder)
     search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
-    search._request = request
+    search._request, search._hold = request, Hold("comparing", nullcontext)
     default, other = Trial(DEFAULT, None, 0), Trial("candidate", None, 0)
     default.executable, other.executable = request.call_default(), candidate
     with jaxlink.ours():
-        search._compare(session, Hold("comparing", nullcontext), default, [other])
+        search._compare(session, default, [other])
     return other
 
 
-@pytest.fixture(params=[False, True], ids=["beside the state", "in its place"])
+@pytest.fixture(params=["beside the state", "as on a GPU", "in its place"])
 def leaves(
     request: pytest.FixtureRequest, observation: Observation, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Where the devices have no room beside it, the state leaves them while candidates are compared."""
-    if request.param:
+    """Where devices have memory of their own, results are compared there, and where they have no room beside the state
+    that leaves them for each run."""
+    gives_way = request.param == "in its place"
+    if request.param != "beside the state":
+        monkeypatch.setattr(_SHARE_MEMORY, lambda _: False)
+    if gives_way:
         monkeypatch.setattr(search_in_training, "may_rise_bytes", lambda *_: 0)
-    really, gone = search_in_training.compare_with_default, []
+    really, gone = Runner.output_arrays, []
 
-    def compare_with_default(*arguments: Any) -> None:
+    def output_arrays(runner: Runner, *given: Any) -> Any:
         watch = trial_of(observation.trials, "jit_compared_step").watch
         gone.append([one.is_deleted() for one in watch.arguments])
-        really(*arguments)
+        return really(runner, *given)
 
-    monkeypatch.setattr(search_in_training, "compare_with_default", compare_with_default)
+    monkeypatch.setattr(Runner, "output_arrays", output_arrays)
     yield
-    assert gone == [[request.param] * 3 + [False]]
+    assert len(gone) >= 2
+    assert all(one == [gives_way] * 3 + [False] for one in gone)
 
 
 @pytest.mark.parametrize("width", [16, _LARGE])
@@ -184,6 +192,7 @@ def test_nothing_is_compiled_while_a_call_is_held_to_compare(
     observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_programs._compiled.cache_clear()
+    monkeypatch.setattr(_SHARE_MEMORY, lambda _: False)  # as on a GPU
     compiled: list[int] = []
     in_clean_thread = own_programs.in_clean_thread
 
@@ -286,9 +295,11 @@ def test_where_the_host_has_no_room_inputs_are_made_up_and_a_line_says_so(
     assert "compared on made-up inputs: the host has no room" in caplog.text
 
 
-def test_inputs_are_raised_and_lowered_alike_by_host_and_devices_and_given_back_whole(
-    observation: Observation,
+@pytest.mark.parametrize("by_host", [True, False])
+def test_inputs_are_raised_and_lowered_alike_by_host_and_devices(
+    observation: Observation, monkeypatch: pytest.MonkeyPatch, by_host: bool
 ) -> None:
+    monkeypatch.setattr(_SHARE_MEMORY, lambda _: by_host)
     call = jitted("compared_step")
     call(*fresh_state(_LARGE), batch(0, width=_LARGE))
     request = trial_of(observation.trials, "jit_compared_step").watch.request
@@ -296,10 +307,6 @@ def test_inputs_are_raised_and_lowered_alike_by_host_and_devices_and_given_back_
     arguments = [weights["in"], weights["out"], jax.random.key_data(key), x]
     taken = executables.parameters(request.call_default())
     inputs = RealInputs(request, taken, arguments, 0, nullcontext, lambda: False)
-    for index, one in enumerate(arguments):
-        again = inputs.given(index)
-        assert again.sharding == one.sharding
-        assert np.asarray(again).tobytes() == np.asarray(one).tobytes()
     inputs.nudge(1e-3, 2)
     large, small = np.asarray(inputs.arrays(0)[1]), np.asarray(inputs.arrays(3)[1])
     before = np.asarray(weights["in"])
@@ -471,3 +478,111 @@ def test_what_has_no_room_is_not_run(
             lending.lent(session, lending.Loan.of(default, [default]), arguments):  # fmt: skip
         raise AssertionError
     assert not any(one.is_deleted() for one in arguments)
+
+
+def many_arrays(last: float) -> Callable[..., Any]:
+    """A step whose state has twelve weights; the last element of the last one is moved by ``last``, besides."""
+
+    def step(weights: Any, key: jax.Array, x: jax.Array) -> Any:
+        def loss_of(weights: Any) -> Any:
+            return jnp.mean(functools.reduce(lambda x, w: jnp.tanh(x @ w), weights.values(), x) ** 2)
+
+        loss, slope = jax.value_and_grad(loss_of)(weights)
+        weights = jax.tree.map(lambda w, g: w - 0.1 * g, weights, slope)
+        final = max(weights)
+        return {**weights, final: weights[final].at[-1, -1].add(last)}, jax.random.split(key)[0], loss
+
+    name = f"last_{last:g}".replace(".", "_")
+    return jax.jit(named(name, step), donate_argnums=(0, 1), out_shardings=(WHOLE, WHOLE, None))
+
+
+def state_of_many() -> Any:
+    drawn = np.random.default_rng(3).normal(size=(12, 16, 16)).astype(np.float32) / 4
+    weights = {f"w{number:02}": one for number, one in enumerate(drawn)}
+    return jax.device_put((weights, jax.random.key(5)), WHOLE)
+
+
+@pytest.mark.parametrize("device_memory", ["the host's", "its own, full"])
+def test_each_run_holds_a_call_of_its_own_and_a_wrong_last_element_of_many_arrays_is_seen(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_memory: str
+) -> None:
+    full = device_memory != "the host's"
+    if full:
+        monkeypatch.setattr(_SHARE_MEMORY, lambda _: False)
+        monkeypatch.setattr(search_in_training, "may_rise_bytes", lambda *_: 0)
+    taken: list[Any] = []
+    jaxlink.install(lambda request: taken.append(compiles.compile_module(request, None)))
+    many_arrays(0.01)(*state_of_many(), batch(0))
+    jaxlink.install(lambda _: None)
+    call, state, losses = many_arrays(0.0), state_of_many(), []
+    *state, loss = call(*state, batch(0))
+    losses.append(float(loss))
+    calls = trial_of(observation.trials, "jit_last_0")
+    calls.begun = True
+    request, trains = calls.watch.request, threading.current_thread()
+
+    said: list[str] = []
+    held, execute, output_arrays, unlike = (
+        SearchInTraining._held, executables.execute, Runner.output_arrays, Allowed.unlike,
+    )  # fmt: skip
+
+    @contextmanager
+    def holding(*given: Any) -> Iterator[Hold]:
+        with held(*given) as hold:
+            said.append("held")
+            yield hold
+        said.append("goes on")
+
+    def executed(*given: Any) -> Any:
+        if threading.current_thread() is not trains:
+            said.append("ran")
+        return execute(*given)
+
+    def run(runner: Runner, *given: Any) -> Any:
+        said.append("away" if calls.watch.arguments[0].is_deleted() else "there")
+        return output_arrays(runner, *given)
+
+    def looked(allowed: Allowed, got: Any) -> Any:
+        said.append("looked")
+        return unlike(allowed, got)
+
+    monkeypatch.setattr(SearchInTraining, "_held", holding)
+    monkeypatch.setattr(executables, "execute", executed)
+    monkeypatch.setattr(Runner, "output_arrays", run)
+    monkeypatch.setattr(Allowed, "unlike", looked)
+
+    session = session_of(request, tmp_path)
+    search = SearchInTraining(weakref.ref(calls), session.settings, trains)
+    search._request = request
+    default, same, wrong = Trial(DEFAULT, None, 0), Trial("same", None, 0), Trial("wrong", None, 0)
+    default.executable, wrong.executable = request.call_default(), taken[-1]
+    same.executable = compiled_again(calls.watch)
+
+    def compare() -> None:
+        with jaxlink.ours(), jax.transfer_guard("allow"):
+            search._compare(session, default, [same, wrong])
+
+    thread = threading.Thread(target=compare)
+    thread.start()
+    while thread.is_alive():
+        *state, loss = call(*state, batch(len(losses)))
+        losses.append(float(loss))
+    assert same.compared
+    assert "output 11 differs from XLA's default at [15, 15] of float32[16, 16]" in wrong.error
+
+    pieces = [piece.split("goes on") for piece in " ".join(said).split("held")[1:]]
+    assert len(pieces) == len(search._held_s) >= 6
+    (copying, _), *runs = pieces
+    assert copying.split() == []
+    for inside, _ in runs:
+        assert inside.split()[:2] == ["away" if full else "there", "ran"]
+    looked = [({*inside.split()[2:]}, {*beside.split()}) for inside, beside in runs]
+    assert {word for inside, _ in looked for word in inside} == ({"looked"} if full else set())
+    assert {word for _, beside in looked for word in beside} == (set() if full else {"looked"})
+
+    observation.stop()
+    expected, other = state_of_many(), many_arrays(0.0)
+    for number, own in enumerate(losses):
+        *expected, loss = other(*expected, batch(number))
+        assert float(loss) == own
+    assert numbers(tuple(state)) == numbers(tuple(expected))

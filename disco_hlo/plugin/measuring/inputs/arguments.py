@@ -3,8 +3,8 @@
 Made-up ones are made again where an execution takes them over. Real ones are kept in the host's memory, and candidates
 are compared with XLA's default on them before they run a call: each run gets copies of its own, and no run ever takes
 an array of the training's. Where the devices have no room for a second state beside the training's, that leaves them
-for the time of the comparison (:func:`off_devices`). It is what the call takes over anyway, and comes back bit by bit,
-whatever became of the candidate, before the call goes on.
+for the time of a run (:func:`off_devices`). It is what the call takes over anyway, and comes back bit by bit, whatever
+became of the candidate, before the call goes on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.backends import backend_of
 from disco_hlo.errors import ActivationError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plugin.logs import LOGGER, one_line
@@ -48,6 +49,11 @@ SAMPLES = 1 << 10
 """Of the numbers of a large argument, how many are looked at."""
 Together = Callable[[], contextlib.AbstractContextManager[None]]
 """In its body something is made on every rank; where any rank cannot, it raises on all."""
+
+
+def share_memory(request: CompileRequest) -> bool:
+    """Whether the devices have the host's memory."""
+    return not backend_of(request.backend.platform).queues
 
 
 def fit_inputs(request: CompileRequest, source: CanonicalModule) -> None:
@@ -88,6 +94,14 @@ class Inputs:
     def _all(self) -> list[Any]:
         """What lies on the devices between runs."""
         return [self._make(index) for index in range(len(self.parameters))]
+
+    @property
+    def beside(self) -> bool:
+        """Whether arguments are made, and results compared, by the host alone, while a training goes on."""
+        return False
+
+    def check_goes_on(self) -> None:
+        """Raise ActivationError where whoever made them wants no more runs or looks at results."""
 
     def fresh(self) -> list[Any]:
         """Arguments for one execution."""
@@ -215,7 +229,7 @@ class RealInputs(Inputs):
     Args:
         arguments: as the executable takes them; not kept.
         together: as for :class:`~disco_hlo.plugin.measuring.runner.Runner`.
-        stop: asked before each run; once it answers True none begins any more.
+        stop: asked before each run and look at a result; once it answers True none begins any more.
     """
 
     def __init__(
@@ -229,15 +243,19 @@ class RealInputs(Inputs):
     ) -> None:
         self._given = _on_host(arguments, request.local_devices)
         self._stop = stop
+        self._beside = share_memory(request)
         self._change = (0.0, 0)
         super().__init__(request, parameters, seed, together, None, {})
 
-    def given(self, index: int) -> Any:
-        """Argument ``index`` as the training gave it, made anew."""
-        import jax
+    @property
+    def beside(self) -> bool:
+        """As of :class:`Inputs`."""
+        return self._beside
 
-        one = self._given[index]
-        return jax.make_array_from_single_device_arrays(one.shape, one.sharding, self.made(index))
+    def check_goes_on(self) -> None:
+        """As of :class:`Inputs`."""
+        if self._stop():
+            raise ActivationError("it was interrupted")
 
     def nudge(self, by: float, change: int = 0) -> None:
         """As of :class:`Inputs`, from the next run on."""
@@ -253,7 +271,7 @@ class RealInputs(Inputs):
 
     def floats(self, index: int, device: int, places: NDArray[np.int64]) -> NDArray[Any]:
         """As of :class:`Inputs`."""
-        values, local = self._given[index].values[device], self.request.local_devices
+        values, local = self._given[index][device], self.request.local_devices
         if not isinstance(values, np.ndarray):
             chosen = on_each_device(local, _chosen, (), self.made(index), [places] * len(local))
             return np.asarray(chosen[0][device])
@@ -267,9 +285,10 @@ class RealInputs(Inputs):
         """What parameter ``index`` holds on each local device, made anew, changed as by :meth:`nudge`."""
         import jax
 
-        parameter, values = self.parameters[index], self._given[index].values
+        parameter, values = self.parameters[index], self._given[index]
         changed = bool(nudge) and not is_integer(parameter)
-        if changed and not are_made_on_devices(parameter):
+        by_host = self.beside or not are_made_on_devices(parameter)
+        if changed and by_host:
             places = np.arange(math.prod(parameter.shape))
             values = [
                 self._changed(one.reshape(-1), places, index, nudge, change).reshape(one.shape)
@@ -278,7 +297,7 @@ class RealInputs(Inputs):
         local = self.request.local_devices
         with jax.enable_x64(True), jax.transfer_guard("allow"):
             arrays = list(map(on_device, values, local))
-            if changed and are_made_on_devices(parameter):
+            if changed and not by_host:
                 return self._changed_on_devices(arrays, index, nudge, change)
         return arrays
 
@@ -286,8 +305,7 @@ class RealInputs(Inputs):
         return []
 
     def _arguments(self, handed_on: Collection[int]) -> list[Any]:
-        if self._stop():
-            raise ActivationError("it was interrupted")
+        self.check_goes_on()
         return [None if index in handed_on else self.like(index) for index in range(len(self.parameters))]
 
     def _changed(
@@ -368,17 +386,17 @@ class Kept:
 
 
 @contextlib.contextmanager
-def off_devices(inputs: RealInputs, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
+def off_devices(kept: Kept, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
     """For the body the devices are without the ``arguments`` that a call takes over, which runs after the body; then
-    these are replaced by equal ones."""
-    with coming_back_to(arguments, inputs, taken):
+    these are replaced by what was kept."""
+    with coming_back_to(arguments, kept, taken):
         for index in taken:
             arguments[index].delete()
         yield
 
 
 @contextlib.contextmanager
-def coming_back_to(arguments: list[Any], kept: RealInputs | Kept, taken: Collection[int]) -> Iterator[None]:
+def coming_back_to(arguments: list[Any], kept: Kept, taken: Collection[int]) -> Iterator[None]:
     """After the body, which may take them over, these ``arguments`` are replaced by what they were. The training
     cannot go on without them, so whatever else lies on the devices makes room."""
     try:
@@ -414,14 +432,6 @@ def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
         compile_for_each_device(devices, _chosen, (), given, ((SAMPLES,), np.dtype(np.int64)))
 
 
-@dataclass(frozen=True)
-class _Argument:
-    shape: tuple[int, ...]
-    sharding: Any
-    values: list[Any]
-    """By local device; numpy arrays that are equal on several are there once."""
-
-
 def _told(parameter: Parameter, seed: int, index: int, nudge: float, change: int) -> list[NDArray[Any]]:
     factors = map(np.atleast_1d, (*raised_and_lowered(parameter, nudge), coins_of(change)))
     return [table(), turns([seed, index], math.prod(parameter.shape)), *factors]
@@ -439,17 +449,18 @@ def _chosen(values: Any, places: Any) -> tuple[Any]:
     return (values.reshape(-1)[places],)
 
 
-def _on_host(arrays: Sequence[Any], devices: Sequence[Any]) -> list[_Argument]:
+def _on_host(arrays: Sequence[Any], devices: Sequence[Any]) -> list[list[Any]]:
+    """Copies of each by local device; numpy arrays that are equal on several are there once."""
     shards = [{shard.device: shard for shard in one.addressable_shards} for one in arrays]
     copies = iter(copied([own[device].data for own in shards for device in devices]))
     found = []
-    for array, own in zip(arrays, shards, strict=True):
+    for own in shards:
         kept: list[tuple[Any, Any]] = []
         for device in devices:
             where, values = own[device].index, next(copies)
             same = (one for index, one in kept if index == where and _are_same(one, values))
             kept.append((where, next(same, values)))
-        found.append(_Argument(tuple(array.shape), array.sharding, [values for _, values in kept]))
+        found.append([values for _, values in kept])
     return found
 
 
