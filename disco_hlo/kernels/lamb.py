@@ -19,6 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from disco_hlo.kernels.adam import Adam, check_step
+from disco_hlo.kernels.peers import Ref, meet, peers_of
 from disco_hlo.kernels.refusals import require
 from disco_hlo.kernels.tiles import LANES, UpdateTiles
 from disco_hlo.kernels.update import VECTOR, update_shard
@@ -29,9 +30,6 @@ RANGE: tuple[UpdateTiles, ...] = tuple(UpdateTiles(size=size, blocks_each=1) for
 
 _SLOTS = VECTOR * LANES
 """Places for the sums of a device's blocks: a row that its threads load at once."""
-
-Ref = Any
-"""A reference to memory: jax has no public type for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +116,7 @@ def _kernel(axis: str, devices: int, size: int, blocks: int, lamb: Lamb, *refs: 
     """One block's tiles of this device's shard, twice."""
     gradients, parameters, mean, square, corrections, sums, new_parameters, new_mean, new_square = refs
     here, block = lax.axis_index(axis), lax.axis_index("block")
-    peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
+    peers = peers_of(axis, devices)
     shard, factors = mean.shape[0], (corrections[0], corrections[1])
     flags = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks + 1,)))
     own_tiles = lax.div(jnp.int32(shard // size) - block + blocks - 1, jnp.int32(blocks))
@@ -153,9 +151,7 @@ def _kernel(axis: str, devices: int, size: int, blocks: int, lamb: Lamb, *refs: 
 
     lax.fori_loop(0, lax.div(jnp.int32(_SLOTS) - block + blocks - 1, jnp.int32(blocks)), tell, None)
     pl.semaphore_signal(flags.at[blocks])
-    for peer in peers:
-        pl.semaphore_signal(flags.at[blocks], device_id={axis: peer})
-    pl.semaphore_wait(flags.at[blocks], devices * blocks, decrement=False)
+    meet(flags.at[blocks], axis, peers, devices * blocks)
     of_parameters, of_direction = (
         functools.reduce(
             jnp.add, [jnp.sum(load(sums, 2 * device + which, _SLOTS)) for device in range(devices)]
@@ -174,6 +170,4 @@ def _kernel(axis: str, devices: int, size: int, blocks: int, lamb: Lamb, *refs: 
 
     lax.fori_loop(0, own_tiles, step, None)
     # The others have read this device's gradients, and written its parameters, when all have come here.
-    for peer in peers:
-        pl.semaphore_signal(flags.at[block], device_id={axis: peer})
-    pl.semaphore_wait(flags.at[block], devices - 1, decrement=False)
+    meet(flags.at[block], axis, peers, devices - 1)
