@@ -217,6 +217,29 @@ def test_a_loop_has_its_kernel_and_nothing_communicates_beside_one() -> None:
     same_numbers(module, made)
 
 
+def test_two_loops_that_share_a_body_keep_it() -> None:
+    """A kernel would be in both, of which one is ordered with the other kernels."""
+    module = module_of(
+        LOOP.replace(
+            "y = bf16[512,512] get-tuple-element(l), index=1",
+            """f = bf16[512,512] get-tuple-element(l), index=1
+  again = (s32[], bf16[512,512], bf16[3,256,512]) tuple(z, f, w)
+  k = (s32[], bf16[512,512], bf16[3,256,512]) while(again), body=body, condition=condition
+  y = bf16[512,512] get-tuple-element(k), index=1""",
+        )
+    )
+    loops = [n for n, one in enumerate(Program(module).instructions) if one.opcode == "while"]
+    assert len(loops) == 2
+    move = fuse_of(module)
+    assert [(pair.kernel, pair.loop) for pair in move.pairs] == [("matmul-all-reduce", ())]
+    same_numbers(module, fused(module))
+    (_, inside) = fuse_of(module_of(LOOP)).pairs
+    for loop in loops:
+        elsewhere = Fuse((*move.pairs, dataclasses.replace(inside, loop=(loop,))))
+        with pytest.raises(IllegalMoveError, match="another instruction calls its body or condition too"):
+            apply_moves(module, [elsewhere], copies=False, fuser=fuser)
+
+
 def test_a_kernel_reads_and_writes_no_piece_of_an_array() -> None:
     """XLA:GPU would put both into one fusion with it."""
     module = entry(f"""
