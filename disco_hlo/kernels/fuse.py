@@ -40,7 +40,6 @@ from disco_hlo.structure.program import Program, dims, dtype
 
 Shape = tuple[tuple[int, ...], str]
 """Sizes and element type, as HLO calls it."""
-Tiles = MatmulTiles | UpdateTiles
 
 
 class Lower(Protocol):
