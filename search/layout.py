@@ -209,7 +209,6 @@ def _rows(record: type, names: str) -> list[int]:
     "owner next count place order copies copiers cell_node cell_unit next_of_unit next_of_node digest "
     "waits leaves computed returned moment total time_ns",
 )  # fmt: skip
-ABOUT: Final = row_numbers(ScratchView)["about"]
 NODE_ROWS: Final = len(row_numbers(GraphView))
 SCRATCH_ROWS: Final = len(row_numbers(ScratchView))
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from disco_hlo.kernels.refusals import require
 from disco_hlo.kernels.tiles import UPDATE_RANGE, UpdateTiles
-from disco_hlo.kernels.update import scatter_update
+from disco_hlo.kernels.update import check_update, scatter_update, update_shard
 
 NAME = "reduce-scatter + Adam + all-gather"
 RANGE = UPDATE_RANGE
@@ -72,13 +71,10 @@ def adam_update(
         The new parameters (n,), equal on all devices, and this device's new moments (n / devices,).
 
     Raises:
-        KernelRefusedError: see `devices_along`; other dtypes than float32; n that devices and tiles do not divide.
+        KernelRefusedError: see `check_step`.
     """
+    check_step(NAME, gradients, parameters, moments, corrections, axis_name, tiles)
     mean, square = moments
-    require(
-        mean.shape == square.shape, NAME, f"needs moments of one shape, got {mean.shape} and {square.shape}"
-    )
-    require(corrections.shape == (2,), NAME, f"needs two corrections, got {corrections.shape}")
 
     def work(
         total: jax.Array, arrays: Sequence[jax.Array], factors: Sequence[jax.Array]
@@ -100,10 +96,32 @@ def reference(
     corrections: jax.Array,
     axis_name: str,
     adam: Adam = Adam(),
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """The same by XLA's separate operations."""
-    shard = moments[0].size
-    own = lax.dynamic_slice(parameters, (lax.axis_index(axis_name) * shard,), (shard,))
-    total = lax.psum_scatter(gradients, axis_name, tiled=True)
-    step, mean, square = adam.update(total, moments, (corrections[0], corrections[1]))
-    return lax.all_gather(own - step, axis_name, tiled=True), mean, square
+
+    def work(total: jax.Array, own: jax.Array) -> tuple[jax.Array, ...]:
+        step, mean, square = adam.update(total, moments, (corrections[0], corrections[1]))
+        return own - step, mean, square
+
+    return update_shard(gradients, parameters, axis_name, work)
+
+
+def check_step(
+    kernel: str,
+    gradients: jax.Array,
+    parameters: jax.Array,
+    moments: tuple[jax.Array, jax.Array],
+    corrections: jax.Array,
+    axis_name: str,
+    tiles: UpdateTiles,
+) -> int:
+    """How many devices share the arrays of `adam_update`; raises KernelRefusedError for other shapes, and as
+    `check_update` does."""
+    named = {"gradients": gradients, "parameters": parameters, "mean": moments[0], "square": moments[1]}
+    named |= {"corrections": corrections}
+    devices = check_update(kernel, named, axis_name, tiles)
+    shapes = [array.shape for array in named.values()]
+    whole, shard = (gradients.size,), (gradients.size // devices,)
+    expected = [whole, whole, shard, shard, (2,)]
+    require(shapes == expected, kernel, f"needs shapes {expected}, got {shapes}")
+    return devices

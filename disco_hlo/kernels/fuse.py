@@ -40,7 +40,6 @@ from disco_hlo.structure.program import Program, dims, dtype
 
 Shape = tuple[tuple[int, ...], str]
 """Sizes and element type, as HLO calls it."""
-Tiles = MatmulTiles | UpdateTiles
 
 
 class Lower(Protocol):
@@ -140,7 +139,7 @@ def fuse(program: Program, move: Fuse, lower: Lower) -> None:
     """Put kernels in the place of the pairs of a move.
 
     Raises:
-        IllegalMoveError: a pair is not what it was, or its kernel refuses it.
+        IllegalMoveError: a pair is not what it was, its kernel refuses it, or its loop shares its body with another.
     """
     inside: dict[tuple[int, ...], Program] = {(): program}
     found: list[tuple[Program, Message, FusedPair]] = []
@@ -149,7 +148,8 @@ def fuse(program: Program, move: Fuse, lower: Lower) -> None:
         for depth, position in enumerate(pair.loop):
             path = pair.loop[: depth + 1]
             loop = inside[path[:-1]].at(position, "while")
-            inside.setdefault(path, inside[path[:-1]].inside(loop.called_computation_ids[0]))
+            if path not in inside:
+                inside[path], _ = inside[path[:-1]].inside_loop(loop)
             holders.setdefault(path[:-1], []).append(loop.id)
         own = inside[pair.loop]
         collective = own.at(pair.collective, pair.opcode)

@@ -18,20 +18,18 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from disco_hlo.kernels.adam import Adam
-from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
+from disco_hlo.kernels.adam import Adam, check_step
+from disco_hlo.kernels.peers import Ref, meet, peers_of
+from disco_hlo.kernels.refusals import require
 from disco_hlo.kernels.tiles import LANES, UpdateTiles
+from disco_hlo.kernels.update import VECTOR, update_shard
 
 NAME = "reduce-scatter + LAMB + all-gather"
 RANGE: tuple[UpdateTiles, ...] = tuple(UpdateTiles(size=size, blocks_each=1) for size in (2048, 4096, 1024))
 """What it is tuned over, the likeliest first."""
 
-_VECTOR = 4
-_SLOTS = 4 * LANES
+_SLOTS = VECTOR * LANES
 """Places for the sums of a device's blocks: a row that its threads load at once."""
-
-Ref = Any
-"""A reference to memory: jax has no public type for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,20 +72,10 @@ def lamb_update(
     Args and results are those of `adam_update`.
 
     Raises:
-        KernelRefusedError: see `devices_along`; other dtypes than float32; n that devices and tiles do not divide; more
-            blocks than run at once.
+        KernelRefusedError: see `check_step`; more blocks than run at once.
     """
-    devices = devices_along(axis_name, NAME)
+    devices = check_step(NAME, gradients, parameters, moments, corrections, axis_name, tiles)
     mean, square = moments
-    named = {"gradients": gradients, "parameters": parameters, "mean": mean, "square": square}
-    one_dtype(NAME, named | {"corrections": corrections}, (jnp.dtype(jnp.float32),))
-    multiple(NAME, "n", gradients.size, devices, "devices")
-    shard = gradients.size // devices
-    shapes = [array.shape for array in (*named.values(), corrections)]
-    expected = [(devices * shard,)] * 2 + [(shard,)] * 2 + [(2,)]
-    require(shapes == expected, NAME, f"needs shapes {expected}, got {shapes}")
-    multiple(NAME, "tiles.size", tiles.size, _VECTOR * LANES, "16 bytes a thread")
-    multiple(NAME, "n / devices", shard, tiles.size, "tiles.size")
     there = int(getattr(jax.devices()[0], "core_count", None) or _SLOTS)
     blocks = tiles.blocks or tiles.blocks_each * there
     require(
@@ -113,28 +101,28 @@ def reference(
     corrections: jax.Array,
     axis_name: str,
     lamb: Lamb = Lamb(),
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """The same by XLA's separate operations."""
-    shard = moments[0].size
-    own = lax.dynamic_slice(parameters, (lax.axis_index(axis_name) * shard,), (shard,))
-    total = lax.psum_scatter(gradients, axis_name, tiled=True)
-    direction, mean, square = lamb.direction(total, own, moments, (corrections[0], corrections[1]))
-    sums = lax.psum(jnp.stack([jnp.sum(own * own), jnp.sum(direction * direction)]), axis_name)
-    new = own - lamb.scale(sums[0], sums[1]) * direction
-    return lax.all_gather(new, axis_name, tiled=True), mean, square
+
+    def work(total: jax.Array, own: jax.Array) -> tuple[jax.Array, ...]:
+        direction, mean, square = lamb.direction(total, own, moments, (corrections[0], corrections[1]))
+        sums = lax.psum(jnp.stack([jnp.sum(own * own), jnp.sum(direction * direction)]), axis_name)
+        return own - lamb.scale(sums[0], sums[1]) * direction, mean, square
+
+    return update_shard(gradients, parameters, axis_name, work)
 
 
 def _kernel(axis: str, devices: int, size: int, blocks: int, lamb: Lamb, *refs: Ref) -> None:
     """One block's tiles of this device's shard, twice."""
     gradients, parameters, mean, square, corrections, sums, new_parameters, new_mean, new_square = refs
     here, block = lax.axis_index(axis), lax.axis_index("block")
-    peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
+    peers = peers_of(axis, devices)
     shard, factors = mean.shape[0], (corrections[0], corrections[1])
     flags = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks + 1,)))
     own_tiles = lax.div(jnp.int32(shard // size) - block + blocks - 1, jnp.int32(blocks))
 
     def load(ref: Ref, part: Any, count: int = size) -> jax.Array:
-        loaded: jax.Array = plgpu.layout_cast(ref[part], plgpu.Layout.WG_STRIDED((count,), vec_size=_VECTOR))
+        loaded: jax.Array = plgpu.layout_cast(ref[part], plgpu.Layout.WG_STRIDED((count,), vec_size=VECTOR))
         return loaded
 
     def places(turn: jax.Array) -> tuple[Any, Any]:
@@ -163,9 +151,7 @@ def _kernel(axis: str, devices: int, size: int, blocks: int, lamb: Lamb, *refs: 
 
     lax.fori_loop(0, lax.div(jnp.int32(_SLOTS) - block + blocks - 1, jnp.int32(blocks)), tell, None)
     pl.semaphore_signal(flags.at[blocks])
-    for peer in peers:
-        pl.semaphore_signal(flags.at[blocks], device_id={axis: peer})
-    pl.semaphore_wait(flags.at[blocks], devices * blocks, decrement=False)
+    meet(flags.at[blocks], axis, peers, devices * blocks)
     of_parameters, of_direction = (
         functools.reduce(
             jnp.add, [jnp.sum(load(sums, 2 * device + which, _SLOTS)) for device in range(devices)]
@@ -184,6 +170,4 @@ def _kernel(axis: str, devices: int, size: int, blocks: int, lamb: Lamb, *refs: 
 
     lax.fori_loop(0, own_tiles, step, None)
     # The others have read this device's gradients, and written its parameters, when all have come here.
-    for peer in peers:
-        pl.semaphore_signal(flags.at[block], device_id={axis: peer})
-    pl.semaphore_wait(flags.at[block], devices - 1, decrement=False)
+    meet(flags.at[block], axis, peers, devices - 1)

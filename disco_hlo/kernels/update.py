@@ -18,17 +18,17 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from disco_hlo.kernels.peers import Ref, meet, peers_of
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
 from disco_hlo.kernels.tiles import LANES, UPDATE_RANGE, UpdateTiles
 from disco_hlo.kernels.update_pattern import Recipe
 
 NAME = "reduce-scatter + update + all-gather"
+VECTOR = 4
+"""Neighbours that a thread loads at once: the layout in which copies between memory and registers are fastest."""
 
 Work = Callable[[jax.Array, Sequence[jax.Array], Sequence[jax.Array]], tuple[jax.Array, Sequence[jax.Array]]]
 """The sum, tiles of arrays and scalars -> what all devices get, and what this one keeps."""
-
-Ref = Any
-"""A reference to memory: jax has no public type for it."""
 
 _OPS: dict[str, Callable[..., jax.Array]] = {
     "add": jnp.add,
@@ -66,6 +66,32 @@ def recipe_update(
     return scatter_update(summands, arrays, scalars, axis_name, by_recipe(recipe), len(recipe.kept), tiles)
 
 
+def check_update(kernel: str, named: dict[str, jax.Array], axis_name: str, tiles: UpdateTiles) -> int:
+    """How many devices share arrays by name, (n,) summands first; raises KernelRefusedError for other dtypes than
+    float32, an n that devices and tiles do not divide, and as `devices_along` does."""
+    devices = devices_along(axis_name, kernel)
+    one_dtype(kernel, named, (jnp.dtype(jnp.float32),))
+    size = next(iter(named.values())).size
+    multiple(kernel, "n", size, devices, "devices")
+    multiple(kernel, "tiles.size", tiles.size, VECTOR * LANES, "16 bytes a thread")
+    multiple(kernel, "n / devices", size // devices, tiles.size, "tiles.size")
+    return devices
+
+
+def update_shard(
+    summands: jax.Array,
+    parameters: jax.Array,
+    axis_name: str,
+    work: Callable[[jax.Array, jax.Array], tuple[jax.Array, ...]],
+) -> tuple[jax.Array, ...]:
+    """By XLA's separate operations: what `work` makes of this device's shard (n / devices,) of the sum and of the
+    parameters, both (n,); its first result is gathered."""
+    total = lax.psum_scatter(summands, axis_name, tiled=True)
+    own = lax.dynamic_slice(parameters, (lax.axis_index(axis_name) * total.size,), total.shape)
+    new, *kept = work(total, own)
+    return lax.all_gather(new, axis_name, tiled=True), *kept
+
+
 def scatter_update(
     summands: jax.Array,
     arrays: Sequence[jax.Array],
@@ -93,19 +119,15 @@ def scatter_update(
         KernelRefusedError: see `devices_along`; other dtypes than float32; other shapes; n that devices and tiles do
             not divide.
     """
-    devices = devices_along(axis_name, NAME)
     named = {"summands": summands}
     named |= {f"array {at}": one for at, one in enumerate((*arrays, *scalars), 1)}
-    one_dtype(NAME, named, (jnp.dtype(jnp.float32),))
-    multiple(NAME, "n", summands.size, devices, "devices")
+    devices = check_update(NAME, named, axis_name, tiles)
     shard = summands.size // devices
     fit = [summands.shape == (devices * shard,)]
     fit += [one.shape in ((devices * shard,), (shard,)) for one in arrays] + [
         one.ndim == 1 for one in scalars
     ]
     require(all(fit), NAME, f"needs arrays of n or n / devices, got {[one.shape for one in named.values()]}")
-    multiple(NAME, "tiles.size", tiles.size, 4 * LANES, "16 bytes a thread")
-    multiple(NAME, "n / devices", shard, tiles.size, "tiles.size")
     blocks = tiles.blocks or tiles.blocks_each * int(jax.devices()[0].core_count)
     sizes = [summands.size] + kept * [shard]
     results: list[jax.Array] = plgpu.kernel(
@@ -125,10 +147,9 @@ def _kernel(
     summands, arrays = refs[0], refs[1 : 1 + count]
     scalars, (gathered, *kept) = refs[1 + count : 1 + count + numbers], refs[1 + count + numbers :]
     here = lax.axis_index(axis)
-    peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
+    peers = peers_of(axis, devices)
     shard = summands.shape[0] // devices
-    # Registers as the copies between memory and them are fastest: each thread has four neighbours.
-    layout = plgpu.Layout.WG_STRIDED((size,), vec_size=4)
+    layout = plgpu.Layout.WG_STRIDED((size,), vec_size=VECTOR)
 
     def load(ref: Ref, part: Any) -> jax.Array:
         loaded: jax.Array = plgpu.layout_cast(ref[part], layout)
@@ -152,6 +173,4 @@ def _kernel(
 
     # The others have read this device's summands, and written its results, when all have come here.
     finished = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks,))).at[lax.axis_index("block")]
-    for peer in peers:
-        pl.semaphore_signal(finished, device_id={axis: peer})
-    pl.semaphore_wait(finished, devices - 1, decrement=False)
+    meet(finished, axis, peers, devices - 1)

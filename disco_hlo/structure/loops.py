@@ -75,15 +75,7 @@ def read_loop(caller: Program, instruction: Message) -> Loop:
         IllegalMoveError: it is in another form, or shares its computations.
     """
     where = f"{instruction.name} ({instruction.opcode})"
-    body, condition = (caller.inside(one) for one in instruction.called_computation_ids)
-    calls = [
-        called
-        for c in caller.module.computations
-        for i in c.instructions
-        for called in i.called_computation_ids
-    ]
-    if any(calls.count(one) > 1 for one in instruction.called_computation_ids):
-        raise IllegalMoveError(f"{where}: another instruction calls its body or condition too")
+    body, condition = caller.inside_loop(instruction)
     waiting = any(instruction.id in i.control_predecessor_ids for i in caller.instructions)
     if waiting or instruction.control_predecessor_ids:
         raise IllegalMoveError(f"{where}: it is ordered by a control dependency")

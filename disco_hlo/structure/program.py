@@ -122,6 +122,25 @@ class Program:
         made._read(computation)
         return made
 
+    def inside_loop(self, loop: Message) -> tuple[Program, Program]:
+        """Body and condition of a ``while``, to be rewritten.
+
+        Raises:
+            IllegalMoveError: another instruction calls one of them too, so that it would be rewritten there as well.
+        """
+        calls = [
+            called
+            for c in self.module.computations
+            for i in c.instructions
+            for called in i.called_computation_ids
+        ]
+        if any(calls.count(one) > 1 for one in loop.called_computation_ids):
+            raise IllegalMoveError(
+                f"{loop.name} ({loop.opcode}): another instruction calls its body or condition too"
+            )
+        body, condition = loop.called_computation_ids
+        return self.inside(body), self.inside(condition)
+
     def _read(self, computation: int) -> None:
         self.entry = self.computation(computation)
         self.instructions: list[Message] = list(self.entry.instructions)

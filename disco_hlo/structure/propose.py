@@ -1,4 +1,4 @@
-"""Which structural moves a module has: one by one, and as named schedules, CoCoNet's (figure 4, section 6.1) and those
+"""Which structural moves a module has, as named schedules: CoCoNet's (figure 4, section 6.1) and those
 of loops.
 
 A chunk takes along a stretch, which grows from a seed in both directions. Backward it takes in what computes the parts
@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.collectives import Groups
-from disco_hlo.hlo.opcodes import COLLECTIVES, ELEMENTWISE, TRANSFERS
+from disco_hlo.hlo.opcodes import ELEMENTWISE, TRANSFERS
 from disco_hlo.hlo.proto import Message
-from disco_hlo.structure.chunk import Needs, check, operand_needs
+from disco_hlo.structure.chunk import Needs, operand_needs
 from disco_hlo.structure.gather_once import gathered, repeated_gathers, what_is_gathered
 from disco_hlo.structure.loops import Loop, read_loop
 from disco_hlo.structure.moves import (
@@ -409,53 +409,6 @@ def _loops(program: Program, path: tuple[int, ...] = (), *, every_loop: bool = F
         yield from inner
         if every_loop or not inner:
             yield (*path, position), program, instruction
-
-
-def legal_moves(module: bytes) -> list[Move]:
-    """Every split and reorder that is legal; of the chunks, per matmul and all-reduce, dimension and number of
-    parts, the one around it alone and the largest stretch around it."""
-    program = Program(module)
-    found: dict[Move, None] = {}
-    for move in _candidates(program):
-        if move not in found and _is_legal(module, program, move):
-            found[move] = None
-    return list(found)
-
-
-def _is_legal(module: bytes, program: Program, move: Move) -> bool:
-    try:
-        if isinstance(move, Chunk):
-            at = (program.instructions[position].id for position in move.instructions)
-            check(program, dict(zip(at, move.dimensions, strict=True)), move.parts)
-        else:
-            apply_to(Program(module), move)
-    except IllegalMoveError:
-        return False
-    return True
-
-
-def _candidates(program: Program) -> Iterator[Move]:
-    asker = Asker(program)
-    at = {i.id: position for position, i in enumerate(program.instructions)}
-    for position, instruction in enumerate(program.instructions):
-        rank = len(dims(instruction))
-        if instruction.opcode == "all-reduce":
-            yield from (Split(position, dimension) for dimension in range(rank))
-        elif instruction.opcode == "all-gather":
-            yield from (Reorder(position, at[r.id], r.opcode) for r in _readers_behind(program, instruction))
-        if instruction.opcode not in COLLECTIVES | {"dot"}:
-            continue
-        for dimension in range(rank):
-            for parts in _PARTS:
-                yield Chunk((position,), (instruction.opcode,), (dimension,), parts)
-                yield from _grown(asker, instruction, dimension, parts)
-
-
-def _grown(asker: Asker, seed: Message, dimension: int, parts: int) -> Iterator[Chunk]:
-    try:
-        yield as_move(asker.program, grow(asker, {seed.id: dimension}, parts), parts)
-    except IllegalMoveError:
-        return
 
 
 class Asker:

@@ -119,7 +119,7 @@ def test_a_candidate_that_crashes_xla_is_not_tried_by_the_next_search(
     assert crash.returncode == -signal.SIGABRT
     # The fault is still there; the candidate that meets it is not tried.
     run = job.train(fault="plan_crashes_xla", ENABLE_SEARCH="1")
-    line, *_ = run.lines("disco: plan: not measured: ")
+    [line] = run.lines("disco: plan: not measured: ")
     said = f"it is banned: process {crash.pid} on "
     assert said in line
     assert " ended by SIGABRT while it was compiled (" in line

@@ -71,6 +71,16 @@ def test_a_config_of_an_unknown_kind_counts_whole() -> None:
     assert unknown(1) != unknown(2)
 
 
+def test_attributes_of_a_call_through_the_ffi_count_to_the_letter() -> None:
+    """Ranks whose calls hold addresses of their own compile different steps, and say so before they run one."""
+
+    def call(address: int) -> str:
+        attributes = f"{{context = {address} : i64}}".encode()
+        return digest(Instruction(opcode="custom-call", custom_call_target="mine", backend_config=attributes))
+
+    assert call(0x7F00) == call(0x7F00) != call(0x7F10)
+
+
 def test_who_emits_a_matmul_fusion_and_with_what_tiles_does_not_count() -> None:
     def fusion(kind: str, **settings: object) -> str:
         config = {"operation_queue_id": "0", "fusion_backend_config": {"kind": kind, **settings}}

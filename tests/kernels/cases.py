@@ -32,7 +32,7 @@ RACES = "does not wait", "signals before its stores have arrived", "ends before 
 def main() -> None:
     """Run every case and print what came of it."""
     # Each of these places is written by a callback; 512 of them take 44 s.
-    lamb._VECTOR, lamb._SLOTS = 1, lamb.LANES
+    lamb.VECTOR, lamb._SLOTS = 1, lamb.LANES
     mesh = jax.sharding.Mesh(jax.devices(), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     chosen = tuple(sys.argv[1:] or [""])
     rows = {name: outcome(run) for name, run in cases(mesh, mesh.size) if name.startswith(chosen)}

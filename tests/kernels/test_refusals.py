@@ -13,10 +13,12 @@ from disco_hlo.kernels.refusals import OLDEST_JAX, KernelRefusedError, refuse_ma
 if jax.__version_info__ < OLDEST_JAX:
     pytest.skip(f"jax {jax.__version__} is refused first", allow_module_level=True)
 
-from disco_hlo.kernels.catalog import AXIS, FUSED
+from disco_hlo.kernels.catalog import AXIS, FUSED, ROWS, WHOLE
 from disco_hlo.kernels.embedding import BagTiles
 from disco_hlo.kernels.norm import RowTiles
 from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
+from disco_hlo.kernels.update import recipe_update
+from disco_hlo.kernels.update_pattern import Recipe
 
 TILES = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, blocks=1)
 ADAM = UpdateTiles(size=512, blocks=1)
@@ -128,8 +130,8 @@ GOOD = bf16(1024, 1024), bf16(1024, 256)
         (NORM, ROW_TILES, of_norm(rows=1026), r"M = 1026 must be a multiple of 4 \(devices\)"),
         (NORM, ROW_TILES, of_norm(columns=768), "N = 768 must be a multiple of 512"),
         (NORM, ROW_TILES, (*of_norm()[:3], bf16(256)), r"needs two \(M, N\) and two \(N,\) arrays, got"),
-        ("adam", ADAM, of_adam(8192, jnp.bfloat16), "summands bfloat16, array 1 float32"),
-        ("adam", ADAM, of_adam(8192, moments=4096), r"needs arrays of n or n / devices, got .*\(1024,\)"),
+        ("adam", ADAM, of_adam(8192, jnp.bfloat16), "gradients bfloat16, parameters float32"),
+        ("adam", ADAM, of_adam(8192, moments=4096), r"needs shapes .*, got .*\(1024,\)"),
         ("adam", ADAM, of_adam(8192 + 1024), "n / devices = 2304 must be a multiple of 512"),
         (
             "adam",
@@ -245,3 +247,17 @@ def test_lamb_refuses_what_adam_does_and_blocks_that_would_wait_for_ever() -> No
     ):
         with pytest.raises(KernelRefusedError, match=says):
             trace("lamb", tiles, *arrays)
+
+
+def test_an_update_that_a_step_has_refuses_arrays_of_another_size() -> None:
+    def kernel(*given: Any) -> Any:
+        *arrays, axis, tiles = given
+        recipe = Recipe((False,), 2, (("add", (0, 1)),), (), 4)
+        return recipe_update(*arrays, axis_name=axis, tiles=tiles, recipe=recipe)
+
+    update = dataclasses.replace(FUSED["adam"], kernel=kernel, arguments=(ROWS, ROWS, WHOLE), results=WHOLE)
+    sums, _, _, scalars = of_adam(8192)
+    fused = update.fused(mesh_of(4), ADAM)
+    assert jax.eval_shape(fused, sums, bf16(8192, dtype=jnp.float32), scalars)[0].shape == (8192,)
+    with pytest.raises(KernelRefusedError, match=r"needs arrays of n or n / devices, got .*\(1024,\)"):
+        jax.eval_shape(fused, sums, bf16(4096, dtype=jnp.float32), scalars)

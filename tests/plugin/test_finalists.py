@@ -227,6 +227,31 @@ def test_parts_of_a_plan_are_measured_where_it_falls_short_or_somebody_asks(
     assert [trial.name for trial in trials] == waves[-1]
 
 
+def test_a_second_batch_does_not_say_again_what_cannot_be_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compiled(_session: Session, _source: Any, trials: Sequence[Trial], _stop: Interruption) -> bool:
+        for trial in trials:
+            trial.error = {PLAN: "it is banned", OUR_ORDER: "too large"}.get(trial.name, "")
+        return True
+
+    def timed(_session: Session, trials: Sequence[Trial], **_: Any) -> bool:
+        for trial in trials:
+            trial.times_ns = [100] * 5
+        return True
+
+    monkeypatch.setattr(finalists, "compile_finalists", compiled)
+    monkeypatch.setattr(finalists, "measure", timed)
+    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+    trials = [Trial(DEFAULT, None, 100), Trial(OUR_ORDER, Strategy(), 95), Trial(PLAN, Strategy(), 85)]
+    with caplog.at_level(logging.INFO, "disco_hlo"):
+        finalists.measured_winner(session, None, trials, Interruption())  # type: ignore[arg-type]
+    assert [trial.name for trial in trials] == [DEFAULT, PLAN, OUR_ORDER]
+    assert [line for line in caplog.messages if "not measured" in line] == [
+        f"{PLAN}: not measured: it is banned", f"{OUR_ORDER}: not measured: too large"
+    ]  # fmt: skip
+
+
 # --- only what would win is compared ----------------------------------------------------------------
 
 TIMES = {DEFAULT: 100, "plan 2": 60, "plan 3": 70, NO_FUSION: 130}

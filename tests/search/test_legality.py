@@ -47,7 +47,11 @@ def both(graph: Graph, owned: list[int]) -> tuple[int, str | None, str | None]:
     count_results(step, state, scratch)
     plain = group_refusal(graph, kernel_nodes(graph, owned), results_of(graph, owned))
     found = refusal_of(step, state, scratch, owned[0])
-    said = sentence(graph, found, scratch.row[at.ABOUT, :3].tolist()) if found > LEGAL else None
+    said = (
+        sentence(graph, found, scratch.row[at.row_numbers(at.ScratchView)["about"], :3].tolist())
+        if found > LEGAL
+        else None
+    )
     return found, said, plain
 
 

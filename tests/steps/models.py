@@ -362,7 +362,7 @@ def transformer(dtype: Any = np.float32, layers: int = 2) -> Step:
     return trained("transformer_step", loss, parameters, (tokens(4, 4, 12),), optax.adamw(1e-3))
 
 
-def llama(layers: int = 2, *, scan: bool = False) -> Step:
+def llama(layers: int = 2) -> Step:
     """Layers as people train them today: rotary positions whose tables all layers share, RMS norms, a gated
     feed-forward, computed in bf16 from f32 weights and again in the backward pass but for matmuls; the norm of all
     gradients is clipped."""
@@ -401,18 +401,14 @@ def llama(layers: int = 2, *, scan: bool = False) -> Step:
         angle = jnp.arange(length)[:, None] / 10000.0 ** (jnp.arange(half) / half)
         cos, sin = (f(angle).astype(jnp.bfloat16)[None, :, None, :] for f in (jnp.cos, jnp.sin))
         x = p["embedding"][text]
-        if scan:
-            x, _ = jax.lax.scan(lambda x, w: (layer(x, w, cos, sin), None), x, p["layers"])
-        else:
-            for w in p["layers"]:
-                x = layer(x, w, cos, sin)
+        for w in p["layers"]:
+            x = layer(x, w, cos, sin)
         logits = (x @ p["head"]).astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, text).mean()
 
-    listed = [weights(10 * i) for i in range(1, 1 + layers)]
     parameters = {
         "embedding": random(0, 32, width),
-        "layers": jax.tree.map(lambda *ones: np.stack(ones), *listed) if scan else listed,
+        "layers": [weights(10 * i) for i in range(1, 1 + layers)],
         "head": random(3, width, 32),
     }
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))

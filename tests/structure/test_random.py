@@ -14,9 +14,9 @@ import pytest
 from jax import lax
 
 from disco_hlo.structure.moves import Chunk, Move, Reorder, Split, apply_moves, from_json, to_json
-from disco_hlo.structure.propose import legal_moves
 from tests.structure import steps
 from tests.structure.enact import Run, assert_same, run
+from tests.structure.legal import legal_moves
 
 P = steps.P
 ROWS, TOKENS, WIDTH = 8, 4, 8

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import atexit
 import queue
+import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -209,6 +211,8 @@ class Watch:
         except Exception as error:  # no failure of ours may stop the training
             LOGGER.warning("%s goes on with XLA's default: %s", self.module_name, one_line(error))
             self.settle(DEFAULT)
+            if of_signal_handler(error):
+                raise
             return DEFAULT
 
     def _may_run_again(self, name: str, arguments: Sequence[Any], error: Exception) -> bool:
@@ -311,6 +315,14 @@ class DeviceTimes:
             del one
             self._executions.task_done()
         self._executions.task_done()
+
+
+def of_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler of the script's raised it, wherever the signal came."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    methods = [one if hasattr(one, "__code__") else getattr(one, "__call__", one) for one in handlers]  # noqa: B004
+    codes = {getattr(one, "__code__", None) for one in methods}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def check_same_signature(default: LoadedExecutable, candidate: LoadedExecutable) -> None:

@@ -116,6 +116,7 @@ def compile_and_measure(
     if session.tell(bool(stop), "interrupted"):
         return False
     session.say("compiling and measuring XLA's default and %d candidates", len(trials) - 1)
+    said = [trial.name for trial in trials if trial.error]
     if not compile_finalists(session, source, trials, stop):
         return False
     compiled = sum(not trial.error for trial in trials)
@@ -123,12 +124,12 @@ def compile_and_measure(
     if not measure(session, trials, budget_s=MEASURE_BUDGET_S, stop=lambda: bool(stop)):
         return False
     for trial in trials:
-        if trial.error:
-            session.say("%s: not measured: %s", trial.name, trial.error)
-        else:
+        if not trial.error:
             session.say(
                 "%s: %.2f ms (predicted %.2f)", trial.name, trial.median_ns / 1e6, trial.predicted_ns / 1e6
             )
+        elif trial.name not in said:
+            session.say("%s: not measured: %s", trial.name, trial.error)
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -579,5 +580,38 @@ def test_what_a_handler_of_the_scripts_raises_in_a_call_that_waits_reaches_the_s
     watch.swap(None)
     *state, loss = call(*state, batch(1))
     assert watch.settled is None
+    observation.stop()
+    assert float(loss) == stock(2)[0][1]
+
+
+class Alarm:
+    def ring(self, *_: object) -> None:
+        raise TimeoutError("the script's own")
+
+    __call__ = ring
+
+
+@pytest.mark.parametrize("handler", [Alarm().ring, Alarm()], ids=["a function", "an object"])
+def test_what_a_handler_raises_anywhere_in_a_call_reaches_the_script(
+    handler: Callable[..., None], observation: Observation
+) -> None:
+    """For instance where ranks wait for each other; they go on with XLA's default, as they may be apart."""
+    call, state = jitted("interrupted_step"), fresh_state()
+    *state, _ = call(*state, batch(0))
+    watch = trial_of(observation.trials, "jit_interrupted_step").watch
+
+    def interrupted(_: int) -> str:
+        signal.raise_signal(signal.SIGUSR1)
+        return DEFAULT
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        watch.swap(interrupted)
+        with pytest.raises(TimeoutError, match="own"):
+            call(*state, batch(1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    *state, loss = call(*state, batch(1))
+    assert watch.settled == DEFAULT
     observation.stop()
     assert float(loss) == stock(2)[0][1]
