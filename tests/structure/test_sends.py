@@ -1,4 +1,7 @@
-"""Pipeline sends in shards: the same bits, and never of what the devices of a group do not hold alike."""
+"""Pipeline sends in shards: the same bits, and never of what the devices of a group do not hold alike.
+
+XLA fuses nothing here: it may round pointwise work otherwise where it fuses a slice with it.
+"""
 
 from __future__ import annotations
 
