@@ -155,3 +155,36 @@ def test_of_random_graphs_exactly_the_sends_of_equal_values_are_sliced() -> None
             with pytest.raises(IllegalMoveError, match="not proven equal"):
                 apply_moves(module, [move])
     assert 40 < sum(told) < 160
+
+
+CARRIED = """HloModule m
+a { p = f32[] parameter(0)
+  q = f32[] parameter(1)
+  ROOT r = f32[] add(p, q) }
+condition { p = (s32[], f32[8]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  n = s32[] constant(4)
+  ROOT c = pred[] compare(i, n), direction=LT }
+body { p = (s32[], f32[8]) parameter(0)
+  i = s32[] get-tuple-element(p), index=0
+  x = f32[8] get-tuple-element(p), index=1
+  one = s32[] constant(1)
+  j = s32[] add(i, one)
+  y = f32[8] all-reduce(x), channel_id=1, replica_groups={{0,1},{2,3}}, use_global_device_ids=true, to_apply=a
+  s = f32[8] collective-permute(x), channel_id=2, source_target_pairs={{0,2},{1,3}}
+  z = f32[8] add(s, y)
+  ROOT t = (s32[], f32[8]) tuple(j, z) }
+ENTRY main { x = f32[8] parameter(0)
+  z = s32[] constant(0)
+  t = (s32[], f32[8]) tuple(z, x)
+  w = (s32[], f32[8]) while(t), condition=condition, body=body
+  ROOT r = f32[8] get-tuple-element(w), index=1 }
+"""
+
+
+def test_a_loops_state_is_not_taken_for_the_entrys_parameter_that_all_devices_have() -> None:
+    program = Program(module_of(CARRIED))
+    program.module.spmd_parameters_shardings.add().type = 0  # replicated
+    assert slice_sends(program.serialize()) == ()
+    own = CARRIED.replace("collective-permute(x)", "collective-permute(y)")
+    assert len(slice_sends(module_of(own))) == 1
