@@ -426,15 +426,17 @@ def fused_opened(_: Machine) -> list[Open]:
     def pooled(value: float) -> float:
         return fused.embedding_all_to_all(pair, fused.Embedding(1024, 256, pooling=round(value))).saved
 
+    def waited(value: float) -> float:
+        slow = replace(pair, gpu=replace(pair.gpu, latency_ns=value))
+        quarter, three = (fused.pooling_ns(slow, fused.Embedding(1024, 256), share) for share in (0.25, 0.75))
+        return 1 - three / quarter
+
     return [
         Open("gemv most", "network.kernel_us", 12.0, 0.0, 12.0, started),
         Open("pair mean", "Embedding.pooling, which is stated for the simulation only", 70, 45, 200, pooled),
+        Open("occupancy 25 to 75", "gpu.latency_ns", pair.gpu.latency_ns, 100.0, 1000.0, waited),
         Open(
-            "occupancy 25 to 75", "share of occupancy at which memory is saturated", 1.0, 0.26, 1.0,
-            lambda value: 1 - 0.25 / min(0.75, value),
-        ),
-        Open(
-            "occupancy 75 to 87.5", "memory bandwidth at 87.5 % occupancy over that at 75 %", 7 / 6, 0.5, 1.5,
+            "occupancy 75 to 87.5", "memory bandwidth at 87.5 % occupancy over that at 75 %", 1.0, 0.5, 1.5,
             lambda value: 1 - 1 / value,
         ),
     ]  # fmt: skip

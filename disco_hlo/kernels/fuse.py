@@ -12,7 +12,7 @@ ever. So a move puts kernels in one order and lets no collective be under way be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from math import prod
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ from disco_hlo.kernels.pattern import (
 from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
 from disco_hlo.kernels.update_pattern import UPDATE, Recipe, UpdateCall, program_above
 from disco_hlo.structure.moves import Fuse, FusedPair, Move, apply_moves
-from disco_hlo.structure.program import Program, dims, dtype
+from disco_hlo.structure.program import Program, computations, dims, dtype
 
 Shape = tuple[tuple[int, ...], str]
 """Sizes and element type, as HLO calls it."""
@@ -99,7 +99,7 @@ def _pairs(module: bytes, lower: Lower, pays: Pays) -> tuple[FusedPair, ...]:
     """Pairs of a module that pay and can all be replaced."""
     calls, _ = fused_calls(module)
     wanted: dict[tuple[tuple[int, ...], int], FusedPair] = {}
-    for path, program in _computations(Program(module)):
+    for path, program in computations(Program(module)):
         at = {one.name: position for position, one in enumerate(program.instructions)}
         for call in calls:
             if call.computation == program.entry.id:
@@ -125,14 +125,6 @@ def _fits(module: bytes, pairs: tuple[FusedPair, ...], lower: Lower) -> bool:
     except IllegalMoveError:
         return False
     return True
-
-
-def _computations(program: Program, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Program]]:
-    """The entry and the bodies of its loops, with the paths to these."""
-    yield path, program
-    for position, one in enumerate(program.instructions):
-        if one.opcode == "while":
-            yield from _computations(program.inside(one.called_computation_ids[0]), (*path, position))
 
 
 def fuse(program: Program, move: Fuse, lower: Lower) -> None:

@@ -20,7 +20,7 @@ from disco_hlo.structure.gather_once import gather_once, hoist, hoist_repeated
 from disco_hlo.structure.loops import read_loop
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.rotation import double, finish_later, prefetch
-from disco_hlo.structure.sharded import reorder, split
+from disco_hlo.structure.sharded import reorder, slice_send, split
 
 Position = Annotated[int, Meta(ge=0, le=1 << 31)]
 Opcode = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -151,15 +151,31 @@ class Fuse:
     pairs: Annotated[tuple[FusedPair, ...], Meta(min_length=1)]
 
 
+@dataclass(frozen=True, slots=True)
+class SliceSend:
+    """Devices that hold an array alike send a shard each, which the receivers gather (CoCoNet, section 6.3)."""
+
+    loop: Annotated[tuple[Position, ...], Meta(max_length=16)]
+    """Path to the loop in whose body the send is; empty in the entry."""
+    send: Position
+    """A collective-permute."""
+    grouped: Position
+    """A collective of the same computation, between the groups that hold the array alike."""
+    opcode: Opcode
+    """Of that collective."""
+    dimension: Annotated[int, Meta(ge=0, le=64)]
+    """Along which the shards lie."""
+
+
 OfLoops = Prefetch | FinishLater | Double | GatherOnce | Hoist | HoistRepeated
-Move = Split | Reorder | Chunk | Fuse | OfLoops
+Move = Split | Reorder | Chunk | Fuse | SliceSend | OfLoops
 Fuser = Callable[["Program", "Fuse"], None]
 """Replaces the pairs of a move; needs JAX, so it comes from above."""
 
 _KINDS: dict[str, type[Any]] = {
     "split": Split, "reorder": Reorder, "chunk": Chunk, "prefetch": Prefetch, "finish-later": FinishLater,
     "double": Double, "gather-once": GatherOnce, "hoist": Hoist, "hoist-repeated": HoistRepeated,
-    "fuse": Fuse,
+    "fuse": Fuse, "slice-send": SliceSend,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -209,14 +225,21 @@ def apply_to(program: Program, move: Move, fuser: Fuser | None = None) -> None:
         fuser(program, move)
     elif isinstance(move, OfLoops):
         _apply_to_loop(program, move)
+    elif isinstance(move, SliceSend):
+        if move.opcode not in ("all-reduce", "all-gather"):
+            raise IllegalMoveError(f"a {move.opcode} leaves no array alike on the devices of a group")
+        computations = _along(program, move.loop)
+        inner = computations[-1]
+        send, grouped = inner.at(move.send, "collective-permute"), inner.at(move.grouped, move.opcode)
+        slice_send(inner, send, grouped, move.dimension)
+        for computation in computations[1:]:
+            computation.flush()
     else:
         chunk(program, _members(program, move), move.parts)
 
 
 def _apply_to_loop(program: Program, move: OfLoops) -> None:
-    callers = [program]
-    for position in move.loop[:-1]:
-        callers.append(callers[-1].inside(callers[-1].at(position, "while").called_computation_ids[0]))
+    callers = _along(program, move.loop[:-1])
     caller = callers[-1]
     loops = [read_loop(caller, caller.at(move.loop[-1], "while"))]
     if isinstance(move, Prefetch):
@@ -251,6 +274,14 @@ def _apply_to_loop(program: Program, move: OfLoops) -> None:
         loop.flush()
     for between in callers[1:]:
         between.flush()
+
+
+def _along(program: Program, path: Sequence[int]) -> list[Program]:
+    """The entry, and the body of each loop on a path."""
+    found = [program]
+    for position in path:
+        found.append(found[-1].inside(found[-1].at(position, "while").called_computation_ids[0]))
+    return found
 
 
 def _members(program: Program, move: Chunk) -> dict[int, int]:

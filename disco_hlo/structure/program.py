@@ -14,7 +14,7 @@ keeps that only where the overwriting depends on it (:class:`Buffers`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -325,6 +325,14 @@ class Program:
     def _may_go(self, instruction: Message) -> bool:
         ordered = bool(instruction.control_predecessor_ids) or instruction.id in self._waited_for
         return instruction.id != self.root and instruction.opcode not in _KEPT and not ordered
+
+
+def computations(program: Program, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Program]]:
+    """The entry and the bodies of its loops, with the paths to these."""
+    yield path, program
+    for position, one in enumerate(program.instructions):
+        if one.opcode == "while":
+            yield from computations(program.inside(one.called_computation_ids[0]), (*path, position))
 
 
 def _readers_of(instructions: Sequence[Message]) -> dict[int, dict[int, None]]:

@@ -28,11 +28,12 @@ from disco_hlo.structure.moves import (
     Move,
     Prefetch,
     Reorder,
+    SliceSend,
     Split,
     apply_moves,
     apply_to,
 )
-from disco_hlo.structure.program import Program, bits, dims
+from disco_hlo.structure.program import Program, bits, computations, dims
 from disco_hlo.structure.rotation import foreseen_gathers, late_reductions
 from disco_hlo.structure.sharded import SameValues, groups_of, reorder, split
 
@@ -62,15 +63,20 @@ def schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ..
     * ``split``: matmul, reduce-scatter, pointwise work on shards, all-gather.
     * ``overlap``: matmul, all-reduce and pointwise work in two parts; ``split-overlap``: these parts split.
     * ``sharded-update``: where this device's shard of a sum is all that is used, the sum is scattered.
+    * ``slice-sends``: what a group holds alike is sent in shards and gathered behind the send; ``split-slice-sends``:
+      the same after ``split``, so that sums are scattered, sent, and gathered.
     * those of loops: see :func:`loop_schedules`.
     """
     program = Program(module)
     in_loops = loop_schedules(module, copies=copies)
     reduces = [i for i in program.instructions if i.opcode == "all-reduce" and len(i.operand_ids) == 1]
-    if not reduces and not in_loops:
+    sliced = slice_sends(module, copies=copies)
+    if not reduces and not in_loops and not sliced:
         return {}
     asker = Asker(program)
     found: dict[str, tuple[Move, ...]] = {UNCHANGED: (), **in_loops}
+    if sliced:
+        found["slice-sends"] = sliced
     for parts in _PARTS:
         stretch = _longest(asker, reduces, parts)
         if stretch:
@@ -81,6 +87,9 @@ def schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ..
     matmuls = _matmul_stretches(asker, reduces)
     if matmuls:
         found |= _coconet(module, asker, matmuls)
+    both = slice_sends(module, found["split"], copies=copies) if sliced and "split" in found else ()
+    if both:
+        found["split-slice-sends"] = both
     update = _sharded_update(module, reduces)
     if update:
         found["sharded-update"] = update
@@ -228,6 +237,48 @@ def _sharded_update(module: bytes, reduces: list[Message]) -> tuple[Move, ...]:
             _take_split(program, reduce.name, dimension, moves, gathers)
     _push(program, moves, gathers)
     return tuple(moves)
+
+
+def slice_sends(module: bytes, before: tuple[Move, ...] = (), *, copies: bool = True) -> tuple[Move, ...]:
+    """``before``, then every send that can go in shards, in the entry and in loops; nothing where none can."""
+    program = Program(module, copies=copies)
+    for move in before:
+        apply_to(program, move)
+    moves = list(before)
+    sends = [one.name for _, own in computations(program) for one in own.instructions if _is_send(one)]
+    for name in sends:
+        # An earlier move may have shifted the loops.
+        path, own = next(
+            at for at in computations(program) if any(one.name == name for one in at[1].instructions)
+        )
+        for move in _sliced(own, path, _position(own, name)):
+            try:
+                apply_to(program, move)
+            except IllegalMoveError:
+                continue
+            moves.append(move)
+            break
+    return tuple(moves) if len(moves) > len(before) else ()
+
+
+def _is_send(instruction: Message) -> bool:
+    return bool(instruction.opcode == "collective-permute")
+
+
+def _sliced(own: Program, path: tuple[int, ...], send: int) -> Iterator[SliceSend]:
+    """Ways to slice a send: by the groups of the collectives before it, and each dimension of its array."""
+    seen: set[Groups] = set()
+    for at, grouped in enumerate(own.instructions[:send]):
+        if grouped.opcode not in ("all-reduce", "all-gather"):
+            continue
+        try:
+            groups = groups_of(own, grouped)
+        except IllegalMoveError:
+            continue
+        if groups not in seen:
+            seen.add(groups)
+            for dimension in range(len(dims(own.instructions[send]))):
+                yield SliceSend(path, send, at, grouped.opcode, dimension)
 
 
 def _dimension_of_shards(program: Program, reduce: Message) -> int | None:

@@ -4,6 +4,8 @@ CoCoNet, sections 3.2 and 3.3. After the split every device holds a shard of the
 which the sharded dimension passes is computed on the shard, and the all-gather moves behind it. The other
 operands of that instruction are cut to this device's shard, so they must be equal on all devices of the
 group (:class:`SameValues`): each device's shard of the result stands for the part that all of them would have computed.
+
+Section 6.3: of a value that a group holds alike, each device sends its shard to the next stage, which gathers them.
 """
 
 from __future__ import annotations
@@ -84,9 +86,46 @@ def _gathered(
     gather = program.copy(collective, f"{collective.name}.gathered", [operand])
     gather.opcode = "all-gather"
     gather.shape.CopyFrom(shape)
-    gather.dimensions.append(dimension)
+    gather.dimensions[:] = [dimension]
     del gather.called_computation_ids[:]
     return gather
+
+
+def slice_send(program: Program, send: Message, grouped: Message, dimension: int) -> None:
+    """Send shards along ``dimension`` in place of a whole array, and gather them behind the send.
+
+    The senders of a group hold the same array, so device i of the group that receives gets shard i from its
+    counterpart. A group that receives nothing gathers the zeros that a device gets to which nobody sends.
+
+    Args:
+        send: a collective-permute.
+        grouped: an all-reduce or all-gather between the groups that hold the array alike.
+
+    Raises:
+        IllegalMoveError: the array is not proven equal on the devices of a group, a group does not send in order to a
+            group, or shards are no contiguous pieces of one size.
+    """
+    where = f"{send.name} ({send.opcode})"
+    if len(send.operand_ids) != 1 or send.channel_id <= 0:
+        raise IllegalMoveError(f"{where}: it is no send of one array between the partitions of one program")
+    groups = groups_of(program, grouped)
+    target = {pair.source: pair.target for pair in send.source_target_pairs}
+    sent = [tuple(target.pop(device, -1) for device in group) for group in groups]
+    if target or any(to not in groups and set(to) != {-1} for to in sent):
+        raise IllegalMoveError(
+            f"{where}: its pairs do not join groups of {grouped.name} device by device, in order"
+        )
+    shape, size = dims(send), len(groups[0])
+    if not 0 <= dimension < len(shape) or shape[dimension] % size or not _is_outermost(send.shape, dimension):
+        raise IllegalMoveError(
+            f"{where}: {size} devices have no contiguous shards of one size along dimension {dimension} of "
+            f"{list(shape)}"
+        )
+    cutter = _Cutter(program, SameValues(program, groups))
+    shard = cutter.shard(program.operands(send)[0], dimension, send)
+    sliced = program.copy(send, f"{send.name}.sliced", [shard])
+    sliced.shape.CopyFrom(resized(send.shape, dimension, shape[dimension] // size))
+    cutter.place(send, [sliced, _gathered(program, grouped, sliced, send.shape, dimension)])
 
 
 def reorder(
@@ -372,7 +411,8 @@ class SameValues:
         self._group_of = {device: i for i, group in enumerate(groups) for device in group}
         parameters = sum(i.opcode == "parameter" for i in program.instructions)
         self._shardings = list(program.module.spmd_parameters_shardings)
-        if len(self._shardings) != parameters:
+        in_entry = program.entry.id == program.module.entry_computation_id
+        if len(self._shardings) != parameters or not in_entry:
             self._shardings = []
         for instruction in program.instructions:
             self.judge(instruction)

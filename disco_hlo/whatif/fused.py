@@ -5,7 +5,7 @@ needs goes out as soon as it is done. With the communication-aware order those c
 slices are computed and all slices from others have arrived.
 
 Embedding is bound by memory: pooling reads the rows of a table and writes one. Its time is what it moves at the
-memory's full bandwidth; the order and the occupancy do not change that.
+memory's full bandwidth, whatever the order; what occupancy changes is figure 13's alone (:func:`pooling_ns`).
 """
 
 from __future__ import annotations
@@ -107,14 +107,20 @@ def skew(machine: Machine, embedding: Embedding, *, aware: bool) -> float:
 LANES = 64
 WAVES = 32
 """Of a compute unit at full occupancy (CDNA 2: eight on each of four SIMDs)."""
-MEMORY_LATENCY_NS = 700.0
-"""Assumed: of the order measured on MI200."""
 
 
 def pooling_ns(machine: Machine, embedding: Embedding, occupancy: float) -> float:
-    """Figure 13: what keeps too few reads in flight does not reach the memory's bandwidth (Little's law)."""
+    """Figure 13: memory is busy where what is in flight is the bandwidth times the latency, and takes longer below that
+    (Little's law).
+
+    A wave has one element a lane in flight: PyTorch's kernel (``EmbeddingBag.cu``) sums a feature's rows in one thread,
+    one after the other, each where an index says. The indices are taken to be there in time.
+
+    Args:
+        occupancy: share of the waves that the device holds.
+    """
     in_flight = machine.gpu.compute_units * WAVES * occupancy * LANES * FLOAT
-    bandwidth = min(machine.gpu.memory_gb_per_s, in_flight / MEMORY_LATENCY_NS)
+    bandwidth = min(machine.gpu.read_gb_per_s, in_flight / machine.gpu.latency_ns)
     return embedding.ns(machine) * machine.gpu.memory_gb_per_s / bandwidth
 
 

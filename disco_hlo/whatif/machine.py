@@ -76,6 +76,10 @@ class Gpu:
     """From the end of a kernel to the start of the next."""
     stage_us: NotNegative = 0.0
     """What a matmul's stage takes besides its products and its writes."""
+    read_gb_per_s: NotNegative = 0.0
+    """What reads from memory were measured to reach; 0 where that is not known."""
+    latency_ns: NotNegative = 0.0
+    """Of one read from memory, where there is no other; 0 likewise."""
 
     @property
     def matmul_flops_per_ns(self) -> float:

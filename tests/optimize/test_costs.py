@@ -18,9 +18,10 @@ from disco_hlo.estimator import gnn
 from disco_hlo.estimator.analytic import AnalyticModel
 from disco_hlo.estimator.gnn import GnnModel
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind, collective_bytes, collective_kind
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Kind
+from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.optimize.costs import (
     Network,
     Reprofiled,
@@ -40,6 +41,7 @@ from disco_hlo.profiler.costs import MeasuredCosts
 from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, OpTime, Profile, load
 from disco_hlo.simulator.costs import holds_ns
+from disco_hlo.structure.moves import SliceSend, apply_moves
 from disco_hlo.whatif.machine import load as load_machine
 from tests.estimator.steps import transformer
 from tests.hlo.small_modules import module_of
@@ -201,6 +203,38 @@ def test_on_a_machine_a_step_s_sends_take_what_its_links_say(
     outside_ns = 6_200 if devices > 8 else 0
     assert took["send"] == pytest.approx(1e6 / gb_per_s + 11_800 + outside_ns, abs=2)
     assert (took["recv"], took["recv-done"], took["send-done"]) == (0, 0, 0)
+
+
+STAGES = """
+HloModule stages
+
+add { a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b) }
+ENTRY main { x = f32[8000000] parameter(0)
+  y = f32[8000000] all-reduce(x), channel_id=1, replica_groups=[2,8]<=[16], use_global_device_ids=true, to_apply=add
+  ROOT s = f32[8000000] collective-permute(y), channel_id=2, source_target_pairs={
+    {0,8}, {1,9}, {2,10}, {3,11}, {4,12}, {5,13}, {6,14}, {7,15}} }
+"""
+
+
+def test_between_nodes_a_sliced_send_takes_an_eighth_and_its_gather_is_within_the_node(
+    profile: Profile,
+) -> None:
+    moved = apply_moves(module_of(STAGES), [SliceSend((), 2, 1, "all-reduce", 0)])
+    took: list[dict[str, float]] = []
+    for module in (module_of(STAGES), moved):
+        step = canonicalize(module)
+        costs = costs_of(profile, step).on(load_machine("h200"), 16)
+        took.append({
+            node.opcode: costs.collective(collective_kind(node))([collective_bytes(step.graph, node.id)])[0]
+            for node in step.graph.nodes if node.opcode in COLLECTIVES
+        })  # fmt: skip
+    whole, sliced = took
+    assert whole["collective-permute"] == pytest.approx(32e6 / 48 + 18_000, rel=1e-3)
+    assert sliced["collective-permute"] == pytest.approx(4e6 / 48 + 18_000, rel=1e-3)
+    assert sliced["all-gather"] < whole["all-reduce"]
+    assert sum(sliced.values()) < 0.6 * sum(whole.values())
 
 
 def test_a_profile_without_a_sweep_is_completed_and_says_so() -> None:

@@ -13,8 +13,8 @@ from disco_hlo.structure.propose import Asker, as_move, grow
 
 
 def legal_moves(module: bytes) -> list[Move]:
-    """Every split and reorder that is legal; of the chunks, per matmul and all-reduce, dimension and number of
-    parts, the one around it alone and the largest stretch around it."""
+    """Every split, reorder and sliced send that is legal; of the chunks, per matmul and all-reduce, dimension and
+    number of parts, the one around it alone and the largest stretch around it."""
     program = Program(module)
     found: dict[Move, None] = {}
     for move in _candidates(program):
@@ -46,6 +46,8 @@ def _candidates(program: Program) -> Iterator[Move]:
             yield from (
                 Reorder(position, at[r.id], r.opcode) for r in propose._readers_behind(program, instruction)
             )
+        elif propose._is_send(instruction):
+            yield from propose._sliced(program, (), position)
         if instruction.opcode not in COLLECTIVES | {"dot"}:
             continue
         for dimension in range(rank):

@@ -18,6 +18,7 @@ from disco_hlo.structure.moves import (
     Move,
     Prefetch,
     Reorder,
+    SliceSend,
     Split,
     apply_moves,
 )
@@ -107,6 +108,17 @@ def module(body: str, header: str = "") -> bytes:
 
 def chunk_of(opcode: str, dimension: int, parts: int = 2) -> tuple[str, int, int]:
     return (opcode, dimension, parts)
+
+
+def sending(
+    made: str = "negate(y)", pairs: str = "{0,2},{1,3}", channel: str = "channel_id=2, ", size: int = 8
+) -> str:
+    """A stage of two devices that sends what it ``made`` of a sum to the next stage."""
+    return (
+        f"x = f32[{size}] parameter(0)\ny = f32[{size}] all-reduce(x), channel_id=1, "
+        f"replica_groups={{{{0,1}},{{2,3}}}}, use_global_device_ids=true, to_apply=add\nz = f32[{size}] {made}\n"
+        f"ROOT s = f32[{size}] collective-permute(z), {channel}source_target_pairs={{{pairs}}}"
+    )
 
 
 CASES: dict[str, tuple[str, Move | tuple[str, int, int], str]] = {
@@ -346,6 +358,36 @@ CASES: dict[str, tuple[str, Move | tuple[str, int, int], str]] = {
         "ROOT z = f32[8] dynamic-slice(y, i), dynamic_slice_sizes={8}",
         Reorder(1, 6, "dynamic-slice"),
         "it takes a part of dimension 0 itself",
+    ),
+    "sent-array-differs": (
+        sending("add(x, y)"),
+        SliceSend((), 3, 1, "all-reduce", 0),
+        "z is not proven equal on the devices of a group",
+    ),
+    "send-out-of-order": (
+        sending(pairs="{0,3},{1,2}"),
+        SliceSend((), 3, 1, "all-reduce", 0),
+        "its pairs do not join groups of y device by device, in order",
+    ),
+    "send-of-half-a-group": (
+        sending(pairs="{0,2}"),
+        SliceSend((), 3, 1, "all-reduce", 0),
+        "its pairs do not join groups of y device by device, in order",
+    ),
+    "send-without-shards": (
+        sending(size=5),
+        SliceSend((), 3, 1, "all-reduce", 0),
+        "2 devices have no contiguous shards of one size along dimension 0 of [5]",
+    ),
+    "send-between-replicas": (
+        sending(channel=""),
+        SliceSend((), 3, 1, "all-reduce", 0),
+        "it is no send of one array between the partitions of one program",
+    ),
+    "send-of-no-sum": (
+        sending(),
+        SliceSend((), 3, 1, "reduce-scatter", 0),
+        "a reduce-scatter leaves no array alike on the devices of a group",
     ),
 }
 
