@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from disco_hlo.kernels import lamb, reduce_matmul
+from disco_hlo.kernels import normed_update, reduce_matmul
 from disco_hlo.kernels.catalog import AXIS, FUSED, Fused
 from disco_hlo.kernels.embedding import BagTiles
 from disco_hlo.kernels.norm import RowTiles
@@ -32,7 +32,7 @@ RACES = "does not wait", "signals before its stores have arrived", "ends before 
 def main() -> None:
     """Run every case and print what came of it."""
     # Each of these places is written by a callback; 512 of them take 44 s.
-    lamb.VECTOR, lamb._SLOTS = 1, lamb.LANES
+    normed_update.VECTOR, normed_update._SLOTS = 1, normed_update.LANES
     mesh = jax.sharding.Mesh(jax.devices(), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     chosen = tuple(sys.argv[1:] or [""])
     rows = {name: outcome(run) for name, run in cases(mesh, mesh.size) if name.startswith(chosen)}
