@@ -51,7 +51,8 @@ def by_halves(recipe: Recipe) -> tuple[Measure, Step, int, tuple[int, ...]]:
     def step(carried: jax.Array, again: Values, scalars: Values, sums: Values) -> jax.Array:
         known = dict(enumerate(scalars, numbers)) | {two.carried: carried}
         known |= dict(zip(two.sums, sums, strict=True)) | dict(zip(two.again, again, strict=True))
-        return value_of(recipe, known, recipe.gathered)
+        new: jax.Array = value_of(recipe, known, recipe.gathered)
+        return new
 
     return measure, step, len(two.sums), tuple(places.index(one) for one in two.again)
 
@@ -127,10 +128,6 @@ def _kernel(
     flags = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks + 1,)))
     own_tiles = lax.div(jnp.int32(shard // size) - block + blocks - 1, jnp.int32(blocks))
 
-    def load(ref: Ref, part: Any, count: int = size) -> jax.Array:
-        loaded: jax.Array = plgpu.layout_cast(ref[part], plgpu.Layout.WG_STRIDED((count,), vec_size=VECTOR))
-        return loaded
-
     def places(turn: jax.Array) -> tuple[Any, Any]:
         """Where a tile is in the shard and in the whole."""
         start = (block + blocks * turn) * size
@@ -139,18 +136,53 @@ def _kernel(
     def own(ref: Ref, turn: jax.Array) -> jax.Array:
         """This device's tile of an array."""
         of_shard, of_all = places(turn)
-        return load(ref, of_shard if ref.shape[0] == shard else of_all)
+        return _load(ref, of_shard if ref.shape[0] == shard else of_all, size)
 
     def first(turn: jax.Array, before: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         of_shard, of_all = places(turn)
-        there = [load(plgpu.remote_ref(summands, {axis: peer}), of_all) for peer in peers]
-        total = functools.reduce(jnp.add, there, load(summands, of_all))
+        there = [_load(plgpu.remote_ref(summands, {axis: peer}), of_all, size) for peer in peers]
+        total = functools.reduce(jnp.add, there, _load(summands, of_all, size))
         gathered[of_all], new, added = measure(total, [own(ref, turn) for ref in arrays], factors)
         for ref, value in zip(kept, new, strict=True):
             ref[of_shard] = value
         return tuple(one + jnp.sum(term) for one, term in zip(before, added, strict=True))
 
     of_block = lax.fori_loop(0, own_tiles, first, terms * (jnp.float32(0),))
+    of_all_blocks = _added(axis, here, peers, (block, blocks), of_block, sums, flags.at[blocks])
+
+    def second(turn: jax.Array, _: None) -> None:
+        of_all = places(turn)[1]
+        known = [own((*arrays, *kept)[one], turn) for one in again]
+        new = step(_load(gathered, of_all, size), known, factors, of_all_blocks)
+        for ref in (gathered, *(plgpu.remote_ref(gathered, {axis: peer}) for peer in peers)):
+            ref[of_all] = new
+
+    lax.fori_loop(0, own_tiles, second, None)
+    # The others have read this device's summands, and written its results, when all have come here.
+    for peer in peers:
+        pl.semaphore_signal(flags.at[block], device_id={axis: peer})
+    pl.semaphore_wait(flags.at[block], devices - 1, decrement=False)
+
+
+def _added(
+    axis: str,
+    here: jax.Array,
+    peers: Sequence[jax.Array],
+    block_of: tuple[jax.Array, int],
+    of_block: Values,
+    sums: Ref,
+    flag: Ref,
+) -> list[jax.Array]:
+    """The sums of all blocks on all devices, added up in one order everywhere, when all have told theirs.
+
+    Args:
+        axis, here, peers: the devices.
+        block_of: which block of how many this is.
+        of_block: its sums.
+        sums: (len(of_block) * devices, _SLOTS) on each device, where they are told.
+        flag: signalled by every block of every device.
+    """
+    (block, blocks), terms, devices = block_of, len(of_block), 1 + len(peers)
     everywhere = [sums, *(plgpu.remote_ref(sums, {axis: peer}) for peer in peers)]
 
     def tell(turn: jax.Array, _: None) -> None:
@@ -161,26 +193,16 @@ def _kernel(
                 ref[terms * here + which, place] = jnp.where(turn == 0, value, 0.0)
 
     lax.fori_loop(0, lax.div(jnp.int32(_SLOTS) - block + blocks - 1, jnp.int32(blocks)), tell, None)
-    pl.semaphore_signal(flags.at[blocks])
+    pl.semaphore_signal(flag)
     for peer in peers:
-        pl.semaphore_signal(flags.at[blocks], device_id={axis: peer})
-    pl.semaphore_wait(flags.at[blocks], devices * blocks, decrement=False)
-    of_all_blocks = [
-        functools.reduce(
-            jnp.add, [jnp.sum(load(sums, terms * device + which, _SLOTS)) for device in range(devices)]
-        )
-        for which in range(terms)
+        pl.semaphore_signal(flag, device_id={axis: peer})
+    pl.semaphore_wait(flag, devices * blocks, decrement=False)
+    rows = [range(which, terms * devices, terms) for which in range(terms)]
+    return [
+        functools.reduce(jnp.add, [jnp.sum(_load(sums, row, _SLOTS)) for row in of_term]) for of_term in rows
     ]
 
-    def second(turn: jax.Array, _: None) -> None:
-        of_all = places(turn)[1]
-        known = [own((*arrays, *kept)[one], turn) for one in again]
-        new = step(load(gathered, of_all), known, factors, of_all_blocks)
-        for ref in (gathered, *(plgpu.remote_ref(gathered, {axis: peer}) for peer in peers)):
-            ref[of_all] = new
 
-    lax.fori_loop(0, own_tiles, second, None)
-    # The others have read this device's summands, and written its results, when all have come here.
-    for peer in peers:
-        pl.semaphore_signal(flags.at[block], device_id={axis: peer})
-    pl.semaphore_wait(flags.at[block], devices - 1, decrement=False)
+def _load(ref: Ref, part: Any, count: int) -> jax.Array:
+    loaded: jax.Array = plgpu.layout_cast(ref[part], plgpu.Layout.WG_STRIDED((count,), vec_size=VECTOR))
+    return loaded

@@ -273,20 +273,19 @@ def _work(
 ) -> list[Message]:
     """All pointwise instructions behind the sums, and those whose results only these read, in the program's order; with
     norms, the numbers that are made of them, and truths that these need."""
-    parts = {*norms, *(one.id for one in norms.values())}
-    fits, numbers = set(parts), set(parts)
+    fits = {*norms, *(one.id for one in norms.values())}
+    numbers = set(fits)
+    pointwise = POINTWISE | {"select"} if norms else POINTWISE
     for one in program.instructions:
+        is_number = any(o in numbers for o in one.operand_ids) and (
+            _is_step_of_numbers(one) or _scalar(program, one) is not None
+        )
+        if is_number or (one.opcode in pointwise and dims(one) == shape and dtype(one) == _DTYPE):
+            fits.add(one.id)
+        if is_number:
+            numbers.add(one.id)
         if one.control_predecessor_ids:
             fits.discard(one.id)
-        elif one.opcode in POINTWISE and dims(one) == shape and dtype(one) == _DTYPE:
-            fits.add(one.id)
-        elif norms and one.opcode == "select" and dims(one) == shape and dtype(one) == _DTYPE:
-            fits.add(one.id)
-        elif any(o in numbers for o in one.operand_ids) and (
-            _is_step_of_numbers(one) or (one.opcode == "broadcast" and _scalar(program, one) is not None)
-        ):
-            fits.add(one.id)
-            numbers.add(one.id)
     found: set[int] = set()
     for one in program.instructions:
         if one.id in fits and any(o in sums or o in found for o in one.operand_ids):
