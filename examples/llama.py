@@ -18,7 +18,7 @@ import numpy as np
 import optax
 import parallel
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tensor_parallel import CONFIGS, normed, read_sizes
+from tensor_parallel import normed
 from transformer_lm import standard_library_text
 
 SHARDS = ("dp", "fsdp", "fsdp+tp")
@@ -65,7 +65,7 @@ class State(NamedTuple):
 
 def load(size: str) -> Config:
     """The configuration of that size; ValueError where it is bad."""
-    return read_sizes(Config, CONFIGS / "llama.toml", size)
+    return parallel.read_sizes(Config, parallel.CONFIGS / "llama.toml", size)
 
 
 def layer_shapes(config: Config) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,6 @@ import numpy as np
 import parallel
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tensor_parallel import CONFIGS, Compilable, read_sizes
 
 LEARNING_RATE = 1e-2
 AXIS = "expert"
@@ -35,7 +34,7 @@ class Config(NamedTuple):
 
 def load(size: str) -> Config:
     """The configuration of that size; ValueError where it is bad."""
-    return read_sizes(Config, CONFIGS / "mixture_of_experts.toml", size)
+    return parallel.read_sizes(Config, parallel.CONFIGS / "mixture_of_experts.toml", size)
 
 
 def slots(config: Config, devices: int) -> int:
@@ -74,7 +73,7 @@ def layer(params: dict[str, jax.Array], x: jax.Array, room: int) -> jax.Array:
     return x + weight[:, None] * back.at[slot].get(mode="fill", fill_value=0)
 
 
-def compilable(config: Config, *, training: bool) -> Compilable:
+def compilable(config: Config, *, training: bool) -> parallel.Compilable:
     """The jitted step over every device: (params, x, y) -> (params, loss), or (params, x) -> out."""
     devices = jax.device_count()
     mesh = Mesh(np.array(jax.devices()), (AXIS,))
@@ -104,49 +103,37 @@ def compilable(config: Config, *, training: bool) -> Compilable:
     of_tokens = NamedSharding(mesh, split)
     if not training:
         jitted = jax.jit(apply, in_shardings=(shardings, of_tokens), out_shardings=of_tokens)
-        return Compilable(jitted, (params, rows))
+        return parallel.Compilable(jitted, (params, rows))
     jitted = jax.jit(
         train_step,
         donate_argnums=0,
         in_shardings=(shardings, of_tokens, of_tokens),
         out_shardings=(shardings, NamedSharding(mesh, whole)),
     )
-    return Compilable(jitted, (params, rows, rows))
+    return parallel.Compilable(jitted, (params, rows, rows))
 
 
 def main() -> None:
     """Train on random tokens, or run the layer forward."""
-    parser = parallel.parser(__doc__)
-    parser.add_argument("--size", default="tiny", help="table of the file: full or tiny (default tiny)")
-    parser.add_argument("--forward", action="store_true", help="run the layer, train nothing")
-    args = parser.parse_args()
-    config = parallel.loaded(lambda: load(args.size))
-    parallel.initialize(args)
-    step, shapes = compilable(config, training=not args.forward)
-    keys = iter(jax.random.split(jax.random.key(args.seed, impl="rbg"), 8))
 
-    def drawn(shape: jax.ShapeDtypeStruct, sharding: Any, scale: float) -> jax.Array:
-        make = jax.jit(
-            lambda key: scale * jax.random.normal(key, shape.shape, shape.dtype), out_shardings=sharding
-        )
-        made: jax.Array = make(next(keys))
-        return made
+    def drawn(_config: Config, made: parallel.Compilable, seed: int) -> tuple[Any, list[jax.Array]]:
+        keys = iter(jax.random.split(jax.random.key(seed, impl="rbg"), 8))
 
-    of_params, *of_rows = step.lower(*shapes).compile().input_shardings[0]
-    params = {
-        name: drawn(shape, of_params[name], shape.shape[-2] ** -0.5) for name, shape in shapes[0].items()
-    }
-    rows = [drawn(shape, sharding, 1.0) for shape, sharding in zip(shapes[1:], of_rows, strict=True)]
+        def normal(shape: jax.ShapeDtypeStruct, sharding: Any, scale: float) -> jax.Array:
+            make = jax.jit(
+                lambda key: scale * jax.random.normal(key, shape.shape, shape.dtype), out_shardings=sharding
+            )
+            values: jax.Array = make(next(keys))
+            return values
 
-    def run(state: Any, _batch: Any) -> tuple[Any, jax.Array]:
-        if args.forward:
-            return state, jnp.mean(step(state, *rows).astype(jnp.float32) ** 2)
-        return step(state, *rows)
+        shapes, *rows = made.arguments
+        of_params, *of_rows = made.function.lower(shapes, *rows).compile().input_shardings[0]
+        params = {
+            name: normal(shape, of_params[name], shape.shape[-2] ** -0.5) for name, shape in shapes.items()
+        }
+        return params, [normal(shape, sharding, 1.0) for shape, sharding in zip(rows, of_rows, strict=True)]
 
-    _, record = parallel.fit(run, params, lambda index: index, args)
-    parallel.finish(
-        {"model": "mixture_of_experts", "size": args.size, "steps": args.steps, **record}, args.json
-    )
+    parallel.train_layers("mixture_of_experts", __doc__, load, compilable, drawn)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,13 @@ import os
 import statistics
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -24,6 +26,7 @@ Batch = Any
 Step = Callable[[State, Batch], tuple[State, jax.Array]]
 
 DEFAULT_PORT = 29765
+CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "parallel"
 
 
 class Shardings(NamedTuple):
@@ -92,6 +95,16 @@ def loaded(load: Callable[[], Any]) -> Any:
     except (OSError, ValueError) as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def read_sizes(kind: Any, path: Path, size: str) -> Any:
+    """Table `[size]` of a TOML file as a NamedTuple; ValueError where a key is missing or unknown."""
+    table = tomllib.loads(path.read_text()).get(size)
+    if table is None:
+        raise ValueError(f"{path} has no table [{size}]")
+    if table.keys() != set(kind._fields):
+        raise ValueError(f"{path} [{size}] has keys {sorted(table)}, expected {sorted(kind._fields)}")
+    return kind(**table)
 
 
 def initialize(args: argparse.Namespace) -> None:
@@ -190,6 +203,43 @@ def _summary(step_s: Sequence[float]) -> dict[str, Any]:
         "device_kind": jax.devices()[0].device_kind,
         "jax": jax.__version__,
     }
+
+
+class Compilable(NamedTuple):
+    """A jitted function and the shapes it is to be called with."""
+
+    function: Any
+    arguments: tuple[Any, ...]
+
+
+def train_layers(
+    model: str,
+    description: str | None,
+    load: Callable[[str], Any],
+    compilable: Callable[..., Compilable],
+    drawn: Callable[[Any, Compilable, int], tuple[Any, Sequence[jax.Array]]],
+) -> None:
+    """An example of layers by themselves, from its options to its record: they are trained, or run forward.
+
+    `load` reads a size, `compilable(config, training=...)` makes the step, `drawn` parameters and rows for a seed.
+    """
+    options = parser(description)
+    options.add_argument("--size", default="tiny", help="table of the file: full or tiny (default tiny)")
+    options.add_argument("--forward", action="store_true", help="run the layers, train nothing")
+    args = options.parse_args()
+    config = loaded(lambda: load(args.size))
+    initialize(args)
+    made = compilable(config, training=not args.forward)
+    params, rows = drawn(config, made, args.seed)
+
+    def run(state: State, _batch: Batch) -> tuple[State, jax.Array]:
+        if args.forward:
+            return state, jnp.mean(made.function(state, rows[0]).astype(jnp.float32) ** 2)
+        stepped: tuple[State, jax.Array] = made.function(state, *rows)
+        return stepped
+
+    _, record = fit(run, params, lambda index: index, args)
+    finish({"model": model, "size": args.size, "steps": args.steps, **record}, args.json)
 
 
 def finish(record: dict[str, Any], path: Path | None) -> None:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import parallel
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tensor_parallel import CONFIGS, Compilable, read_sizes
 
 DROPOUT = 0.1
 
@@ -31,7 +30,7 @@ class Config(NamedTuple):
 
 def load(size: str) -> Config:
     """The configuration of that size; ValueError where it is bad."""
-    return read_sizes(Config, CONFIGS / "self_attention.toml", size)
+    return parallel.read_sizes(Config, parallel.CONFIGS / "self_attention.toml", size)
 
 
 def self_attention(w: jax.Array, b: jax.Array, x: jax.Array, r: jax.Array, key: jax.Array) -> jax.Array:
@@ -41,7 +40,7 @@ def self_attention(w: jax.Array, b: jax.Array, x: jax.Array, r: jax.Array, key: 
     return jnp.where(kept, summed / (1 - DROPOUT), 0) + r
 
 
-def compilable(config: Config) -> Compilable:
+def compilable(config: Config) -> parallel.Compilable:
     """The jitted function over every device, and the shapes it takes."""
     mesh = Mesh(np.array(jax.devices()), ("model",))
 
@@ -65,7 +64,7 @@ def compilable(config: Config) -> Compilable:
         shape(batch, length, width),
         key,
     )
-    return Compilable(jitted, wanted)
+    return parallel.Compilable(jitted, wanted)
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import parallel
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tensor_parallel import Compilable
 
 LEARNING_RATE, BETA_1, BETA_2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
@@ -32,7 +31,7 @@ def adam(
     return p - LEARNING_RATE * step, m, v
 
 
-def compilable(log2_elements: int, *, replicated: bool = False) -> Compilable:
+def compilable(log2_elements: int, *, replicated: bool = False) -> parallel.Compilable:
     """The jitted update of 2**log2_elements float32 parameters over every device, and the shapes it takes.
 
     Args:
@@ -49,7 +48,7 @@ def compilable(log2_elements: int, *, replicated: bool = False) -> Compilable:
     )
     vector = jax.ShapeDtypeStruct((1 << log2_elements,), jnp.float32)
     rows = jax.ShapeDtypeStruct((jax.device_count(), 1 << log2_elements), jnp.float32)
-    return Compilable(jitted, (vector, vector, vector, rows, jax.ShapeDtypeStruct((), jnp.float32)))
+    return parallel.Compilable(jitted, (vector, vector, vector, rows, jax.ShapeDtypeStruct((), jnp.float32)))
 
 
 def main() -> None:

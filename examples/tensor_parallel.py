@@ -8,8 +8,6 @@ Heads and the MLP's hidden width are split over the devices, activations are lef
 forward and two backward, each with the next layer waiting for it. Sizes: configs/parallel/tensor_parallel.toml.
 """
 
-import tomllib
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +16,6 @@ import numpy as np
 import parallel
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "parallel"
 LEARNING_RATE = 1e-3
 SHARDED = {
     "query_key_value": PartitionSpec(None, None, "model", None),
@@ -40,19 +37,9 @@ class Config(NamedTuple):
     dtype: str
 
 
-def read_sizes(kind: Any, path: Path, size: str) -> Any:
-    """Table `[size]` of a TOML file as a NamedTuple; ValueError where a key is missing or unknown."""
-    table = tomllib.loads(path.read_text()).get(size)
-    if table is None:
-        raise ValueError(f"{path} has no table [{size}]")
-    if table.keys() != set(kind._fields):
-        raise ValueError(f"{path} [{size}] has keys {sorted(table)}, expected {sorted(kind._fields)}")
-    return kind(**table)
-
-
 def load(size: str) -> Config:
     """The configuration of that size; ValueError where it is bad."""
-    return read_sizes(Config, CONFIGS / "tensor_parallel.toml", size)
+    return parallel.read_sizes(Config, parallel.CONFIGS / "tensor_parallel.toml", size)
 
 
 def init(config: Config, key: jax.Array) -> list[dict[str, jax.Array]]:
@@ -120,54 +107,39 @@ def layout(params: Any) -> tuple[Any, NamedSharding]:
     return layers, NamedSharding(mesh, PartitionSpec())
 
 
-class Compilable(NamedTuple):
-    """A jitted function and the shapes it is to be called with."""
-
-    function: Any
-    arguments: tuple[Any, ...]
-
-
-def compilable(config: Config, *, training: bool) -> Compilable:
+def compilable(config: Config, *, training: bool) -> parallel.Compilable:
     """The jitted step over every device: (params, x, y) -> (params, loss), or (params, x) -> out."""
     params = jax.eval_shape(lambda key: init(config, key), jax.random.key(0))
     shardings, everywhere = layout(params)
     rows = jax.ShapeDtypeStruct((config.batch, config.length, config.width), config.dtype)
     if not training:
         jitted = jax.jit(forward, in_shardings=(shardings, everywhere), out_shardings=everywhere)
-        return Compilable(jitted, (params, rows))
+        return parallel.Compilable(jitted, (params, rows))
     jitted = jax.jit(
         train_step,
         donate_argnums=0,
         in_shardings=(shardings, everywhere, everywhere),
         out_shardings=(shardings, everywhere),
     )
-    return Compilable(jitted, (params, rows, rows))
+    return parallel.Compilable(jitted, (params, rows, rows))
 
 
 def main() -> None:
     """Train on random rows, or run the layers forward."""
-    parser = parallel.parser(__doc__)
-    parser.add_argument("--size", default="tiny", help="table of the file: full or tiny (default tiny)")
-    parser.add_argument("--forward", action="store_true", help="run the layers, train nothing")
-    args = parser.parse_args()
-    config = parallel.loaded(lambda: load(args.size))
-    parallel.initialize(args)
-    step, shapes = compilable(config, training=not args.forward)
-    shardings, everywhere = layout(shapes[0])
-    key = jax.random.key(args.seed, impl="rbg")
-    params = jax.jit(lambda key: init(config, key), out_shardings=shardings)(key)
-    random = np.random.default_rng(args.seed)
-    rows = shapes[1]
-    # The type first: every process hands in its own copy, and jax compares them as arrays of its own types.
-    x, y = (jax.device_put(random.normal(size=rows.shape).astype(rows.dtype), everywhere) for _ in range(2))
 
-    def run(state: Any, _batch: Any) -> tuple[Any, jax.Array]:
-        if args.forward:
-            return state, jnp.mean(step(state, x).astype(jnp.float32) ** 2)
-        return step(state, x, y)
+    def drawn(config: Config, made: parallel.Compilable, seed: int) -> tuple[Any, tuple[jax.Array, ...]]:
+        params, rows = made.arguments[:2]
+        shardings, everywhere = layout(params)
+        key = jax.random.key(seed, impl="rbg")
+        params = jax.jit(lambda key: init(config, key), out_shardings=shardings)(key)
+        random = np.random.default_rng(seed)
+        # The type first: every process hands in its own copy, and jax compares them as arrays of its own types.
+        x, y = (
+            jax.device_put(random.normal(size=rows.shape).astype(rows.dtype), everywhere) for _ in range(2)
+        )
+        return params, (x, y)
 
-    params, record = parallel.fit(run, params, lambda index: index, args)
-    parallel.finish({"model": "tensor_parallel", "size": args.size, "steps": args.steps, **record}, args.json)
+    parallel.train_layers("tensor_parallel", __doc__, load, compilable, drawn)
 
 
 if __name__ == "__main__":

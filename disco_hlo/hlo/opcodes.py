@@ -198,14 +198,14 @@ def _library_matmul_flops(proto: Message, shape: Shape, operands: Sequence[Shape
 
 
 def _kernel_matmul_flops(shape: Shape, operands: Sequence[Shape]) -> int:
-    """Of a kernel of two matrices that fit: their product, with the rows that the kernel gathers."""
-    if len(operands) < 2 or any(len(one.dims) != 2 for one in operands[:2]):
+    """Of a kernel of a matrix and a matrix or vector that fit: their product, with the rows that the kernel gathers."""
+    if len(operands) < 2 or len(operands[0].dims) != 2 or len(operands[1].dims) not in (1, 2):
         return 0
-    (rows, depth), (also, columns) = operands[0].dims, operands[1].dims
+    (rows, depth), (also, *columns) = operands[0].dims, operands[1].dims
     if depth != also:
         return 0
-    results = [one.dims[0] for one in shape.elements if one.dims[1:] == (columns,)]
-    return 2 * max([rows, *results]) * depth * columns
+    results = [one.dims[0] for one in shape.elements if one.dims and [*one.dims[1:]] == columns]
+    return 2 * max([rows, *results]) * depth * prod(columns)
 
 
 def _body_counts(proto: Message, index: ModuleIndex) -> Counts:

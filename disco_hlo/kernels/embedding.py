@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from disco_hlo.kernels.peers import Ref, meet, peers_of
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
 from disco_hlo.kernels.tiles import HALF_TYPES
 
@@ -27,9 +27,6 @@ LANES = 128
 
 MOST_COLUMNS = 1024
 """Of a table: eight to a thread."""
-
-Ref = Any
-"""A reference to memory: jax has no public type for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +124,7 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -
     """One block's bags."""
     tables, indices, result = refs
     here, block = lax.axis_index(axis), lax.axis_index("block")
-    peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
+    peers = peers_of(axis, devices)
     (count, table_rows, columns), (_, samples, bag) = tables.shape, indices.shape
     shard = samples // devices
     layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=_vector_size(columns, tables.dtype))
@@ -163,6 +160,4 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -
 
     # The others have stored their bags of this device's samples when all have come here.
     finished = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks,))).at[block]
-    for peer in peers:
-        pl.semaphore_signal(finished, device_id={axis: peer})
-    pl.semaphore_wait(finished, devices - 1, decrement=False)
+    meet(finished, axis, peers, devices - 1)

@@ -20,6 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from disco_hlo.kernels.peers import Ref, meet, peers_of
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
 from disco_hlo.kernels.tiles import (
     HALF_TYPES,
@@ -35,11 +36,6 @@ from disco_hlo.kernels.tiles import (
 )
 
 NAME = "matrix × vector + all-reduce"
-
-Ref = Any
-"""A reference to memory: jax has no public type for it."""
-
-
 RANGE = VECTOR_RANGE
 
 
@@ -109,7 +105,7 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: MatmulTiles, *refs: Ref
     """One warpgroup's part of K, for a block's tiles of rows."""
     matrix, vector, arrived, result, of_matrix, of_vector, landed = refs
     here, block, split = (lax.axis_index(name) for name in (axis, "block", "warpgroup"))
-    peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
+    peers = peers_of(axis, devices)
     part_k = tiles.tile_k // WARPGROUPS
     steps_each = vector.shape[0] // tiles.tile_k
     own_tiles = lax.div(matrix.shape[0] // VECTOR_ROWS - block + blocks - 1, jnp.int32(blocks))
@@ -158,9 +154,7 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: MatmulTiles, *refs: Ref
     # All sums of a block's rows are here when the warpgroups of this block on all devices have come here.
     finished = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks,))).at[block]
     pl.semaphore_signal(finished)
-    for peer in peers:
-        pl.semaphore_signal(finished, device_id={axis: peer})
-    pl.semaphore_wait(finished, devices * WARPGROUPS, decrement=False)
+    meet(finished, axis, peers, devices * WARPGROUPS)
 
     load = functools.partial(plgpu.load, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
 

@@ -17,6 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from disco_hlo.kernels.peers import Ref, meet, peers_of
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
 from disco_hlo.kernels.tiles import HALF_TYPES
 
@@ -27,9 +28,6 @@ VECTOR = 4
 """Neighbours that a thread loads at once."""
 LANES = 128
 """Threads of the one warpgroup that a block has."""
-
-Ref = Any
-"""A reference to memory: jax has no public type for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +109,7 @@ def _kernel(axis: str, devices: int, blocks: int, *refs: Ref) -> None:
     """One block's rows of this device's."""
     partial, residual, bias, scale, result = refs
     here = lax.axis_index(axis)
-    peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
+    peers = peers_of(axis, devices)
     rows, columns = partial.shape[0] // devices, partial.shape[1]
     layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=VECTOR)
 
@@ -130,6 +128,4 @@ def _kernel(axis: str, devices: int, blocks: int, *refs: Ref) -> None:
 
     # The others have read this device's sums, and written its rows, when all have come here.
     finished = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks,))).at[lax.axis_index("block")]
-    for peer in peers:
-        pl.semaphore_signal(finished, device_id={axis: peer})
-    pl.semaphore_wait(finished, devices - 1, decrement=False)
+    meet(finished, axis, peers, devices - 1)

@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from disco_hlo.kernels.peers import Ref, meet, peers_of
 from disco_hlo.kernels.refusals import require
 from disco_hlo.kernels.tiles import LANES, NORMED_RANGE, UpdateTiles
 from disco_hlo.kernels.update import VECTOR, by_recipe, check_arrays, scatter_update, value_of
@@ -33,8 +34,6 @@ Measure = Callable[[jax.Array, Values, Values], tuple[jax.Array, Values, Values]
 """The sum, tiles of arrays and scalars -> what `Step` needs, what this device keeps, and terms to add up."""
 Step = Callable[[jax.Array, Values, Values, Values], jax.Array]
 """What `Measure` gave, tiles of arrays and of what was kept, scalars and sums of all terms -> what all devices get."""
-Ref = Any
-"""A reference to memory: jax has no public type for it."""
 
 
 def by_halves(recipe: Recipe) -> tuple[Measure, Step, int, tuple[int, ...]]:
@@ -122,7 +121,7 @@ def _kernel(
     summands, arrays, rest = refs[0], refs[1 : 1 + counts[0]], refs[1 + counts[0] :]
     scalars, (sums, gathered, *kept) = rest[: counts[1]], rest[counts[1] :]
     here, block = lax.axis_index(axis), lax.axis_index("block")
-    peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
+    peers = peers_of(axis, devices)
     shard = summands.shape[0] // devices
     factors = [ref[at] for ref in scalars for at in range(ref.shape[0])]
     flags = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks + 1,)))
@@ -159,9 +158,7 @@ def _kernel(
 
     lax.fori_loop(0, own_tiles, second, None)
     # The others have read this device's summands, and written its results, when all have come here.
-    for peer in peers:
-        pl.semaphore_signal(flags.at[block], device_id={axis: peer})
-    pl.semaphore_wait(flags.at[block], devices - 1, decrement=False)
+    meet(flags.at[block], axis, peers, devices - 1)
 
 
 def _added(
@@ -194,9 +191,7 @@ def _added(
 
     lax.fori_loop(0, lax.div(jnp.int32(_SLOTS) - block + blocks - 1, jnp.int32(blocks)), tell, None)
     pl.semaphore_signal(flag)
-    for peer in peers:
-        pl.semaphore_signal(flag, device_id={axis: peer})
-    pl.semaphore_wait(flag, devices * blocks, decrement=False)
+    meet(flag, axis, peers, devices * blocks)
     rows = [range(which, terms * devices, terms) for which in range(terms)]
     return [
         functools.reduce(jnp.add, [jnp.sum(_load(sums, row, _SLOTS)) for row in of_term]) for of_term in rows

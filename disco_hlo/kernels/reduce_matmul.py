@@ -32,6 +32,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from disco_hlo.kernels.peers import Ref
 from disco_hlo.kernels.refusals import devices_along, multiple
 from disco_hlo.kernels.tiles import (
     MATMUL_RANGE,
@@ -56,9 +57,6 @@ LEAST_SWIZZLE = 32
 REGISTERS_OF_THE_MOVER = 40
 
 Collective = Literal["reduce-scatter", "all-reduce", "all-to-all"]
-
-Ref = Any
-"""A reference to memory: jax has no public type for it."""
 
 
 def matmul_reduce_scatter(

@@ -18,6 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from disco_hlo.kernels.peers import Ref, meet, peers_of
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
 from disco_hlo.kernels.tiles import LANES, UPDATE_RANGE, UpdateTiles
 from disco_hlo.kernels.update_pattern import Recipe
@@ -28,9 +29,6 @@ VECTOR = 4
 
 Work = Callable[[jax.Array, Sequence[jax.Array], Sequence[jax.Array]], tuple[jax.Array, Sequence[jax.Array]]]
 """The sum, tiles of arrays and scalars -> what all devices get, and what this one keeps."""
-
-Ref = Any
-"""A reference to memory: jax has no public type for it."""
 
 _OPS: dict[str, Callable[..., jax.Array]] = {
     "add": jnp.add,
@@ -175,7 +173,7 @@ def _kernel(
     summands, arrays = refs[0], refs[1 : 1 + count]
     scalars, (gathered, *kept) = refs[1 + count : 1 + count + numbers], refs[1 + count + numbers :]
     here = lax.axis_index(axis)
-    peers = [lax.rem(here + offset, jnp.int32(devices)) for offset in range(1, devices)]
+    peers = peers_of(axis, devices)
     shard = summands.shape[0] // devices
     layout = plgpu.Layout.WG_STRIDED((size,), vec_size=VECTOR)
 
@@ -201,6 +199,4 @@ def _kernel(
 
     # The others have read this device's summands, and written its results, when all have come here.
     finished = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks,))).at[lax.axis_index("block")]
-    for peer in peers:
-        pl.semaphore_signal(finished, device_id={axis: peer})
-    pl.semaphore_wait(finished, devices - 1, decrement=False)
+    meet(finished, axis, peers, devices - 1)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import mixture_of_experts
 import numpy as np
+import parallel
 import pytest
 import self_attention
 import sharded_adam
@@ -23,11 +24,11 @@ def random_arguments(shapes: Any) -> Any:
     return jax.tree.map(value, shapes)
 
 
-def all_reduces(made: tensor_parallel.Compilable) -> int:
+def all_reduces(made: parallel.Compilable) -> int:
     return made.function.lower(*made.arguments).compile().as_text().count(" all-reduce(")
 
 
-def assert_same(made: tensor_parallel.Compilable, alone: Any) -> None:
+def assert_same(made: parallel.Compilable, alone: Any) -> None:
     arguments = random_arguments(made.arguments)
     expected = jax.tree.leaves(jax.jit(alone)(*arguments))
     found = jax.tree.leaves(made.function(*arguments))

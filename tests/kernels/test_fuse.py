@@ -77,6 +77,12 @@ def found(module: bytes) -> tuple[Move, ...]:
     return kernel_schedules(module, {}, copies=False, lower=stand_in)["fused-kernels"]
 
 
+def fuse_of(module: bytes) -> Fuse:
+    (move,) = found(module)
+    assert isinstance(move, Fuse)
+    return move
+
+
 def fused(module: bytes) -> bytes:
     return apply_moves(module, found(module), copies=False, fuser=fuser)
 
@@ -194,8 +200,7 @@ def above(program: Program, instruction: Message) -> set[int]:
 
 def test_a_loop_has_its_kernel_and_nothing_communicates_beside_one() -> None:
     module = module_of(LOOP)
-    (move,) = found(module)
-    assert isinstance(move, Fuse)
+    move = fuse_of(module)
     assert [(pair.kernel, len(pair.loop)) for pair in move.pairs] == [
         ("matmul-all-reduce", 0),
         ("all-gather-matmul", 1),
@@ -254,8 +259,7 @@ def test_a_matmul_of_two_gathered_operands_is_taken_once() -> None:
       h = bf16[512,512] all-gather(w), dimensions={{0}}, {GLOBAL.replace("=1", "=2")}
       ROOT d = bf16[512,512] dot(g, h), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}"""
     module = entry(body)
-    (move,) = found(module)
-    assert isinstance(move, Fuse)
+    move = fuse_of(module)
     assert len(move.pairs) == 1
     same_numbers(module, fused(module))
 
@@ -285,8 +289,7 @@ def test_a_plan_holds_kernels_and_tiles() -> None:
 
 
 def _changed(**fields: Any) -> Fuse:
-    (move,) = found(module_of(LOOP))
-    assert isinstance(move, Fuse)
+    move = fuse_of(module_of(LOOP))
     return Fuse((dataclasses.replace(move.pairs[0], **fields), *move.pairs[1:]))
 
 
@@ -393,8 +396,7 @@ def test_kernels_of_other_tiles_are_other_ops() -> None:
     module = entry(FOUND["a reduce-scatter"][0])
 
     def key(tiles: dict[str, Any]) -> str:
-        (move,) = found(module)
-        assert isinstance(move, Fuse)
+        move = fuse_of(module)
         moved = Fuse((dataclasses.replace(move.pairs[0], tiles=tiles),))
         made = apply_moves(module, [moved], copies=False, fuser=lambda *both: fuse.fuse(*both, on_hopper))
         return canonicalize(made).graph.key
@@ -422,8 +424,7 @@ def custom_call(kernel: str, _: Any, devices: int, shapes: tuple[Shape, ...]) ->
 def test_what_is_kept_apart_stays_so_in_a_plan(in_loop: bool, opcode: str) -> None:
     """A plan's order is free but for what canonical form knows of."""
     module = module_of(LOOP)
-    (move,) = found(module)
-    assert isinstance(move, Fuse)
+    move = fuse_of(module)
     one = Fuse(tuple(pair for pair in move.pairs if bool(pair.loop) == in_loop))
     made = apply_moves(
         module, [one], copies=False, fuser=lambda program, move: fuse.fuse(program, move, custom_call)

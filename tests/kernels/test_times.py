@@ -91,6 +91,22 @@ def step(name: str) -> CanonicalModule:
     )
 
 
+@pytest.mark.parametrize(("other", "result", "flops"), [
+    ("bf16[512]", "(f32[4,1024], bf16[1024])", 2 * 1024 * 512),
+    ("bf16[1024]", "(f32[4,1024], bf16[1024])", 0),
+    ("bf16[512,256]", "(bf16[2,1024,256], bf16[2048,256])", 2 * 2048 * 512 * 256),
+    ("bf16[1024,512]", "(bf16[1024,512], f32[])", 0),
+])  # fmt: skip
+def test_a_kernels_operations_are_those_of_its_product(other: str, result: str, flops: int) -> None:
+    module = canonicalize(
+        module_of(f"""HloModule m\nENTRY e {{
+      a = bf16[1024,512] parameter(0)
+      b = {other} parameter(1)
+      ROOT k = {result} custom-call(a, b), custom_call_target="mosaic_gpu_v2" }}""")
+    )
+    assert [node.flops for node in module.graph.nodes if node.opcode == "custom-call"] == [flops]
+
+
 def costs(source: CanonicalModule, ops: dict[str, OpTime]) -> Costs:
     return costs_of(dataclasses.replace(profile("gpu", 0.01), ops=ops), source)
 

@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -81,60 +81,50 @@ def trial_on(calls: Calls) -> Trial:
     return Trial(calls, LocalChannel(), 1.0, "t")  # type: ignore[arg-type]
 
 
-def test_a_call_whose_state_is_elsewhere_outlasts_ctrl_c_which_comes_after_it() -> None:
-    hold, asked = Hold("comparing", contextlib.nullcontext), threading.Event()
-    ended = threading.Event()
+@contextlib.contextmanager
+def signalled(hold: Hold, number: signal.Signals, error: BaseException) -> Iterator[threading.Event]:
+    """Work whose call must outlast signals is under way, and sends one whose handler, the script's, raises ``error``.
+    The event: the work went on to its end."""
+    asked, ended = threading.Event(), threading.Event()
 
     def work() -> None:
         with hold.held(lambda: False):
             hold.outlasts = True
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             asked.wait(60)
             ended.set()
 
     def handler(*_: object) -> None:
         asked.set()
-        raise KeyboardInterrupt
+        raise error
 
-    before = signal.signal(signal.SIGINT, handler)
+    before = signal.signal(number, handler)
     thread = threading.Thread(target=work)
     try:
         thread.start()
+        yield ended
+    finally:
+        signal.signal(number, before)
+        thread.join()
+
+
+def test_a_call_whose_state_is_elsewhere_outlasts_ctrl_c_which_comes_after_it() -> None:
+    hold = Hold("comparing", contextlib.nullcontext)
+    with signalled(hold, signal.SIGINT, KeyboardInterrupt()) as ended:
         hold.wait()
         assert ended.is_set(), "the call did not go on before the state was back"
         with pytest.raises(KeyboardInterrupt):
             threading.Event().wait(60)
-    finally:
-        signal.signal(signal.SIGINT, before)
-        thread.join()
 
 
 def test_a_call_whose_state_is_elsewhere_outlasts_what_a_handler_raises_until_it_is_back() -> None:
     """A script may have an alarm of its own. Its call would go on with deleted arguments, while others run on them."""
-    hold, raised, ended = Hold("profiling", contextlib.nullcontext), threading.Event(), threading.Event()
-
-    def work() -> None:
-        with hold.held(lambda: False):
-            hold.outlasts = True
-            os.kill(os.getpid(), signal.SIGUSR1)
-            raised.wait(60)
-            ended.set()
-
-    def handler(*_: object) -> None:
-        raised.set()
-        raise TimeoutError("the script's own")
-
-    before = signal.signal(signal.SIGUSR1, handler)
-    thread = threading.Thread(target=work)
-    try:
-        thread.start()
+    hold = Hold("profiling", contextlib.nullcontext)
+    with signalled(hold, signal.SIGUSR1, TimeoutError("the script's own")) as ended:
         with pytest.raises(FromScript) as passed:
             hold.wait()
         assert str(passed.value.error) == "the script's own"
         assert ended.is_set()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        thread.join()
 
 
 def test_what_has_ended_is_not_offered_to_the_other_ranks_again() -> None:
