@@ -34,7 +34,7 @@ from disco_hlo.kernels.pattern import (
     fused_calls,
 )
 from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
-from disco_hlo.kernels.update_pattern import UPDATE, Recipe, UpdateCall, program_above
+from disco_hlo.kernels.update_pattern import UPDATES, Recipe, UpdateCall, program_above
 from disco_hlo.structure.moves import Fuse, FusedPair, Move, apply_moves
 from disco_hlo.structure.program import Program, computations, dims, dtype
 
@@ -147,7 +147,7 @@ def fuse(program: Program, move: Fuse, lower: Lower) -> None:
         collective = own.at(pair.collective, pair.opcode)
         if collective.opcode not in COLLECTIVES:
             raise IllegalMoveError(f"{collective.name} ({collective.opcode}): no collective")
-        own.at(pair.matmul, "all-gather" if pair.kernel == UPDATE else "dot")
+        own.at(pair.matmul, "all-gather" if pair.kernel in UPDATES else "dot")
         found.append((own, collective, pair))
     matmuls = [own.instructions[pair.matmul].id for own, _, pair in found]
     for (own, collective, pair), matmul in zip(found, matmuls, strict=True):

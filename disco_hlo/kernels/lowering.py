@@ -19,9 +19,9 @@ from disco_hlo.hlo.opcodes import MOSAIC_GPU
 from disco_hlo.hlo.proto import DetailedModule, parse, serialize
 from disco_hlo.kernels.catalog import AXIS, FUSED
 from disco_hlo.kernels.fuse import Shape
+from disco_hlo.kernels.normed_update import recipe_update
 from disco_hlo.kernels.pattern import SHORT_NAMES
 from disco_hlo.kernels.refusals import KernelRefusedError
-from disco_hlo.kernels.update import recipe_update
 from disco_hlo.kernels.update_pattern import Recipe
 
 _LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()} | {"f32": "float32"}

@@ -167,3 +167,8 @@ UPDATE_RANGE: tuple[UpdateTiles, ...] = tuple(
     for size, each in itertools.product((2048, 1024, 4096), (2, 4, 1))
 )
 """What an update is tuned over, the likeliest first."""
+
+NORMED_RANGE: tuple[UpdateTiles, ...] = tuple(
+    UpdateTiles(size=size, blocks_each=1) for size in (2048, 4096, 1024)
+)
+"""What an update is tuned over whose blocks wait for each other, so that all run at once, the likeliest first."""

@@ -38,6 +38,7 @@ COLLECTIVE_OF = {
     "matvec-all-reduce": "all-reduce",
     "matmul-all-to-all": "all-to-all",
     "scattered-update": "reduce-scatter",
+    "normed-update": "reduce-scatter",
 }
 """What a kernel has in it, by its name."""
 RAN_IN_STEPS = frozenset({"all-gather-matmul", "matmul-reduce-scatter", "matmul-all-reduce"})

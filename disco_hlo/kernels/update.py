@@ -32,38 +32,49 @@ Work = Callable[[jax.Array, Sequence[jax.Array], Sequence[jax.Array]], tuple[jax
 
 _OPS: dict[str, Callable[..., jax.Array]] = {
     "add": jnp.add,
+    "and": jnp.logical_and,
+    "compare.EQ": jnp.equal,
+    "compare.GE": jnp.greater_equal,
+    "compare.GT": jnp.greater,
+    "compare.LE": jnp.less_equal,
+    "compare.LT": jnp.less,
+    "compare.NE": jnp.not_equal,
     "divide": jnp.divide,
     "maximum": jnp.maximum,
     "minimum": jnp.minimum,
     "multiply": jnp.multiply,
     "negate": jnp.negative,
+    "not": jnp.logical_not,
+    "or": jnp.logical_or,
     "rsqrt": lax.rsqrt,
+    "select": jnp.where,
     "sqrt": jnp.sqrt,
     "subtract": jnp.subtract,
 }
 
 
+def value_of(recipe: Recipe, known: dict[int, Any], number: int) -> Any:
+    """A value of a recipe by its number; what had to be worked out for it becomes known."""
+    if number not in known:
+        opcode, operands = recipe.steps[number - 1 - len(recipe.whole) - recipe.scalars]
+        read = [
+            value_of(recipe, known, one) if isinstance(one, int) else jnp.float32(one) for one in operands
+        ]
+        known[number] = _OPS[opcode](*read)
+    return known[number]
+
+
 def by_recipe(recipe: Recipe) -> Work:
-    """What a recipe says."""
+    """What a recipe without sums says."""
 
     def work(
         total: jax.Array, arrays: Sequence[jax.Array], scalars: Sequence[jax.Array]
     ) -> tuple[jax.Array, Sequence[jax.Array]]:
-        values: list[Any] = [total, *arrays, *scalars]
-        for opcode, operands in recipe.steps:
-            read = [values[one] if isinstance(one, int) else jnp.float32(one) for one in operands]
-            values.append(_OPS[opcode](*read))
-        return values[recipe.gathered], [values[one] for one in recipe.kept]
+        known = dict(enumerate((total, *arrays, *scalars)))
+        gathered, *kept = (value_of(recipe, known, one) for one in (recipe.gathered, *recipe.kept))
+        return gathered, kept
 
     return work
-
-
-def recipe_update(
-    summands: jax.Array, *others: jax.Array, axis_name: str, tiles: UpdateTiles, recipe: Recipe
-) -> tuple[jax.Array, ...]:
-    """As :func:`scatter_update`, the arrays before the scalars."""
-    arrays, scalars = others[: len(recipe.whole)], others[len(recipe.whole) :]
-    return scatter_update(summands, arrays, scalars, axis_name, by_recipe(recipe), len(recipe.kept), tiles)
 
 
 def check_update(kernel: str, named: dict[str, jax.Array], axis_name: str, tiles: UpdateTiles) -> int:
@@ -75,6 +86,28 @@ def check_update(kernel: str, named: dict[str, jax.Array], axis_name: str, tiles
     multiple(kernel, "n", size, devices, "devices")
     multiple(kernel, "tiles.size", tiles.size, VECTOR * LANES, "16 bytes a thread")
     multiple(kernel, "n / devices", size // devices, tiles.size, "tiles.size")
+    return devices
+
+
+def check_arrays(
+    kernel: str,
+    summands: jax.Array,
+    arrays: Sequence[jax.Array],
+    scalars: Sequence[jax.Array],
+    axis_name: str,
+    tiles: UpdateTiles,
+) -> int:
+    """How many devices share the arrays of `scatter_update`; raises KernelRefusedError for other shapes, and as
+    `check_update` does."""
+    named = {"summands": summands}
+    named |= {f"array {at}": one for at, one in enumerate((*arrays, *scalars), 1)}
+    devices = check_update(kernel, named, axis_name, tiles)
+    whole, shard = (summands.size,), (summands.size // devices,)
+    fit = [summands.shape == whole, *(one.shape in (whole, shard) for one in arrays)]
+    fit += [one.ndim == 1 for one in scalars]
+    require(
+        all(fit), kernel, f"needs arrays of n or n / devices, got {[one.shape for one in named.values()]}"
+    )
     return devices
 
 
@@ -119,15 +152,8 @@ def scatter_update(
         KernelRefusedError: see `devices_along`; other dtypes than float32; other shapes; n that devices and tiles do
             not divide.
     """
-    named = {"summands": summands}
-    named |= {f"array {at}": one for at, one in enumerate((*arrays, *scalars), 1)}
-    devices = check_update(NAME, named, axis_name, tiles)
+    devices = check_arrays(NAME, summands, arrays, scalars, axis_name, tiles)
     shard = summands.size // devices
-    fit = [summands.shape == (devices * shard,)]
-    fit += [one.shape in ((devices * shard,), (shard,)) for one in arrays] + [
-        one.ndim == 1 for one in scalars
-    ]
-    require(all(fit), NAME, f"needs arrays of n or n / devices, got {[one.shape for one in named.values()]}")
     blocks = tiles.blocks or tiles.blocks_each * int(jax.devices()[0].core_count)
     sizes = [summands.size] + kept * [shard]
     results: list[jax.Array] = plgpu.kernel(

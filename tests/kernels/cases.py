@@ -17,22 +17,43 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from disco_hlo.kernels import lamb, reduce_matmul
-from disco_hlo.kernels.catalog import AXIS, FUSED, Fused
+from disco_hlo.kernels import normed_update, reduce_matmul
+from disco_hlo.kernels.catalog import AXIS, FUSED, ROWS, WHOLE, Fused
 from disco_hlo.kernels.embedding import BagTiles
 from disco_hlo.kernels.norm import RowTiles
+from disco_hlo.kernels.normed_update import recipe_update
 from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
+from disco_hlo.kernels.update import update_shard
+from disco_hlo.kernels.update_pattern import Recipe
 from tests.kernels.interpreter import interpreted
 
 SMALL = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, steps=2, panel=1)
 RACES = "does not wait", "signals before its stores have arrived", "ends before the others"
 """Kernels that are wrong on purpose."""
+NORMED = "an update with a norm, by recipe"
+RECIPE = Recipe(
+    whole=(False, True),
+    scalars=1,
+    steps=(
+        ("add", (0, 1)),
+        ("multiply", (4, 4)),
+        ("sum", (5,)),
+        ("sqrt", (6,)),
+        ("compare.LE", (7, 0.0)),
+        ("divide", (3, 7)),
+        ("select", (8, 1.0, 9)),
+        ("multiply", (4, 10)),
+        ("subtract", (2, 11)),
+    ),
+    kept=(4,),
+    gathered=12,
+)
 
 
 def main() -> None:
     """Run every case and print what came of it."""
     # Each of these places is written by a callback; 512 of them take 44 s.
-    lamb.VECTOR, lamb._SLOTS = 1, lamb.LANES
+    normed_update.VECTOR, normed_update._SLOTS = 1, normed_update.LANES
     mesh = jax.sharding.Mesh(jax.devices(), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     chosen = tuple(sys.argv[1:] or [""])
     rows = {name: outcome(run) for name, run in cases(mesh, mesh.size) if name.startswith(chosen)}
@@ -59,6 +80,7 @@ def cases(mesh: jax.sharding.Mesh, devices: int) -> Iterator[tuple[str, Callable
                 lambda n=name, f=fused, c=chosen, a=arrays: compared(n, f, mesh, c, a),
             )
     if devices == 2:
+        yield NORMED, lambda: with_a_norm(mesh)
         yield RACES[0], lambda: without(mesh, "semaphore_wait", reduce_matmul.pl, no_wait)
         yield RACES[1], lambda: without(mesh, "wait_smem_to_gmem", reduce_matmul.plgpu, no_wait_for_stores)
         yield RACES[2], lambda: left_behind(mesh)
@@ -143,6 +165,28 @@ def compared(name: str, fused: Fused, mesh: jax.sharding.Mesh, chosen: Any, arra
         )  # its norms are sums in another order
     ]
     return "; ".join(different) or "equal"
+
+
+def with_a_norm(mesh: jax.sharding.Mesh) -> str:
+    """RECIPE, with three tiles of a shard."""
+
+    def kernel(*given: Any) -> Any:
+        *arrays, axis, tiles = given
+        return recipe_update(*arrays, axis_name=axis, tiles=tiles, recipe=RECIPE)
+
+    def reference(summands: Any, mean: Any, parameters: Any, scale: Any, axis: str) -> Any:
+        def work(total: jax.Array, own: jax.Array) -> tuple[jax.Array, ...]:
+            new = mean + total
+            norm = jnp.sqrt(jax.lax.psum(jnp.sum(new * new), axis))
+            return own - jnp.where(norm <= 0, 1.0, scale[0] / norm) * new, new
+
+        return update_shard(summands, parameters, axis, work)
+
+    fused = Fused(kernel, reference, (ROWS, ROWS, WHOLE, WHOLE), (WHOLE, ROWS), ())
+    random, n = np.random.default_rng(7), 1536 * mesh.size
+    arrays = [jnp.asarray(random.integers(-3, 4, size), jnp.float32) for size in (n * mesh.size, n, n)]
+    tiles = UpdateTiles(size=512, blocks=1)
+    return compared("lamb", fused, mesh, tiles, (*arrays, jnp.asarray([3.0])))
 
 
 def without(mesh: jax.sharding.Mesh, name: str, module: Any, instead: Callable[..., None]) -> str:

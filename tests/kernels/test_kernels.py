@@ -17,7 +17,7 @@ if jax.__version_info__ < OLDEST_JAX:
     )
 
 from disco_hlo.kernels.catalog import FUSED
-from tests.kernels.cases import RACES, case_name, tiles_for
+from tests.kernels.cases import NORMED, RACES, case_name, tiles_for
 from tests.kernels.interpreter import environment
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +48,10 @@ CASES = [
 @pytest.mark.parametrize(("devices", "case"), CASES)
 def test_a_kernel_gives_what_its_reference_gives_and_has_no_race(devices: int, case: str) -> None:
     assert rows(devices)[case] == "equal"
+
+
+def test_an_update_with_a_norm_gives_what_its_recipe_says() -> None:
+    assert rows(2)[NORMED] == "equal"
 
 
 @pytest.mark.parametrize("case", RACES)

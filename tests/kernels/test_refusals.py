@@ -16,8 +16,8 @@ if jax.__version_info__ < OLDEST_JAX:
 from disco_hlo.kernels.catalog import AXIS, FUSED, ROWS, WHOLE
 from disco_hlo.kernels.embedding import BagTiles
 from disco_hlo.kernels.norm import RowTiles
+from disco_hlo.kernels.normed_update import recipe_update
 from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
-from disco_hlo.kernels.update import recipe_update
 from disco_hlo.kernels.update_pattern import Recipe
 
 TILES = MatmulTiles(tile_m=64, tile_n=64, tile_k=64, blocks=1)

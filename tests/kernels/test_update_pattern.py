@@ -115,17 +115,6 @@ def test_xla_takes_the_kernel_itself_up_to_its_code() -> None:
             "nothing made of the shard of s",
         ),
         ("", "ROOT t = f32[2048] exponential(s)", "no pointwise work reads the shard of s"),
-        (
-            f"""z = f32[] constant(0)
-            square = f32[2048] multiply(s, s)
-            sum = f32[] reduce(square, z), dimensions={{0}}, to_apply=add
-            norm = f32[] all-reduce(sum), {SUM.replace("=1", "=3")}
-            ns = f32[2048] broadcast(norm), dimensions={{}}
-            step = f32[2048] divide(s, ns)
-            {GATHER}""",
-            "ROOT t = (f32[4096]) tuple(all)",
-            "depends on the sum itself",
-        ),
     ],
 )
 def test_what_no_kernel_takes_is_told(work: str, root: str, says: str) -> None:
