@@ -12,9 +12,10 @@ from disco_hlo.errors import IllegalMoveError
 from disco_hlo.structure import program as literals
 from disco_hlo.structure.moves import Chunk, Reorder, Split, apply_moves
 from disco_hlo.structure.program import Program, evaluate
-from disco_hlo.structure.propose import legal_moves, schedules
+from disco_hlo.structure.propose import schedules
 from tests.structure import steps
 from tests.structure.enact import assert_same, module_of, opcodes, run
+from tests.structure.legal import legal_moves
 from tests.structure.test_illegal import module
 
 
