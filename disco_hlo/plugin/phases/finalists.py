@@ -106,7 +106,7 @@ def _is_part(trial: Trial) -> bool:
 def _falls_short(trials: Sequence[Trial], winner: Trial) -> bool:
     default = trials[0]
     predicted = 1 - min(trial.predicted_ns for trial in trials) / max(1, default.predicted_ns)
-    return 1 - winner.median_ns / max(1, default.median_ns) <= _AS_PREDICTED * predicted
+    return 1 - winner.median_ns / max(1, default.median_ns) < _AS_PREDICTED * predicted
 
 
 def compile_and_measure(
