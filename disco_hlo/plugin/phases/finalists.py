@@ -93,7 +93,7 @@ def measured_winner(
         winner = winner_of(session, trials, stop)
         if winner is None or not session.tell(bool(parts) and _falls_short(trials, winner), "parts"):
             return winner
-        session.say("%s falls short of what was predicted; measuring parts of the plan, too", winner.name)
+        session.say("nothing gains half of what was predicted; measuring parts of the plan, too")
         trials += parts
         parts = []
     return None
