@@ -232,7 +232,7 @@ class Trial:
     def _plan(self, index: int, candidates: frozenset[str], failed: Mapping[str, str]) -> Stretch:
         """What comes next; see :data:`.schedule.Plan`."""
         share = self.watch.seen.share
-        if self.watch.timed and share < self.least_share:  # a script may dispatch many before the first has ended
+        if self.watch.timed and share < self.least_share:  # many may be dispatched before one has ended
             return settled(index, DEFAULT, f"it takes {share:.0%} of the devices' time")
         if _SEARCH in failed:
             return settled(index, DEFAULT, f"its search failed: {failed[_SEARCH]}")
