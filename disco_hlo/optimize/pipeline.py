@@ -194,7 +194,7 @@ class RegionFound:
     def __str__(self) -> str:
         return (
             f"searched {self.evaluations} candidates for {self.name}, which runs {self.executions:g} times a step: the "
-            f"best is predicted to take {self.plan_ns / 1e6:.2f} ms, XLA's default {self.default_ns / 1e6:.2f} ms"
+            f"best is predicted to take {self.plan_ns / 1e3:.1f} µs, XLA's default {self.default_ns / 1e3:.1f} µs"
         )
 
 

@@ -232,7 +232,7 @@ class Trial:
     def _plan(self, index: int, candidates: frozenset[str], failed: Mapping[str, str]) -> Stretch:
         """What comes next; see :data:`.schedule.Plan`."""
         share = self.watch.seen.share
-        if share < self.least_share:
+        if self.watch.timed and share < self.least_share:  # many may be dispatched before one has ended
             return settled(index, DEFAULT, f"it takes {share:.0%} of the devices' time")
         if _SEARCH in failed:
             return settled(index, DEFAULT, f"its search failed: {failed[_SEARCH]}")
@@ -255,6 +255,8 @@ class Trial:
         """Calls until ranks meet again, where nothing is to be decided."""
         watch = self.watch
         each_ns = max(1, watch.device_ns // max(1, watch.timed))
+        if not watch.timed:
+            return FIRST_MEETING
         if not self.begun:
             return min(max(FIRST_MEETING, _PAUSE_NS // each_ns), _LONGEST_PAUSE)
         wait_ns = _BEGUN_PAUSE_NS

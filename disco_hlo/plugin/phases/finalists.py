@@ -40,7 +40,7 @@ from disco_hlo.optimize.ablations import (
     PLAN_BUCKETS,
     is_plan,
 )
-from disco_hlo.optimize.select import beats, ratio_noise, winning
+from disco_hlo.optimize.select import LEAST_GAIN, beats, ratio_noise, winning
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.files import replace_files
@@ -93,7 +93,7 @@ def measured_winner(
         winner = winner_of(session, trials, stop)
         if winner is None or not session.tell(bool(parts) and _falls_short(trials, winner), "parts"):
             return winner
-        session.say("%s falls short of what was predicted; measuring parts of the plan, too", winner.name)
+        session.say("nothing gains half of what was predicted; measuring parts of the plan, too")
         trials += parts
         parts = []
     return None
@@ -106,7 +106,8 @@ def _is_part(trial: Trial) -> bool:
 def _falls_short(trials: Sequence[Trial], winner: Trial) -> bool:
     default = trials[0]
     predicted = 1 - min(trial.predicted_ns for trial in trials) / max(1, default.predicted_ns)
-    return 1 - winner.median_ns / max(1, default.median_ns) <= _AS_PREDICTED * predicted
+    gained = 1 - winner.median_ns / max(1, default.median_ns)
+    return predicted >= LEAST_GAIN and gained <= _AS_PREDICTED * predicted
 
 
 def compile_and_measure(

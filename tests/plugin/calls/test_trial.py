@@ -298,6 +298,18 @@ def test_a_module_that_takes_little_of_the_devices_time_is_given_back() -> None:
     )  # after the first meeting it waits for a second of training
 
 
+def test_a_module_none_of_whose_calls_has_ended_yet_is_not_judged() -> None:
+    """Small steps are dispatched by the dozen before the first has ended: nothing is known of their time then."""
+    calls = Calls(FAST, behind=12)
+    trial = trial_on(calls)
+    calls.share = lambda: 1.0 if calls.timed else 0.0
+    met: list[int] = []
+    trial.due = lambda _: met.append(len(calls.ran)) or False  # type: ignore[func-returns-value]
+    calls.call(2 * FIRST_MEETING + 1)
+    assert trial.outcome is None
+    assert met == [FIRST_MEETING, 2 * FIRST_MEETING]
+
+
 def test_alone_among_two_ranks_all_calls_are_the_defaults() -> None:
     calls = Calls(FAST)
     store = MemoryStore()
