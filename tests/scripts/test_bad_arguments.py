@@ -24,9 +24,6 @@ import pytest
         (f"benchmark_ranks bert --out {__file__}", "is not a directory"),
         ("demo --steps 2", "expected a whole number, 3 or more, got '2'"),
         ("demo --budget x", "expected a whole number, 1 or more, got 'x'"),
-        ("network_testbed --rate fast -- true", "expected a rate like 100mbit or 1gbit, got 'fast'"),
-        ("network_testbed --rate 0mbit -- true", "expected a rate like 100mbit or 1gbit, got '0mbit'"),
-        ("network_testbed --rate 100 -- true", "expected a rate like 100mbit or 1gbit, got '100'"),
         ("ship_profile profile.json --name ../x", "expected lower-case words joined by dashes"),
     ],
 )
