@@ -2,6 +2,13 @@
 
     python scripts/benchmark.py gpt12 bert --link sockets --rows minimum --seconds 500 --out DIR
     JAX_PLATFORMS=cpu python scripts/benchmark.py transformer --link nvlink --size tiny --out DIR
+    python scripts/benchmark.py tp-forward tp-train --link staged --seconds 500 --out DIR
+
+Steps whose collectives lie inside the layer are measured otherwise: by every named schedule, in XLA's order and ours.
+These are tp-forward, tp-train (examples/tensor_parallel.py), attention-8, attention-16, mlp-8, mlp-16
+(examples/self_attention.py, CoCoNet figure 3 and section 6.2), adam-N (examples/sharded_adam.py, 2**N elements) and
+adam-replicated-N (the same with the moments whole on every device: all-reduce, then all of the update everywhere). On
+GPU their times of transfers come from the profile that ships with the package for the link.
 
 Every (model, link, devices) has a file DIR/<model>-<size>-<link>-<devices>.json, whole after every row; what a run
 did not get to, the next one does. Beside it lie the step's module, its profile and the plans found.
@@ -20,7 +27,7 @@ from checkout import find_package
 from evaluation import commands
 
 MODELS = ("bert", "gpt12", "reformer", "resnet50", "rnnlm", "transformer", "vgg19")
-_EXPECTED = f"{', '.join(MODELS)}, {commands.FORM_EXPECTED}"
+_EXPECTED = f"{', '.join(MODELS)}, {commands.FORM_EXPECTED}, {commands.STRUCTURED_EXPECTED}"
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -36,17 +43,21 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--looks", type=int, default=0, help=looks)
     alone = "measure a model before the next one is profiled, without traces"
     parser.add_argument("--one-by-one", action="store_true", help=alone)
+    schedules = "of steps with collectives inside the layer: names with commas between (default all)"
+    parser.add_argument("--schedules", default="", help=schedules)
     levels = ("debug", "info", "warning", "error")
     parser.add_argument("--log", choices=levels, default="warning", help="default warning")
     args = parser.parse_args(argv)
     commands.check(parser, args)
     if not args.search_seconds > 0 or args.finalists < 1 or args.looks < 0:
         parser.error("expected --search-seconds above 0, --finalists of at least 1, --looks of at least 0")
+    if len({bool(commands.STRUCTURED.fullmatch(model)) for model in args.models}) > 1:
+        parser.error("steps with collectives inside the layer need a command of their own")
     return args
 
 
 def _model(name: str) -> str:
-    if name in MODELS or commands.is_form(name):
+    if name in MODELS or commands.is_form(name) or commands.STRUCTURED.fullmatch(name):
         return name
     raise argparse.ArgumentTypeError(f"invalid choice: {name!r} (choose from {_EXPECTED})")
 
@@ -58,9 +69,10 @@ def main() -> int:
     commands.prepare(os.environ, args.link, args.devices)
     find_package()
     args.out.mkdir(parents=True, exist_ok=True)
-    from evaluation import running
+    from evaluation import running, structured
 
-    return running.run(args, lambda: args.seconds - (time.monotonic() - started))
+    kind = structured if commands.STRUCTURED.fullmatch(args.models[0]) else running
+    return kind.run(args, lambda: args.seconds - (time.monotonic() - started))
 
 
 if __name__ == "__main__":

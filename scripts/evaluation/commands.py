@@ -43,6 +43,11 @@ Two GPUs that only reach each other through the host, or over a network, could n
 each flag is known: an older one ends the process at the sight of it."""
 FORM = re.compile(r"llama-(?P<shard>dp|fsdp)-(?P<layers>scan|unroll)(?:-x(?P<accumulate>[2-9]|[1-9]\d+))?")
 FORM_EXPECTED = "llama-{dp,fsdp}-{scan,unroll}, with -xN behind it for N microbatches"
+STRUCTURED = re.compile(r"tp-forward|tp-train|(attention|mlp)-(8|16)|adam-(replicated-)?([89]|1\d|2\d|30)")
+STRUCTURED_EXPECTED = (
+    "tp-forward, tp-train, attention-8, attention-16, mlp-8, mlp-16, adam-8 to adam-30, "
+    "or adam-replicated-8 to adam-replicated-30"
+)
 
 
 def parser(description: str | None, *, size: str, seconds: float, of: str = "") -> argparse.ArgumentParser:

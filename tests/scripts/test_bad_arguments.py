@@ -18,6 +18,8 @@ import pytest
         ("benchmark nosuch --link nvlink --out o", "invalid choice: 'nosuch'"),
         ("benchmark bert --link nvlink --rounds 1 --out o", "--rounds of at least 2"),
         ("benchmark bert --link carrier-pigeon --out o", "invalid choice: 'carrier-pigeon'"),
+        ("benchmark adam-99 --link nvlink --out o", "invalid choice: 'adam-99'"),
+        ("benchmark bert adam-9 --link nvlink --out o", "need a command of their own"),
         ("benchmark llama-tp-scan --link nvlink --out o", "invalid choice: 'llama-tp-scan'"),
         ("benchmark_ranks no-such-model --out o", "invalid choice: 'no-such-model'"),
         ("benchmark_ranks bert", "the following arguments are required: --out"),
