@@ -32,8 +32,6 @@ LINKS: Mapping[str, Mapping[str, str]] = {
 }
 GLOO = "gloo"
 """Between processes, over the CPU's sockets."""
-RANKS_SEARCH_S = 20.0
-"""Of a search between processes."""
 _KERNELS_OFF = (
     ((0, 10), "--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false"),
     ((0, 11, 2), "--xla_gpu_experimental_use_collective_kernels="),
