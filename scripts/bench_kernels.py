@@ -45,6 +45,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # behind what is installed, which alone is whole
 
+from evaluation.tables import markdown  # noqa: E402
+
 from disco_hlo.kernels.times import COLLECTIVE_OF, Limits, Size, fused_ns, is_faster, line  # noqa: E402
 
 SILENCE_S = 60
@@ -358,19 +360,19 @@ def between(points: Iterable[tuple[int, float]], at: float) -> float:
 def choices_table(record: Record) -> str:
     """What was chosen of each size, and what that loses."""
     head = ("kernel", "size", "fused, µs", "separate, µs", "foretold", "choice", "faster", "loss")
-    lines = [head, ("---",) * len(head)]
+    rows = []
     found = choices(record)
     for one in sorted(found, key=lambda one: (list(CHOSEN).index(one["kernel"]), one["us"]["separate"])):
         told = " / ".join(f"{us:.0f}" for us in one["foretold"]) if one["told"] else "tells the line"
         of, loss = one["us"], f"{one['loss']:.1%}" if one["loss"] else "-"
         size, times = written(one["size"]), (f"{of['fused']:.1f}", f"{of['separate']:.1f}")
-        lines.append((one["kernel"], size, *times, told, one["choice"], one["best"], loss))
+        rows.append((one["kernel"], size, *times, told, one["choice"], one["best"], loss))
     right = sum(one["choice"] == one["best"] for one in found)
     told = [one["choice"] == one["best"] for one in found if one["told"]]
     worst = max((one["loss"] for one in found), default=0.0)
     total = f"{right} of {len(found)} chosen rightly, {sum(told)} of the {len(told)} foretold; "
     total += f"the largest loss is {worst:.1%}"
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n{total}"
+    return f"{markdown((head, rows))}\n{total}"
 
 
 # --- the rows as Markdown ---
@@ -401,7 +403,7 @@ def table(record: Record) -> str:
         row for row in record.rows if row["kind"] == "final" and "us" in row and row["kernel"] in FUSED_ONES
     ]
     rows.sort(key=lambda row: (list(SIZES).index(row["kernel"]), SIZES[row["kernel"]].index(size_of(row))))
-    speed, order, alone = ([header, ("---",) * len(header)] for header in (SPEED, ORDER, SPEED))
+    speed, order, alone = [], [], []
     for row in rows:
         us, name = row["us"], (row["kernel"], written(row["size"]))
         for loop, lines in (("", speed), (" without a loop", alone)):
@@ -414,9 +416,7 @@ def table(record: Record) -> str:
                 orders = "fused", "fused in order of rows"
                 skews = [skew(record, row, of_it) for of_it in orders]
                 order.append((*name, *(f"{us[of_it + loop]:.0f}" for of_it in orders), *skews))
-    return "\n\n".join(
-        "\n".join(f"| {' | '.join(cells)} |" for cells in rows) for rows in (speed, order, alone)
-    )
+    return "\n".join(map(markdown, ((SPEED, speed), (ORDER, order), (SPEED, alone)))).rstrip()
 
 
 def size_of(row: dict[str, Any]) -> Any:

@@ -25,6 +25,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from evaluation.tables import markdown
+
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data"
 STEPS = {
@@ -103,7 +105,7 @@ def table(found: Sequence[Sequence[dict[str, Any]]]) -> str:
     against = len(found) > 1
     header = ["step", "method", "candidates a second"]
     header += ["the other checkout's", "ratio", "same times predicted"] if against else []
-    lines = ["| " + " | ".join(header) + " |", "| --- | --- |" + " ---: |" * (len(header) - 2)]
+    rows = []
     for step, method in dict.fromkeys((run["step"], run["method"]) for run in found[0]):
         own = [[run for run in runs if (run["step"], run["method"]) == (step, method)] for runs in found]
         rates = [statistics.median(run["per_s"] for run in runs) for runs in own]
@@ -111,8 +113,8 @@ def table(found: Sequence[Sequence[dict[str, Any]]]) -> str:
         if against:
             times = [[run["predicted_ns"] for run in runs] for runs in own]
             cells += [f"{rates[0] / rates[1]:.2f}", "yes" if times[0] == times[1] else "no"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(tuple(cells))
+    return markdown((tuple(header), rows)).rstrip()
 
 
 def main() -> int:

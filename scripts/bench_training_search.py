@@ -22,7 +22,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from demo_job import free_port, last_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = ("demo", "llama-tiny", "llama-full")
@@ -172,7 +173,7 @@ def run(when: str, steps: int, longest_s: float, options: argparse.Namespace) ->
         kept["XLA_FLAGS"] = f"{kept.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     shown = {name: getattr(options, name) for name in ("step", "layers", "batch", "shard", "processes")}
     shown |= {"steps": steps, "longest": max(0.8 * longest_s, longest_s - _AROUND_S)}
-    shown |= {"address": f"127.0.0.1:{_free_port()}"}
+    shown |= {"address": f"127.0.0.1:{free_port()}"}
     command = [sys.executable, __file__, "--train", *(f"--{name}={value}" for name, value in shown.items())]
     settings = {"DISCO_BUDGET_S": str(options.budget), "DISCO_LOG": "debug"}
     settings |= {"DISCO_SHARE": str(options.share)} if options.share else {}
@@ -195,29 +196,16 @@ def run(when: str, steps: int, longest_s: float, options: argparse.Namespace) ->
         try:
             codes = [job.wait(max(0.1, end - time.monotonic())) for job in jobs]
         except subprocess.TimeoutExpired:
-            return {"error": f"killed after {longest_s:.0f} s", "last": _end_of(said[0][1].read_text())}
+            return {"error": f"killed after {longest_s:.0f} s", "last": last_lines(said[0][1], 200)}
         finally:
             for job in jobs:
                 job.kill()
                 job.wait()
         if any(codes):
             rank = next(rank for rank, code in enumerate(codes) if code)
-            return {
-                "error": f"rank {rank} ended with {codes[rank]}",
-                "last": _end_of(said[rank][1].read_text()),
-            }
+            return {"error": f"rank {rank} ended with {codes[rank]}", "last": last_lines(said[rank][1], 200)}
         found: dict[str, Any] = json.loads(said[0][0].read_text().splitlines()[-1])
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _end_of(text: str) -> list[str]:
-    return text.splitlines()[-200:]
 
 
 def median_step_ms(ends: list[float]) -> float:

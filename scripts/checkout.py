@@ -17,16 +17,3 @@ def find_package() -> None:
 
     if importlib.util.find_spec("disco_hlo.profiler") is None:
         disco_hlo.__path__.append(str(ROOT))
-
-
-def outdated() -> list[str]:
-    """Files of the checkout's package that differ in the one that is imported: an installed one may be older."""
-    import disco_hlo
-
-    installed, here = Path(disco_hlo.__file__).parent, ROOT / "disco_hlo"
-    files = [path.relative_to(here) for path in sorted(here.rglob("*.py"))]
-    return [
-        str(file)
-        for file in files
-        if not (installed / file).exists() or (installed / file).read_bytes() != (here / file).read_bytes()
-    ]

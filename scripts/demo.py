@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 from demo_job import Watch, end_when_told, free_port, from_here, last_lines, log_tail, printable, run_job
 from msgspec import structs
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import Line
@@ -37,8 +38,6 @@ SCRIPT = ROOT / "examples" / "transformer_lm.py"
 MARK = ".disco-demo"
 """Lies in every folder the demo made, so that it never empties another one."""
 PROCESSES = 2
-CLEARED = "\r\x1b[K"
-"""Empties the terminal's line."""
 FINALISTS = 3
 ALLOWED_LOSS_DIFFERENCE = 1e-4
 DEFAULT = "XLA default"
@@ -234,20 +233,17 @@ def run_phase(phase: Phase, args: argparse.Namespace, watch: Watch) -> Run:
 @contextlib.contextmanager
 def progress(heading: str) -> Iterator[Watch]:
     """Show that a phase runs, and on a terminal for how long and what it prints."""
-    if not sys.stdout.isatty():
+    columns = (
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[said]}", markup=False),
+    )
+    shown = sys.stdout.isatty()
+    if not shown:
         print(f"{heading} ...", flush=True)
-        yield lambda _log: None
-        return
-    started = time.monotonic()
-
-    def watch(log: Path) -> None:
-        line = "  ".join([heading, f"{time.monotonic() - started:.0f} s", *last_lines(log, 1)])
-        print(f"{CLEARED}{line[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
-
-    try:
-        yield watch
-    finally:
-        print(CLEARED, end="")
+    with Progress(*columns, transient=True, disable=not shown) as bar:
+        task = bar.add_task(heading, total=None, said="")
+        yield lambda log: bar.update(task, said="".join(last_lines(log, 1)))
 
 
 def prepare(folder: Path) -> None:

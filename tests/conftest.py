@@ -75,7 +75,7 @@ LONGEST_FIRST = (
     "profiler/test_collectives.py", "activation/test_mpi.py", "plugin/test_lockstep.py",
     "optimize/test_same_plan.py", "scripts/test_benchmark.py", "plugin/calls/test_real_inputs.py",
     "plugin/test_second_trial.py", "optimize/test_ablations.py", "plan/test_captured_models.py",
-    "scripts/test_bench_structure.py", "scripts/test_bench_kernels.py", "search/test_numbers.py",
+    "scripts/test_structured.py", "scripts/test_bench_kernels.py", "search/test_numbers.py",
     "plan/test_storage_steps.py", "plugin/test_install.py", "plan/test_apply_gpu.py",
 )  # fmt: skip
 """Files that take more than ten seconds, and the first of folders that do: begun last, one of them would leave the

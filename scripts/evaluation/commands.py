@@ -15,7 +15,6 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from itertools import groupby
 from pathlib import Path
 
 from evaluation.record import CellName, Record
@@ -33,8 +32,6 @@ LINKS: Mapping[str, Mapping[str, str]] = {
 }
 GLOO = "gloo"
 """Between processes, over the CPU's sockets."""
-RANKS_SEARCH_S = 20.0
-"""Of a search between processes."""
 _KERNELS_OFF = (
     ((0, 10), "--xla_gpu_unsupported_use_all_reduce_one_shot_kernel=false"),
     ((0, 11, 2), "--xla_gpu_experimental_use_collective_kernels="),
@@ -44,12 +41,11 @@ Two GPUs that only reach each other through the host, or over a network, could n
 each flag is known: an older one ends the process at the sight of it."""
 FORM = re.compile(r"llama-(?P<shard>dp|fsdp)-(?P<layers>scan|unroll)(?:-x(?P<accumulate>[2-9]|[1-9]\d+))?")
 FORM_EXPECTED = "llama-{dp,fsdp}-{scan,unroll}, with -xN behind it for N microbatches"
-FORM_CELLS = (
-    "fsdp-scan@staged", "dp-scan@staged", "fsdp-scan@nvlink", "fsdp-unroll@staged", "dp-unroll@staged",
-    "fsdp-scan-x4@staged", "dp-scan@nvlink", "fsdp-unroll@nvlink", "dp-unroll@nvlink", "fsdp-scan-x4@nvlink",
-    "fsdp-scan@sockets", "dp-scan@sockets", "fsdp-unroll@sockets", "dp-unroll@sockets", "fsdp-scan-x4@sockets",
-)  # fmt: skip
-"""What is worth most comes first."""
+STRUCTURED = re.compile(r"tp-forward|tp-train|(attention|mlp)-(8|16)|adam-(replicated-)?([89]|1\d|2\d|30)")
+STRUCTURED_EXPECTED = (
+    "tp-forward, tp-train, attention-8, attention-16, mlp-8, mlp-16, adam-8 to adam-30, "
+    "or adam-replicated-8 to adam-replicated-30"
+)
 
 
 def parser(description: str | None, *, size: str, seconds: float, of: str = "") -> argparse.ArgumentParser:
@@ -143,13 +139,3 @@ def is_form(model: str) -> bool:
 def unrolled(model: str) -> str:
     """The same form without a loop over the layers."""
     return model.replace("-scan", "-unroll")
-
-
-def by_link(cells: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Link and forms of neighbouring cells that share a link, and so a process: ``fsdp-scan@staged`` and
-    ``dp-scan@staged`` become ``("staged", ["llama-fsdp-scan", "llama-dp-scan"])``."""
-    pairs = [cell.split("@") for cell in cells]
-    return [
-        (link, [f"llama-{form}" for form, _ in some])
-        for link, some in groupby(pairs, key=lambda pair: pair[1])
-    ]

@@ -1,4 +1,4 @@
-"""One rank of a job that measures how well its simulator predicts it (see ``scripts/benchmark_ranks.py``)."""
+"""One rank of a job that measures how well its simulator predicts it (see ``scripts/benchmark.py``)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.profile import Profile, merge
 from evaluation import step
-from evaluation.commands import GLOO, RANKS_SEARCH_S
+from evaluation.commands import GLOO
 from evaluation.measure import times_of
 from evaluation.predicting import Ran, predicted, xla_ran
 from evaluation.record import FAILED, CellName, Record
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     parallel.initialize(parallel.parser(None).parse_args(["--distributed"]))
     settings = Settings(
-        search=True, directory=args.out, budget_s=RANKS_SEARCH_S, seed=args.seed, finalists=FINALISTS
+        search=True, directory=args.out, budget_s=args.search_seconds, seed=args.seed, finalists=FINALISTS
     )
     request = step.request_of(args.models[0], args.size)
     step.keep_tuner_results(request, args.out)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         _Benchmark(session, cell, args).run(lambda: args.seconds - (time.monotonic() - started))
     except DiscoError as error:
-        print(f"benchmark_ranks.py: {cell.stem}: {one_line(error)}", file=sys.stderr)
+        print(f"benchmark.py: {cell.stem}: {one_line(error)}", file=sys.stderr)
         return 1
     return 0
 
@@ -125,7 +125,7 @@ class _Benchmark:
         found = None
         self._say("profiling")
         first = profile_step(self.session, self.source, self.xla, None, kept=self.kept)
-        with self.session.stage("search", takes_s=COMPILES_S + RANKS_SEARCH_S):
+        with self.session.stage("search", takes_s=COMPILES_S + self.args.search_seconds):
             if first is not None:
                 plans = step.search(self.step, first.profile, self.session.settings)
                 made = self._strategies(plans, first.profile)

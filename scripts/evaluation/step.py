@@ -10,7 +10,6 @@ import contextlib
 import copy
 import gzip
 import importlib.metadata
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -46,29 +45,21 @@ from evaluation.record import CellName, write_atomically
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODULE, PROFILE, PLAN = "module.hlo.pb.gz", "profile.json", "plan.json"
 STORE = "profile.sqlite"
-STRUCTURED = re.compile(r"tp-forward|tp-train|(attention|mlp)-(8|16)|adam-(replicated-)?([89]|1\d|2\d|30)")
-STRUCTURED_EXPECTED = (
-    "tp-forward, tp-train, attention-8, attention-16, mlp-8, mlp-16, adam-8 to adam-30, "
-    "or adam-replicated-8 to adam-replicated-30"
-)
 _TINY_ADAM = 10
 
 
 def request_of(name: str, size: str) -> jaxlink.CompileRequest:
     """The compile of the named step over all devices, as jax would ask for it; nothing is run.
 
-    Names are those of ``examples/models``, of the demo's model (``transformer_lm``, which has one size), of forms of
-    examples/llama.py, and of steps whose collectives lie inside the layer (:data:`STRUCTURED`): ``tp-forward`` and
-    ``tp-train`` (examples/tensor_parallel.py), ``attention-8`` and so on (examples/self_attention.py: CoCoNet, figure 3
-    and section 6.2), ``adam-26`` for 2**26 elements (examples/sharded_adam.py: CoCoNet, section 6.1) and
-    ``adam-replicated-26``, its baseline: the moments whole everywhere.
+    Names are those that ``scripts/benchmark.py`` takes, and that of the demo's model (``transformer_lm``, which has one
+    size).
 
     Raises:
         DiscoError: jax compiled no such step.
     """
     if str(EXAMPLES) not in sys.path:
         sys.path.insert(0, str(EXAMPLES))
-    if STRUCTURED.fullmatch(name):
+    if commands.STRUCTURED.fullmatch(name):
         made = _compilable(name, size)
         found = intercepted(made.function.lower(*made.arguments))
     else:

@@ -76,25 +76,19 @@ class Variant:
 
 def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
     """Measure the steps that the command line names; the exit status."""
-    configure("warning")
-    for name in args.steps:
-        if not step.STRUCTURED.fullmatch(name):
-            expected = step.STRUCTURED_EXPECTED
-            print(f"bench_structure.py: {name!r} is no step: expected {expected}", file=sys.stderr)
-            return commands.BAD_ARGUMENTS
-    args.out.mkdir(parents=True, exist_ok=True)
-    cells = [CellName(name, args.size, args.link, args.devices) for name in args.steps]
+    configure(args.log)
+    cells = [CellName(name, args.size, args.link, args.devices) for name in args.models]
     fine = True
-    with commands.ending_in(left_s(), "bench_structure.py", args.out, cells):
+    with commands.ending_in(left_s(), "benchmark.py", args.out, cells):
         for cell in cells:
             try:
                 _Cell(args, Record.open(args.out, cell), left_s).measure()
             except RecordError as error:
-                print(f"bench_structure.py: {error}", file=sys.stderr)
+                print(f"benchmark.py: {error}", file=sys.stderr)
                 return commands.BAD_ARGUMENTS
             except Exception as error:  # the other steps are measured nevertheless
                 said = f"{cell.model}: {type(error).__name__}: {one_line(error)}"
-                print(f"bench_structure.py: {said}", file=sys.stderr)
+                print(f"benchmark.py: {said}", file=sys.stderr)
                 fine = False
     return commands.DONE if fine else commands.NOT_MEASURED
 

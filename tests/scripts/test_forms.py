@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import benchmark_forms
 import jax
 import pytest
 from evaluation import measure, step
-from evaluation.commands import FORM_CELLS, by_link, is_form, unrolled
+from evaluation.commands import is_form, unrolled
 from evaluation.rows import in_random_order
 
 from disco_hlo.plan.apply import apply
@@ -20,9 +18,6 @@ from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.xla.executables import Memory
 from tests.captured import captured
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark_forms.py"
-
 
 # --- names ----------------------------------------------------------------------------------------
 
@@ -33,14 +28,6 @@ def test_forms_are_named_by_what_the_example_is_told() -> None:
     assert unrolled("llama-fsdp-scan-x4") == "llama-fsdp-unroll-x4"
 
 
-def test_neighbouring_cells_of_one_link_share_a_process() -> None:
-    assert by_link(["dp-scan@staged", "dp-unroll@staged", "dp-scan@nvlink", "dp-scan-x4@staged"]) == [
-        ("staged", ["llama-dp-scan", "llama-dp-unroll"]), ("nvlink", ["llama-dp-scan"]),
-        ("staged", ["llama-dp-scan-x4"]),
-    ]  # fmt: skip
-    assert len(set(FORM_CELLS)) == len(FORM_CELLS) == 15
-
-
 def test_the_step_of_a_form_is_the_example_s() -> None:
     assert step.request_of("llama-dp-scan", "tiny").module_name == "jit_train_step"
     text = step.lowered_form("llama-fsdp-scan-x2", "tiny").as_text()
@@ -48,11 +35,6 @@ def test_the_step_of_a_form_is_the_example_s() -> None:
     assert text.count("stablehlo.while") > step.lowered_form("llama-fsdp-unroll", "tiny").as_text().count(
         "stablehlo.while"
     )
-
-
-def test_a_cell_that_was_not_measured_is_not_reached(tmp_path: Path) -> None:
-    args = benchmark_forms.arguments(["dp-scan@staged", "--out", str(tmp_path)])
-    assert benchmark_forms.reached(args, "dp-scan@staged") is None
 
 
 # --- random orders --------------------------------------------------------------------------------

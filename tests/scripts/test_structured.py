@@ -12,7 +12,7 @@ from evaluation.record import CellName, Record, read
 
 from disco_hlo.plugin.measuring.runner import time_once
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_structure.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -83,10 +83,3 @@ def test_the_number_is_chosen_once_and_kept_with_the_record(tmp_path: Path) -> N
     assert time_once(later, 5) == 3_000_000  # type: ignore[arg-type]
     assert time_once(later, 1) == 4_000_000  # type: ignore[arg-type]
     assert later.asked == [5, 1]
-
-
-def test_a_step_that_is_none_is_refused(tmp_path: Path) -> None:
-    done = run("adam-99", "--link", "nvlink", "--out", str(tmp_path))
-    assert done.returncode == 2
-    assert "'adam-99' is no step: expected tp-forward" in done.stderr
-    assert "Traceback" not in done.stderr
