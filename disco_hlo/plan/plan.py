@@ -45,6 +45,7 @@ SEARCHED = "plan"
 """Name of the candidate that the search itself puts first."""
 Nanoseconds = Annotated[int, Meta(ge=0, le=1 << 60)]
 Count = Annotated[int, Meta(ge=0, le=1 << 60)]
+Ratio = Annotated[float, Meta(ge=0, le=1e9)]
 Text = Annotated[str, Meta(max_length=4096)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _LINE = re.compile(rb"\n *")
@@ -164,6 +165,10 @@ class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
     """Why it could not be run; then the times are zero."""
     only_timed: bool | UnsetType = UNSET
     """True where nobody looked whether it computes what XLA's default computes; else left out."""
+    ratio: Ratio | UnsetType = UNSET
+    """Median over the rounds of its time over XLA's default's in the same round; left out where it did not run."""
+    ratio_noise: Ratio | UnsetType = UNSET
+    """Two standard errors of :attr:`ratio`; left out with it."""
 
 
 class Measured(Struct, frozen=True, forbid_unknown_fields=True):

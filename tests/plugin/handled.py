@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from msgspec import UnsetType
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan import plan as plans
@@ -89,12 +90,13 @@ def in_session(
 
 
 def save_plan(
-    request: CompileRequest, settings: Settings, *, spread_ns: int = 0, **versions: str
+    request: CompileRequest, settings: Settings, *, noise: float | UnsetType = 0.0, **versions: str
 ) -> tuple[PlanSlot, str]:
     """Save a plan of the request's step, without fusion, that was measured to take 90 ns where XLA's default took 100;
     where it lies and the digest of its module.
 
     Args:
+        noise: of its time over XLA's default's; left out by older plans.
         versions: what it was measured under, where that is not what runs now.
     """
     session, step = join(request, settings), captured(request)
@@ -114,7 +116,9 @@ def save_plan(
         module_sha256=hashlib.sha256(module).hexdigest(),
         measured=plans.Measured(
             "now",
-            tuple(plans.Candidate(name, ns, ns, spread_ns, 25) for name, ns in times),
+            tuple(
+                plans.Candidate(name, ns, ns, 0, 25, ratio=ns / 100, ratio_noise=noise) for name, ns in times
+            ),
             (),
             0.0,
             0.0,

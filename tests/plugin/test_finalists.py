@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import UNSET
 
 from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.optimize.select import ratio_noise, ratio_to
 from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.store import PlanStore
@@ -256,6 +258,20 @@ def test_a_second_batch_does_not_say_again_what_cannot_be_compiled(
     assert [line for line in caplog.messages if "not measured" in line] == [
         f"{PLAN}: not measured: it is banned", f"{OUR_ORDER}: not measured: too large"
     ]  # fmt: skip
+
+
+def test_a_plan_is_saved_with_the_noise_of_its_ratio_and_not_of_the_machine() -> None:
+    """A step that takes twice as long in some rounds does so with both."""
+    default, plan, failed = (
+        Trial(DEFAULT, None, 100),
+        Trial(PLAN, Strategy(), 85),
+        Trial(OUR_ORDER, Strategy(), 95),
+    )
+    default.times_ns, plan.times_ns = [100, 200, 100, 200, 100, 200], [90, 180, 90, 180, 90]
+    of_rounds = finalists._of_rounds
+    assert of_rounds(ratio_to, plan, default) == 0.9
+    assert of_rounds(ratio_noise, plan, default) == 0
+    assert of_rounds(ratio_to, failed, default) is UNSET
 
 
 # --- only what would win is compared ----------------------------------------------------------------

@@ -22,12 +22,12 @@ import datetime
 import hashlib
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.canonical import CanonicalModule
@@ -40,7 +40,7 @@ from disco_hlo.optimize.ablations import (
     PLAN_BUCKETS,
     is_plan,
 )
-from disco_hlo.optimize.select import LEAST_GAIN, beats, ratio_noise, winning
+from disco_hlo.optimize.select import LEAST_GAIN, Times, beats, ratio_noise, ratio_to, winning
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.files import replace_files
@@ -342,6 +342,7 @@ def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched 
 def _measured(outcome: Outcome) -> plans.Measured:
     seconds = tuple(round(one, 3) for one in outcome.found.searches_s)
     fitted = outcome.profile.transfers
+    default = outcome.trials[0]
     return plans.Measured(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         candidates=tuple(
@@ -353,6 +354,8 @@ def _measured(outcome: Outcome) -> plans.Measured:
                 samples=len(trial.times_ns),
                 error=trial.error[:4000],
                 only_timed=True if _only_timed(trial) else UNSET,
+                ratio=_of_rounds(ratio_to, trial, default),
+                ratio_noise=_of_rounds(ratio_noise, trial, default),
             )
             for trial in outcome.trials
         ),
@@ -363,6 +366,12 @@ def _measured(outcome: Outcome) -> plans.Measured:
         evaluations_per_s=round(outcome.found.record.evaluations / max(sum(seconds), 1e-9), 1),
         searches_s=seconds if len(seconds) > 1 else UNSET,
     )
+
+
+def _of_rounds(rule: Callable[[Times, Times], float], trial: Trial, default: Trial) -> float | UnsetType:
+    if not (trial.times_ns and default.times_ns):
+        return UNSET
+    return round(rule(trial.times_ns, default.times_ns), 6)
 
 
 def _only_timed(trial: Trial) -> bool:

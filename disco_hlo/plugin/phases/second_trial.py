@@ -8,7 +8,6 @@ keeps the outcome, so that the next job under the same versions does not try aga
 
 from __future__ import annotations
 
-import math
 import statistics
 import threading
 from collections import Counter
@@ -32,10 +31,6 @@ from disco_hlo.plugin.xla.jaxlink import Execute, LoadedModule
 
 _CLEAR_GAIN = 2.0
 """A gain of less than so many times its noise is doubtful."""
-_QUARTILE = statistics.NormalDist().inv_cdf(0.75)
-_OF_MEDIAN = math.sqrt(math.pi / 2)
-"""Standard error of the median over that of the mean, of many from a normal distribution."""
-
 _outcomes: dict[str, bool] = {}
 """By module, whether it paid when this process tried it, where the plan directory cannot say so; on rank 0."""
 _begun: Counter[str] = Counter()
@@ -91,9 +86,14 @@ def _why(session: Session, plan: Plan) -> str:
     del now["disco_hlo"]  # another one enacts the same module
     if others := other_versions(plan, now):
         return f"was measured under {others}"
-    gain, noise = measured_gain(plan)
-    if gain < _CLEAR_GAIN * noise:
-        return f"was measured {gain:.1%} faster, where {noise:.1%} is noise"
+    results = {} if plan.measured is None else plan.measured.results
+    own = results.get(plan.chosen)
+    if own is None or DEFAULT not in results:
+        return ""
+    if own.ratio is UNSET or own.ratio_noise is UNSET:
+        return "was saved without the noise of its gain"
+    if 1 - own.ratio < _CLEAR_GAIN * own.ratio_noise:
+        return f"was measured {1 - own.ratio:.1%} faster, where {own.ratio_noise:.1%} is noise"
     return ""
 
 
@@ -102,18 +102,6 @@ def other_versions(plan: Plan, now: dict[str, str]) -> str:
     return ", ".join(
         f"{name} {plan.versions.get(name, '?')}" for name in now if plan.versions.get(name) != now[name]
     )
-
-
-def measured_gain(plan: Plan) -> tuple[float, float]:
-    """Part of XLA's default's time that a plan saved when it was measured, and two standard errors of that, of the
-    medians' ratio; a plan that was not measured saved nothing."""
-    results = {} if plan.measured is None else plan.measured.results
-    pair = [results[name] for name in (DEFAULT, plan.chosen) if name in results and results[name].median_ns]
-    if len(pair) < 2:
-        return 0.0, 0.0
-    errors = [_OF_MEDIAN * one.spread_ns / _QUARTILE / math.sqrt(one.samples) / one.median_ns for one in pair]
-    ratio = pair[1].median_ns / pair[0].median_ns
-    return 1 - ratio, 2 * ratio * math.hypot(*errors)
 
 
 def takes_turns(
