@@ -73,6 +73,8 @@ class Session:
     devices are ours all the time."""
     on_calls: OnCalls | None = None
     """And its calls."""
+    over: Gone = nobody_gone
+    """Whether that training, or this process, ends."""
 
     @property
     def leads(self) -> bool:
@@ -102,6 +104,11 @@ class Session:
     def say(self, message: str, *values: object) -> None:
         """One line for the user, from rank 0 alone."""
         LOGGER.log(20 if self.leads else 10, message, *values)
+
+    def say_failed(self, message: str, *values: object) -> None:
+        """One line on what could not be done, from rank 0 alone; for the finest level where the end of a training is
+        why."""
+        LOGGER.log(20 if self.leads and not self.over() else 10, message, *values)
 
     @contextlib.contextmanager
     def stage(self, name: str, *, takes_s: float = 0.0, logged: bool = True) -> Iterator[None]:
@@ -163,15 +170,15 @@ def join_beside(request: CompileRequest, settings: Settings, tag: str, gone: Gon
 
     Args:
         tag: tells this search from others of the job.
-        gone: whether this process ends, so that nobody waits any more.
+        gone: whether the training or this process ends, so that nobody waits any more.
     """
     facts, size = device_facts(request), len(request.process_indices)
     job = jaxlink.distributed_job()
     if size == 1 or job is None:
-        return Session(request, settings, facts, LocalChannel())
+        return Session(request, settings, facts, LocalChannel(), over=gone)
     store = CoordinationStore(job.client)
     channel = KvChannel(facts.process_index, size, f"{job.address} {tag}", store, gone)
-    return Session(request, settings, facts, channel)
+    return Session(request, settings, facts, channel, over=gone)
 
 
 def _channel(processes: tuple[int, ...], process_index: int, settings: Settings) -> Channel:

@@ -350,3 +350,20 @@ def test_in_one_process_there_is_nobody_to_tell() -> None:
         assert not stop
         press()
         assert stop
+
+
+def test_what_fails_because_a_training_ends_is_no_line_for_the_user(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "disco_hlo")
+    ends = [False]
+    session = Session(
+        None, Settings(search=True, directory=tmp_path), None, LocalChannel(), over=lambda: ends[0]
+    )  # type: ignore[arg-type]
+    session.say_failed("%s: not profiled", "before")
+    ends[0] = True
+    session.say_failed("%s: not profiled", "after")
+    assert [(one.levelno, one.getMessage()) for one in caplog.records] == [
+        (logging.INFO, "before: not profiled"),
+        (logging.DEBUG, "after: not profiled"),
+    ]

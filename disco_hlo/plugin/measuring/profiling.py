@@ -397,7 +397,7 @@ def _trace(
             except Exception as error:  # the same on every rank, by the stages it goes through
                 trial.error = one_line(error)
         if trial.error:
-            session.say("%s: not profiled: %s", trial.name, trial.error)
+            session.say_failed("%s: not profiled: %s", trial.name, trial.error)
         if kept is None:
             for done in module.trials:
                 done.executable = None
@@ -446,7 +446,9 @@ def _sweep_all(
         except Exception as error:  # the same on every rank, by the stages it goes through
             if kind == ALL_REDUCE:
                 raise
-            session.say("%s: not timed by itself, but taken from all-reduces: %s", kind, one_line(error))
+            session.say_failed(
+                "%s: not timed by itself, but taken from all-reduces: %s", kind, one_line(error)
+            )
     return found
 
 
@@ -470,7 +472,7 @@ def _sweep(
                 times = traced_transfers(trace, transfers.sizes_bytes, runs)
                 return tuple(point_of(size, taken) for size, taken in times.items())
     except Exception as error:
-        session.say(
+        session.say_failed(
             "%s: timed by the host's clock, which is inexact for small ones: %s", kind, one_line(error)
         )
     points = []

@@ -351,7 +351,7 @@ def untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: Firs
             guard = functools.partial(marked, session, trial, "run")
             return round(median(repeated(session, f"steps of {trial.name}", timed, _TIMES, guard)))
     except Exception as error:  # it can be profiled without; what fails alone while it runs ends the job
-        session.say("%s: not timed: %s", trial.name, one_line(error))
+        session.say_failed("%s: not timed: %s", trial.name, one_line(error))
         return 0
 
 
@@ -570,7 +570,7 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
     except (
         Exception
     ) as error:  # what jax raises, too: the others go on with the winner, and so must this rank
-        session.say("no measured timelines: %s", one_line(error))
+        session.say_failed("no measured timelines: %s", one_line(error))
         return ()
     return tuple(taken)
 

@@ -143,7 +143,7 @@ def restructured_trials(
     try:
         return _trials(session, slot, store, found, making, search)
     except Exception as error:
-        session.say(
+        session.say_failed(
             "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
             one_line(error),
         )
@@ -212,7 +212,7 @@ def _agreed(session: Session, mine: Structures, names: Iterable[str]) -> dict[st
 def _say_left_out(session: Session, name: str, error: Exception) -> None:
     """A schedule that does not work is nothing to the user, unless it is the one asked for."""
     if name == session.settings.forced_structure:
-        session.say("%s is not tried: %s", name, one_line(error))
+        session.say_failed("%s is not tried: %s", name, one_line(error))
     else:
         LOGGER.debug("%s: %s", name, one_line(error))
 
