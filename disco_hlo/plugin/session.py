@@ -74,7 +74,7 @@ class Session:
     on_calls: OnCalls | None = None
     """And its calls."""
     over: Gone = nobody_gone
-    """Whether that training, or this process, ends."""
+    """Whether that training, this process or the search is ended from outside."""
 
     @property
     def leads(self) -> bool:
@@ -175,10 +175,10 @@ def join_beside(request: CompileRequest, settings: Settings, tag: str, gone: Gon
     facts, size = device_facts(request), len(request.process_indices)
     job = jaxlink.distributed_job()
     if size == 1 or job is None:
-        return Session(request, settings, facts, LocalChannel(), over=gone)
+        return Session(request, settings, facts, LocalChannel())
     store = CoordinationStore(job.client)
     channel = KvChannel(facts.process_index, size, f"{job.address} {tag}", store, gone)
-    return Session(request, settings, facts, channel, over=gone)
+    return Session(request, settings, facts, channel)
 
 
 def _channel(processes: tuple[int, ...], process_index: int, settings: Settings) -> Channel:

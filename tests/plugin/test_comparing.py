@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ import numpy as np
 import optax
 import pytest
 
-from disco_hlo.errors import UnsupportedError
+from disco_hlo.activation.channel import LocalChannel
+from disco_hlo.errors import ActivationError, IllegalStrategyError, UnsupportedError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
@@ -26,6 +29,7 @@ from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import is_whole
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -380,3 +384,39 @@ def test_in_several_passes_a_wrong_program_is_refused_and_a_right_one_is_not(
 ) -> None:
     monkeypatch.setattr(comparing, "room_bytes", lambda _session: 0)
     assert_refused(tmp_path, models.mlp(), lambda module: exchange_opcode(module, "tanh", "cosine"))
+
+
+# --- a training that ends --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_that_a_training_ends_says_nothing_of_a_program_and_hides_no_wrong_one(
+    ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def check(self, program: Program) -> None:
+            if program.name == "wrong":
+                program.differs = True
+                raise IllegalStrategyError("output 0 differs")
+            raise ActivationError("the step is not called any more")
+
+        def hardly_compared(self) -> Counter[str]:
+            return Counter()
+
+    monkeypatch.setattr(comparing, "Reference", Ended)
+    for method, result in {"settled": None, "_passes": [frozenset()], "_make_runner": None}.items():
+        monkeypatch.setattr(comparing._Inputs, method, lambda *_, result=result: result)
+    settings = Settings(search=True, directory=tmp_path)
+    session = Session(None, settings, None, LocalChannel(), over=lambda: ends)  # type: ignore[arg-type]
+    default, *others = [Trial(name, None, 0) for name in ("default", "wrong", "right")]
+    inputs: Any = object()
+    with pytest.raises(ActivationError) if ends else contextlib.nullcontext():
+        compare_with_default(session, default, others, inputs)
+    assert [one.error for one in others] == [
+        "output 0 differs",
+        "" if ends else "the step is not called any more",
+    ]
+    assert not any(one.compared for one in others)

@@ -41,6 +41,7 @@ def session(backend: str = "gpu") -> Any:
         timeout_s=1.0,
         on_calls=None,
         say=lambda text, *values: said.append(text % values),
+        say_failed=lambda text, *values: said.append(text % values),
     )
 
 

@@ -12,6 +12,7 @@ The devices run one execution after the other: one that was dispatched while ano
 from __future__ import annotations
 
 import atexit
+import functools
 import queue
 import signal
 import threading
@@ -191,7 +192,7 @@ class Watch:
         try:
             results = executables.execute(executable, arguments)
         except Exception as error:
-            if not self._may_run_again(name, arguments, error) or default is None:
+            if of_signal_handler(error) or not self._may_run_again(name, arguments, error) or default is None:
                 raise
             name = DEFAULT
             results = executables.execute(default, arguments)
@@ -319,10 +320,16 @@ class DeviceTimes:
 
 def of_signal_handler(error: BaseException) -> bool:
     """Whether a signal handler of the script's raised it, wherever the signal came."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    handlers = [_unwrapped(signal.getsignal(number)) for number in signal.valid_signals()]
     methods = [one if hasattr(one, "__code__") else getattr(one, "__call__", one) for one in handlers]  # noqa: B004
     codes = {getattr(one, "__code__", None) for one in methods}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _unwrapped(handler: Any) -> Any:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return handler
 
 
 def check_same_signature(default: LoadedExecutable, candidate: LoadedExecutable) -> None:

@@ -271,11 +271,16 @@ def compare_with_default(
     """See which trials compute what XLA's default computes; one that does not on any rank is out on all, and its times
     with it. ``inputs`` and errors are those of :func:`~disco_hlo.plugin.measuring.comparing.compare`."""
     programs = [_program(session, trial) for trial in (default, *others)]
-    compare(session, programs, inputs)
-    for trial, program in zip(others, programs[1:], strict=True):
-        trial.error, trial.compared = program.error, not program.error
-        if trial.error:
-            trial.times_ns.clear()
+    pairs = list(zip(others, programs[1:], strict=True))
+    try:
+        compare(session, programs, inputs)
+        for trial, program in pairs:
+            trial.compared = not program.error
+    finally:  # of some it may be known that they are wrong when a training ends
+        for trial, program in pairs:
+            trial.error = program.error
+            if trial.error:
+                trial.times_ns.clear()
 
 
 def _program(session: Session, trial: Trial) -> Program:

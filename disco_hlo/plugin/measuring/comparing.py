@@ -92,6 +92,8 @@ class Program:
     """On the inputs that it was compared on last."""
     error: str = ""
     """Why it is not what the default is."""
+    differs: bool = False
+    """Whether its numbers were seen to be others."""
 
     @property
     def running(self) -> Runner:
@@ -215,9 +217,14 @@ class _Inputs:
                         self._make_runner(program)
                     reference.check(program)
                 except Exception as error:
+                    if not program.differs and on_host and self._is_over():
+                        raise  # that a training ends says nothing of a program
                     program.error = one_line(error)
             hardly |= reference.hardly_compared()
         return hardly
+
+    def _is_over(self) -> bool:
+        return anywhere(self.session, self.session.over(), "over")
 
     def settled(self) -> Survey:
         """The default's first run. Where signs among its inputs give infinities and NaNs that positive ones do not,
@@ -331,9 +338,13 @@ class Reference:
             self._looked_farther = True
             self._learn(self._most + FRESH_RUNS, self._look_farther)
             unlike = self._unlike(program)
-        with self.session.stage("compared", logged=False):
-            if unlike:
-                raise IllegalStrategyError(unlike)
+        try:
+            with self.session.stage("compared", logged=False):
+                if unlike:
+                    raise IllegalStrategyError(unlike)
+        except Exception:
+            program.differs = True
+            raise
 
     def hardly_compared(self) -> Counter[str]:
         """Outputs of which an element could be missing, with the number of their elements."""

@@ -127,6 +127,7 @@ class SearchInTraining:
                         session,
                         between_steps=functools.partial(self._held, session),
                         on_calls=_Lent(self, session),
+                        over=self._ended,
                     )
                 )
         except Exception as error:  # no failure of ours may stop the training
@@ -345,12 +346,14 @@ class SearchInTraining:
     def _making_room(self, session: Session, taken: frozenset[int], what: str) -> Iterator[None]:
         """Hold a call for the body; what it takes over, ``taken``, leaves the devices for so long."""
         with self._held(session, what) as hold, contextlib.ExitStack() as stack:
-            trial = self._calls()
-            if taken and trial is not None:
-                hold.outlasts = True
-                with session.stage("a copy of what a step takes over"):
-                    kept = Kept(trial.watch.arguments, taken)
-                stack.enter_context(off_devices(kept, trial.watch.arguments, taken))
+            hold.outlasts = bool(taken)
+            # On every rank, though some may have nothing to copy: none runs anything before all hold a call.
+            with session.stage("a copy of what a step takes over"):
+                trial = self._calls()
+                if trial is None:
+                    raise ActivationError("the step is not called any more")
+                kept = Kept(trial.watch.arguments, taken)
+            stack.enter_context(off_devices(kept, trial.watch.arguments, taken))
             del trial
             yield
 

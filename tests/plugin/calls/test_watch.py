@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import signal
 import threading
@@ -591,7 +592,11 @@ class Alarm:
     __call__ = ring
 
 
-@pytest.mark.parametrize("handler", [Alarm().ring, Alarm()], ids=["a function", "an object"])
+@pytest.mark.parametrize(
+    "handler",
+    [Alarm().ring, Alarm(), functools.partial(Alarm().ring, 1)],
+    ids=["a function", "an object", "a partial"],
+)
 def test_what_a_handler_raises_anywhere_in_a_call_reaches_the_script(
     handler: Callable[..., None], observation: Observation
 ) -> None:
