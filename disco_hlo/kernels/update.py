@@ -58,7 +58,8 @@ def value_of(recipe: Recipe, known: dict[int, Any], number: int) -> Any:
     if number not in known:
         opcode, operands = recipe.steps[number - 1 - len(recipe.whole) - recipe.scalars]
         read = [
-            value_of(recipe, known, one) if isinstance(one, int) else jnp.float32(one) for one in operands
+            value_of(recipe, known, one) if isinstance(one, int) else jnp.float32(float.fromhex(one))
+            for one in operands
         ]
         known[number] = _OPS[opcode](*read)
     return known[number]

@@ -23,7 +23,7 @@ from math import prod
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
-from disco_hlo.kernels.missed import require_met
+from disco_hlo.kernels.missed import MissedError, require_met
 from disco_hlo.kernels.tiles import NORMED_RANGE, UPDATE_RANGE, UpdateTiles
 from disco_hlo.kernels.times import Size
 from disco_hlo.structure.chunk import reduction_opcode
@@ -48,14 +48,15 @@ class Recipe:
     Attributes:
         whole: of each array whether it is whole, so that this device's shard of it is read.
         scalars: how many.
-        steps: opcode and operands, by number; a float is a constant. A "sum" is over all elements on all devices.
+        steps: opcode and operands, by number; a text is a constant (``float.hex``: 1.0 equals the number 1, and 0.0
+            equals -0.0). A "sum" is over all elements on all devices.
         kept: what this device keeps of its shard.
         gathered: what all devices get.
     """
 
     whole: tuple[bool, ...]
     scalars: int
-    steps: tuple[tuple[str, tuple[int | float, ...]], ...]
+    steps: tuple[tuple[str, tuple[int | str, ...]], ...]
     kept: tuple[int, ...]
     gathered: int
 
@@ -95,6 +96,9 @@ def halves(recipe: Recipe) -> Halves:
         read = {one for one in operands if isinstance(one, int)}
         if opcode == "sum":
             require_met(not read & later, "nested-sums", "a sum over the array is made of another")
+            require_met(
+                bool(read) and read <= tiles, "sum-of-a-number", "a sum over the array is of one number"
+            )
             terms += read
             later.add(number)
             continue
@@ -365,6 +369,7 @@ class _Written:
         self.scalars: list[Message] = []
         self.whole: list[bool] = []
         self._sums = {one.id for one in sums}
+        self._are_of_norms: dict[int, bool] = {}
         self._work = [one for one in work if self._is_step(one)]
         self._inside = {one.id for one in work}
         for one in self._work:
@@ -406,10 +411,12 @@ class _Written:
     def _is_of_norms(self, value: Message) -> bool:
         """Whether a number is made of norms and constants, so that all devices have the same."""
         value = number_of(self.program, value)
-        if value.id in self.norms or value.opcode == "constant":
-            return True
-        operands = self.program.operands(value)
-        return _is_step_of_numbers(value) and all(self._is_of_norms(one) for one in operands)
+        if value.id not in self._are_of_norms:
+            operands = self.program.operands(value)
+            self._are_of_norms[value.id] = (value.id in self.norms or value.opcode == "constant") or (
+                _is_step_of_numbers(value) and all(self._is_of_norms(one) for one in operands)
+            )
+        return self._are_of_norms[value.id]
 
     def _take(self, operand: Message) -> None:
         scalar = self._number(operand)
@@ -427,7 +434,8 @@ class _Written:
 
     def _number(self, operand: Message) -> Message | None:
         """The number that an operand is, or is spread from."""
-        return number_of(self.program, operand) if not dims(operand) else _scalar(self.program, operand)
+        is_one = prod(dims(operand)) == 1
+        return number_of(self.program, operand) if is_one else _scalar(self.program, operand)
 
     def _array(self, operand: Message) -> tuple[Message, bool]:
         """An array that is read, or the whole one of which it is this device's shard."""
@@ -441,12 +449,14 @@ class _Written:
         number = {one.id: 1 + at for at, one in enumerate(self.arrays)}
         number |= {one.id: first + at for at, one in enumerate(self.scalars)}
         number |= dict.fromkeys(self._sums, 0)
-        steps: dict[tuple[str, tuple[int | float, ...]], int] = {}
+        steps: dict[tuple[str, tuple[int | str, ...]], int] = {}
         for one in self._work:
             operands = tuple(self._operand(o, number) for o in self._read(one))
             if one.opcode == "select" and len(operands) == 1:
-                assert isinstance(operands[0], int)
-                number[one.id] = operands[0]
+                guarded = operands[0]
+                if not isinstance(guarded, int):
+                    raise MissedError("select", f"{one.name} ({one.opcode}) guards a constant")
+                number[one.id] = guarded
                 continue
             opcode = f"compare.{one.comparison_direction}" if one.opcode == "compare" else one.opcode
             opcode = "sum" if one.id in self.norms else opcode
@@ -459,13 +469,13 @@ class _Written:
             number[gathered.id],
         )
 
-    def _operand(self, operand: Message, number: dict[int, int]) -> int | float:
+    def _operand(self, operand: Message, number: dict[int, int]) -> int | str:
         if operand.id in number:
             return number[operand.id]
         scalar = self._number(operand)
         if scalar is not None:
             value = _constant(scalar)
-            return number[scalar.id] if value is None else value
+            return number[scalar.id] if value is None else value.hex()
         return number[self._array(operand)[0].id]
 
 

@@ -246,7 +246,7 @@ def slice_sends(module: bytes, before: tuple[Move, ...] = (), *, copies: bool = 
         apply_to(program, move)
     moves = list(before)
     sends = [one.name for _, own in computations(program) for one in own.instructions if _is_send(one)]
-    for name in sends:
+    for name in dict.fromkeys(sends):  # two loops may share a body
         # An earlier move may have shifted the loops.
         path, own = next(
             at for at in computations(program) if any(one.name == name for one in at[1].instructions)

@@ -26,11 +26,10 @@ _CUT_THROUGH = frozenset({"bitcast", "broadcast", "convert", "iota", "reshape", 
 _S32, _U32 = 4, 8
 _REPLICATED, _TILED = 0, 3
 _DIFFERS = (COLLECTIVES - {"all-reduce", "all-gather"}) | frozenset({
-    "partition-id", "replica-id", "custom-call", "infeed", "recv", "recv-done", "rng", "rng-get-and-update-state",
-    "async-start", "async-update", "async-done", "all-reduce-start", "all-reduce-done", "all-gather-start",
-    "all-gather-done", "copy-start", "copy-done", "outfeed", "send", "send-done", "after-all",
+    "partition-id", "replica-id", "custom-call", "infeed", "recv", "rng", "rng-get-and-update-state", "async-update",
+    "outfeed", "send", "after-all",
 })  # fmt: skip
-"""Ops that may give each device another value from equal operands."""
+"""Ops that may give each device another value from equal operands; so may the halves of what is asynchronous."""
 
 
 def split(program: Program, all_reduce: Message, dimension: int) -> Message:
@@ -432,7 +431,8 @@ class SameValues:
 
 
 def _is_deterministic(program: Program, instruction: Message) -> bool:
-    if instruction.opcode in _DIFFERS or instruction.opcode in COLLECTIVES:
+    opcode = instruction.opcode
+    if opcode in _DIFFERS or opcode in COLLECTIVES or opcode.endswith(("-start", "-done")):
         return False
     return all(
         _is_deterministic(program, inner)

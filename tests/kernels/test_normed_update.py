@@ -254,12 +254,34 @@ def test_xla_takes_the_kernel_itself_up_to_its_code() -> None:
             ROOT,
             "safe (select) is of arrays, and read everywhere",
         ),
+        (
+            NORM.replace("multiply(s, s)", "broadcast(rate), dimensions={}").replace(
+                "divide(s, ns)", "multiply(s, ns)"
+            ),
+            ROOT,
+            "a sum over the array is of one number",
+        ),
     ],
 )
 def test_what_is_not_proved_is_left_with_a_reason(work: str, root: str, says: str) -> None:
     calls, misses = fused_calls(update(work, root))
     assert calls == []
     assert any(says in miss.why for miss in misses), misses
+
+
+def test_a_norm_of_one_element_is_a_number() -> None:
+    """`jnp.sum(x * x, keepdims=True)` leaves an array of one."""
+    work = NORM.replace(
+        "norm = f32[] all-reduce(sum)", "sum1 = f32[1] reshape(sum)\n norm = f32[1] all-reduce(sum1)"
+    ).replace(
+        "ns = f32[2048] broadcast(norm)",
+        """same = f32[1] copy(norm)
+        root = f32[1] sqrt(same)
+        one = f32[] reshape(root)
+        ns = f32[2048] broadcast(one)""",
+    )
+    recipe = only_call(update(work, ROOT)).recipe
+    assert recipe.steps == (("multiply", (0, 0)), ("sum", (1,)), ("sqrt", (2,)), ("divide", (0, 3)))
 
 
 def test_half_precision_is_left() -> None:

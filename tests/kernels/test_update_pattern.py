@@ -1,5 +1,6 @@
 """A sum, an update and an all-gather: what is taken, as which work, and what is left."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def only_call(module: bytes) -> UpdateCall:
 
 def test_momentum_is_a_recipe_of_what_reads_the_sum_and_what_only_that_reads() -> None:
     call = only_call(update(f"{MOMENTUM}\n{GATHER}", ROOT))
-    steps = (("multiply", (1, 0.5)), ("add", (3, 0)), ("multiply", (4, 2)))
+    steps = (("multiply", (1, (0.5).hex())), ("add", (3, 0)), ("multiply", (4, 2)))
     assert call.recipe == Recipe((False,), 1, steps, kept=(4,), gathered=5)
     assert (call.arrays, call.scalars, call.kept) == (("m",), ("rate",), ("new",))
     assert (call.size.m, call.size.k, call.tiles[0]) == (4096, 2, UPDATE_RANGE[0])
@@ -140,3 +141,22 @@ def test_shards_that_tiles_do_not_divide_are_left() -> None:
     calls, misses = fused_calls(module)
     assert calls == []
     assert any("1000 elements on 2 devices: no tiles divide them" in miss.why for miss in misses)
+
+
+def test_a_constant_is_not_the_value_of_its_number() -> None:
+    """1.0 equals 1, so one of the two additions was taken for the other."""
+    call = only_call(
+        update(
+            f"""c = f32[] constant(1)
+      cs = f32[2048] broadcast(c), dimensions={{}}
+      a = f32[2048] add(s, m)
+      b = f32[2048] add(s, cs)
+      step = f32[2048] multiply(a, b)
+      {GATHER}""",
+            "ROOT t = (f32[4096]) tuple(all)",
+        )
+    )
+    gathered, _ = by_recipe(call.recipe)(jnp.float32(3), [jnp.float32(10)], [])
+    assert gathered == (3 + 10) * (3 + 1)
+    other = dataclasses.replace(call.recipe, steps=(("add", (0, 1)), ("add", (0, 1)), ("multiply", (2, 3))))
+    assert other != call.recipe

@@ -191,3 +191,25 @@ def test_a_loops_state_is_not_taken_for_the_entrys_parameter_that_all_devices_ha
         apply_moves(program.serialize(), [SliceSend((loop,), 5, 6, "all-reduce", 0)])
     own = CARRIED.replace("collective-permute(x)", "collective-permute(y)")
     assert len(slice_sends(module_of(own))) == 1
+
+
+def test_two_loops_that_share_a_body_slice_its_send_once() -> None:
+    again = """w2 = (s32[], f32[8]) while(w), condition=condition, body=body
+  ROOT r = f32[8] get-tuple-element(w2), index=1"""
+    two = CARRIED.replace("collective-permute(x)", "collective-permute(y)")
+    module = module_of(two.replace("ROOT r = f32[8] get-tuple-element(w), index=1", again))
+    assert len(slice_sends(module)) <= 1
+
+
+def test_what_an_asynchronous_send_delivers_differs() -> None:
+    module = module_of("""HloModule m
+a { p = f32[] parameter(0)
+  q = f32[] parameter(1)
+  ROOT r = f32[] add(p, q) }
+ENTRY main { x = f32[8] parameter(0)
+  y = f32[8] all-reduce(x), channel_id=1, replica_groups={{0,1},{2,3}}, use_global_device_ids=true, to_apply=a
+  b = (f32[8], f32[8]) collective-permute-start(y), channel_id=2, source_target_pairs={{0,1}}
+  d = f32[8] collective-permute-done(b)
+  ROOT s = f32[8] collective-permute(d), channel_id=3, source_target_pairs={{0,2},{1,3}} }
+""")
+    assert slice_sends(module) == ()
