@@ -93,7 +93,7 @@ class Program:
     error: str = ""
     """Why it is not what the default is."""
     differs: bool = False
-    """Whether its numbers were seen to be others."""
+    """Whether its numbers were seen to be others, or nobody could say in the end."""
 
     @property
     def running(self) -> Runner:
@@ -342,7 +342,7 @@ class Reference:
             with self.session.stage("compared", logged=False):
                 if unlike:
                     raise IllegalStrategyError(unlike)
-        except Exception:
+        except Exception:  # ranks that are silent here too: what may be wrong is not saved
             program.differs = True
             raise
 
