@@ -80,26 +80,32 @@ class Parameter:
     """Each device holds other values; where false, some hold copies and all must agree."""
 
 
-def _program_shape(executable: LoadedExecutable) -> tuple[Sequence[Any], Sequence[Any]]:
+def _program_shape(module: bytes) -> tuple[Sequence[Any], Sequence[Any]]:
     """Shapes of the parameters and of the results, as one device holds them."""
     import jaxlib._hlo as _hlo
 
-    shape = _hlo.XlaComputation(read_executable(executable)).program_shape()
+    head = parse(module)
+    head.ClearField("computations")  # XLA would read all of them for it: 1 s of 14,000 instructions
+    shape = _hlo.XlaComputation(head.SerializeToString()).program_shape()
     result = shape.result_shape()
     return shape.parameter_shapes(), result.tuple_shapes() if result.is_tuple() else [result]
 
 
-def parameters(executable: LoadedExecutable) -> tuple[Parameter, ...]:
+def parameters(executable: LoadedExecutable, module: bytes | None = None) -> tuple[Parameter, ...]:
     """The entry parameters of ``executable`` with their per-device shapes. Raises UnsupportedError: one is a token
-    or tuple, has a layout of its own, or lives in host memory."""
-    shapes, _ = _program_shape(executable)
+    or tuple, has a layout of its own, or lives in host memory.
+
+    Args:
+        module: what it runs, where that has been read.
+    """
+    shapes, _ = _program_shape(read_executable(executable) if module is None else module)
     shardings = executable.get_parameter_shardings() or [None] * len(shapes)
     return tuple(_parameter(index, *pair) for index, pair in enumerate(zip(shapes, shardings, strict=True)))
 
 
 def results(executable: LoadedExecutable) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
     """Shape and type of each result that is an array, as one device holds it."""
-    _, shapes = _program_shape(executable)
+    _, shapes = _program_shape(read_executable(executable))
     return [(tuple(one.dimensions()), np.dtype(one.numpy_dtype())) for one in shapes if one.is_array()]
 
 
@@ -143,9 +149,10 @@ def result_arrays(result: Any) -> list[list[Any]]:
     return arrays
 
 
-def storage_taken(executable: LoadedExecutable) -> dict[int, int]:
-    """By parameter, the number of the output that takes over its storage: a training step's next state."""
-    entries = parse(read_executable(executable)).input_output_alias.entries
+def storage_taken(executable: LoadedExecutable, module: bytes | None = None) -> dict[int, int]:
+    """By parameter, the number of the output that takes over its storage: a training step's next state. ``module`` is
+    as for :func:`parameters`."""
+    entries = parse(read_executable(executable) if module is None else module).input_output_alias.entries
     return {
         int(entry.parameter_number): int(entry.output_shape_index[0]) if entry.output_shape_index else 0
         for entry in entries
@@ -155,7 +162,8 @@ def storage_taken(executable: LoadedExecutable) -> dict[int, int]:
 
 def call_signature(executable: LoadedExecutable) -> dict[str, object]:
     """What must be equal of two executables that are called for each other, by what it is; shapes have layouts."""
-    taken, returned = _program_shape(executable)
+    module = read_executable(executable)
+    taken, returned = _program_shape(module)
     return {
         "parameters": [str(one) for one in taken],
         "results": [str(one) for one in returned],
@@ -163,7 +171,7 @@ def call_signature(executable: LoadedExecutable) -> dict[str, object]:
         "shardings of results": _protos(executable.get_output_shardings()),
         "memories of results": executable.get_output_memory_kinds(),
         "devices": [device.id for device in executable.local_devices()],
-        "donated storage (parameter: result)": storage_taken(executable),
+        "donated storage (parameter: result)": storage_taken(executable, module),
         "bytes of donated storage": memory(executable).aliased_bytes,
     }
 
