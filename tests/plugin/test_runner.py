@@ -199,7 +199,7 @@ def test_steps_in_a_row_hand_on_what_takes_the_storage_of_their_arguments(
         with monkeypatch.context() as patched:
             given = given_from_now_on(patched)
             on_device.run_in_a_row(3)
-            patched.setattr(executables, "storage_taken", lambda _: {})
+            patched.setattr(executables, "storage_taken", lambda *_: {})
             alone = Runner(request, executable, seed=7)
             alone.run()
             bytes_of_one_more = alone.donated_bytes()

@@ -183,7 +183,7 @@ def _protos(shardings: Sequence[Any] | None) -> list[str]:
 def output_handlers(executable: LoadedExecutable, chosen: Mapping[int, Any]) -> list[Any]:
     """What :func:`chosen_outputs` makes of each output of ``executable``: what the handler for its number does
     (:func:`disco_hlo.plugin.xla.jaxlink.array_handler`); others are dropped."""
-    _, shapes = _program_shape(executable)
+    _, shapes = _program_shape(read_executable(executable))
     return [chosen.get(number, lambda _: None) for number in range(len(shapes))]
 
 
