@@ -253,6 +253,8 @@ def _own_shard(program: Program, all_gather: Message, reader: Message, groups: G
 def _in_its_own_buffer(program: Program, shard: Message, reader: Message) -> Message:
     """What takes the place of a slice, whose buffer was nobody else's: a copy of the shard, unless all that reads the
     slice only reads. XLA:CPU inserts its copies before the moves, and a loop overwrites what it begins with."""
+    if not program.copies:
+        return shard
     buffers = Buffers(program)
     if not buffers.is_only_read(reader):
         buffers.check_read(shard, reader)
