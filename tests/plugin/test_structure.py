@@ -291,7 +291,7 @@ def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
             raise IllegalMoveError("does not fit")
         return name
 
-    monkeypatch.setattr(structure_search, "early_module", lambda _: SimpleNamespace(key="f00d"))
+    monkeypatch.setattr(structure_search, "early_module", lambda *_: SimpleNamespace(key="f00d"))
     monkeypatch.setattr(
         structure_search,
         "named_schedules",
