@@ -49,7 +49,7 @@ from disco_hlo.simulator.timeline import Timeline
 LOGGER = logging.getLogger("disco_hlo")
 MEMORY_SHARE = 0.25
 """How much more memory than XLA's own plan a plan may be predicted to need on a GPU that is not at hand."""
-_FINISHING_S: Final = 0.25e-3
+_FINISHING_S: Final = 0.5e-3
 """What comes behind a search takes so long for each op of the step, on a processor that does nothing else."""
 _WORTH_A_SEARCH: Final = 0.25
 """Where less than this share of it is left, no search begins: its first plan alone would take as long."""
