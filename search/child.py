@@ -24,18 +24,13 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import IO
 
+from disco_hlo.elsewhere import environment
 from disco_hlo.search.interpreter import without_collector
 from disco_hlo.search.restart import Report, Restart, reports
 from disco_hlo.search.strategies import prepare
 
 LOGGER = logging.getLogger("disco_hlo")
 _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.search.child")
-
-
-def environment() -> dict[str, str]:
-    """What a fresh interpreter needs to import what this one does, and not to search itself."""
-    kept = {name: value for name, value in os.environ.items() if name != "ENABLE_SEARCH"}
-    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 class Children:

@@ -32,7 +32,7 @@ from disco_hlo.search.arrange import contiguous_buckets
 from disco_hlo.search.climb import Climber
 from disco_hlo.search.restart import ORDER_DIVISORS, ORDER_MOVES
 from disco_hlo.search.strategies import prepare
-from disco_hlo.simulator.build import Built, build
+from disco_hlo.simulator.build import Built, build, in_orders
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.orders import Prefetch, list_schedule
 from disco_hlo.simulator.timeline import simulate
@@ -149,11 +149,11 @@ def best_of(
     """A strategy in the fastest of some orders that needs no more memory than the limit; if all do, in that which needs
     least. Asynchronous copies are waited for where they are read."""
     units = unit_graph(graph, strategy)
+    late = list(dict.fromkeys(late_waits(graph, units, order) for order in orders))
     found = []
-    for order in dict.fromkeys(late_waits(graph, units, order) for order in orders):
-        ordered = replace(strategy, order=order)
-        timeline = simulate(build(graph, ordered, costs, machine).problem)
-        found.append(Scheduled(ordered, timeline.makespan_ns, timeline.peak_bytes))
+    for order, built in zip(late, in_orders(graph, strategy, late, costs, machine), strict=True):
+        timeline = simulate(built.problem)
+        found.append(Scheduled(replace(strategy, order=order), timeline.makespan_ns, timeline.peak_bytes))
     fitting = [one for one in found if limit_bytes is None or one.peak_bytes <= limit_bytes]
     if not fitting:
         return min(found, key=lambda one: one.peak_bytes)
@@ -168,9 +168,8 @@ def _early_collectives(graph: Graph, built: Built, own: Sequence[str]) -> list[t
         all(moves_data(graph.nodes[node]) for node in (*unit.nodes, *unit.duplicates)) for unit in units.units
     ]
     windows = MOST_AHEAD if any(gathers) else MOST_AHEAD[-1:]
-    return [
-        Prefetch(units, kernels, durations, collectives, moves, gathers, most).order() for most in windows
-    ]
+    rule = Prefetch(units, kernels, durations, collectives, moves, gathers, windows[0])
+    return [rule.with_ahead(most).order() for most in windows]
 
 
 def best_buckets(

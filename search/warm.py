@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from disco_hlo.compiled import can_be_ready, is_ready, note_ready
+from disco_hlo.elsewhere import environment
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.child import environment
 from disco_hlo.search.interpreter import without_collector
 from disco_hlo.search.restart import FEWEST_PROPOSALS
 from disco_hlo.search.run import search

@@ -37,6 +37,7 @@ from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
 from disco_hlo.kernels.update_pattern import UPDATES, Recipe, UpdateCall, program_above
 from disco_hlo.structure.moves import Fuse, FusedPair, Move, apply_moves
 from disco_hlo.structure.program import Program, computations, dims, dtype
+from disco_hlo.structure.sharded import scatter
 
 Shape = tuple[tuple[int, ...], str]
 """Sizes and element type, as HLO calls it."""
@@ -389,17 +390,61 @@ def _parameter_number(one: Message) -> int:
 
 def _keep_collectives_away(program: Program, kernels: set[int]) -> None:
     """Order every kernel behind the last, and every collective before or behind each kernel."""
-    above = {one: program_above(program, [one]) for one in kernels}
+    _make_no_later_reduce_scatters(program)
+    ordered = [one for one in program.instructions if one.id in kernels or _communicates(one)]
+    bits = {one.id: 1 << number for number, one in enumerate(ordered)}
+    above = _above(program, bits)
     last: Message | None = None
     since: list[Message] = []
+    behind: dict[int, int] = {}
     for one in program.instructions:
+        behind[one.id] = bits.get(one.id, 0)
+        for before in (*one.operand_ids, *one.control_predecessor_ids):
+            behind[one.id] |= behind[before]
+        if one.id not in bits:
+            continue
         if one.id in kernels:
-            for before in [last, *since] if last is not None else since:
-                if before.id not in above[one.id]:
-                    one.control_predecessor_ids.append(before.id)
+            new = [
+                before
+                for before in ([last, *since] if last else since)
+                if not above[one.id] & bits[before.id]
+            ]
             last, since = one, []
-        elif one.opcode in COLLECTIVES or one.opcode.endswith("-start"):
-            if last is not None and last.id not in program_above(program, [one.id]):
-                one.control_predecessor_ids.append(last.id)
+        else:
+            new = [last] if last is not None and not behind[one.id] & bits[last.id] else []
             since.append(one)
+        for before in new:
+            one.control_predecessor_ids.append(before.id)
+            behind[one.id] |= behind[before.id]
     program.waited_for()
+
+
+def _communicates(one: Message) -> bool:
+    return one.opcode in COLLECTIVES or one.opcode.endswith("-start")
+
+
+def _above(program: Program, bits: Mapping[int, int]) -> dict[int, int]:
+    """For each instruction the bits of itself and all that it waits for."""
+    found: dict[int, int] = {}
+    for one in program.instructions:
+        found[one.id] = bits.get(one.id, 0)
+        for before in (*one.operand_ids, *one.control_predecessor_ids):
+            found[one.id] |= found[before]
+    return found
+
+
+def _make_no_later_reduce_scatters(program: Program) -> None:
+    """Let XLA find no sum of which only a piece is taken. It would make a reduce-scatter of both, and fail: it removes
+    no instruction that another waits for."""
+    for one in [one for one in program.instructions if one.opcode == "all-reduce"]:
+        if scatter(program, one) is None and _is_cut(program, one):
+            barrier = program.make("opt-barrier", f"{one.name}.whole", one.shape, [one])
+            program.place([barrier], program.position(one) + 1)
+            program.redirect(one, barrier, keep={barrier.id})
+
+
+def _is_cut(program: Program, value: Message) -> bool:
+    readers = program.readers(value)
+    while len(readers) == 1 and readers[0].opcode in MOVING:
+        readers = program.readers(readers[0])
+    return len(readers) == 1 and readers[0].opcode == "dynamic-slice"

@@ -90,7 +90,7 @@ def refuse_machine(devices: Sequence[Any]) -> None:
 
     Raises:
         KernelRefusedError: an older jax, no Hopper GPUs, several processes, not all devices of the process or in
-            another order, no peer access, or multicast on.
+            another order, no peer access or none wanted, or multicast on.
     """
     _require_process(_ANY)
     capability = getattr(devices[0], "compute_capability", "")
@@ -106,6 +106,11 @@ def refuse_machine(devices: Sequence[Any]) -> None:
         os.environ.get("NCCL_NVLS_ENABLE") == "0",
         _ANY,
         "was never run with NVLink multicast; NCCL_NVLS_ENABLE=0 turns that off",
+    )
+    require(
+        os.environ.get("NCCL_P2P_DISABLE", "0") in ("", "0"),
+        _ANY,
+        "would reach the other GPUs' memory, which NCCL_P2P_DISABLE forbids",
     )
     apart = _without_peer_access([int(device.local_hardware_id) for device in devices])
     require(not apart, _ANY, f"needs peer access between all GPUs, there is none between {apart}")

@@ -21,14 +21,21 @@ from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
-from disco_hlo.optimize.costs import Costs
-from disco_hlo.optimize.regions import StepTimes, lower_bound, regions_callees_first, step_times
+from disco_hlo.optimize.costs import Costs, costs_of
+from disco_hlo.optimize.regions import (
+    StepTimes,
+    lower_bound,
+    regions_callees_first,
+    step_times,
+    unmeasured_share,
+)
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import Kernel, check_strategy, refused_groups
 from disco_hlo.plan.plan import DEFAULT, SEARCHED, Prediction, SearchRecord, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.plan.variants import unfused
+from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.api import Dropped, OnBest, OnProgress, Progress, SearchResult, SearchSettings
 from disco_hlo.search.moves.table import in_algorithm_1
 from disco_hlo.search.run import search
@@ -42,7 +49,7 @@ from disco_hlo.simulator.timeline import Timeline
 LOGGER = logging.getLogger("disco_hlo")
 MEMORY_SHARE = 0.25
 """How much more memory than XLA's own plan a plan may be predicted to need on a GPU that is not at hand."""
-_FINISHING_S: Final = 0.25e-3
+_FINISHING_S: Final = 0.5e-3
 """What comes behind a search takes so long for each op of the step, on a processor that does nothing else."""
 _WORTH_A_SEARCH: Final = 0.25
 """Where less than this share of it is left, no search begins: its first plan alone would take as long."""
@@ -174,6 +181,14 @@ def unsearched(case: Case) -> Scheduled:
         if best.predicted_ns < case.times.predicted[name].timeline.makespan_ns:
             of_regions[name] = best.strategy
     return replace(best, strategy=replace(best.strategy, regions=regions))
+
+
+def foreseen(source: CanonicalModule, profile: Profile) -> tuple[int, float]:
+    """What a step is predicted to take without a search, in ns, and the part of what XLA made of it that kernels take
+    which no trace has shown, 0 to 1."""
+    xla = read(source)
+    case = Case(source, xla, costs_of(profile, source, [xla]))
+    return unsearched(case).predicted_ns, unmeasured_share(source, case.times)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.compiled import is_cached
+from disco_hlo.elsewhere import environment
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.gnn import estimator_for
 from disco_hlo.hlo.collectives import CollectiveKind
@@ -34,7 +35,6 @@ from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Platform, Profile
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.child import environment
 from disco_hlo.search.schedule import best_of
 from disco_hlo.search.warm import small_plan, small_step, warm_up_in_time
 from disco_hlo.simulator.bound import lowest_bound

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from disco_hlo.backends import BACKENDS, backend_of
+from disco_hlo.elsewhere import Run, here
 from disco_hlo.errors import IllegalMoveError, PlanError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
@@ -44,6 +45,8 @@ class Early:
     """Whether XLA inserted its copies before that stage."""
     devices: tuple[Any, ...]
     """On which it runs."""
+    run: Run = here
+    """Calls what takes Python long and needs no device."""
 
     def moved(self, moves: Sequence[dict[str, Any]]) -> bytes:
         """The module after moves.
@@ -52,7 +55,10 @@ class Early:
             IllegalMoveError: a move does not fit.
             PlanError: ``moves`` are none.
         """
-        return apply_moves(self.module, from_json(list(moves)), copies=self.copies, fuser=self._fuse)
+        read = from_json(list(moves))
+        if any(isinstance(move, Fuse) for move in read):
+            return apply_moves(self.module, read, copies=self.copies, fuser=self._fuse)
+        return self.run(apply_moves, self.module, read, copies=self.copies)
 
     def _fuse(self, program: Program, move: Fuse) -> None:
         """Put in kernels, which the step's devices must be able to run."""
@@ -77,8 +83,11 @@ class Restructured:
     """What a plan says of it."""
 
 
-def early_module(request: CompileRequest) -> Early:
+def early_module(request: CompileRequest, run: Run = here) -> Early:
     """The step that moves are made on.
+
+    Args:
+        run: as :attr:`Early.run`.
 
     Raises:
         UnsupportedError: this jax has no early stage.
@@ -86,7 +95,7 @@ def early_module(request: CompileRequest) -> Early:
     """
     module = compiles.capture_structure(request)
     copies = backend_of(request.backend.platform).copies_early
-    return Early(module, canonicalize(module).graph.key, copies, request.devices)
+    return Early(module, run(canonicalize, module).graph.key, copies, request.devices, run)
 
 
 def named_schedules(
@@ -94,7 +103,7 @@ def named_schedules(
 ) -> dict[str, list[dict[str, Any]]]:
     """The schedules that this step has the pattern for, as JSON, without the one that changes nothing. Fused kernels
     take every pair where their schedule is ``asked`` for by name, else those that they pay for."""
-    found = schedules(early.module, copies=early.copies)
+    found = early.run(schedules, early.module, copies=early.copies)
     kernels = KERNEL_SCHEDULES.keys() & set(asked)
     if (kernels or pays) and not no_kernel_runs(early):
         # JAX's kernels take a second to import, and an older jax has none.
@@ -131,7 +140,7 @@ def restructured(
     if changed == early.module:
         raise IllegalMoveError(f"the schedule {name} changes nothing")
     module = compiles.capture(request, changed)
-    source = canonicalize(module)
+    source = early.run(canonicalize, module)
     refuse_unsupported(source)
     record = plans.Structure(name, early.key, source.graph.key, tuple(moves))
     return Restructured(changed, module, source, record)

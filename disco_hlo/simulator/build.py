@@ -13,9 +13,10 @@ rest. Collectives take turns, so those that were issued before the op are over b
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,30 +72,56 @@ def build(
         DiscoError: the cost model gave a negative or non-finite time or too few of them; the
             message names the unit.
     """
+    [built] = in_orders(graph, strategy, [strategy.order], cost_model, machine, repeats=repeats)
+    return built
+
+
+def in_orders(
+    graph: Graph,
+    strategy: Strategy,
+    orders: Sequence[tuple[str, ...]],
+    cost_model: CostModel,
+    machine: MachineModel,
+    *,
+    repeats: Sequence[Repeat] = (),
+) -> Iterator[Built]:
+    """:func:`build` of a strategy in each of some orders, in the place of its own. Its tasks and buffers, which take
+    most of the time, are found once."""
     units = unit_graph(graph, strategy)
-    order = strategy.order or default_unit_order(units, machine.asynchronous)
-    check_order(units, order, machine.asynchronous)
-    nodes_ns = checked(cost_model.op_ns(graph), len(graph), lambda i: f"node {i} ({graph.nodes[i].opcode})")
-    tasks = _tasks(graph, strategy, units, cost_model, machine, nodes_ns)
-    _add_repeats(tasks, graph, units, repeats, cost_model, machine, nodes_ns)
-    _spread_over_channels(tasks, units, order, machine.channels)
-    unit_ns = _unit_of(tasks, machine)
-    problem = Problem(
-        names=tuple(tasks.names),
-        duration_ns=_counted(tasks.duration_ns, unit_ns),
-        resource=np.array(tasks.resource, np.int32),
-        predecessors=_predecessors(tasks, units),
-        communicates=np.array(tasks.communicates, np.bool_),
-        speed_ppm=machine.speed_ppm(),
-        products=np.array(tasks.products, np.bool_),
-        hold_ns=np.array(tasks.hold_ns, np.int64) // unit_ns * unit_ns,
-        transfer_wait_ns=machine.wait_ns // unit_ns * unit_ns,
-        order=_entries(tasks, units, order),
-        buffers=_buffers(graph, units, tasks, cost_model.temporary_bytes(graph)),
-        resident_bytes=resident_bytes(graph),
-        unit_ns=unit_ns,
-    )
-    return Built(problem, units, tuple(tasks.unit_of), tuple(tasks.main[unit] for unit in tasks.head))
+    tasks, shared = _Tasks(), None
+    for given in orders:
+        order = given or default_unit_order(units, machine.asynchronous)
+        check_order(units, order, machine.asynchronous)
+        if shared is None:
+            what = functools.partial(_node_name, graph)
+            nodes_ns = checked(cost_model.op_ns(graph), len(graph), what)
+            tasks = _tasks(graph, strategy, units, cost_model, machine, nodes_ns)
+            _add_repeats(tasks, graph, units, repeats, cost_model, machine, nodes_ns)
+        _spread_over_channels(tasks, units, order, machine.channels)
+        resource, entries = np.array(tasks.resource, np.int32), _entries(tasks, units, order)
+        if shared is None:
+            unit_ns = _unit_of(tasks, machine)
+            shared = Problem(
+                names=tuple(tasks.names),
+                duration_ns=_counted(tasks.duration_ns, unit_ns),
+                resource=resource,
+                predecessors=_predecessors(tasks, units),
+                communicates=np.array(tasks.communicates, np.bool_),
+                speed_ppm=machine.speed_ppm(),
+                products=np.array(tasks.products, np.bool_),
+                hold_ns=np.array(tasks.hold_ns, np.int64) // unit_ns * unit_ns,
+                transfer_wait_ns=machine.wait_ns // unit_ns * unit_ns,
+                order=entries,
+                buffers=_buffers(graph, units, tasks, cost_model.temporary_bytes(graph)),
+                resident_bytes=resident_bytes(graph),
+                unit_ns=unit_ns,
+            )
+        problem = replace(shared, resource=resource, order=entries)
+        yield Built(problem, units, tuple(tasks.unit_of), tuple(tasks.main[unit] for unit in tasks.head))
+
+
+def _node_name(graph: Graph, node: int) -> str:
+    return f"node {node} ({graph.nodes[node].opcode})"
 
 
 def resident_bytes(graph: Graph) -> int:

@@ -16,7 +16,9 @@ bounds the memory that gathered weights take.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -118,14 +120,23 @@ class Prefetch:
         self.before = {bucket: self._ancestors(bucket) for bucket in self.buckets}
         self.waiting_for: dict[int, list[int]] = {}
         """Buckets by what must be over before they start: what their operands come from, but for what prepares them."""
-        self.missing = dict.fromkeys(self.buckets, 0)
+        self.needed = self._needed()
         for bucket, ancestors in self.before.items():
             for i in ancestors:
                 if not self._prepares(i, bucket):
                     self.waiting_for.setdefault(i, []).append(bucket)
-                    self.missing[bucket] += 1
-        needed = self._needed()
-        self.unissued = sorted(self.buckets, key=lambda b: (needed[b], b))
+        self._begin()
+
+    def with_ahead(self, most: int) -> Prefetch:
+        """The same with another number in flight; what was found of the units is not found again."""
+        other = copy(self)
+        other.most_ahead = most
+        other._begin()
+        return other
+
+    def _begin(self) -> None:
+        self.missing = Counter(bucket for waiting in self.waiting_for.values() for bucket in waiting)
+        self.unissued = sorted(self.buckets, key=lambda b: (self.needed[b], b))
         self.in_flight: dict[int, None] = {}
         self.finished: set[int] = set()
         """Kernels that ran and buckets that were waited for."""

@@ -460,7 +460,7 @@ def computed_value(instruction: Message, operands: list[NDArray[Any]]) -> NDArra
 
 
 class Buffers:
-    """Answers for one program; asked before it is rewritten."""
+    """Answers for one program after copy insertion; asked before it is rewritten."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -515,11 +515,13 @@ class Buffers:
         return all(len(self._together[storage.buffer(one)]) == 1 and one not in returned for one in values)
 
     def check_read(self, value: Message, reader: Message) -> None:
-        """Refuse a move by which ``value`` is read where ``reader`` stands.
+        """Refuse a move by which ``value`` is read where ``reader`` stands. Before copy insertion none is refused.
 
         Raises:
             IllegalMoveError: it may have been overwritten by then; names both.
         """
+        if not self.program.copies:
+            return
         storage = self._storage
         for one in storage.of_op[self._place[value.id]]:
             for other in self._together[storage.buffer(one)]:

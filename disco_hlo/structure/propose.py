@@ -67,7 +67,7 @@ def schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ..
       the same after ``split``, so that sums are scattered, sent, and gathered.
     * those of loops: see :func:`loop_schedules`.
     """
-    program = Program(module)
+    program = Program(module, copies=copies)
     in_loops = loop_schedules(module, copies=copies)
     reduces = [i for i in program.instructions if i.opcode == "all-reduce" and len(i.operand_ids) == 1]
     sliced = slice_sends(module, copies=copies)
@@ -90,7 +90,7 @@ def schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ..
     both = slice_sends(module, found["split"], copies=copies) if sliced and "split" in found else ()
     if both:
         found["split-slice-sends"] = both
-    update = _sharded_update(module, reduces)
+    update = _sharded_update(module, reduces, copies=copies)
     if update:
         found["sharded-update"] = update
     return found
@@ -134,21 +134,24 @@ def _coconet(module: bytes, asker: Asker, matmuls: dict[int, dict[int, int]]) ->
     together = {i: d for stretch in matmuls.values() for i, d in stretch.items()}
     found["chunk-2-matmul"] = (as_move(program, together, 2),)
     names = [program.by_id[i].name for i in matmuls]
-    split = _split_and_push(module, (), names)
+    split = _split_and_push(module, (), names, copies=program.copies)
     if split:
         found["split"] = split
     pointwise = grow(asker, together, 2, only=_POINTWISE, partial_sums=False, producers=False)
     overlap = as_move(program, pointwise, 2)
     found["overlap"] = (overlap,)
-    both = _split_and_push(module, (overlap,), [f"{name}.part{part}" for name in names for part in range(2)])
+    halves = [f"{name}.part{part}" for name in names for part in range(2)]
+    both = _split_and_push(module, (overlap,), halves, copies=program.copies)
     if both:
         found["split-overlap"] = both
     return found
 
 
-def _split_and_push(module: bytes, before: tuple[Move, ...], names: list[str]) -> tuple[Move, ...]:
+def _split_and_push(
+    module: bytes, before: tuple[Move, ...], names: list[str], *, copies: bool
+) -> tuple[Move, ...]:
     """Split the named all-reduces, and move every all-gather behind the pointwise work that reads it."""
-    program = Program(module)
+    program = Program(module, copies=copies)
     for move in before:
         apply_to(program, move)
     moves = list(before)
@@ -226,9 +229,9 @@ def _position(program: Program, name: str) -> int:
     return next(at for at, i in enumerate(program.instructions) if i.name == name)
 
 
-def _sharded_update(module: bytes, reduces: list[Message]) -> tuple[Move, ...]:
+def _sharded_update(module: bytes, reduces: list[Message], *, copies: bool) -> tuple[Move, ...]:
     """Scatter the sums of which every device uses its own shard alone."""
-    program = Program(module)
+    program = Program(module, copies=copies)
     moves: list[Move] = []
     gathers: set[int] = set()
     for reduce in [program.by_id[r.id] for r in reduces]:

@@ -90,6 +90,30 @@ def _gathered(
     return gather
 
 
+def scatter(program: Program, all_reduce: Message) -> Message | None:
+    """Write a sum of which each device takes its own shard, and nobody more, as the reduce-scatter that XLA makes of it
+    later; None where it is no such sum."""
+    readers = program.readers(all_reduce)
+    if len(readers) != 1 or readers[0].opcode != "dynamic-slice" or len(all_reduce.operand_ids) != 1:
+        return None
+    (piece,) = readers
+    cut = [d for d, size in enumerate(dims(piece)) if size != dims(all_reduce)[d]]
+    try:
+        groups = groups_of(program, all_reduce)
+    except IllegalMoveError:
+        return None
+    shard = dims(all_reduce)[cut[0]] // len(groups[0]) if len(cut) == 1 else 0
+    own = (
+        bool(shard) and dims(piece)[cut[0]] == shard and _starts_at_own_shard(program, piece, cut[0], groups)
+    )
+    if not own or reduction_opcode(program, all_reduce) != "add":
+        return None
+    scattered = _scattered(program, all_reduce, program.operands(all_reduce)[0], cut[0])
+    scattered.shape.CopyFrom(piece.shape)
+    program.substitute(piece, [scattered])
+    return scattered
+
+
 def slice_send(program: Program, send: Message, grouped: Message, dimension: int) -> None:
     """Send shards along ``dimension`` in place of a whole array, and gather them behind the send.
 
@@ -253,6 +277,8 @@ def _own_shard(program: Program, all_gather: Message, reader: Message, groups: G
 def _in_its_own_buffer(program: Program, shard: Message, reader: Message) -> Message:
     """What takes the place of a slice, whose buffer was nobody else's: a copy of the shard, unless all that reads the
     slice only reads. XLA:CPU inserts its copies before the moves, and a loop overwrites what it begins with."""
+    if not program.copies:
+        return shard
     buffers = Buffers(program)
     if not buffers.is_only_read(reader):
         buffers.check_read(shard, reader)

@@ -275,6 +275,50 @@ def test_two_kernels_have_one_order() -> None:
     assert [list(one.control_predecessor_ids) for one in kernels] == [[], [kernels[0].id]]
 
 
+CUT_BESIDE = f"""x = bf16[512,512] parameter(0)
+  v = bf16[512,512] parameter(1)
+  d = bf16[512,512] dot(x, x), {ROWS_BY}
+  r = bf16[512,512] all-reduce(d), {SUM}
+  q = bf16[512,512] all-reduce(v), {SUM.replace("=1", "=2")}
+  p = u32[] partition-id()
+  c = u32[] constant(256)
+  z = s32[] constant(0)
+  i = u32[] multiply(p, c)
+  start = s32[] convert(i)
+  READS
+  ROOT t = (bf16[512,512], bf16[256,512]) tuple(r, s)"""
+
+
+@pytest.mark.parametrize(
+    ("reads", "read_by"),
+    [
+        ("s = bf16[256,512] dynamic-slice(q, start, z), dynamic_slice_sizes={256,512}", None),
+        ("s = bf16[256,512] dynamic-slice(q, z, z), dynamic_slice_sizes={256,512}", "opt-barrier"),
+        (
+            """w = bf16[512,2,256] reshape(q)
+            y = bf16[256,2,256] dynamic-slice(w, start, z, z), dynamic_slice_sizes={256,2,256}
+            s = bf16[256,512] reshape(y)""",
+            "opt-barrier",
+        ),
+    ],
+    ids=["its own shard", "another piece", "its own shard through a reshape"],
+)
+def test_xla_finds_no_sum_to_scatter_beside_a_kernel(reads: str, read_by: str | None) -> None:
+    """It removes the sum, and fails where a kernel waits for that: all-reduces of gradients of an unrolled step."""
+    program = Program(fused(entry(CUT_BESIDE.replace("READS", reads))))
+    (kernel,) = [one for one in program.instructions if one.opcode == "all-gather"]
+    (other,) = [one for one in program.instructions if one.opcode in ("all-reduce", "reduce-scatter")]
+    assert other.id in kernel.control_predecessor_ids or kernel.id in other.control_predecessor_ids
+    if read_by is None:
+        assert (other.opcode, list(other.dimensions), other.shape.dimensions[0]) == (
+            "reduce-scatter",
+            [0],
+            256,
+        )
+    else:
+        assert [other.opcode, *(one.opcode for one in program.readers(other))] == ["all-reduce", read_by]
+
+
 def test_a_matmul_of_two_gathered_operands_is_taken_once() -> None:
     body = f"""v = bf16[256,512] parameter(0)
       w = bf16[256,512] parameter(1)

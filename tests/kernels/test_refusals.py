@@ -214,6 +214,7 @@ MACHINES: dict[str, tuple[dict[str, Any], str]] = {
     "three devices of four": ({"devices": [Hopper(n) for n in range(3)]}, r"runs on all 4 devices in order"),
     "another order": ({"devices": [Hopper(n) for n in (1, 0, 2, 3)]}, r"the step on \[1, 0, 2, 3\]"),
     "multicast": ({"multicast": "1"}, "never run with NVLink multicast; NCCL_NVLS_ENABLE=0"),
+    "no peer access wanted": ({"no_peers": "1"}, "which NCCL_P2P_DISABLE forbids"),
     "no peer access": ({}, r"there is none between \[\(1, 0\), \(1, 2\), \(1, 3\)\]"),
 }
 
@@ -224,6 +225,7 @@ def test_a_machine_is_refused_in_one_line(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(jax, "__version_info__", changed.get("version", OLDEST_JAX))
     monkeypatch.setattr(jax, "process_count", lambda: changed.get("processes", 1))
     monkeypatch.setenv("NCCL_NVLS_ENABLE", changed.get("multicast", "0"))
+    monkeypatch.setenv("NCCL_P2P_DISABLE", changed.get("no_peers", "0"))
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
     with pytest.raises(KernelRefusedError, match=says) as refused:
         refuse_machine(changed.get("devices", [Hopper(n) for n in range(4)]))
@@ -232,6 +234,7 @@ def test_a_machine_is_refused_in_one_line(name: str, monkeypatch: pytest.MonkeyP
 
 def test_a_machine_that_can_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
     monkeypatch.setattr(
         Driver, "cuDeviceCanAccessPeer", lambda _, answer, *__: setattr(answer._obj, "value", 1)
     )

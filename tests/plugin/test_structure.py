@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -291,7 +292,7 @@ def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
             raise IllegalMoveError("does not fit")
         return name
 
-    monkeypatch.setattr(structure_search, "early_module", lambda _: SimpleNamespace(key="f00d"))
+    monkeypatch.setattr(structure_search, "early_module", lambda *_: SimpleNamespace(key="f00d"))
     monkeypatch.setattr(
         structure_search,
         "named_schedules",
@@ -306,6 +307,69 @@ def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
     making.end(unmade=False)
     assert sorted(asked) == made
     making.end()
+
+
+def ranked(
+    monkeypatch: pytest.MonkeyPatch, takes_ns: dict[str, int], own_ns: int, structure: str = "auto"
+) -> tuple[list[str], list[str]]:
+    """Names of the structures worth a search and what the user is told, where each is predicted to take so long and the
+    step so; of one that takes nothing XLA had no time."""
+    step = parsed(STEP)
+    left = iter(takes_ns.values())
+
+    def result(ns: int) -> Any:
+        if not ns:
+            raise structure_search.LateError("late")
+        return SimpleNamespace(source=step)
+
+    monkeypatch.setattr(structure_search, "foreseen", lambda *_: (next(ns for ns in left if ns), 0.0))
+    monkeypatch.setattr(structure_search, "unsearched", lambda case: Scheduled(case.xla, own_ns, 0))
+    said: list[str] = []
+    session: Any = SimpleNamespace(
+        settings=Settings(search=True, directory=Path(), structure=structure),
+        say=lambda message, *values: said.append(message % values),
+    )
+    made = {name: SimpleNamespace(result=lambda ns=ns: result(ns)) for name, ns in takes_ns.items()}
+    structures: Any = SimpleNamespace(made=made)
+    monkeypatch.setattr(structure_search, "ThreadPoolExecutor", lambda *_: ThreadPoolExecutor(1))
+    return [name for name, _ in structure_search._ranked(session, structures, found(step))], said
+
+
+def test_a_structure_that_is_slower_than_the_step_as_it_is_is_not_profiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    takes_ns = {"a": 90, "slower": 110, "b": 80, "late": 0}
+    names, said = ranked(monkeypatch, takes_ns, own_ns=100)
+    assert names == ["b", "a"]
+    assert said == ["no time was left to compile these structures: late"]
+    assert ranked(monkeypatch, {"gather-once": 110}, 100, "gather-once") == (["gather-once"], [])
+
+
+def test_structures_that_would_not_be_compiled_in_time_are_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(_request: object, _early: object, name: str, _moves: object) -> str:
+        return name
+
+    names = ["a", "b", "c"]
+    monkeypatch.setattr(structure_search, "early_module", lambda *_: SimpleNamespace(key="f00d"))
+    monkeypatch.setattr(structure_search, "named_schedules", lambda *_: {name: [] for name in names})
+    monkeypatch.setattr(structure_search, "restructured", make)
+    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    source = parsed(SCANNED.replace("OP", REDUCED))
+
+    def errors(**settings: Any) -> list[type | None]:
+        asked = Settings(search=True, directory=tmp_path, **settings)
+        session: Any = SimpleNamespace(settings=asked, request=None, leads=True)
+        making = Making(session, source)
+        found = [type(one.exception()) for one in making.structures().made.values()]
+        making.end()
+        return [None if one is type(None) else one for one in found]
+
+    assert errors() == [None] * 3
+    monkeypatch.setattr(structure_search, "making_s", lambda _: 0.0)
+    assert errors() == [structure_search.LateError] * 3
+    assert errors(when="training") == [None] * 3, "nobody waits"
 
 
 # --- how the budget is shared ---------------------------------------------------------------------

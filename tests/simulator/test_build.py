@@ -17,7 +17,7 @@ from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Shape
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import Repeat
-from disco_hlo.simulator.build import build
+from disco_hlo.simulator.build import build, in_orders
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.problem import Problem
 from disco_hlo.simulator.timeline import simulate
@@ -220,6 +220,21 @@ def test_random_strategies_become_sound_problems(machine: MachineModel, seed: in
         theirs = [task for task, other in enumerate(built.unit_of) if other in needed]
         theirs = [task for task in theirs if "unpack" not in built.problem.names[task]]
         assert all(ends[earlier] <= slowly.start[task] for task in mine for earlier in theirs)
+
+
+def test_orders_posed_together_are_posed_alike() -> None:
+    """In one a collective overlaps with a kernel and takes another channel."""
+    machine = replace(GPU, channels=2)
+    orders = [
+        (),
+        ("n1", "n2", "b0.start", "n5", "b1.start", "b0.done", "n4", "b1.done", "n7"),
+        ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4"),
+    ]
+    strategy = Strategy((), SEPARATE)
+    for built, order in zip(in_orders(STEP, strategy, orders, COSTS, machine), orders, strict=True):
+        alone = build(STEP, replace(strategy, order=order), COSTS, machine).problem
+        assert (listed(built.problem), order_of(built.problem)) == (listed(alone), order_of(alone))
+        assert simulate(built.problem).makespan_ns == simulate(alone).makespan_ns
 
 
 @pytest.mark.parametrize(

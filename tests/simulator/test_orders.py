@@ -140,7 +140,10 @@ def order(units: UnitGraph, convert_ns: int, most_ahead: int) -> tuple[str, ...]
     collectives = [100 if unit.is_bucket else 0 for unit in units.units]
     gathers = [unit.token in ("b0", "b1") for unit in units.units]
     kernels = [units.index[token] for token in KERNELS]
-    found = Prefetch(units, kernels, durations, collectives, converts, gathers, most_ahead).order()
+    rule = Prefetch(units, kernels, durations, collectives, converts, gathers, most_ahead)
+    others = [rule.with_ahead(most).order() for most in (1, 2, most_ahead)]
+    found = rule.order()
+    assert others[-1] == found, "an order that was made before leaves nothing behind"
     check_order(units, found, True)
     return found
 

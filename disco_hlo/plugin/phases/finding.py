@@ -169,7 +169,10 @@ def find(
         found.evaluations, found.search_s, found.best.predicted_ns / 1e6, case.default.makespan_ns / 1e6,
     )  # fmt: skip
     searches = (*before.searches, found) if before is not None else (found,)
-    return Found(searches, candidates(found, settings.finalists), profile)
+    started = time.monotonic()
+    named = candidates(found, settings.finalists)
+    LOGGER.debug("parts of the plan: %.2f s", time.monotonic() - started)
+    return Found(searches, named, profile)
 
 
 def search_settings(settings: Settings) -> SearchSettings:

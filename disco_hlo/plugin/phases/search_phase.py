@@ -96,7 +96,8 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         if searched is None:
             return None
         profile_s, found, making = searched
-        plans = None if found is None else found.plans(session.settings)
+        with session.stage("what the plan is predicted to take", takes_s=AROUND_SEARCH_S):
+            plans = None if found is None else found.plans(session.settings)
         trials = trials_of(session, plans, slot)
         if not session.tell(bool(stop), "interrupted"):
             with measured_times(session) as store:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -18,15 +20,17 @@ from typing import Any
 import msgspec
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import ProfileError
+from disco_hlo.cores import own_cores
+from disco_hlo.elsewhere import Run, elsewhere, here
+from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.kernels import times as kernel_times
 from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays
 from disco_hlo.kernels.pattern import Call
 from disco_hlo.optimize import rehearsal
 from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.pipeline import Budget, Case, optimize, unsearched
-from disco_hlo.optimize.regions import step_times, unmeasured_share
+from disco_hlo.optimize.pipeline import Budget, Case, foreseen, optimize, unsearched
+from disco_hlo.optimize.regions import step_times
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -34,8 +38,9 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.profiling import profile_structures
 from disco_hlo.plugin.measuring.room import compiles_at_once, room_bytes
-from disco_hlo.plugin.phases.finding import Found, all_searches_s, search_settings
+from disco_hlo.plugin.phases.finding import SHORTEST_COMPILING_S, Found, all_searches_s, search_settings
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
     Early,
     Restructured,
@@ -50,6 +55,7 @@ from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.store import ProfileStore
+from disco_hlo.search.joint import WORTH_A_PROCESS
 from disco_hlo.search.schedule import Scheduled
 
 MOST_PROFILED = 3
@@ -75,6 +81,25 @@ class Structures:
     made: Mapping[str, Future[Restructured]]
 
 
+class LateError(DiscoError):
+    """The time to make structures is up."""
+
+
+def waits_for_nobody(settings: Settings) -> bool:
+    """Whether structures are made as long as that takes: one that was asked for, or beside a training."""
+    return settings.forced_structure is not None or settings.when == "training"
+
+
+def making_s(settings: Settings) -> float:
+    """How long structures are handed to XLA: beside the search, and then as long as the finalists are compiled."""
+    return settings.budget_s + max(settings.budget_s, SHORTEST_COMPILING_S)
+
+
+def runner(source: CanonicalModule) -> Run:
+    """Where Python runs that takes long on a step of many ops: not here, where the search would wait for it."""
+    return elsewhere if len(source.graph) >= WORTH_A_PROCESS and len(own_cores()) > 1 else here
+
+
 class Making:
     """Structures that threads make on every rank, beside the search for the step as it is."""
 
@@ -83,6 +108,8 @@ class Making:
         ``profile``, on rank 0, fused kernels are chosen, which need one process."""
         settings, self._session = session.settings, session
         self._source, self._profile = source, profile
+        self._ends = math.inf if waits_for_nobody(settings) else time.monotonic() + making_s(settings)
+        self._longest_s = 0.0
         self._pool = ThreadPoolExecutor(1 + compiles_at_once(session), "disco-structure")
         self._structures: Future[Structures] | None = None
         sizes_bytes = [node.shape.size_bytes for node in source.graph.nodes]
@@ -104,7 +131,7 @@ class Making:
 
     def _begin(self) -> Structures:
         with jaxlink.ours():
-            early = early_module(self._session.request)
+            early = early_module(self._session.request, runner(self._source))
             schedules = _wanted(self._session, early, None if self._profile is None else self._pays)
         made = {name: self._pool.submit(self._made, early, name, moves) for name, moves in schedules.items()}
         return Structures(early, made)
@@ -121,8 +148,13 @@ class Making:
         return kernel_times.payer(costs_of(self._profile, self._source), self._source)
 
     def _made(self, early: Early, name: str, moves: Sequence[dict[str, Any]]) -> Restructured:
+        began = time.monotonic()
+        if began + self._longest_s > self._ends:
+            raise LateError(f"{name} would not be compiled in time")
         with jaxlink.ours():
-            return restructured(self._session.request, early, name, moves)
+            made = restructured(self._session.request, early, name, moves)
+        self._longest_s = max(self._longest_s, time.monotonic() - began)
+        return made
 
 
 def restructured_trials(
@@ -238,25 +270,40 @@ def _wanted(session: Session, early: Early, pays: Pays | None) -> dict[str, list
 
 def _ranked(session: Session, structures: Structures, found: Found | None) -> list[tuple[str, bool]]:
     """Names of the schedules worth a search, by what is known of their ops, the most promising first; and whether each
-    has kernels to profile. Each is looked at while the next ones are still being made."""
+    has kernels to profile. Each is looked at as soon as it is made.
+
+    What is predicted for XLA's kernels in their best order and buckets is compared with the same of the step as it is.
+    """
     if found is None:
         return []
-    step = found.last.case
+    step, run = found.last.case, runner(found.last.case.source)
+    own = unsearched(step).predicted_ns
+
+    def look(name: str) -> tuple[int, str, bool]:
+        source = structures.made[name].result().source
+        lines = kernel_times.foretold(step.costs, source, step.source)
+        known = replace(step.costs.profile, ops={**lines, **step.costs.profile.ops})
+        predicted_ns, unmeasured = run(foreseen, source, known)
+        new = not set(travelling(source)) <= set(travelling(step.source))
+        return predicted_ns, name, bool(lines) or unmeasured > _UNMEASURED or new
+
     ranked: list[tuple[int, str, bool]] = []
-    for name, made in structures.made.items():
-        try:
-            source = made.result().source
-            xla = read(source)
-            lines = kernel_times.foretold(step.costs, source, step.source)
-            known = replace(step.costs.profile, ops={**lines, **step.costs.profile.ops})
-            case = Case(source, xla, costs_of(known, source, [xla]))
-            lacking = bool(lines) or unmeasured_share(source, case.times) > _UNMEASURED
-            lacking |= not set(travelling(source)) <= set(travelling(step.source))
-            ranked.append((unsearched(case).predicted_ns, name, lacking))
-        except Exception as error:
-            _say_left_out(session, name, error)
+    late: list[str] = []
+    with ThreadPoolExecutor(max(1, len(structures.made)), "disco-ranking") as pool:
+        for name, looked in {name: pool.submit(look, name) for name in structures.made}.items():
+            try:
+                ranked.append(looked.result())
+            except LateError:
+                late.append(name)
+            except Exception as error:
+                _say_left_out(session, name, error)
     ranked.sort()
     LOGGER.debug("structures as predicted before profiling: %s", [(ns, name) for ns, name, _ in ranked])
+    if late:
+        session.say("no time was left to compile these structures: %s", ", ".join(late))
+    if session.settings.forced_structure is None:
+        LOGGER.debug("predicted alike, the step as it is takes %d ns: none that is slower is tried", own)
+        ranked = [one for one in ranked if one[0] < own]
     return [(name, lacking) for _, name, lacking in ranked[:MOST_PROFILED]]
 
 
