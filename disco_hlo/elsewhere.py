@@ -6,15 +6,19 @@ again. Both ends are ours, so pickle is safe here.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from disco_hlo.errors import DiscoError
 
+LOGGER = logging.getLogger("disco_hlo")
 _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.elsewhere")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -33,24 +37,32 @@ def here(function: Callable[_P, _T], /, *arguments: _P.args, **named: _P.kwargs)
 
 
 def elsewhere(function: Callable[_P, _T], /, *arguments: _P.args, **named: _P.kwargs) -> _T:
-    """What the function returns, called in a fresh interpreter; here where none can be started or told.
+    """What the function returns, called in a fresh interpreter; here where that gives no answer, as when it is killed:
+    a rank that went on without what the others have would let them wait.
 
     Args:
-        function: of a module that can be imported; needs no device.
+        function: of a module that can be imported; needs no device, and changes nothing.
 
     Raises:
-        DiscoError: the interpreter ended without an answer. What the function raises passes through.
+        What the function raises.
     """
     try:
         task = pickle.dumps((function, arguments, named))
-        done = subprocess.run(_COMMAND, input=task, capture_output=True, env=environment(), check=False)
-    except (pickle.PicklingError, AttributeError, TypeError, OSError):
+        done = subprocess.run(
+            (*_COMMAND, str(os.getpid())),
+            input=task,
+            capture_output=True,
+            env=environment(),
+            check=False,
+            start_new_session=True,  # a Ctrl-C is the training's
+        )
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            raise DiscoError(lines[-1] if lines else f"exit status {done.returncode}")
+        result, error = pickle.loads(done.stdout)  # noqa: S301  our own child
+    except Exception as why:  # noqa: BLE001  pickle says of what it cannot take or read what it likes
+        LOGGER.debug("%s is called here, another interpreter gave no answer: %s", function, why)
         return function(*arguments, **named)
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        said = lines[-1] if lines else f"exit status {done.returncode}"
-        raise DiscoError(f"the interpreter that was started for {function.__name__} ended early: {said}")
-    result, error = pickle.loads(done.stdout)  # noqa: S301  our own child
     if error is not None:
         raise error
     found: _T = result
@@ -63,8 +75,20 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def main() -> None:
-    """Call the function that comes in; what it returns or raises goes out."""
+def end_with(parent: int) -> None:
+    """End this process with the process ``parent``: one that is killed kills nobody."""
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=look, name="disco-parent", daemon=True).start()
+
+
+def main(parent: int) -> None:
+    """Call the function that comes in; what it returns or raises goes out. End with the process ``parent``."""
+    end_with(parent)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints here is no answer
     function, arguments, named = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
@@ -78,4 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

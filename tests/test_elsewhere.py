@@ -1,11 +1,17 @@
-"""A function called in a fresh interpreter: what it returns and raises comes back, and its end is told."""
+"""A function called in a fresh interpreter: what it returns and raises comes back, or it is called here."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from disco_hlo.elsewhere import elsewhere, here
-from disco_hlo.errors import DiscoError, ModuleError
+from disco_hlo.errors import CircleError, ModuleError
 from disco_hlo.hlo.canonical import canonicalize
 
 
@@ -23,11 +29,67 @@ def test_what_a_function_refuses_is_refused_here() -> None:
     assert str(there.value) == str(refused.value)
 
 
-def test_an_interpreter_that_dies_is_an_error_with_its_last_words() -> None:
-    with pytest.raises(DiscoError, match="started for divmod ended early: ZeroDivisionError"):
+def test_what_is_no_error_of_ours_or_has_fields_of_its_own_comes_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError):
         elsewhere(divmod, 1, 0)
-    with pytest.raises(DiscoError, match="started for _exit ended early: exit status 7"):
-        elsewhere(os._exit, 7)
+    with pytest.raises(CircleError) as refused:
+        elsewhere(raises_circle)
+    assert refused.value.tokens == ("g1", "g2")
+
+
+def raises_circle() -> None:
+    raise CircleError("in a circle", ("g1", "g2"))
+
+
+def dies_elsewhere(own: int) -> int:
+    if os.getpid() != own:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return own
+
+
+def test_what_an_interpreter_that_is_killed_did_not_answer_is_called_here() -> None:
+    assert elsewhere(dies_elsewhere, os.getpid()) == os.getpid()
+
+
+def test_an_interpreter_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    started, over = tmp_path / "started", tmp_path / "over"
+    parent = subprocess.Popen([sys.executable, "-c", _WAITS, str(started), str(over)])
+    until(started.exists)
+    parent.kill()
+    parent.wait()
+    pid = int(started.read_text())
+    until(lambda: not is_alive(pid))
+    assert not over.exists()
+
+
+_WAITS = """
+import pathlib, sys
+from disco_hlo.elsewhere import elsewhere
+from tests.test_elsewhere import waits
+elsewhere(waits, *sys.argv[1:])
+"""
+
+
+def waits(started: str, over: str) -> None:
+    Path(started + ".new").write_text(str(os.getpid()))
+    os.replace(started + ".new", started)
+    time.sleep(30)
+    Path(over).touch()
+
+
+def until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    """Not a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_what_no_other_interpreter_can_be_told_is_called_here() -> None:

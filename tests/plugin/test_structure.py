@@ -301,7 +301,8 @@ def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
     monkeypatch.setattr(structure_search, "restructured", make)
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
     settings = Settings(search=True, directory=tmp_path, structure=structure)
-    session: Any = SimpleNamespace(settings=settings, request=None, leads=True)
+    alone = SimpleNamespace(size=1)
+    session: Any = SimpleNamespace(settings=settings, request=None, leads=True, channel=alone)
     source = parsed(SCANNED.replace("OP", op))
     making = Making(session, source)
     making.end(unmade=False)
@@ -358,9 +359,10 @@ def test_structures_that_would_not_be_compiled_in_time_are_not_begun(
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
     source = parsed(SCANNED.replace("OP", REDUCED))
 
-    def errors(**settings: Any) -> list[type | None]:
+    def errors(processes: int = 1, **settings: Any) -> list[type | None]:
         asked = Settings(search=True, directory=tmp_path, **settings)
-        session: Any = SimpleNamespace(settings=asked, request=None, leads=True)
+        channel = SimpleNamespace(size=processes)
+        session: Any = SimpleNamespace(settings=asked, request=None, leads=True, channel=channel)
         making = Making(session, source)
         found = [type(one.exception()) for one in making.structures().made.values()]
         making.end()
@@ -370,6 +372,7 @@ def test_structures_that_would_not_be_compiled_in_time_are_not_begun(
     monkeypatch.setattr(structure_search, "making_s", lambda _: 0.0)
     assert errors() == [structure_search.LateError] * 3
     assert errors(when="training") == [None] * 3, "nobody waits"
+    assert errors(processes=2) == [None] * 3, "the other would wait inside XLA's autotuner"
 
 
 # --- how the budget is shared ---------------------------------------------------------------------

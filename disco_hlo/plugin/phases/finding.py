@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ import msgspec
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.compiled import is_cached
+from disco_hlo.elsewhere import end_with
 from disco_hlo.errors import DiscoError
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
@@ -413,7 +413,7 @@ def _run(folder: Path, longest: float, stop: Interruption) -> None:
 
 def main(folder: Path, parent: int) -> None:
     """Search for what lies in ``folder``, and leave there what was found; end with the process ``parent``."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with(parent)
     os.nice(_NICENESS)
     asked = _asked(folder)
     configure(asked.settings.log_level)
@@ -427,13 +427,6 @@ def _asked(folder: Path) -> _Asked:
     values = msgspec.json.decode(read_bounded(folder / _ASKED, MAX_BYTES) or b"")
     room_bytes = values.pop("room_bytes")
     return _Asked(Settings(**{**values, "directory": Path(values["directory"])}), room_bytes)
-
-
-def _end_with(parent: int) -> None:
-    """A training that is killed kills nobody."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
 
 
 if __name__ == "__main__":

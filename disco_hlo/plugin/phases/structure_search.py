@@ -85,9 +85,12 @@ class LateError(DiscoError):
     """The time to make structures is up."""
 
 
-def waits_for_nobody(settings: Settings) -> bool:
-    """Whether structures are made as long as that takes: one that was asked for, or beside a training."""
-    return settings.forced_structure is not None or settings.when == "training"
+def are_all_made(session: Session) -> bool:
+    """Whether structures are made as long as that takes: one that was asked for, beside a training, or by several
+    processes. Their clocks would differ, and where XLA's autotuner shares its work among them each waits inside a
+    compile for all others."""
+    settings = session.settings
+    return settings.forced_structure is not None or settings.when == "training" or session.channel.size > 1
 
 
 def making_s(settings: Settings) -> float:
@@ -108,7 +111,7 @@ class Making:
         ``profile``, on rank 0, fused kernels are chosen, which need one process."""
         settings, self._session = session.settings, session
         self._source, self._profile = source, profile
-        self._ends = math.inf if waits_for_nobody(settings) else time.monotonic() + making_s(settings)
+        self._ends = math.inf if are_all_made(session) else time.monotonic() + making_s(settings)
         self._longest_s = 0.0
         self._pool = ThreadPoolExecutor(1 + compiles_at_once(session), "disco-structure")
         self._structures: Future[Structures] | None = None
