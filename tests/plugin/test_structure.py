@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -373,6 +374,36 @@ def test_structures_that_would_not_be_compiled_in_time_are_not_begun(
     assert errors() == [structure_search.LateError] * 3
     assert errors(when="training") == [None] * 3, "nobody waits"
     assert errors(processes=2) == [None] * 3, "the other would wait inside XLA's autotuner"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_process_leaves_no_structure_out_for_which_another_may_wait_in_a_compile(
+    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ending = threading.Event(), threading.Event()
+
+    def make(_request: object, _early: object, name: str, _moves: object) -> str:
+        begun.set()
+        ending.wait(20)
+        return name
+
+    monkeypatch.setattr(structure_search, "early_module", lambda *_: SimpleNamespace(key="f00d"))
+    monkeypatch.setattr(structure_search, "named_schedules", lambda *_: {name: [] for name in "abc"})
+    monkeypatch.setattr(structure_search, "restructured", make)
+    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 0)
+    channel, settings = SimpleNamespace(size=processes), Settings(search=True, directory=tmp_path)
+    session: Any = SimpleNamespace(settings=settings, request=None, leads=True, channel=channel)
+    making = Making(session, parsed(SCANNED.replace("OP", REDUCED)))
+    assert begun.wait(20)
+    made = making.structures().made
+    end = threading.Thread(target=making.end)
+    end.start()
+    if processes == 1:
+        with pytest.raises(CancelledError):
+            made["c"].result(20)
+    ending.set()
+    end.join()
+    assert [one.cancelled() for one in made.values()] == [False] + [processes == 1] * 2
 
 
 # --- how the budget is shared ---------------------------------------------------------------------

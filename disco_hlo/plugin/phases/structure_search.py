@@ -85,12 +85,9 @@ class LateError(DiscoError):
     """The time to make structures is up."""
 
 
-def are_all_made(session: Session) -> bool:
-    """Whether structures are made as long as that takes: one that was asked for, beside a training, or by several
-    processes. Their clocks would differ, and where XLA's autotuner shares its work among them each waits inside a
-    compile for all others."""
-    settings = session.settings
-    return settings.forced_structure is not None or settings.when == "training" or session.channel.size > 1
+def waits_for_nobody(settings: Settings) -> bool:
+    """Whether structures are made as long as that takes: one that was asked for, or beside a training."""
+    return settings.forced_structure is not None or settings.when == "training"
 
 
 def making_s(settings: Settings) -> float:
@@ -111,7 +108,10 @@ class Making:
         ``profile``, on rank 0, fused kernels are chosen, which need one process."""
         settings, self._session = session.settings, session
         self._source, self._profile = source, profile
-        self._ends = math.inf if are_all_made(session) else time.monotonic() + making_s(settings)
+        # There each process waits inside a compile for all others: none may leave out what another has begun.
+        self._tuned_together = BACKENDS[source.graph.backend].autotunes and session.channel.size > 1
+        endless = self._tuned_together or waits_for_nobody(settings)
+        self._ends = math.inf if endless else time.monotonic() + making_s(settings)
         self._longest_s = 0.0
         self._pool = ThreadPoolExecutor(1 + compiles_at_once(session), "disco-structure")
         self._structures: Future[Structures] | None = None
@@ -126,9 +126,10 @@ class Making:
         return self._structures.result()
 
     def end(self, *, unmade: bool = True) -> None:
-        """Return once nothing is made any more, as XLA's autotuning takes the devices; what is ``unmade`` stays so."""
+        """Return once nothing is made any more, as XLA's autotuning takes the devices; what is ``unmade`` stays so,
+        unless the processes share the autotuning."""
         if unmade:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(cancel_futures=not self._tuned_together)
         elif self._structures is not None and self._structures.exception() is None:
             wait(self._structures.result().made.values())
 
