@@ -97,15 +97,16 @@ def scatter(program: Program, all_reduce: Message) -> Message | None:
     if len(readers) != 1 or readers[0].opcode != "dynamic-slice" or len(all_reduce.operand_ids) != 1:
         return None
     (piece,) = readers
-    cut = [d for d, size in enumerate(dims(piece)) if size != dims(all_reduce)[d]]
+    if piece.operand_ids[0] != all_reduce.id:  # it says where the piece begins
+        return None
+    whole, part = dims(all_reduce), dims(piece)
+    cut = [d for d, size in enumerate(part) if size != whole[d]]
     try:
         groups = groups_of(program, all_reduce)
     except IllegalMoveError:
         return None
-    shard = dims(all_reduce)[cut[0]] // len(groups[0]) if len(cut) == 1 else 0
-    own = (
-        bool(shard) and dims(piece)[cut[0]] == shard and _starts_at_own_shard(program, piece, cut[0], groups)
-    )
+    in_shards = len(cut) == 1 and part[cut[0]] * len(groups[0]) == whole[cut[0]]
+    own = in_shards and _starts_at_own_shard(program, piece, cut[0], groups)
     if not own or reduction_opcode(program, all_reduce) != "add":
         return None
     scattered = _scattered(program, all_reduce, program.operands(all_reduce)[0], cut[0])

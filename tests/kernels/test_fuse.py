@@ -319,6 +319,26 @@ def test_xla_finds_no_sum_to_scatter_beside_a_kernel(reads: str, read_by: str | 
         assert [other.opcode, *(one.opcode for one in program.readers(other))] == ["all-reduce", read_by]
 
 
+def test_a_sum_that_says_where_a_piece_begins_is_not_cut() -> None:
+    reads = """n = s32[] constant(1)
+      counted = s32[] all-reduce(n), to_apply=count, channel_id=5, replica_groups={{0,1}}, use_global_device_ids=true
+      s = bf16[256,512] dynamic-slice(q, counted, z), dynamic_slice_sizes={256,512}"""
+    count = "count { l = s32[] parameter(0) m = s32[] parameter(1) ROOT n = s32[] add(l, m) }"
+    body = CUT_BESIDE.replace("READS", reads)
+    made = fused(module_of(f"HloModule m\n{ADD}\n{count}\nENTRY e {{{body}}}"))
+    assert "reduce-scatter" not in opcodes(made)
+
+
+def test_a_sum_of_an_odd_number_of_rows_is_no_shards() -> None:
+    """Of three rows each of two devices takes one."""
+    reads = """o = bf16[3,512] slice(q), slice={[0:3], [0:512]}
+      sum = bf16[3,512] all-reduce(o), to_apply=add, channel_id=5, replica_groups={{0,1}}, use_global_device_ids=true
+      own = s32[] convert(p)
+      s = bf16[1,512] dynamic-slice(sum, own, z), dynamic_slice_sizes={1,512}"""
+    body = CUT_BESIDE.replace("READS", reads).replace("bf16[256,512]) tuple", "bf16[1,512]) tuple")
+    assert "reduce-scatter" not in opcodes(fused(entry(body)))
+
+
 def test_a_matmul_of_two_gathered_operands_is_taken_once() -> None:
     body = f"""v = bf16[256,512] parameter(0)
       w = bf16[256,512] parameter(1)
