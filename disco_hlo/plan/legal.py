@@ -167,47 +167,46 @@ def default_unit_order(units: UnitGraph, asynchronous: bool) -> tuple[str, ...]:
     """:func:`default_order` of units that are already at hand."""
     missing = [len(needed) for needed in units.dependencies]
     in_flight: dict[int, int] = {}
-    """Of each bucket that was issued and not waited for, the position at which it was issued."""
+    """Buckets that were issued and not waited for, with the position at which each was issued."""
     order: list[str] = []
-    ready: list[tuple[int, bool, int, int]] = []
-    """Units of which all that they wait for was issued. First those that nothing in flight holds up (-1)."""
+    left = set(range(len(missing)))
+    ready: list[_Rank] = []
 
-    def offer(i: int) -> None:
-        last = max((in_flight.get(j, -1) for j in units.dependencies[i]), default=-1)
-        heapq.heappush(ready, (last, last < 0 and not units.units[i].is_bucket, min(units.units[i].nodes), i))
+    def offer(some: Iterable[int]) -> None:
+        for i in some:
+            if not missing[i]:  # all that it waits for was issued
+                heapq.heappush(ready, _rank(units, i, in_flight))
 
-    def wait(bucket: int) -> None:
-        del in_flight[bucket]
-        order.append(units.units[bucket].done_token(asynchronous))
-        for i in units.dependents[bucket]:
-            if not missing[i] and in_flight.keys().isdisjoint(units.dependencies[i]):
-                offer(i)
-
-    for i, count in enumerate(missing):
-        if not count:
-            offer(i)
-    issued: set[int] = set()
+    offer(left)
     while ready:
-        last, _, _, i = heapq.heappop(ready)
-        if i in issued:
+        first = heapq.heappop(ready)
+        i = first[-1]
+        if i not in left or first != _rank(units, i, in_flight):  # it was offered again since
             continue
-        if held := sorted(in_flight.keys() & {*units.dependencies[i]}, key=in_flight.__getitem__):
-            for bucket in held:
-                wait(bucket)
+        held_up_by = sorted(in_flight.keys() & {*units.dependencies[i]}, key=in_flight.__getitem__)
+        for bucket in held_up_by:
+            del in_flight[bucket]
+            order.append(units.units[bucket].done_token(asynchronous))
+            offer(units.dependents[bucket])
+        if held_up_by:
             continue
-        if last >= 0:  # it was offered again when the last of what held it up was waited for
-            continue
-        issued.add(i)
+        left.remove(i)
         if asynchronous and units.units[i].is_bucket:
             in_flight[i] = len(order)
         order.append(units.units[i].start_token(asynchronous))
         for dependent in units.dependents[i]:
             missing[dependent] -= 1
-            if not missing[dependent]:
-                offer(dependent)
-    for bucket in list(in_flight):
-        wait(bucket)
-    return tuple(order)
+        offer(units.dependents[i])
+    return (*order, *(units.units[bucket].done_token(asynchronous) for bucket in in_flight))
+
+
+_Rank = tuple[int, bool, int, int]
+
+
+def _rank(units: UnitGraph, i: int, in_flight: Mapping[int, int]) -> _Rank:
+    """When a unit comes: first those that nothing in flight holds up (-1), buckets before kernels."""
+    last = max((in_flight.get(j, -1) for j in units.dependencies[i]), default=-1)
+    return last, last < 0 and not units.units[i].is_bucket, min(units.units[i].nodes), i
 
 
 def late_waits(graph: Graph, units: UnitGraph, order: Sequence[str]) -> tuple[str, ...]:
