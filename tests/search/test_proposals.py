@@ -20,19 +20,15 @@ from disco_hlo.search.hashing import seeded
 from disco_hlo.search.kernels import (
     adopt_orphans,
     all_stand,
-    drop_idle_copies,
     join,
     most_owned,
-    part,
-    read_again,
     recompute,
 )
 from disco_hlo.search.layout import open_draws, open_views
 from disco_hlo.search.moves.duplicate import _read_by, _read_of, needed
-from disco_hlo.search.moves.refusals import never_joined, never_recomputed, never_without, renew
+from disco_hlo.search.moves.refusals import never_joined, never_recomputed, renew
 from disco_hlo.search.moves.table import random_move
-from disco_hlo.search.moves.unfuse import stays
-from disco_hlo.search.ordering import mark_copies, predecessors, reseat, settle
+from disco_hlo.search.ordering import mark_copies, predecessors, settle
 from disco_hlo.search.state import copy_state, new_scratch, roll_back
 from tests.captured import captured
 from tests.machines import GPU
@@ -252,7 +248,7 @@ def test_undoing_a_change_brings_back_what_was_refused_before_it() -> None:
     assert np.array_equal(before, bench.scratch.refused), first
 
 
-KINDS = (FUSE, SIBLING, UNFUSE, DUPLICATE)
+KINDS = (FUSE, SIBLING, DUPLICATE)
 FORESEEN, WRONGLY, MISSED, STANDING = range(4)
 
 
@@ -266,37 +262,23 @@ def make_anyway(step: Any, state: Any, scratch: Any, apart: Any, kind: Any, a: A
     g, s, w = open_views(step, state, scratch)
     _, _, f = open_views(step, state, apart)
     w.number[at.LOGGED] = w.number[at.CHANGES] = 0
-    low, settled = np.int64(0), False
-    if kind == UNFUSE:
-        owned = s.owner[b] == a
-        if owned and (s.count[a] == 1 or stays(g, s, a, b)):
+    low = s.place[b]
+    if not g.flags[a] & g.flags[b] & at.FUSIBLE or low > s.place[a]:
+        return -1
+    if kind == DUPLICATE:
+        added, members = needed(g, s, w, a, b)
+        foreseen = never_recomputed(g, s, w, a, members, added)  # it reads what ``needed`` wrote
+        if added == 0 or not recompute(g, s, w, a, w.needed, added):
+            roll_back(w, 0)
             return -1
-        foreseen, low = never_without(g, s, f, a, b), s.place[a]
-        if owned:
-            drop_idle_copies(g, s, w, part(g, s, w, b), b)
-        else:
-            read_again(g, s, w, a, b)
-            drop_idle_copies(g, s, w, a, b)
-        stands = all_stand(g, s, w, 0)
-        settled = stands and (reseat(g, s, w, b, low) if owned else reseat(g, s, w, a, 0))
+        unit, first = adopt_orphans(g, s, w, a)
     else:
-        low = s.place[b]
-        if not g.flags[a] & g.flags[b] & at.FUSIBLE or low > s.place[a]:
+        if s.count[a] + s.count[b] > most_owned(g):
             return -1
-        if kind == DUPLICATE:
-            added, members = needed(g, s, w, a, b)
-            foreseen = never_recomputed(g, s, w, a, members, added)  # it reads what ``needed`` wrote
-            if added == 0 or not recompute(g, s, w, a, w.needed, added):
-                roll_back(w, 0)
-                return -1
-            unit, first = adopt_orphans(g, s, w, a)
-        else:
-            if s.count[a] + s.count[b] > most_owned(g):
-                return -1
-            foreseen = never_joined(g, s, f, a, b)
-            unit, first = adopt_orphans(g, s, w, join(g, s, w, b, a))
-        stands = all_stand(g, s, w, 0)
-        settled = stands and settle(g, s, w, unit, min(low, first), s.place[unit])
+        foreseen = never_joined(g, s, f, a, b)
+        unit, first = adopt_orphans(g, s, w, join(g, s, w, b, a))
+    stands = all_stand(g, s, w, 0)
+    settled = stands and settle(g, s, w, unit, min(low, first), s.place[unit])
     if not settled or foreseen:
         roll_back(w, 0)
     return 2 * (1 - foreseen) + stands
