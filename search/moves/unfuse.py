@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from disco_hlo.compiled import Row, inner
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import draw
 from disco_hlo.search.kernels import all_stand, drop_idle_copies, may_own, part, read_again
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
-from disco_hlo.search.moves.refusals import with_number, with_unit
 from disco_hlo.search.ordering import reseat
 from disco_hlo.search.state import has_room, holds_copy, refuse
 
@@ -85,10 +82,4 @@ def random_member(g: GraphView, s: StateView, _w: ScratchView, generator: Row, p
     return unit, s.cell_node[cell]
 
 
-@inner
-def _key(_g: GraphView, s: StateView, w: ScratchView, salt: int, unit: int, node: int) -> Any:
-    w.readers[0] = s.owner[node]
-    return with_unit(s, with_unit(s, with_number(np.int64(node), salt), unit), s.owner[node]), 1
-
-
-MOVE = Move("kernels", 2, random_member, unfuse, cache_key=_key)
+MOVE = Move("kernels", 2, random_member, unfuse)
