@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import _hlo
 
+from disco_hlo.elsewhere import elsewhere, here
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_of
@@ -257,6 +258,27 @@ def test_on_cpu_no_early_module_is_even_looked_at(
         return trials_of(request, tmp_path, structure)
 
     assert on_step(look) == []
+
+
+def test_structures_made_by_other_interpreters_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(request: CompileRequest) -> list[Restructured]:
+        source = canonicalize(compiles.capture(request))
+        found = []
+        for least in (len(source.graph) + 1, 0):
+            monkeypatch.setattr(structure_search, "WORTH_A_PROCESS", least)
+            monkeypatch.setattr(structure_search, "own_cores", lambda: [0, 1])
+            assert structure_search.runner(source) is (elsewhere if least == 0 else here)
+            session = join(request, Settings(search=True, directory=tmp_path, structure="split"))
+            making = Making(session, source)
+            found.append(making.structures().made["split"].result())
+            making.end()
+        return found
+
+    first, second = on_step(made)
+    assert (first.early, first.module, first.record) == (second.early, second.module, second.record)
+    assert first.source.graph.key == second.source.graph.key
 
 
 @pytest.mark.parametrize(

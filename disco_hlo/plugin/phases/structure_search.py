@@ -289,7 +289,8 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
 
     ranked: list[tuple[int, str, bool]] = []
     late: list[str] = []
-    with ThreadPoolExecutor(max(1, len(structures.made)), "disco-ranking") as pool:
+    at_once = max(1, len(structures.made)) if run is elsewhere else 1
+    with ThreadPoolExecutor(at_once, "disco-ranking") as pool:
         for name, looked in {name: pool.submit(look, name) for name in structures.made}.items():
             try:
                 ranked.append(looked.result())
