@@ -394,6 +394,29 @@ def test_structures_that_would_not_be_compiled_in_time_are_not_begun(
     assert errors(when="training") == [None] * 3, "nobody waits"
 
 
+def test_structures_that_there_is_no_time_to_profile_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step took 90 s to profile, so one of them 30 s."""
+    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    said: list[str] = []
+
+    def in_time(**settings: Any) -> list[str]:
+        session: Any = SimpleNamespace(
+            settings=Settings(search=True, directory=tmp_path, **settings),
+            say=lambda message, *values: said.append(message % values),
+        )
+        making = Making(session, parsed(STEP), None, 90.0)
+        kept = making.in_time([("a", True), ("known", False), ("b", True), ("c", True)])
+        making.end()
+        return [name for name, _ in kept]
+
+    assert in_time(budget_s=10) == ["a", "known", "b"]
+    assert said == ["c is not tried: no time is left to profile it"]
+    assert in_time(budget_s=1) == ["a", "known", "b"]
+    assert in_time(budget_s=1, when="training") == ["a", "known", "b", "c"]
+
+
 # --- how the budget is shared ---------------------------------------------------------------------
 
 
