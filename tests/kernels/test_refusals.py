@@ -64,12 +64,8 @@ GOOD = bf16(1024, 1024), bf16(1024, 256)
     ("name", "tiles", "arrays", "says"),
     [
         (SCATTER, TILES, (bf16(1024, 1024, dtype=jnp.float32), GOOD[1]), "got lhs float32, rhs bfloat16"),
-        (
-            SCATTER,
-            TILES,
-            tuple(bf16(1024, 1024, dtype=jnp.float32) for _ in "ab"),
-            "must be bfloat16 or float16",
-        ),
+        (SCATTER, TILES, tuple(bf16(1024, 1024, dtype=jnp.float32) for _ in "ab"),
+            "must be bfloat16 or float16"),
         (SCATTER, TILES, (bf16(1024, 1024), bf16(2048, 256)), r"got \(1024, 256\) and \(512, 256\)"),
         (SCATTER, TILES, (bf16(1026, 1024), GOOD[1]), r"M = 1026 must be a multiple of 4 \(devices\)"),
         (SCATTER, TILES, (bf16(1152, 1024), GOOD[1]), "rows of one device = 288 must be a multiple of 64"),
@@ -79,36 +75,18 @@ GOOD = bf16(1024, 1024), bf16(1024, 256)
         (SCATTER, dataclasses.replace(TILES, steps=1), GOOD, "tiles.steps must be from 2 to 64, got 1"),
         (SCATTER, dataclasses.replace(TILES, tile_k=0), GOOD, "tiles.tile_k must be from 1 to 1024, got 0"),
         (SCATTER, dataclasses.replace(TILES, panel=0), GOOD, "tiles.panel must be from 1 to 65536, got 0"),
-        (
-            SCATTER,
-            dataclasses.replace(TILES, blocks=9999),
-            GOOD,
-            "tiles.blocks must be from 1 to .*, got 9999",
-        ),
+        (SCATTER, dataclasses.replace(TILES, blocks=9999), GOOD, "tiles.blocks must be from 1 to .*, got 9999"),
         (SCATTER, dataclasses.replace(TILES, tile_m=32), GOOD, "tiles.tile_m = 32 must be a multiple of 64"),
         (GATHER, TILES, (bf16(1024, 1024), bf16(1024, 128)), "N = 32 must be a multiple of 128"),
         (VECTOR, VECTOR_TILES, GOOD, r"needs an \(M, K\) and a \(K,\) array"),
         (VECTOR, VECTOR_TILES, (bf16(1056, 1024), bf16(1024)), "M = 1056 must be a multiple of 64"),
-        (
-            VECTOR,
-            VECTOR_TILES,
-            (bf16(1024, 768), bf16(768)),
-            "K of one device = 192 must be a multiple of 128",
-        ),
+        (VECTOR, VECTOR_TILES, (bf16(1024, 768), bf16(768)), "K of one device = 192 must be a multiple of 128"),
         (VECTOR, TILES, (bf16(1024, 1024), bf16(1024)), "tiles.tile_k = 64 must be a multiple of 128"),
-        (
-            VECTOR,
-            dataclasses.replace(VECTOR_TILES, steps=0),
-            (bf16(1024, 512), bf16(512)),
-            "tiles.steps must be from 1 to 64, got 0",
-        ),
+        (VECTOR, dataclasses.replace(VECTOR_TILES, steps=0), (bf16(1024, 512), bf16(512)),
+            "tiles.steps must be from 1 to 64, got 0"),
         (BAG, BAG_TILES, (bf16(8, 16, 128), bf16(8, 16, 4)), "must be int32, got indices bfloat16"),
-        (
-            BAG,
-            BAG_TILES,
-            (of_bags()[0], bf16(4, 16, 4, dtype=jnp.int32)),
-            r"got \(2, 16, 128\) and \(1, 16, 4\)",
-        ),
+        (BAG, BAG_TILES, (of_bags()[0], bf16(4, 16, 4, dtype=jnp.int32)),
+            r"got \(2, 16, 128\) and \(1, 16, 4\)"),
         (BAG, BAG_TILES, of_bags(columns=96), "D = 96 must be a multiple of 128"),
         (BAG, BAG_TILES, of_bags(columns=1152), "D must be at most 1024, got 1152"),
         (BAG, BAG_TILES, of_bags(samples=18), r"B = 18 must be a multiple of 4 \(devices\)"),
@@ -119,14 +97,9 @@ GOOD = bf16(1024, 1024), bf16(1024, 256)
         ("adam", ADAM, of_adam(8192, jnp.bfloat16), "gradients bfloat16, parameters float32"),
         ("adam", ADAM, of_adam(8192, moments=4096), r"needs shapes .*, got .*\(1024,\)"),
         ("adam", ADAM, of_adam(8192 + 1024), "n / devices = 2304 must be a multiple of 512"),
-        (
-            "adam",
-            UpdateTiles(size=768, blocks=1),
-            of_adam(8192),
-            "tiles.size = 768 must be a multiple of 512",
-        ),
+        ("adam", UpdateTiles(size=768, blocks=1), of_adam(8192), "tiles.size = 768 must be a multiple of 512"),
     ],
-)
+)  # fmt: skip
 def test_arrays_and_tiles_that_do_not_fit_are_refused(name: str, tiles: Any, arrays: Any, says: str) -> None:
     with pytest.raises(KernelRefusedError, match=says) as refused:
         trace(name, tiles, *arrays)

@@ -221,13 +221,9 @@ def test_three_runs_give_table_and_files(
         ("default", "import sys; sys.exit('rank 1 died')", "training with XLA's default: failed with exit"),
         ("default", "print('no record')", "its record cannot be read"),
         ("search", "exec(CODE.split(';')[0]); print('disco: nobody home')", "the search saved no plan"),
-        (
-            "enacted",
-            "exec(CODE.split(';')[0]); print('disco: other')",
-            "the last run did not execute the plan",
-        ),
+        ("enacted", "exec(CODE.split(';')[0]); print('disco: other')", "the last run did not execute the plan"),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_fails_ends_the_demo_with_the_end_of_its_log(
     monkeypatch: pytest.MonkeyPatch,
     folder: Path,
