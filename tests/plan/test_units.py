@@ -28,17 +28,7 @@ def waits(graph: Graph, strategy: Strategy) -> dict[str, str]:
 
 
 # Two gradients, each reduced and applied to its parameter.
-STEP = graph("""
-    param
-    dot 0
-    mul 1
-    all-reduce 2
-    add 3 0
-    mul 1
-    all-reduce 5
-    add 6 0
-    tuple 4 7
-""")
+STEP = graph("param\ndot 0\nmul 1\nall-reduce 2\nadd 3 0\nmul 1\nall-reduce 5\nadd 6 0\ntuple 4 7")
 SEPARATE = (Bucket((3,)), Bucket((6,)))
 
 

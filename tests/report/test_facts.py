@@ -22,13 +22,7 @@ from disco_hlo.report.facts import (
 from tests.plan.small_graphs import graph
 from tests.report import plans
 
-CHAIN = graph("""
-    param
-    add 0 0
-    multiply 1 0
-    negate 2
-    tuple 3
-""")
+CHAIN = graph("param\nadd 0 0\nmultiply 1 0\nnegate 2\ntuple 3")
 """Vectors of 4, 8, 12, 16 bytes."""
 
 
