@@ -29,10 +29,6 @@ SAME = Proposal("a" * 64, "b" * 64)
 PLAN = PlanBytes(b'{"version": 1}', b"\x0a\x04step" * 100)
 
 
-def test_equal_proposals_are_enacted() -> None:
-    assert verdict([SAME] * 3) == Agreement("b" * 64, "")
-
-
 def test_reasons_given_beside_a_plan_do_not_count_against_it() -> None:
     assert verdict([SAME, dataclasses.replace(SAME, reason="retried")]).enact
 
@@ -62,11 +58,6 @@ def test_nothing_anywhere_is_the_default_with_everybodys_reason() -> None:
     assert verdict(proposals) == Agreement(
         "", "XLA's default on all ranks: ranks 0-1: no plan; rank 2: banned"
     )
-
-
-def test_digests_that_differ_in_one_late_digit_differ() -> None:
-    assert not verdict([SAME, dataclasses.replace(SAME, fingerprint="a" * 63 + "b")]).enact
-    assert not verdict([SAME, dataclasses.replace(SAME, enact_sha256="b" * 63 + "c")]).enact
 
 
 def test_the_reason_is_one_line_however_many_ranks_differ() -> None:
