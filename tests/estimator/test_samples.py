@@ -96,10 +96,6 @@ def test_kernels_that_overwrite_a_buffer_are_no_samples() -> None:
 
 def test_kernels_that_read_or_return_tuples_are_no_samples() -> None:
     pair = Shape("tuple", elements=(f32(4), f32(4)))
-    graph = graph_of(
-        ("parameter", pair, ()),
-        ("reduce", pair, (0,)),
-        ("add", f32(4), (1, 1)),
-    )
+    graph = graph_of(("parameter", pair, ()), ("reduce", pair, (0,)), ("add", f32(4), (1, 1)))
     assert not is_plain(graph, {1}, {1})
     assert not is_plain(graph, {2}, {2})

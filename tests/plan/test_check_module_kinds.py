@@ -487,11 +487,7 @@ def test_a_kernel_reads_what_it_must_write_over_only_where_it_writes(lines: str,
 
 @pytest.mark.parametrize(
     ("cut", "is_right"),
-    [
-        ("dynamic-slice p i j", True),
-        ("dynamic-slice p j i", False),
-        ("slice p starts=0,0", False),
-    ],
+    [("dynamic-slice p i j", True), ("dynamic-slice p j i", False), ("slice p starts=0,0", False)],
 )
 def test_an_update_may_be_made_of_what_it_replaces(cut: str, is_right: bool) -> None:
     kernel = f"""

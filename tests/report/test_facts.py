@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.report.bundle import open_bundle
-from disco_hlo.report.facts import (
-    bucket_facts,
-    bytes_saved,
-    compare,
-    group_facts,
-    order_facts,
-    step_times,
-)
+from disco_hlo.report.facts import bucket_facts, bytes_saved, compare, group_facts, order_facts, step_times
 from tests.plan.small_graphs import graph
 from tests.report import plans
 
