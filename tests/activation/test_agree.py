@@ -60,6 +60,11 @@ def test_nothing_anywhere_is_the_default_with_everybodys_reason() -> None:
     )
 
 
+def test_digests_that_differ_in_one_late_digit_differ() -> None:
+    assert not verdict([SAME, dataclasses.replace(SAME, fingerprint="a" * 63 + "b")]).enact
+    assert not verdict([SAME, dataclasses.replace(SAME, enact_sha256="b" * 63 + "c")]).enact
+
+
 def test_the_reason_is_one_line_however_many_ranks_differ() -> None:
     outcome = verdict([Proposal(f"{rank:064x}", "b" * 64) for rank in range(1000)])
     assert not outcome.enact

@@ -34,6 +34,14 @@ def test_a_second_job_of_the_same_processes_has_communicators_of_its_own(tmp_pat
     assert results == {rank: {"heard": heard, "ends": 1} for rank in range(3)}
 
 
+def test_four_independent_jobs_under_one_mpiexec_neither_wait_for_each_other_nor_touch_mpi(
+    tmp_path: Path,
+) -> None:
+    results = run_under_mpi("independent", 4, tmp_path, size=1)
+    expected = {"channel": "a single process", "enacts its own": True, "mpi touched": False}
+    assert results == dict.fromkeys(range(4), expected)
+
+
 def test_two_jobs_beside_the_users_own_mpi_keep_their_plans_and_messages_apart(tmp_path: Path) -> None:
     results = run_under_mpi("beside_users_mpi", 4, tmp_path, size=2)
     assert sorted(results) == [0, 1, 2, 3]

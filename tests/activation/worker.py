@@ -173,6 +173,19 @@ def die_at_second_step(channel: Channel, store: KeyValueStore) -> None:
         store.put, store.get = counted(store.put), counted(store.get)
 
 
+def independent() -> dict[str, Any]:
+    """A job of its own that happens to share an MPI launch with others."""
+    channel, _ = join()
+    sent = PlanBytes(PLAN_JSON, made_up_module(1000, os.environ["OMPI_COMM_WORLD_RANK"]))
+    plan, _ = broadcast_plan(channel, sent, timeout_s=TIMEOUT_S)
+    agreed = agree(channel, Proposal(FINGERPRINT, plan.module_sha256), TIMEOUT_S)
+    return {
+        "channel": channel.description,
+        "enacts its own": agreed.enact_sha256 == sent.module_sha256,
+        "mpi touched": "mpi4py.MPI" in sys.modules,
+    }
+
+
 def beside_users_mpi() -> dict[str, Any]:
     """The user's script runs MPI itself, and has a message under way while we talk."""
     from mpi4py import MPI
@@ -234,7 +247,8 @@ def wait_for_results(count: int) -> None:
 
 if __name__ == "__main__":
     scenario = {
-        one.__name__: one for one in (exchange, again, killed, beside_users_mpi, uninitialized, interrupted)
+        one.__name__: one
+        for one in (exchange, again, killed, independent, beside_users_mpi, uninitialized, interrupted)
     }
     try:
         outcome = scenario[sys.argv[1]]()

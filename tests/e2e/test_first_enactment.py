@@ -42,6 +42,7 @@ def test_a_read_only_directory_and_a_damaged_record_cost_a_comparison_each_time(
     run = copied.train(fault="read_only", ENABLE_SEARCH="0")
     assert len(run.lines(COMPARED)) == 1
     assert len(run.lines("every run will compare the plan again: cannot save")) == 1
+    assert len(run.lines("disco: warning: plans are compiled without marks")) == 1
     assert difference(run, copied.directory, plan_in(copied.directory).strategy) is None
     assert_same_losses(run, default)
     assert sorted(copied.directory.rglob("*")) == before
