@@ -152,6 +152,16 @@ def test_ranks_in_different_phases_are_the_default_on_all(shared: Job, alone: li
 
 
 @pytest.mark.product_only
+def test_a_search_that_one_rank_cannot_follow_is_the_default_on_all(
+    together: tuple[Job, list[Run]], fresh: Callable[..., Job], alone: list[Run]
+) -> None:
+    job = fresh(together[0])
+    runs = job.train_ranks(ENABLE_SEARCH="1", each=[{}, {"fault": "no_memory"}])
+    assert_all_default(runs, alone, "inputs of XLA default: rank 1: MemoryError")
+    assert not is_ours(runs[0])
+
+
+@pytest.mark.product_only
 def test_a_fastest_candidate_that_is_wrong_on_one_rank_is_taken_by_none(
     together: tuple[Job, list[Run]], fresh: Callable[..., Job], alone: list[Run]
 ) -> None:
