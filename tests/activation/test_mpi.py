@@ -61,6 +61,12 @@ def test_a_launcher_of_another_mpi_leaves_the_job_to_the_key_value_store(tmp_pat
     assert_exchange(results, 2, KV)
 
 
+def test_a_launcher_of_another_mpi_is_an_error_where_mpi_is_insisted_on(tmp_path: Path) -> None:
+    results, _ = run_alone("exchange", 2, tmp_path, PMI_SIZE=2, channel="mpi")
+    assert results[0] == results[1]
+    assert results[0]["error"].startswith("DISCO_CHANNEL=mpi, but ")
+
+
 def test_waiting_for_a_rank_leaves_the_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two looks the process sleeps, longer and longer."""
     slept: list[float] = []
