@@ -286,9 +286,7 @@ def test_where_the_host_has_no_room_inputs_are_made_up_and_a_line_says_so(
     caplog.set_level("INFO", "disco_hlo")
     room_bytes = lending.room_bytes
     monkeypatch.setattr(
-        lending,
-        "room_bytes",
-        lambda session, on_host=False: 0 if on_host else room_bytes(session),
+        lending, "room_bytes", lambda session, on_host=False: 0 if on_host else room_bytes(session)
     )
     trial, _, _ = compared(observation, tmp_path, compiled_again)
     assert (trial.error, trial.compared) == ("", True)
