@@ -28,9 +28,10 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import Line
+from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, PLAN_BUCKETS
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.files import replace_files
-from disco_hlo.plan.plan import Candidate, Plan
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Candidate, Plan
 from disco_hlo.plan.store import PLAN_NAME, PlanStore
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,9 +41,8 @@ MARK = ".disco-demo"
 PROCESSES = 2
 FINALISTS = 3
 ALLOWED_LOSS_DIFFERENCE = 1e-4
-DEFAULT = "XLA default"
-BASELINES = (DEFAULT, "no fusion", "one bucket, XLA's op fusion", "plan's buckets, XLA's op fusion")
-"""What the search phase measures beside the plans it found, by the names it gives them."""
+BASELINES = (DEFAULT, NO_FUSION, ONE_BUCKET, PLAN_BUCKETS)
+"""What the search phase measures beside the plans it found."""
 
 
 class DemoError(Exception):
@@ -291,7 +291,7 @@ def rows_of(plan: Plan) -> dict[str, Candidate | None]:
         DemoError: the plan lacks XLA's default, or itself.
     """
     candidates = {one.name: one for one in plan.measured.candidates} if plan.measured else {}
-    found = "plan" if plan.chosen in BASELINES else plan.chosen
+    found = SEARCHED if plan.chosen in BASELINES else plan.chosen
     missing = [name for name in (DEFAULT, found) if name not in candidates]
     if missing:
         raise DemoError(f"the plan holds no measurement of {missing[0]!r}; it has: {', '.join(candidates)}")

@@ -18,6 +18,7 @@ from checkout import ROOT, find_package
 find_package()
 
 from evaluation.step import EXAMPLES, intercepted  # noqa: E402
+from pack import PackedKernel  # noqa: E402
 
 from disco_hlo.backends import BACKENDS  # noqa: E402
 from disco_hlo.errors import UnsupportedError  # noqa: E402
@@ -34,7 +35,6 @@ from disco_hlo.hlo.graph import Graph, as_kernel, kernel_nodes  # noqa: E402
 from disco_hlo.hlo.regions import ENTRY  # noqa: E402
 from disco_hlo.optimize.costs import Costs, costs_for  # noqa: E402
 from disco_hlo.optimize.pipeline import searchable  # noqa: E402
-from disco_hlo.plan.pack import PackedKernel  # noqa: E402
 from disco_hlo.plan.plan import Strategy  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
 from disco_hlo.plan.variants import unfused  # noqa: E402
@@ -85,7 +85,7 @@ class MeasureConfig(msgspec.Struct, forbid_unknown_fields=True):
     pack_bytes: int
     """Most bytes that the kernels of one pack read and return together."""
     held_bytes: int
-    """Results kept at a time (see ``plan.pack``); 0 keeps all of a pack."""
+    """Results kept at a time (see ``pack.py``); 0 keeps all of a pack."""
     processes: int
     """Processes that compile; only one of them uses the device at a time."""
     by_model: bool

@@ -1,7 +1,7 @@
 """Random programs under random legal strategies, each compared with XLA's default: looks for wrong numbers.
 
     make fuzz ARGS="--pairs 50000 --seed 1"
-    python scripts/fuzz.py --platform gpu --devices 2 --jobs 4 --seconds 540 --add-to counts.json
+    python scripts/fuzz.py --platform gpu --devices 2 --jobs 4 --seconds 540
     python scripts/fuzz.py --defaults --programs 10000
 
 Goes on until Ctrl-C where neither pairs, programs nor seconds are named. What it finds is made smaller and saved in
@@ -39,8 +39,6 @@ def main() -> int:
         ("keep", int, 8, "findings to shrink and save (default 8)"),
         ("found", Path, None, "where to save them (default tests/fuzz/found)"),
         ("pair-limit", float, 60.0, "seconds after which a pair hangs"),
-        ("by-hand-every", int, 1, "evaluate one program of so many op by op"),
-        ("add-to", Path, None, "JSON file that adds up counts; its programs are left out"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=what)
     parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
@@ -48,7 +46,6 @@ def main() -> int:
         ("defaults", "try no strategy: only whether the last gate accepts XLA's default where that is right"),
         ("no-search", "leave out what needs the search's compiled code"),
         ("regions", "leave out programs without loops and branches"),
-        ("past-gate", "run what the last gate refuses, too"),
     ):
         parser.add_argument(f"--{name}", action="store_true", help=what)
     arguments = parser.parse_args()
@@ -62,10 +59,9 @@ def main() -> int:
         jobs=arguments.jobs, defaults=arguments.defaults,
         platform=arguments.platform, devices=arguments.devices, strategies=arguments.strategies,
         searched=not (arguments.no_search or arguments.defaults), keep=arguments.keep, folder=arguments.found or FOUND,
-        pair_limit_s=arguments.pair_limit, by_hand_every=arguments.by_hand_every, past_gate=arguments.past_gate,
-        regions=arguments.regions,
+        pair_limit_s=arguments.pair_limit, regions=arguments.regions,
     )  # fmt: skip
-    return run(settings, arguments.add_to, lambda line: print(line, file=sys.stderr))
+    return run(settings, lambda line: print(line, file=sys.stderr))
 
 
 if __name__ == "__main__":

@@ -18,63 +18,30 @@ from typing import Any
 from evaluation import commands, fidelity, figures, tables
 from evaluation.record import RecordError, read, write_atomically
 
-Section = tuple[str, str, Callable[[tables.Cells], tables.Table]]
-"""Title, a note, and what makes the table."""
-_STEP_TIMES = """\
-ms: XLA default's median, times the median ratio of the row to it over the rounds they ran in. A row's own
-median, elsewhere on this page, may differ."""
+Section = tuple[str, Callable[[tables.Cells], tables.Table]]
+"""Title, and what makes the table."""
+WHAT_THEY_SAY = 'docs/benchmarks/evaluation.md, section "The tables", says what is in each.'
 SECTIONS: tuple[Section, ...] = (
-    ("Step time by scheme (figure 6)", _STEP_TIMES, tables.step_times),
-    (
-        "Speed-up over the best baseline (table 1)",
-        "(Tmin - T) / T. Gaps below 5 % of the best baseline are not counted.",
-        tables.speed_ups,
-    ),
-    (
-        "Compute, communication, overlap (figure 7)",
-        "ms, read from a trace; overlap ratio = (compute + communication) / step.",
-        tables.overlaps,
-    ),
-    ("What contributes what", "Step time over XLA default's.", tables.parts),
-    (
-        "By simpler means",
-        "Step time over XLA default's; serial: no collective beside a kernel of XLA's. As good: not slower than the\n"
-        "tool's choice by more than the noise of both.",
-        tables.simple_ways,
-    ),
-    (
-        "Looking again",
-        "Step time over XLA default's: the first search's plan, and the plan once its kernels had been measured.",
-        tables.looks,
-    ),
-    (
-        "Predicted against measured",
-        "Pairs of plans closer than their noise do not count in Kendall's tau. Where the link's rate decides, it is\n"
-        "taken from the row in which nothing runs beside transfers; the promise is by the profile of minutes before.",
-        fidelity.fidelity,
-    ),
-    (
-        "By day",
-        "All cells of one day and number of devices together. Pairs of plans of one model count over all its links.",
-        fidelity.days,
-    ),
-    ("Every plan on CPU", "ms; medians of all batches.", fidelity.cpu_plans),
-    ("What the evaluation took", "", tables.costs),
-    ("Numbers", "One step on equal inputs against XLA default's, the worst of all rows.", tables.numbers),
-    ("Rows without a time", "", tables.missing),
+    ("Step time by scheme (figure 6)", tables.step_times),
+    ("Speed-up over the best baseline (table 1)", tables.speed_ups),
+    ("Compute, communication, overlap (figure 7)", tables.overlaps),
+    ("What contributes what", tables.parts),
+    ("By simpler means", tables.simple_ways),
+    ("Looking again", tables.looks),
+    ("Predicted against measured", fidelity.fidelity),
+    ("By day", fidelity.days),
+    ("Every plan on CPU", fidelity.cpu_plans),
+    ("What the evaluation took", tables.costs),
+    ("Numbers", tables.numbers),
+    ("Rows without a time", tables.missing),
 )
 OF_FORMS: tuple[Section, ...] = (
-    (
-        "Predicted against measured",
-        "Steps in a row, and steps each awaited before the next. Every row was predicted, from one profile of its\n"
-        "form, before any was measured. Pairs of plans closer than their noise do not count in Kendall's tau.",
-        fidelity.form_fidelity,
-    ),
-    ("Every plan", _STEP_TIMES, fidelity.every_plan),
-    ("Peak memory", "MiB on one device.", fidelity.memory),
-    ("What the evaluation took", "", tables.costs),
-    ("Numbers", "The loss and outputs of up to 65,536 elements, against XLA default's.", tables.numbers),
-    ("Rows without a time", "", tables.missing),
+    ("Predicted against measured", fidelity.form_fidelity),
+    ("Every plan", fidelity.every_plan),
+    ("Peak memory", fidelity.memory),
+    ("What the evaluation took", tables.costs),
+    ("Numbers", tables.numbers),
+    ("Rows without a time", tables.missing),
 )
 """Where all records are of forms of the Llama step."""
 
@@ -101,13 +68,13 @@ def _place(record: Mapping[str, Any]) -> tuple[int, int, str, str]:
 
 def document(records: tables.Cells) -> str:
     """All tables in markdown."""
-    lines = ["# Evaluation", "", *(f"- {line}" for line in sorted({_made_with(one) for one in records}))]
+    made_with = sorted({_made_with(one) for one in records})
+    lines = ["# Evaluation", "", *(f"- {line}" for line in made_with), "", WHAT_THEY_SAY]
     sections = OF_FORMS if all(commands.is_form(one["cell"]["model"]) for one in records) else SECTIONS
-    for title, note, make in sections:
+    for title, make in sections:
         table = make(records)
         if table[1]:
-            noted = [note, ""] if note else []
-            lines += ["", f"## {title}", "", *noted, tables.markdown(table).rstrip()]
+            lines += ["", f"## {title}", "", tables.markdown(table).rstrip()]
     return "\n".join(lines) + "\n"
 
 

@@ -34,13 +34,13 @@ from typing import Any
 import msgspec
 import numpy as np
 from draw_fused_ops import Config, mark, prepare, read_config, say
+from pack import PackedKernel
+from packs import CompiledPack, Inputs, PackCompiler, load_per_core
 
 from disco_hlo.cores import own_cores
 from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError, UnsupportedError
 from disco_hlo.estimator.dataset import Dataset, Measurement, Sample
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.plan.pack import PackedKernel
-from disco_hlo.plugin.measuring.packs import CompiledPack, Inputs, PackCompiler, load_per_core
 from disco_hlo.profiler.profile import host_cpu_kind
 
 CRASHES_ALLOWED = 40

@@ -28,15 +28,11 @@ from disco_hlo.search.costs import UnitCosts, Unknown, has_place, price_changed,
 from disco_hlo.search.hashing import Generator, Table, claim, draw, find, mixed, new_table, seeded, with_room
 from disco_hlo.search.interpreter import Halted, interruptible
 from disco_hlo.search.layout import GraphView, Pools, ScratchView, StateView, open_draws, open_views
-from disco_hlo.search.moves.refusals import renew, was_refused
 from disco_hlo.search.moves.table import (
     MOVES,
     ONLY_ORDER,
-    SLOW_KEY,
     make_move,
     random_move,
-    refusal_key,
-    remember_refusal,
     second_unit,
 )
 from disco_hlo.search.segments import (
@@ -130,7 +126,8 @@ class Climber:
         self.segments = new_segments(self.step, ranked, self.machine)
         self.control = np.zeros(CONTROLS, np.int64)
         self.depths = all_reduce_depths(self.graph)
-        self.state = self.priced(copy_state(starts.states[start]))
+        self.state = copy_state(starts.states[start])
+        self.costs.price_all(self.state, self.scratch)
         self.given_runs = _runs_of(self.state, ranked)
 
     @property
@@ -142,12 +139,6 @@ class Climber:
     def distinct(self) -> int:
         """Candidates that had not been looked at before."""
         return int(self.control[DISTINCT])
-
-    def priced(self, state: State) -> State:
-        """The state itself, its times filled in and its units unlike those of any other state."""
-        state.word[at.MOMENT] = fresh_stamp(self.scratch)
-        self.costs.price_all(state, self.scratch)
-        return state
 
     def draw_by_time(self) -> None:
         """Propose moves of a unit the more often the longer it takes now: there most is to be gained.
@@ -413,21 +404,12 @@ def _consider(
     waiting_too = not ONLY_ORDER[kind] and (
         w.awaited[s.owner[a]] == waits or (other >= 0 and w.awaited[other] == waits)
     )
-    if waiting_too and SLOW_KEY[kind]:
-        _wait(waiting, kind, a, b, control)
-        return
-    key, _ = refusal_key(g, s, w, kind, a, b)
-    if was_refused(w, key):
-        return
     if waiting_too:
         _wait(waiting, kind, a, b, control)
         return
     mark = w.number[at.LOGGED]
-    w.number[at.FELL] = 0
     if not make_move(g, s, w, kind, a, b):
-        remember_refusal(g, s, w, kind, a, b)
         return
-    changes = w.number[at.CHANGES]
     control[LISTED] = price_changed(g, s, w, prices, unknown, control[LISTED], False)
     if w.number[at.CHANGES] != 0:
         roll_back(w, mark)
@@ -446,8 +428,6 @@ def _consider(
         roll_back(w, mark)
         return
     control[CURRENT] = score
-    if changes != 0:
-        renew(s, w, changes)
     if score < control[BEST]:
         control[BEST] = score
         w.number[at.LOGGED] = 0

@@ -351,11 +351,7 @@ def drop_idle_copies(g: GraphView, s: StateView, w: ScratchView, unit: int, gone
 
 @inner
 def all_stand(g: GraphView, s: StateView, w: ScratchView, changes: int) -> Any:
-    """Whether every unit noted as changed since entry ``changes`` is a legal kernel.
-
-    Where one is not, the move fails; ``at.FELL`` then says which units it was about.
-    """
-    w.number[at.FELL] = 0
+    """Whether every unit noted as changed since entry ``changes`` is a legal kernel."""
     stamp = fresh_stamp(w)
     for i in range(changes, w.number[at.CHANGES]):
         unit = s.owner[w.changed[i]]
@@ -364,25 +360,5 @@ def all_stand(g: GraphView, s: StateView, w: ScratchView, changes: int) -> Any:
             continue
         w.judged[unit] = stamp
         if unit_refusal(g, s, w, unit) != LEGAL:
-            _keep_changed(s, w, changes)
             return False
     return True
-
-
-@inner
-def fell_at_sight(w: ScratchView, unit: int) -> None:
-    """Say that a move fails for the kernel that ``unit`` would become, which was not made."""
-    w.changed[w.number[at.CHANGES]] = unit
-    w.number[at.FELL] = w.number[at.CHANGES] + 1
-
-
-@inner
-def _keep_changed(s: StateView, w: ScratchView, changes: int) -> None:
-    """Leave only what is of units that have other ops or results than before among the entries since ``changes``."""
-    fell = changes
-    for i in range(changes, w.number[at.CHANGES]):
-        unit = s.owner[w.changed[i]]
-        if s.computed[unit] + s.returned[unit] != s.digest[unit]:
-            w.changed[fell] = w.changed[i]
-            fell += 1
-    w.number[at.FELL] = fell

@@ -135,8 +135,6 @@ class StateView:
     """At a head: hash of what the unit owns and recomputes."""
     returned: Row
     """At a head: hash of the nodes whose values leave the unit."""
-    moment: Row
-    """At a head: which change was the last of what decides about moves of the unit (``refusals``)."""
     total: Row
     """Single numbers: ``UNITS``, .."""
     time_ns: Row
@@ -158,7 +156,6 @@ class ScratchView:
     needed: Row
     judged: Row
     readers: Row
-    judging: Row
     results: Row
     heroes: Row
     touched: Row
@@ -178,7 +175,6 @@ class ScratchView:
     changed: Array
     verdict: Array
     keyed: Array
-    refused: Array
     producer: Array
 
 
@@ -203,11 +199,11 @@ def _rows(record: type, names: str) -> list[int]:
 )  # fmt: skip
 (
     OWNER, NEXT, COUNT, PLACE, ORDER, COPIES, COPIERS, CELL_NODE, CELL_UNIT, NEXT_OF_UNIT, NEXT_OF_NODE,
-    DIGEST, WAITS, LEAVES, COMPUTED, RETURNED_SUM, MOMENT, TOTAL, TIMES,
+    DIGEST, WAITS, LEAVES, COMPUTED, RETURNED_SUM, TOTAL, TIMES,
 ) = _rows(
     StateView,
     "owner next count place order copies copiers cell_node cell_unit next_of_unit next_of_node digest "
-    "waits leaves computed returned moment total time_ns",
+    "waits leaves computed returned total time_ns",
 )  # fmt: skip
 NODE_ROWS: Final = len(row_numbers(GraphView))
 SCRATCH_ROWS: Final = len(row_numbers(ScratchView))
@@ -263,12 +259,9 @@ LOGGED: Final = 1
 """Entries of the log that undoes the changes made since it was empty."""
 CHANGES: Final = 2
 """Entries of ``Scratch.changed``."""
-FELL: Final = 3
-"""0, or where the last move failed for a kernel that may not stand: how many entries of ``Scratch.changed`` are nodes
-of units that it would have changed."""
-LISTED: Final = 4
+LISTED: Final = 3
 """Producers listed so far."""
-NUMBERS: Final = 5
+NUMBERS: Final = 4
 
 _POINTER: Final = types.CPointer(types.int64)
 
@@ -375,7 +368,7 @@ def open_views(step: Step, state: State, scratch: Scratch) -> Any:
             pointer_to(row.ctypes.data), row.shape[1], pointer_to(scratch.number.ctypes.data),
             pointer_to(scratch.log.ctypes.data), pointer_to(scratch.changed.ctypes.data),
             pointer_to(scratch.verdict.ctypes.data), pointer_to(scratch.keyed.ctypes.data),
-            pointer_to(scratch.refused.ctypes.data), pointer_to(scratch.producer.ctypes.data),
+            pointer_to(scratch.producer.ctypes.data),
         )
     )  # fmt: skip
     return graph_view, _state_view((pointer_to(word.ctypes.data), word.shape[1])), scratch_view

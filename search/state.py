@@ -28,8 +28,6 @@ MAXIMUM_MEMBERS: Final = 512
 """Most nodes in one unit. It bounds what one move writes."""
 VERDICTS: Final = 1 << 15
 """Kernels whose legality is remembered; a power of two."""
-REFUSALS: Final = 1 << 16
-"""Proposals whose refusal is remembered; a power of two."""
 PRODUCERS: Final = 1 << 17
 """How many producers of units are kept between draws; a power of two."""
 NOWHERE: Final = 1 << 32
@@ -71,8 +69,6 @@ class Scratch(NamedTuple):
     """``[2 * VERDICTS]``: digests of kernels and why each may not stand, as far as nothing pushed them out."""
     keyed: NDArray[np.int64]
     """``[2 * VERDICTS]``: digests of kernels and the keys of their prices, as far as nothing pushed them out."""
-    refused: NDArray[np.int64]
-    """``[REFUSALS]``: keys of refused proposals, as far as nothing pushed them out."""
     producer: NDArray[np.int64]
     """``[PRODUCERS]``: for units that were drawn, what each may be fused with, as far as nothing pushed it out
     (``producers``)."""
@@ -81,17 +77,13 @@ class Scratch(NamedTuple):
 def new_scratch(step: Step) -> Scratch:
     """Working space for states of ``step``."""
     width = _width(step)
-    cleared = (at.SCRATCH_ROWS * width, at.NUMBERS, 2 * VERDICTS, 2 * VERDICTS, REFUSALS)
+    cleared = (at.SCRATCH_ROWS * width, at.NUMBERS, 2 * VERDICTS, 2 * VERDICTS)
     others = (PRODUCERS, _NODE_WORDS * width + 4096, 2 * (_MOVE_WORDS + _NODE_WORDS * width))
     # In one piece, whose pages are large: a page is met for the first time in as long as a move takes.
     words = np.empty(sum(cleared) + sum(others), np.int64)
     words[: sum(cleared)] = 0
-    row, number, verdict, keyed, refused, producer, changed, log = np.split(
-        words, np.cumsum((*cleared, *others))[:-1]
-    )
-    return Scratch(
-        row.reshape(at.SCRATCH_ROWS, width), number, log, changed, verdict, keyed, refused, producer
-    )
+    row, number, verdict, keyed, producer, changed, log = np.split(words, np.cumsum((*cleared, *others))[:-1])
+    return Scratch(row.reshape(at.SCRATCH_ROWS, width), number, log, changed, verdict, keyed, producer)
 
 
 def empty_state(step: Step, copies: int = 0) -> State:

@@ -165,69 +165,48 @@ def default_order(graph: Graph, strategy: Strategy, asynchronous: bool) -> tuple
 
 def default_unit_order(units: UnitGraph, asynchronous: bool) -> tuple[str, ...]:
     """:func:`default_order` of units that are already at hand."""
-    return _ListSchedule(units, asynchronous).run()
+    missing = [len(needed) for needed in units.dependencies]
+    in_flight: dict[int, int] = {}
+    """Buckets that were issued and not waited for, with the position at which each was issued."""
+    order: list[str] = []
+    left = set(range(len(missing)))
+    ready: list[_Rank] = []
+
+    def offer(some: Iterable[int]) -> None:
+        for i in some:
+            if not missing[i]:  # all that it waits for was issued
+                heapq.heappush(ready, _rank(units, i, in_flight))
+
+    offer(left)
+    while ready:
+        first = heapq.heappop(ready)
+        i = first[-1]
+        if i not in left or first != _rank(units, i, in_flight):  # it was offered again since
+            continue
+        held_up_by = sorted(in_flight.keys() & {*units.dependencies[i]}, key=in_flight.__getitem__)
+        for bucket in held_up_by:
+            del in_flight[bucket]
+            order.append(units.units[bucket].done_token(asynchronous))
+            offer(units.dependents[bucket])
+        if held_up_by:
+            continue
+        left.remove(i)
+        if asynchronous and units.units[i].is_bucket:
+            in_flight[i] = len(order)
+        order.append(units.units[i].start_token(asynchronous))
+        for dependent in units.dependents[i]:
+            missing[dependent] -= 1
+        offer(units.dependents[i])
+    return (*order, *(units.units[bucket].done_token(asynchronous) for bucket in in_flight))
 
 
-class _ListSchedule:
-    """One run of the rule that :func:`default_order` states."""
+_Rank = tuple[int, bool, int, int]
 
-    def __init__(self, units: UnitGraph, asynchronous: bool) -> None:
-        self.units = units
-        self.asynchronous = asynchronous
-        self.key = [min(unit.nodes) for unit in units.units]
-        # A bucket that was issued but is not done no longer counts as unissued, but as in flight.
-        self.unissued = [len(needed) for needed in units.dependencies]
-        self.in_flight = [0] * len(units.units)
-        self.issued_at: dict[int, int] = {}
-        """Issue position of each bucket whose done has not been placed."""
-        self.ready: list[tuple[bool, int, int]] = []
-        self.blocked: list[tuple[int, int, int]] = []
-        self.order: list[str] = []
 
-    def run(self) -> tuple[str, ...]:
-        for i in range(len(self.units.units)):
-            self._enqueue(i)
-        while self.ready or self.blocked:
-            if not self.ready:
-                self._wait_for_inputs_of(heapq.heappop(self.blocked)[2])
-                continue
-            self._issue(heapq.heappop(self.ready)[2])
-        for bucket in list(self.issued_at):
-            self._done(bucket)
-        return tuple(self.order)
-
-    def _enqueue(self, i: int) -> None:
-        if self.unissued[i]:
-            return
-        if not self.in_flight[i]:
-            heapq.heappush(self.ready, (not self.units.units[i].is_bucket, self.key[i], i))
-            return
-        last = max(self.issued_at[j] for j in self.units.dependencies[i] if j in self.issued_at)
-        heapq.heappush(self.blocked, (last, self.key[i], i))
-
-    def _issue(self, i: int) -> None:
-        unit = self.units.units[i]
-        waits = self.asynchronous and unit.is_bucket
-        if waits:
-            self.issued_at[i] = len(self.order)
-        self.order.append(unit.start_token(self.asynchronous))
-        for dependent in self.units.dependents[i]:
-            self.unissued[dependent] -= 1
-            self.in_flight[dependent] += waits
-            self._enqueue(dependent)
-
-    def _wait_for_inputs_of(self, i: int) -> None:
-        waiting = [j for j in self.units.dependencies[i] if j in self.issued_at]
-        for bucket in sorted(waiting, key=self.issued_at.__getitem__):
-            self._done(bucket)
-
-    def _done(self, bucket: int) -> None:
-        del self.issued_at[bucket]
-        self.order.append(self.units.units[bucket].done_token(self.asynchronous))
-        for dependent in self.units.dependents[bucket]:
-            self.in_flight[dependent] -= 1
-            if not self.in_flight[dependent]:
-                self._enqueue(dependent)
+def _rank(units: UnitGraph, i: int, in_flight: Mapping[int, int]) -> _Rank:
+    """When a unit comes: first those that nothing in flight holds up (-1), buckets before kernels."""
+    last = max((in_flight.get(j, -1) for j in units.dependencies[i]), default=-1)
+    return last, last < 0 and not units.units[i].is_bucket, min(units.units[i].nodes), i
 
 
 def late_waits(graph: Graph, units: UnitGraph, order: Sequence[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.candidates import Trial
-from disco_hlo.plugin.measuring.runner import Runner, at_once_of, time_once, waited_for_ns
+from disco_hlo.plugin.measuring.runner import LOOKS, Runner, at_once_of, time_once
 from disco_hlo.plugin.phases.finalists import chosen
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable, memory
@@ -190,7 +190,8 @@ def memory_of(executable: LoadedExecutable) -> dict[str, int]:
 
 def at_once(record: Record, default: Runner) -> int:
     """How many runs each measurement takes: the same for all rows, those of earlier runs of the script too."""
-    noted = record.fact("steps_at_once") or at_once_of(default, waited_for_ns(default))
+    noted = record.fact("steps_at_once")
+    noted = noted or at_once_of(default, min(default.run() for _ in range(LOOKS)))
     record.note(steps_at_once=noted)
     return int(noted)
 

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from disco_hlo.compiled import Row, inner
 from disco_hlo.search import layout as at
-from disco_hlo.search.kernels import fell_at_sight
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.duplicate import duplicate
 from disco_hlo.search.moves.move import Move, random_unit
-from disco_hlo.search.moves.refusals import NO_KEY, was_refused, with_number, with_unit
 from disco_hlo.search.ordering import successors
 from disco_hlo.search.state import has_room, refuse
 
@@ -51,7 +47,6 @@ def absorb(g: GraphView, s: StateView, w: ScratchView, producer: int, _b: int) -
         return False
     count = absorbers(g, s, w, producer)
     if count == 0:
-        fell_at_sight(w, producer)
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     for i in range(count):
@@ -68,17 +63,4 @@ def random_producer(_g: GraphView, s: StateView, _w: ScratchView, generator: Row
     return random_unit(s, generator, pools.fusible, pools.fusibles), -1
 
 
-@inner
-def _key(g: GraphView, s: StateView, w: ScratchView, salt: int, producer: int, _b: int) -> Any:
-    if s.owner[producer] != producer:
-        return np.int64(NO_KEY), 0
-    key = with_unit(s, with_number(np.int64(0), salt), producer)
-    if was_refused(w, key):
-        return key, 0  # it must stay for somebody
-    count = absorbers(g, s, w, producer)
-    for i in range(count):
-        key = with_unit(s, key, w.readers[i])
-    return key, count
-
-
-MOVE = Move("kernels", 2, random_producer, absorb, cache_key=_key, slow_key=True)
+MOVE = Move("kernels", 2, random_producer, absorb)

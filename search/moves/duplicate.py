@@ -12,12 +12,12 @@ from typing import Any
 from disco_hlo.compiled import inner
 from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.search import layout as at
-from disco_hlo.search.kernels import adopt_orphans, all_stand, fell_at_sight, recompute
+from disco_hlo.search.kernels import adopt_orphans, all_stand, recompute
 from disco_hlo.search.layout import GraphView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move, random_reader
-from disco_hlo.search.moves.refusals import key_of_pair, never_recomputed
+from disco_hlo.search.moves.refusals import never_recomputed
 from disco_hlo.search.ordering import next_member, settle
-from disco_hlo.search.state import computes, has_room, roll_back
+from disco_hlo.search.state import computes, has_room, refuse
 
 
 @inner
@@ -32,19 +32,13 @@ def duplicate(g: GraphView, s: StateView, w: ScratchView, consumer: int, produce
         return False
     count, members = needed(g, s, w, consumer, producer)
     if count == 0 or never_recomputed(g, s, w, consumer, members, count):
-        fell_at_sight(w, consumer)
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
-    has_cells = recompute(g, s, w, consumer, w.needed, count)
-    if has_cells:
+    if recompute(g, s, w, consumer, w.needed, count):
         unit, first = adopt_orphans(g, s, w, consumer)
         if all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit]):
             return True
-    roll_back(w, mark)
-    w.number[at.CHANGES] = changes
-    if not has_cells:
-        fell_at_sight(w, consumer)
-    return False
+    return refuse(w, mark, changes)
 
 
 @inner
@@ -119,6 +113,6 @@ def _read_of(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer
 
 
 MOVE = Move(
-    "kernels", 3, random_reader, duplicate, with_unit=True, cache_key=key_of_pair, first_weight=1,
+    "kernels", 3, random_reader, duplicate, with_unit=True, first_weight=1,
     in_algorithm_1=True,
 )  # fmt: skip

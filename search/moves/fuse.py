@@ -9,10 +9,10 @@ from typing import Any
 
 from disco_hlo.compiled import inner
 from disco_hlo.search import layout as at
-from disco_hlo.search.kernels import adopt_orphans, all_stand, fell_at_sight, join, most_owned
+from disco_hlo.search.kernels import adopt_orphans, all_stand, join, most_owned
 from disco_hlo.search.layout import GraphView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move, random_reader
-from disco_hlo.search.moves.refusals import key_of_pair, never_joined
+from disco_hlo.search.moves.refusals import never_joined
 from disco_hlo.search.ordering import settle
 from disco_hlo.search.state import has_room, refuse
 
@@ -26,7 +26,6 @@ def fuse(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: in
     if low > s.place[consumer] or s.count[consumer] + s.count[producer] > most_owned(g):
         return False
     if never_joined(g, s, w, consumer, producer):
-        fell_at_sight(w, consumer)
         return False
     mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     unit, first = adopt_orphans(g, s, w, join(g, s, w, producer, consumer))
@@ -36,5 +35,5 @@ def fuse(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: in
 
 
 MOVE = Move(
-    "kernels", 4, random_reader, fuse, with_unit=True, cache_key=key_of_pair, first_weight=1, in_algorithm_1=True
+    "kernels", 4, random_reader, fuse, with_unit=True, first_weight=1, in_algorithm_1=True
 )  # fmt: skip

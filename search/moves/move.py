@@ -39,11 +39,6 @@ class Move:
     """Whether ``a`` is the head of a unit."""
     with_unit: bool = False
     """Whether ``b`` is the head of another unit."""
-    cache_key: Compiled | None = None
-    """``(g, s, w, salt, a, b)``: what a refusal is remembered under, and how many units besides that of ``a`` it is
-    about, which it writes into row ``readers`` (``refusals``). None: no refusal is remembered."""
-    slow_key: bool = False
-    """Whether that takes so long that a move which has to wait for a cost waits before it is asked for."""
     first_weight: int = 0
     """Of ``weight`` in the very first climb. Few kernels of XLA are better for losing an op, and all that are tried
     need a cost."""

@@ -14,7 +14,6 @@ from disco_hlo.search.hashing import draw
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.fuse import fuse
 from disco_hlo.search.moves.move import Move
-from disco_hlo.search.moves.refusals import key_of_pair
 
 UNRELATED: Final = 4
 """One in so many proposals is of units that have nothing in common."""
@@ -48,4 +47,4 @@ def _random_pair(g: GraphView, s: StateView, generator: Row, pools: PoolView) ->
     return (a, b) if s.place[a] > s.place[b] else (b, a)
 
 
-MOVE = Move("kernels", 2, random_siblings, fuse, with_unit=True, cache_key=key_of_pair)
+MOVE = Move("kernels", 2, random_siblings, fuse, with_unit=True)

@@ -1,4 +1,4 @@
-"""Every move of the search, and what the search asks of a move by its number: to be drawn, made, known as refused.
+"""Every move of the search, and what the search asks of a move by its number: to be drawn, made.
 
 A new one is a file of its own, and a line here: all methods propose it. ``random_apply`` is RandomApply of the paper's
 Algorithm 1; ``random_move`` serves the search around it.
@@ -13,11 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.compiled import Ints, Row, inner
-from disco_hlo.core.reasons import fresh_stamp
-from disco_hlo.search import layout as at
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Compiled, Move
-from disco_hlo.search.moves.refusals import NO_KEY, no_key, place_of
 from disco_hlo.search.state import has_room
 
 NAMES: Final = (
@@ -53,10 +50,6 @@ def in_algorithm_1() -> tuple[str, ...]:
 _OF_UNIT: Final = np.array([move.of_unit for move in MOVES])
 _WITH_UNIT: Final = np.array([move.with_unit for move in MOVES])
 ONLY_ORDER: Final = np.array([move.changes == "order" for move in MOVES])
-SLOW_KEY: Final = np.array([move.slow_key for move in MOVES])
-_APPLIES: Final = [move.apply for move in MOVES]
-_SALTS: Final = np.array([_APPLIES.index(move.apply) for move in MOVES])
-"""Moves that make the same share what they know to be refused."""
 
 
 def _by_number(functions: Iterable[Compiled], arguments: str) -> Compiled:
@@ -73,8 +66,7 @@ def _by_number(functions: Iterable[Compiled], arguments: str) -> Compiled:
 
 random_move = _by_number([move.propose for move in MOVES], "g, s, w, generator, pools")
 """Arguments for the move of a number; (-1, -1) where those drawn are refused at sight."""
-_apply = _by_number(_APPLIES, "g, s, w, a, b")
-_key = _by_number([move.cache_key or no_key for move in MOVES], "g, s, w, salt, a, b")
+_apply = _by_number([move.apply for move in MOVES], "g, s, w, a, b")
 
 
 @inner
@@ -85,32 +77,6 @@ def make_move(g: GraphView, s: StateView, w: ScratchView, number: int, a: int, b
     if _WITH_UNIT[number] and (b < 0 or s.owner[b] != b):
         return False
     return _apply(number, g, s, w, a, b)
-
-
-@inner
-def refusal_key(g: GraphView, s: StateView, w: ScratchView, number: int, a: int, b: int) -> Any:
-    """What the refusal of a move is remembered under, and how many units besides that of ``a`` it is about, which then
-    stand in row ``readers``."""
-    return _key(number, g, s, w, _SALTS[number], a, b)
-
-
-@inner
-def remember_refusal(g: GraphView, s: StateView, w: ScratchView, number: int, a: int, b: int) -> None:
-    """Remember a refused move that is undone, where a kernel that may not stand was the reason (``at.FELL``)."""
-    fell = w.number[at.FELL]
-    if fell == 0:
-        return
-    key, others = refusal_key(g, s, w, number, a, b)
-    if key == NO_KEY:
-        return
-    stamp = fresh_stamp(w)
-    w.reached[a] = stamp
-    for i in range(others):
-        w.reached[w.readers[i]] = stamp
-    for i in range(fell):
-        if w.reached[s.owner[w.changed[i]]] != stamp:
-            return
-    w.refused[place_of(key)] = key
 
 
 @inner

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from disco_hlo.compiled import Row, inner
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import draw
-from disco_hlo.search.kernels import all_stand, drop_idle_copies, fell_at_sight, may_own, part, read_again
+from disco_hlo.search.kernels import all_stand, drop_idle_copies, may_own, part, read_again
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
-from disco_hlo.search.moves.refusals import never_without, with_number, with_unit
 from disco_hlo.search.ordering import reseat
 from disco_hlo.search.state import has_room, holds_copy, refuse
 
@@ -29,9 +26,6 @@ def unfuse(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int) -> 
         return False
     owned = s.owner[node] == unit and s.count[unit] > 1
     if (owned and stays(g, s, unit, node)) or (not owned and not holds_copy(s, unit, node)):
-        return False
-    if never_without(g, s, w, unit, node):
-        fell_at_sight(w, unit)
         return False
     mark, changes, place = w.number[at.LOGGED], w.number[at.CHANGES], s.place[unit]
     if owned:
@@ -88,10 +82,4 @@ def random_member(g: GraphView, s: StateView, _w: ScratchView, generator: Row, p
     return unit, s.cell_node[cell]
 
 
-@inner
-def _key(_g: GraphView, s: StateView, w: ScratchView, salt: int, unit: int, node: int) -> Any:
-    w.readers[0] = s.owner[node]
-    return with_unit(s, with_unit(s, with_number(np.int64(node), salt), unit), s.owner[node]), 1
-
-
-MOVE = Move("kernels", 2, random_member, unfuse, cache_key=_key)
+MOVE = Move("kernels", 2, random_member, unfuse)

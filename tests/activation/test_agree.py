@@ -29,10 +29,6 @@ SAME = Proposal("a" * 64, "b" * 64)
 PLAN = PlanBytes(b'{"version": 1}', b"\x0a\x04step" * 100)
 
 
-def test_equal_proposals_are_enacted() -> None:
-    assert verdict([SAME] * 3) == Agreement("b" * 64, "")
-
-
 def test_reasons_given_beside_a_plan_do_not_count_against_it() -> None:
     assert verdict([SAME, dataclasses.replace(SAME, reason="retried")]).enact
 
@@ -40,24 +36,17 @@ def test_reasons_given_beside_a_plan_do_not_count_against_it() -> None:
 @pytest.mark.parametrize(
     ("odd", "reason"),
     [
-        (
-            Proposal("c" * 64, "b" * 64),
+        (Proposal("c" * 64, "b" * 64),
             "the ranks compile different training steps (another batch size or version?): "
-            "ranks 0-1: aaaaaaaaaaaa; rank 2: cccccccccccc",
-        ),
-        (
-            Proposal("", "", "HLO not readable"),
+            "ranks 0-1: aaaaaaaaaaaa; rank 2: cccccccccccc"),
+        (Proposal("", "", "HLO not readable"),
             "the ranks compile different training steps (another batch size or version?): "
-            "ranks 0-1: aaaaaaaaaaaa; rank 2: no readable module",
-        ),
-        (
-            Proposal("a" * 64, "d" * 64),
-            "the ranks would enact different modules (an older plan somewhere?): "
-            "ranks 0-1: bbbbbbbbbbbb; rank 2: dddddddddddd",
-        ),
+            "ranks 0-1: aaaaaaaaaaaa; rank 2: no readable module"),
+        (Proposal("a" * 64, "d" * 64), "the ranks would enact different modules (an older plan somewhere?): "
+            "ranks 0-1: bbbbbbbbbbbb; rank 2: dddddddddddd"),
         (Proposal("a" * 64, "", "no\n space"), "not every rank has a plan to enact; rank 2: no space"),
     ],
-)
+)  # fmt: skip
 def test_one_that_differs_makes_it_the_default_and_is_named(odd: Proposal, reason: str) -> None:
     store = MemoryStore()
     outcomes = on_ranks(3, lambda one: agree(one, odd if one.rank == 2 else SAME, 10), store)

@@ -9,7 +9,7 @@ import pytest
 from disco_hlo.activation import mpi
 from disco_hlo.activation.channel import Deadline
 from tests.activation.jobs import at_every_moment, run_alone, run_under_mpi
-from tests.activation.test_processes import DEFAULT, KV, assert_default_after, assert_exchange
+from tests.activation.test_processes import KV, assert_default_after, assert_exchange
 from tests.ports import free_port
 
 pytestmark = pytest.mark.mpi
@@ -34,25 +34,12 @@ def test_a_second_job_of_the_same_processes_has_communicators_of_its_own(tmp_pat
     assert results == {rank: {"heard": heard, "ends": 1} for rank in range(3)}
 
 
-def test_mpi_can_be_declined(tmp_path: Path) -> None:
-    results = run_under_mpi("exchange", 2, tmp_path, channel="kv")
-    assert_exchange(results, 2, KV)
-
-
 def test_four_independent_jobs_under_one_mpiexec_neither_wait_for_each_other_nor_touch_mpi(
     tmp_path: Path,
 ) -> None:
     results = run_under_mpi("independent", 4, tmp_path, size=1)
     expected = {"channel": "a single process", "enacts its own": True, "mpi touched": False}
     assert results == dict.fromkeys(range(4), expected)
-
-
-def test_two_jobs_of_two_under_one_mpiexec_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    results = run_under_mpi("exchange", 4, tmp_path, size=2)
-    first, second = results[0], results[2]
-    assert_exchange({0: first, 1: results[1]}, 2, KV)
-    assert_exchange({0: second, 1: results[3]}, 2, KV)
-    assert first["module_sha256"] != second["module_sha256"]
 
 
 def test_two_jobs_beside_the_users_own_mpi_keep_their_plans_and_messages_apart(tmp_path: Path) -> None:
@@ -97,14 +84,3 @@ def test_three_ranks_one_killed_the_others_come_to_one_outcome(tmp_path: Path) -
 
     for results in at_every_moment(tmp_path, run).values():
         assert_default_after(results, 3, victim=0)
-
-
-def test_the_launcher_of_jax_distributed_ranks_may_let_survivors_live(tmp_path: Path) -> None:
-    results = run_under_mpi(
-        "killed", 2, tmp_path, *KEEP_SURVIVORS, victim=1, moment="after", timeout_s=1, port=free_port()
-    )
-    assert results[0]["plan"] == "arrived"
-    assert results[0]["outcome"] == {
-        "enact_sha256": "",
-        "reason": f"{DEFAULT}rank 1 of 2 did not answer within 1 s",
-    }

@@ -248,15 +248,7 @@ def wait_for_results(count: int) -> None:
 if __name__ == "__main__":
     scenario = {
         one.__name__: one
-        for one in (
-            exchange,
-            again,
-            killed,
-            independent,
-            beside_users_mpi,
-            uninitialized,
-            interrupted,
-        )
+        for one in (exchange, again, killed, independent, beside_users_mpi, uninitialized, interrupted)
     }
     try:
         outcome = scenario[sys.argv[1]]()

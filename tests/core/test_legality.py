@@ -100,24 +100,17 @@ CPU_STEP = Graph(
         ({1, 2, 3}, [2], "n3 (reduce) is computed, but nothing reads it"),
         ({1, 2, 3}, [2, 3], "results n2 f32[8,4] and n3 f32[8] differ in shape or layout"),
         ({2, 9}, [2, 9], "results n2 f32[8,4] and n9 f32[8,4] differ in shape or layout"),
-        (
-            {1, 2, 4},
-            [2, 4],
-            "a concatenate, gather or reduce-window may only be the single result of a group",
-        ),
+        ({1, 2, 4}, [2, 4], "a concatenate, gather or reduce-window may only be the single result of a group"),
         ({1, 4}, [4], None),
         ({1, 5}, [5], "n5 (dot) cannot be fused"),
         ({1, 8}, [8], "n8 (scatter) cannot be fused"),
         ({2, 6}, [2, 6], "n6 is a copy that gives its value a buffer of its own"),
         ({2, 7}, [7], None),
         ({1, 11}, [11], None),
-        (
-            {10, 11},
-            [11],
-            "n11 overwrites the buffer of n0, which n10 (reverse) reads at other elements in the same kernel",
-        ),
+        ({10, 11}, [11],
+            "n11 overwrites the buffer of n0, which n10 (reverse) reads at other elements in the same kernel"),
     ],
-)
+)  # fmt: skip
 def test_what_may_be_one_kernel_on_cpu(members: set[int], results: list[int], reason: str | None) -> None:
     assert group_refusal(CPU_STEP, members, results) == reason
 

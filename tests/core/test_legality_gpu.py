@@ -120,12 +120,7 @@ def test_a_reduction_that_two_operands_go_into_after_is_no_hero() -> None:
 
 
 def test_a_transpose_stays_hero_behind_ops_of_several_operands() -> None:
-    step = graph("""
-        f32[64,128] param
-        f32[128,64] param
-        f32[128,64] transpose 0 {1,0}
-        f32[128,64] add 2 1
-    """)
+    step = graph("f32[64,128] param\nf32[128,64] param\nf32[128,64] transpose 0 {1,0}\nf32[128,64] add 2 1")
     assert hero(step, {2, 3}, 3) == 2
     assert emitter_kind(step, {2, 3}, [3]) == "input"
 
@@ -143,11 +138,7 @@ def test_of_two_transposes_none_is_hero() -> None:
 
 
 def test_a_concatenate_is_hero_behind_trivial_ops_and_loops() -> None:
-    step = graph("""
-        f32[8] param
-        f32[16] concatenate 0 0 {0}
-        f32[16] negate 1
-    """)
+    step = graph("f32[8] param\nf32[16] concatenate 0 0 {0}\nf32[16] negate 1")
     assert hero(step, {1, 2}, 2) == 1
     assert emitter_kind(step, {1, 2}, [2]) == "loop"
 
@@ -188,12 +179,7 @@ def test_several_results_share_one_loop(results: tuple[int, ...], reason: str | 
 
 
 def test_a_result_of_equal_elements_in_other_dimensions_shares_the_loop() -> None:
-    step = graph("""
-        f32[512,1024] param
-        f32[524288] bitcast 0
-        f32[512,1024] negate 0
-        f32[524288] negate 1
-    """)
+    step = graph("f32[512,1024] param\nf32[524288] bitcast 0\nf32[512,1024] negate 0\nf32[524288] negate 1")
     assert group_refusal(step, {1, 2, 3}, [2, 3]) is None
 
 
@@ -209,12 +195,7 @@ def test_a_nested_transpose_does_not_stand_beside_a_block_reduction() -> None:
 
 
 def test_a_kernel_does_not_go_on_from_a_result_that_it_reduced() -> None:
-    step = graph("""
-        f32[512,1024] param
-        f32[] const
-        f32[512] reduce 0 1 {1}
-        f32[512] negate 2
-    """)
+    step = graph("f32[512,1024] param\nf32[] const\nf32[512] reduce 0 1 {1}\nf32[512] negate 2")
     assert group_refusal(step, {2, 3}, [3]) is None
     assert "no loop computes it" in str(group_refusal(step, {2, 3}, [2, 3]))
 
@@ -236,12 +217,7 @@ def test_nothing_moves_elements_before_a_result_that_the_kernel_goes_on_from() -
 
 
 def test_no_reduction_of_a_reduction() -> None:
-    step = graph("""
-        f32[512,1024] param
-        f32[] const
-        f32[512] reduce 0 1 {1}
-        f32[] reduce 2 1 {0}
-    """)
+    step = graph("f32[512,1024] param\nf32[] const\nf32[512] reduce 0 1 {1}\nf32[] reduce 2 1 {0}")
     assert group_refusal(step, {2, 3}, [3]) is not None
     assert group_refusal(step, {2}, [2]) is None
 
@@ -336,10 +312,5 @@ def test_a_scatter_takes_its_updates_along_and_nothing_else(
 
 
 def test_an_op_without_a_code_generator_stays_alone() -> None:
-    step = graph("""
-        f32[8] param
-        u32[8] param
-        f32[8] negate 0
-        bf16[8] stochastic-convert 2 1
-    """)
+    step = graph("f32[8] param\nu32[8] param\nf32[8] negate 0\nbf16[8] stochastic-convert 2 1")
     assert group_refusal(step, {2, 3}, [3]) == "n3 (stochastic-convert) has no code generator"

@@ -11,10 +11,6 @@ import pytest
 from tests.e2e.jobs import FORKS, Job, Run
 from tests.known_times import know_device
 
-CACHED = {
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
 SLOW_LAUNCH_NS = 20_000
 
 
@@ -37,18 +33,10 @@ def new_job(base: Path, start_from: Path | None = None) -> Job:
 
 @pytest.fixture(scope="session")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
-    """A search of the jitted step in one process, its compilation cache beside it; not to be changed. Its plan has
-    kernels that XLA's has not."""
+    """A search of the jitted step in one process; not to be changed. Its plan has kernels that XLA's has not."""
     job = new_job(tmp_path_factory.mktemp("searched"))
     know_device(job.directory, launch_ns=SLOW_LAUNCH_NS)
-    cache = job.directory.parent / "cache"
-    settings = {
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "DISCO_FINALISTS": "2",
-        "DISCO_EXPLAIN": "1",
-        **CACHED,
-    }
-    return job, job.train(fault="plan_wins", ENABLE_SEARCH="1", **settings)
+    return job, job.train(fault="plan_wins", ENABLE_SEARCH="1", DISCO_FINALISTS="2", DISCO_EXPLAIN="1")
 
 
 @pytest.fixture(scope="session")

@@ -10,18 +10,12 @@ from typing import Any
 
 import pytest
 
-from disco_hlo.hlo import proto
 from disco_hlo.plugin.probe import exchange_opcode
 from tests.e2e.conftest import new_job
 from tests.e2e.executed import assert_same_losses, copies, digest, edited
 from tests.e2e.jobs import Job, Run
 
 Spoil = Callable[[Path], None]
-
-
-def written(text: str) -> Spoil:
-    """Puts something else in the plan's place."""
-    return lambda slot: (slot / "plan.json").write_text(text) and None
 
 
 def strategy(**fields: Any) -> Spoil:
@@ -55,17 +49,6 @@ def in_a_cycle(slot: Path) -> None:
     strategy(groups=groups, order=[])(slot)
 
 
-def with_a_custom_call(module: bytes) -> bytes:
-    message = proto.parse(module)
-    [entry] = [one for one in message.computations if one.id == message.entry_computation_id]
-    call = entry.instructions.add()
-    call.CopyFrom(next(one for one in entry.instructions if one.opcode == "parameter"))
-    call.name, call.opcode, call.custom_call_target = "extra", "custom-call", "system"
-    call.id = 1 + max(one.id for computation in message.computations for one in computation.instructions)
-    message.schedule.sequences[entry.id].instruction_ids.append(call.id)
-    return proto.serialize(message)
-
-
 MILLION = [{"nodes": [1]}] * 1_000_000
 BAD: dict[str, tuple[Spoil, str]] = {
     "another model": (
@@ -76,20 +59,14 @@ BAD: dict[str, tuple[Spoil, str]] = {
         edited(lambda plan: plan["target"].update(device_count=16)), "another job: devices 16, this is 2;",
     ),
     "truncated": (truncated, "is not JSON"),
-    "another JSON": (written("[]"), "is not a plan"),
-    "nested deeply": (written("[" * 1_000_000), "is not JSON"),
     "an older version": (
         edited(lambda plan: plan.update(version=1)),
         "plan version 1; this disco-hlo reads version 2; search again",
     ),
-    "nodes out of range": (strategy(groups=[{"nodes": [-1, 2**40]}]), "g0 holds node -1"),
     "a cycle": (in_a_cycle, "does not execute its plan"),
     "a million groups": (strategy(groups=MILLION), "g0 holds node 1 (parameter"),
-    "an order of nothing": (strategy(order=["g0"] * 1000), "order"),
     "another module": (module(lambda old: old[:-9] + b"\x00" * 9, owned=False), "is not the module"),
-    "no module": (module(lambda old: b"\xff" * 1000), "do not parse"),
     "another program": (module(lambda old: exchange_opcode(old, "add", "subtract")), "something else"),
-    "a way out": (module(with_a_custom_call), "adds custom call 'system'"),
 }  # fmt: skip
 
 

@@ -113,27 +113,10 @@ def test_what_another_rank_has_in_its_own_directory_does_not_matter(
 
 
 @pytest.mark.product_only
-def test_an_older_plan_on_rank_0_is_the_one_that_all_execute(shared: Job, alone: list[Run]) -> None:
-    before = plan_in(shared.directory)
-    older(slot_of(shared.directory))
-    assert plan_in(shared.directory).module_sha256 != before.module_sha256
-    runs = shared.train_ranks(ENABLE_SEARCH="0", DISCO_LOG="debug")
-    assert_all_execute_the_plan(runs, shared.directory, alone)
-
-
-@pytest.mark.product_only
 def test_a_corrupt_plan_on_rank_0_is_the_default_on_all(shared: Job, alone: list[Run]) -> None:
     (slot_of(shared.directory) / "module.hlo.pb").write_bytes(b"")
     reason = "module.hlo.pb is not the module that plan.json was saved with"
     assert_all_default(shared.train_ranks(ENABLE_SEARCH="0"), alone, reason)
-
-
-@pytest.mark.product_only
-def test_a_plan_that_never_ran_is_compared_by_all_ranks_together(shared: Job, alone: list[Run]) -> None:
-    edited(lambda plan: plan.update(measured=None))(slot_of(shared.directory))
-    runs = shared.train_ranks(ENABLE_SEARCH="0", DISCO_LOG="debug")
-    assert len(runs[0].lines("the plan computes what XLA's default computes")) == 1
-    assert_all_execute_the_plan(runs, shared.directory, alone)
 
 
 @pytest.mark.product_only

@@ -8,21 +8,6 @@ from tests.e2e.executed import difference, plan_in
 from tests.e2e.jobs import Job, Run
 
 
-def test_a_second_search_finds_the_same_plan_byte_for_byte(searched: tuple[Job, Run], copied: Job) -> None:
-    first = plan_in(searched[0].directory)
-    # Here the clock has its say about which candidate wins.
-    run = copied.train(ENABLE_SEARCH="1", DISCO_FINALISTS="2")
-    second = plan_in(copied.directory)
-    assert len(run.lines("profiled nothing: all known")) == 1
-    assert plans.encode(without_measurements(first)) == plans.encode(without_measurements(second))
-    # Buckets and order are computed for every finalist, so their number is part of what was asked for.
-    assert first.search.settings["finalists"] == 2
-    assert first.measured is not None
-    assert second.measured is not None
-    assert first.measured.candidates != second.measured.candidates
-    assert difference(run, copied.directory, second.strategy) is None
-
-
 def test_the_plan_as_the_search_left_it_is_legal_and_complete(searched: tuple[Job, Run], copied: Job) -> None:
     """Where the clock chose XLA's default, the search's own plan is still there to compare."""
     run = copied.train(fault="default_wins", ENABLE_SEARCH="1", DISCO_FINALISTS="2")

@@ -96,7 +96,6 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "other opcode": (
         moves(lambda found: found[0]["opcodes"].__setitem__(0, "cosine")), "move 0 (chunk) is illegal",
     ),
-    "no move": (moves(list.clear), "structure.moves"),
 }  # fmt: skip
 
 

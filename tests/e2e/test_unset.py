@@ -8,9 +8,7 @@ from tests.e2e.executed import digest
 from tests.e2e.jobs import Job
 
 
-def test_unset_the_run_is_that_of_a_machine_without_the_package(
-    fresh: Callable[..., Job],
-) -> None:
+def test_unset_the_run_is_that_of_a_machine_without_the_package(fresh: Callable[..., Job]) -> None:
     # Told so, it has a Python of its own, as the other has.
     default = fresh().train(JAX_PLATFORMS="cpu")
     absent = fresh().train(fault="not_installed")

@@ -22,14 +22,8 @@ from tests.estimator.kernels import f32, graph_of
 SLOW = DeviceModel(1e9, 1e9, hoists=True)
 
 STEP = graph_of(
-    ("parameter", f32(4, 8), ()),
-    ("constant", f32(), ()),
-    ("multiply", f32(4, 8), (0, 0)),
-    ("log", f32(4, 8), (2,)),
-    ("dot", f32(4, 4), (3, 0)),
-    ("all-reduce", f32(4, 4), (4,)),
-    ("bitcast", f32(16), (5,)),
-    ("tuple", f32(16), (6,)),
+    "parameter[4,8]; constant[]; multiply[4,8] 0 0; log[4,8] 2; dot[4,4] 3 0; all-reduce[4,4] 4; "
+    "bitcast[16] 5; tuple[16] 6"
 )
 
 
@@ -77,14 +71,7 @@ def test_impossible_devices_are_refused(wrong):
 
 
 def test_a_tuple_of_what_a_bitcast_shows_needs_no_maps():
-    found = structure(
-        graph_of(
-            ("parameter", f32(4, 8), ()),
-            ("bitcast", f32(32), (0,)),
-            ("negate", f32(32), (1,)),
-            ("tuple", f32(32), (1, 2)),
-        )
-    )
+    found = structure(graph_of("parameter[4,8]; bitcast[32] 0; negate[32] 1; tuple[32] 1 2"))
     lengths = found.node[EXTENTS_AT] - found.node[OPERANDS_AT]
     assert lengths[:4].tolist() == [0, 2, 2, 0]
     assert found.edge[found.node[OPERANDS_AT, 2]] == 0

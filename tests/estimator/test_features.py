@@ -13,18 +13,13 @@ from disco_hlo.estimator.kernel_cost import kernels_ns
 from disco_hlo.estimator.samples import Grower
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Graph
-from tests.estimator.kernels import f32, graph_of
+from tests.estimator.kernels import graph_of
 from tests.estimator.steps import DEVICE, transformer
 
 CPU = DeviceModel(1e9, 1e9, hoists=True, element_ns={"log": 2.0, "add": 0.5, "reduce": 1.0})
 
 SOFTENED = graph_of(
-    ("parameter", f32(4, 8), ()),
-    ("log", f32(4, 8), (0,)),
-    ("reduce", f32(4), (1,), (1,)),
-    ("broadcast", f32(4, 8), (2,), (0,)),
-    ("add", f32(4, 8), (1, 3)),
-    ("tuple", f32(4, 8), (4,)),
+    "parameter[4,8]; log[4,8] 0; reduce[4] 1 {1}; broadcast[4,8] 2 {0}; add[4,8] 1 3; tuple[4,8] 4"
 )
 
 
@@ -93,15 +88,8 @@ def test_the_estimate_is_the_analytical_model_s() -> None:
 
 def test_equal_structure_gives_equal_features_wherever_it_stands() -> None:
     again = graph_of(
-        ("parameter", f32(4, 8), ()),
-        ("parameter", f32(4, 8), ()),
-        ("multiply", f32(4, 8), (0, 1)),
-        ("log", f32(4, 8), (1,)),
-        ("negate", f32(4, 8), (3,)),
-        ("reduce", f32(4), (3,), (1,)),
-        ("broadcast", f32(4, 8), (5,), (0,)),
-        ("add", f32(4, 8), (3, 6)),
-        ("tuple", f32(4, 8), (7, 4, 2)),
+        "parameter[4,8]; parameter[4,8]; multiply[4,8] 0 1; log[4,8] 1; negate[4,8] 3; reduce[4] 3 {1}; "
+        "broadcast[4,8] 5 {0}; add[4,8] 3 6; tuple[4,8] 7 4 2"
     )
     here, there = encoded(SOFTENED, (1, 2, 3, 4), (4,)), encoded(again, (3, 5, 6, 7), (7,))
     for mine, theirs in zip(here, there, strict=True):

@@ -28,42 +28,19 @@ def work_of(graph, members, results, device=CPU, tiled=False):
 
 
 def test_bytes_are_distinct_reads_and_results():
-    graph = graph_of(
-        ("parameter", f32(4, 8), ()),
-        ("multiply", f32(4, 8), (0, 0)),
-        ("add", f32(4, 8), (1, 0)),
-        ("log", f32(4, 8), (2,)),
-        ("tuple", f32(4, 8), (3,)),
-    )
+    graph = graph_of("parameter[4,8]; multiply[4,8] 0 0; add[4,8] 1 0; log[4,8] 2; tuple[4,8] 3")
     assert work_of(graph, {1}, {1}) == (256, 0, 0)
     assert work_of(graph, {1, 2, 3}, {3}) == (256, 32, 0)
     assert work_of(graph, {1, 2, 3}, {2, 3}) == (384, 32, 0)
 
 
 def test_scalar_constants_are_free():
-    graph = graph_of(
-        ("parameter", f32(4, 8), ()),
-        ("constant", f32(), ()),
-        ("broadcast", f32(4, 8), (1,), ()),
-        ("multiply", f32(4, 8), (0, 2)),
-    )
+    graph = graph_of("parameter[4,8]; constant[]; broadcast[4,8] 1 {}; multiply[4,8] 0 2")
     assert work_of(graph, {2, 3}, {3}) == (256, 0, 0)
 
 
-ROWS = graph_of(
-    ("parameter", f32(4, 8), ()),
-    ("parameter", f32(4), ()),
-    ("log", f32(4), (1,)),
-    ("broadcast", f32(4, 8), (2,), (0,)),
-    ("add", f32(4, 8), (0, 3)),
-)
-COLUMNS = graph_of(
-    ("parameter", f32(4, 8), ()),
-    ("parameter", f32(8), ()),
-    ("log", f32(8), (1,)),
-    ("broadcast", f32(4, 8), (2,), (1,)),
-    ("add", f32(4, 8), (0, 3)),
-)
+ROWS = graph_of("parameter[4,8]; parameter[4]; log[4] 1; broadcast[4,8] 2 {0}; add[4,8] 0 3")
+COLUMNS = graph_of("parameter[4,8]; parameter[8]; log[8] 1; broadcast[4,8] 2 {1}; add[4,8] 0 3")
 
 
 @pytest.mark.parametrize(
@@ -80,13 +57,7 @@ def test_a_broadcast_recomputes_where_it_cannot_be_hoisted(graph, device, logs, 
 
 
 def test_scalars_are_computed_once():
-    graph = graph_of(
-        ("parameter", f32(4, 8), ()),
-        ("parameter", f32(), ()),
-        ("log", f32(), (1,)),
-        ("broadcast", f32(4, 8), (2,), ()),
-        ("add", f32(4, 8), (0, 3)),
-    )
+    graph = graph_of("parameter[4,8]; parameter[]; log[] 1; broadcast[4,8] 2 {}; add[4,8] 0 3")
     assert work_of(graph, {2, 3, 4}, {4}, CPU)[1] == 1
     assert work_of(graph, {2, 3, 4}, {4}, GPU)[1] == 1
 
@@ -132,12 +103,7 @@ def test_reducing_columns_reads_across_the_grain():
 
 
 def test_what_is_read_straight_and_transposed_is_computed_twice():
-    graph = graph_of(
-        ("parameter", f32(4, 4), ()),
-        ("log", f32(4, 4), (0,)),
-        ("transpose", f32(4, 4), (1,), (1, 0)),
-        ("add", f32(4, 4), (1, 2)),
-    )
+    graph = graph_of("parameter[4,4]; log[4,4] 0; transpose[4,4] 1 {1,0}; add[4,4] 1 2")
     assert work_of(graph, {1, 2, 3}, {3}) == (128, 32, 16)
 
 
@@ -147,12 +113,7 @@ def test_a_copy_to_another_layout_is_a_transpose():
 
 
 def test_a_slice_reads_and_computes_only_its_part():
-    graph = graph_of(
-        ("parameter", f32(16, 8), ()),
-        ("log", f32(16, 8), (0,)),
-        ("slice", f32(4, 8), (1,)),
-        ("add", f32(4, 8), (2, 2)),
-    )
+    graph = graph_of("parameter[16,8]; log[16,8] 0; slice[4,8] 1; add[4,8] 2 2")
     assert work_of(graph, {1, 2, 3}, {3}) == (256, 32, 0)
 
 
@@ -171,12 +132,7 @@ def test_an_update_of_what_comes_from_elsewhere_costs_the_update(base):
 
 
 def test_an_update_of_what_is_computed_before_writes_all():
-    graph = graph_of(
-        ("parameter", f32(16, 8), ()),
-        ("parameter", f32(1, 8), ()),
-        ("add", f32(16, 8), (0, 0)),
-        ("dynamic-update-slice", f32(16, 8), (2, 1)),
-    )
+    graph = graph_of("parameter[16,8]; parameter[1,8]; add[16,8] 0 0; dynamic-update-slice[16,8] 2 1")
     assert work_of(graph, {2, 3}, {3}, GPU)[0] == 512 + 512 + 32
 
 
@@ -184,11 +140,8 @@ def test_an_update_of_what_is_computed_before_writes_all():
 def test_an_update_of_an_update_in_one_kernel_writes_all(members, moved):
     """XLA writes in place only where the array comes from outside the kernel."""
     graph = graph_of(
-        ("parameter", f32(16, 8), ()),
-        ("parameter", f32(1, 8), ()),
-        ("parameter", f32(1, 8), ()),
-        ("dynamic-update-slice", f32(16, 8), (0, 1)),
-        ("dynamic-update-slice", f32(16, 8), (3, 2)),
+        "parameter[16,8]; parameter[1,8]; parameter[1,8]; dynamic-update-slice[16,8] 0 1; "
+        "dynamic-update-slice[16,8] 3 2"
     )
     assert work_of(graph, members, {max(members)}, GPU)[0] == moved
 
@@ -208,35 +161,18 @@ def test_an_update_beside_another_result_writes_all(other):
 
 
 def test_results_of_one_shape_share_their_loops():
-    graph = graph_of(
-        ("parameter", f32(4, 8), ()),
-        ("log", f32(4, 8), (0,)),
-        ("add", f32(4, 8), (1, 0)),
-        ("multiply", f32(4, 8), (1, 0)),
-        ("tuple", f32(4, 8), (2, 3)),
-    )
+    graph = graph_of("parameter[4,8]; log[4,8] 0; add[4,8] 1 0; multiply[4,8] 1 0; tuple[4,8] 2 3")
     assert work_of(graph, {1, 2, 3}, {2, 3}) == (384, 32, 0)
 
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_bitcasts_are_looked_through(listed):
-    graph = graph_of(
-        ("parameter", f32(4, 8), ()),
-        ("log", f32(4, 8), (0,)),
-        ("bitcast", f32(32), (1,)),
-        ("add", f32(32), (2, 2)),
-    )
+    graph = graph_of("parameter[4,8]; log[4,8] 0; bitcast[32] 1; add[32] 2 2")
     assert work_of(graph, {1, 2, 3} if listed else {1, 3}, {3}) == (256, 32, 0)
 
 
 def test_a_reshape_keeps_the_loops_of_dimensions_that_stay():
-    graph = graph_of(
-        ("parameter", f32(4), ()),
-        ("log", f32(4), (0,)),
-        ("reshape", f32(1, 4, 1), (1,)),
-        ("reshape", f32(4), (2,)),
-        ("broadcast", f32(4, 8), (3,), (0,)),
-    )
+    graph = graph_of("parameter[4]; log[4] 0; reshape[1,4,1] 1; reshape[4] 2; broadcast[4,8] 3 {0}")
     assert work_of(graph, {1, 2, 3, 4}, {4}) == (16 + 128, 4, 0)
 
 
@@ -253,9 +189,7 @@ def test_a_variadic_reduction_walks_its_first_operand():
 
 
 def test_dead_duplicates_cost_nothing():
-    graph = graph_of(
-        ("parameter", f32(4), ()), ("log", f32(4), (0,)), ("add", f32(4), (0, 0)), ("tuple", f32(4), (2,))
-    )
+    graph = graph_of("parameter[4]; log[4] 0; add[4] 0 0; tuple[4] 2")
     assert work_of(graph, {1, 2}, {2}) == (32, 0, 0)
 
 

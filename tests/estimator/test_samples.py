@@ -89,22 +89,13 @@ def test_single_ops_are_one_for_each_cost_key() -> None:
 
 def test_kernels_that_overwrite_a_buffer_are_no_samples() -> None:
     """A scatter in a pack wrote into the input that others read (two of them made XLA abort)."""
-    graph = graph_of(
-        ("parameter", f32(8), ()),
-        ("while", f32(8), (0,)),
-        ("add", f32(8), (1, 0)),
-        ("tuple", f32(8), (2,)),
-    )
+    graph = graph_of("parameter[8]; while[8] 0; add[8] 1 0; tuple[8] 2")
     assert is_plain(graph, {2}, {2})
     assert not is_plain(graph, {1, 2}, {2})
 
 
 def test_kernels_that_read_or_return_tuples_are_no_samples() -> None:
     pair = Shape("tuple", elements=(f32(4), f32(4)))
-    graph = graph_of(
-        ("parameter", pair, ()),
-        ("reduce", pair, (0,)),
-        ("add", f32(4), (1, 1)),
-    )
+    graph = graph_of(("parameter", pair, ()), ("reduce", pair, (0,)), ("add", f32(4), (1, 1)))
     assert not is_plain(graph, {1}, {1})
     assert not is_plain(graph, {2}, {2})

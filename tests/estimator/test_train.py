@@ -111,8 +111,7 @@ def test_a_checkpoint_of_another_split_or_another_start_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("huber_delta", -1.0), ("huber_delta", float("nan")), ("learning_rate", float("inf"))],
+    ("name", "value"), [("huber_delta", -1.0), ("huber_delta", float("nan")), ("learning_rate", float("inf"))]
 )
 def test_settings_that_no_loss_can_do_with_are_refused(name: str, value: float) -> None:
     with pytest.raises(ProfileError, match="expected"):

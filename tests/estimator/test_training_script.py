@@ -157,12 +157,7 @@ def test_bad_input_exits_with_one_line(
     ],
 )
 def test_a_configuration_that_would_fail_later_is_refused_before_the_training(
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    line: str,
-    instead: str,
-    message: str,
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, instead: str, message: str
 ) -> None:
     assert CONFIG.count(line) == 1
     (tmp_path / "c.toml").write_text(CONFIG.replace(line, instead))

@@ -28,7 +28,7 @@ from tests.fuzz.program import (
 )
 from tests.fuzz.strategies import KINDS, Wanted
 from tests.fuzz.tally import FINDINGS
-from tests.fuzz.worker import DEFAULT, PAST_GATE, WRITING, End, Worker
+from tests.fuzz.worker import DEFAULT, WRITING, Worker
 
 FOUND = Path(__file__).parent / "found"
 """Where findings lie; every file there is a test."""
@@ -144,7 +144,7 @@ def outcomes(
             if "skipped" in message:
                 skipped.append(message["skipped"])
 
-        end = worker.ask(task(program, left, until=until, **{"by_hand": not until, **asked}), hear, deadline)
+        end = worker.ask(task(program, left, until=until, **asked), hear, deadline)
         found += [(one, *outcome) for one, outcome in zip(left, heard, strict=False)]
         left = left[len(heard) :]
         if end.how in ("done", "stopped"):
@@ -152,23 +152,14 @@ def outcomes(
         if end.trying in (WRITING, DEFAULT):
             skipped.append(f"default: {end.how}: {end.said}")
         elif left:
-            found.append((left.pop(0), kind_of(end), end.said))
+            found.append((left.pop(0), end.how if end.how in FINDINGS else "broken", end.said))
     return found, "".join(skipped[:1])
-
-
-def kind_of(end: End) -> str:
-    """The outcome of a pair whose worker ended."""
-    if end.trying.endswith(PAST_GATE):
-        return "gated"
-    return end.how if end.how in FINDINGS else "broken"
 
 
 def task(
     program: Program | int,
     strategies: Sequence[Wanted],
-    by_hand: bool = True,
     devices: int = 4,
-    past_gate: bool = False,
     until: str = "",
     regions: bool = False,
 ) -> dict[str, Any]:
@@ -179,8 +170,7 @@ def task(
         "program": program if isinstance(program, int) else to_json(program),
         "devices": devices,
         "strategies": [(one.kind, one.seed) for one in strategies],
-        "by_hand": by_hand,
-        "past_gate": past_gate,
+        "by_hand": not until,
         "until": until,
         "regions": regions,
     }

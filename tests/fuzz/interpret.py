@@ -117,11 +117,7 @@ def _collective(op: Op, operands: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def infer(
-    name: str,
-    operands: Sequence[Type],
-    attributes: Mapping[str, Any],
-    bodies: Sequence[Body],
-    devices: int,
+    name: str, operands: Sequence[Type], attributes: Mapping[str, Any], bodies: Sequence[Body], devices: int
 ) -> tuple[Type, ...]:
     """The types of what an op gives.
 

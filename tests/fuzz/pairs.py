@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,20 +21,21 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.check_module import faults
 from disco_hlo.plan.read import verify
-from disco_hlo.plugin.xla import compiles, executables, jaxlink
+from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.fuzz import interpret
 from tests.fuzz.interpret import abstract_arguments, make_inputs, moved_by_a_bit, place, step_of
 from tests.fuzz.program import Body, Program
 from tests.fuzz.strategies import LostError, Wanted, digest, strategy_of
 from tests.fuzz.tally import FINDINGS
+from tests.steps.intercept import intercepted
 
-KINDS = ("accepted", "same", "repeated", "gated", "gated-right", "own-gated", "refused", *FINDINGS)
+KINDS = ("accepted", "same", "repeated", "gated", "own-gated", "refused", *FINDINGS)
 """All outcomes of a pair. accepted: XLA's default passes the last gate (default-gated: the gate refuses it, though it
 computes what its ops do one by one; a training step would be left alone for nothing); repeated: the module was compared
-before; gated: the last gate before XLA refused it (own-gated: of XLA's own plan; gated-right: it was run nevertheless,
-and right); refused: ``apply`` did; lost: a state of the search is no strategy; uncompiled: XLA refused the module;
-unverified: ``verify`` did; broken: an exception that nothing of ours may raise."""
+before; gated: the last gate before XLA refused it (own-gated: of XLA's own plan); refused: ``apply`` did; lost: a state
+of the search is no strategy; uncompiled: XLA refused the module; unverified: ``verify`` did; broken: an exception that
+nothing of ours may raise."""
 LOOSER = 4.0
 """The default may lie so many times further from what is computed op by op than a strategy from the default."""
 _GATE = "check_module.py"
@@ -70,20 +71,12 @@ class SkippedError(Exception):
 class Case:
     """A program that XLA's default has run: ready to be compared with.
 
-    Args:
-        past_gate: told before a module is run that the last gate refused, to see whether it is right; None: none is.
-
     Raises:
         SkippedError: it is not compared with anything; the first word of the message says why.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        by_hand_too: bool = True,
-        past_gate: Callable[[Wanted], None] | None = None,
-    ) -> None:
-        self.program, self._past_gate = program, past_gate
+    def __init__(self, program: Program, by_hand_too: bool = True) -> None:
+        self.program = program
         self.inputs = make_inputs(program)
         try:
             self.request = _request_of(program)
@@ -170,12 +163,7 @@ class Case:
         except (PlanError, ModuleError) as error:
             if not _raised_in(error, _GATE):
                 return Outcome("unverified", _one_line(error))
-            gated = replace(gated, detail=_one_line(error))
-            if self._past_gate is None or gated.kind == "own-gated":
-                return gated
-            self._past_gate(one)
-            is_right = self._ran(module).kind == "same"
-            return replace(gated, kind="gated-right") if is_right else gated
+            return replace(gated, detail=_one_line(error))
         return self._ran(module)
 
     def _default(self) -> Outcome:
@@ -202,26 +190,12 @@ class Case:
 def _request_of(program: Program) -> CompileRequest:
     """The compile that JAX asks for to run the program; nothing is run."""
     name = f"fuzz{next(_numbers)}"
-    found: list[CompileRequest] = []
-
-    class Stop(BaseException):
-        pass
-
-    def handler(request: CompileRequest) -> None:
-        if request.module_name == f"jit_{name}":
-            found.append(request)
-            raise Stop
-
     lowered = step_of(program, name).lower(*abstract_arguments(program))
     options = {} if program.small_calls else _NO_SMALL_CALLS
-    jaxlink.install(handler)
-    try:
-        lowered.compile(options)
-    except Stop:
-        return found[0]
-    finally:
-        jaxlink.uninstall()
-    raise AssertionError("the program was never compiled")
+    request: CompileRequest = intercepted(
+        lowered, lambda one: one.module_name == f"jit_{name}", lambda one: one, options
+    )
+    return request
 
 
 def _raised_in(error: BaseException, file: str) -> bool:

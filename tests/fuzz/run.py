@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz import findings, tally
+from tests.fuzz import findings
 from tests.fuzz.findings import Finding
 from tests.fuzz.strategies import Wanted, wanted
 from tests.fuzz.tally import FINDINGS, Tally
@@ -44,17 +44,8 @@ class Settings:
     """So many findings are shrunk and saved."""
     folder: Path = findings.FOUND
     pair_limit_s: float = 60.0
-    by_hand_every: int = 1
-    """One of so many programs is evaluated op by op whatever comes of it; any other is where a strategy differs."""
-    past_gate: bool = False
-    """Run what the last gate refuses, too: how often is it right?"""
     regions: bool = False
     """Leave out programs without loops and branches that can be written anew."""
-
-    @property
-    def subject(self) -> str:
-        """What the counts are of."""
-        return f"{self.platform}, up to {self.devices} devices"
 
 
 @dataclass
@@ -62,8 +53,6 @@ class Run:
     """One run; ``go`` returns when it is over."""
 
     settings: Settings
-    before: Tally = field(default_factory=Tally)
-    """What earlier runs did, whose seeds are left out."""
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
     counts: Tally = field(default_factory=Tally)
     saved: list[Path] = field(default_factory=list)
@@ -156,8 +145,6 @@ class Run:
             if self.settings.programs is not None and self.taken >= self.settings.programs:
                 return None
             self.taken += 1
-            while self.before.is_done(self.next_seed):
-                self.next_seed += 1
             self.next_seed += 1
             return self.next_seed - 1
 
@@ -165,16 +152,14 @@ class Run:
         settings = self.settings
         count = 0 if settings.defaults else settings.strategies
         left = wanted(seed, count, settings.searched)
-        by_hand = seed % settings.by_hand_every == 0
         heard, skipped = findings.outcomes(
-            worker, seed, left, self.deadline,
-            by_hand=by_hand, devices=settings.devices, past_gate=settings.past_gate, regions=settings.regions,
-        )  # fmt: skip
+            worker, seed, left, self.deadline, devices=settings.devices, regions=settings.regions
+        )
         if time.monotonic() >= self.deadline or self.ended.is_set():
             return
         self._count(seed, heard)
         with self.lock:
-            self.counts.note_done(seed)
+            self.counts.programs += 1
             if skipped:
                 self.counts.skipped[skipped.partition(":")[0]] += 1
                 if not skipped.startswith("plain"):
@@ -218,15 +203,8 @@ class Run:
         self.say(f"{path}: {small.kind}, strategy {small.strategy}, {len(small.program.body.ops)} ops")
 
 
-def run(settings: Settings, add_to: Path | None, say: Callable[[str], None]) -> int:
-    """Do a run, add its counts to a file where one is named; 1 where anything was found, else 0."""
-    before = Tally() if add_to is None else tally.load(add_to, settings.subject)
-    whole = Run(replace(settings), before, say)
-    counts = whole.go()
-    if add_to is not None:
-        together = tally.load(add_to, settings.subject)
-        together.add(counts)
-        tally.save(add_to, settings.subject, together)
-        say(f"all runs together: {together.line()}")
+def run(settings: Settings, say: Callable[[str], None]) -> int:
+    """Do a run; 1 where anything was found, else 0."""
+    counts = Run(settings, say).go()
     print(counts.line())
     return 1 if counts.found else 0

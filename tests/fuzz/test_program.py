@@ -43,7 +43,7 @@ def test_what_is_written_survives_json_and_types_are_what_they_say() -> None:
 
 
 def test_all_ops_devices_and_ways_to_hand_on_arguments_are_met() -> None:
-    programs = [drawn(seed) for seed in range(250)]
+    programs = [*map(drawn, SEEDS)]
     met = set().union(*(names(one.body) for one in programs))
     rare = {
         "and", "argmax", "batched_dot", "conv", "decay", "random", "rsqrt", "sort_pairs", "not", "xor", "barrier",
@@ -53,7 +53,7 @@ def test_all_ops_devices_and_ways_to_hand_on_arguments_are_met() -> None:
     arguments = [range(len(one.arguments)) for one in programs]
     assert any({*one.body.results} & {*known} for one, known in zip(programs, arguments, strict=True))
     assert any(len({*one.body.results}) < len(one.body.results) for one in programs)
-    assert sum(bool(one.donated) for one in programs) > 80
+    assert sum(bool(one.donated) for one in programs) > 20
 
 
 def test_a_wrong_type_is_told_from_a_right_one() -> None:

@@ -24,8 +24,6 @@ from typing import IO, Any
 
 WRITING, DEFAULT = "the program", "XLA's default"
 """What is tried before any strategy."""
-PAST_GATE = " past the gate"
-"""Behind a strategy that is run although the last gate refused its module."""
 CLEAR_EVERY = 20
 """So many programs share jax's caches, which otherwise grow without end."""
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,9 +215,6 @@ def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
     from tests.fuzz.program import from_json, has_regions
     from tests.fuzz.strategies import Wanted
 
-    def past_gate(one: Wanted) -> None:
-        say({"trying": f"{one}{PAST_GATE}"})
-
     warnings.simplefilter("ignore")  # jax warns of donated arguments that no result takes over
     say({"ready": jax.device_count()})
     for number, line in enumerate(tasks):
@@ -241,7 +236,7 @@ def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
         began = time.perf_counter()
         try:
             say({"trying": DEFAULT})
-            case = Case(program, task["by_hand"], past_gate if task["past_gate"] else None)
+            case = Case(program, task["by_hand"])
             if task["regions"] and not case.source.regions:
                 raise SkippedError("plain: XLA left no loop and no branch, or none that can be written anew")
             for one in wanted:

@@ -213,11 +213,7 @@ def test_xla_takes_the_kernel_itself_up_to_its_code() -> None:
             ROOT,
             "depends on the sum itself",
         ),
-        (
-            NORM.replace("f32[] constant(0)", "f32[] constant(1)"),
-            ROOT,
-            "depends on the sum itself",
-        ),
+        (NORM.replace("f32[] constant(0)", "f32[] constant(1)"), ROOT, "depends on the sum itself"),
         (
             NORM,
             "ROOT t = (f32[4096], f32[]) tuple(all, norm)",

@@ -65,103 +65,66 @@ OWN_SHARD = """
       r = bf16[512,512] all-reduce(d), """
 
 FOUND: dict[str, tuple[str, dict[str, Any]]] = {
-    "gathered rows": (
-        gathered(f"ROOT r = bf16[512,512] dot(g, x), {ROWS_BY}"),
-        {"kernel": "all-gather-matmul", "m": 256, "k": 512, "n": 512, "swapped": False, "converted": False},
-    ),
-    "through a reshape and a conversion": (
-        gathered(
+    "gathered rows": (gathered(f"ROOT r = bf16[512,512] dot(g, x), {ROWS_BY}"),
+        {"kernel": "all-gather-matmul", "m": 256, "k": 512, "n": 512, "swapped": False, "converted": False}),
+    "through a reshape and a conversion": (gathered(
             f"""h = f32[512,512] reshape(g)
             c = bf16[512,512] convert(h)
             ROOT r = bf16[512,512] dot(c, x), {ROWS_BY}""",
             "f32[1,256,512]",
             "f32[1,512,512]",
             1,
-        ),
-        {"kernel": "all-gather-matmul", "m": 256, "converted": True},
-    ),
-    "through a transpose": (
-        gathered(
+        ), {"kernel": "all-gather-matmul", "m": 256, "converted": True}),
+    "through a transpose": (gathered(
             f"""t = bf16[512,512] transpose(g), dimensions={{1,0}}
             ROOT r = bf16[512,512] dot(t, x), {ROWS_BY}""",
             "bf16[512,256]",
             "bf16[512,512]",
             1,
-        ),
-        {"kernel": "all-gather-matmul", "m": 256, "first_transposed": False},
-    ),
+        ), {"kernel": "all-gather-matmul", "m": 256, "first_transposed": False}),
     "weights gathered along what they keep, as in a backward pass": (
         gathered("ROOT r = bf16[512,512] dot(x, g), lhs_contracting_dims={1}, rhs_contracting_dims={1}"),
-        {
-            "kernel": "all-gather-matmul",
-            "swapped": True,
-            "first_transposed": False,
-            "second_transposed": True,
-        },
-    ),
-    "an all-reduce of the product": (
-        summed(f"ROOT r = bf16[512,512] all-reduce(d), {SUM}"),
-        {"kernel": "matmul-all-reduce", "m": 512, "k": 512, "n": 512, "swapped": False},
-    ),
-    "an all-to-all of the product": (
-        summed(f"ROOT r = bf16[512,512] all-to-all(d), {EXCHANGE}"),
-        {"kernel": "matmul-all-to-all", "m": 512, "k": 512, "n": 512, "swapped": False},
-    ),
+        {"kernel": "all-gather-matmul", "swapped": True, "first_transposed": False, "second_transposed": True}),
+    "an all-reduce of the product": (summed(f"ROOT r = bf16[512,512] all-reduce(d), {SUM}"),
+        {"kernel": "matmul-all-reduce", "m": 512, "k": 512, "n": 512, "swapped": False}),
+    "an all-to-all of the product": (summed(f"ROOT r = bf16[512,512] all-to-all(d), {EXCHANGE}"),
+        {"kernel": "matmul-all-to-all", "m": 512, "k": 512, "n": 512, "swapped": False}),
     "an all-to-all of columns": (
         summed(f"ROOT r = bf16[512,512] all-to-all(d), {EXCHANGE.replace('{0},', '{1},')}"),
-        {"kernel": "matmul-all-to-all", "swapped": True},
-    ),
+        {"kernel": "matmul-all-to-all", "swapped": True}),
     "an all-to-all through a reshape": (
         summed(f"h = bf16[2,256,512] reshape(d)\n ROOT r = bf16[2,256,512] all-to-all(h), {EXCHANGE}"),
-        {"kernel": "matmul-all-to-all", "m": 512},
-    ),
+        {"kernel": "matmul-all-to-all", "m": 512}),
     "an all-reduce through a reshape": (
         summed(f"h = bf16[2,256,512] reshape(d)\n ROOT r = bf16[2,256,512] all-reduce(h), {SUM}"),
-        {"kernel": "matmul-all-reduce"},
-    ),
-    "operands the other way round": (
-        summed(
+        {"kernel": "matmul-all-reduce"}),
+    "operands the other way round": (summed(
             f"ROOT r = bf16[512,512] all-reduce(d), {SUM}",
             512,
             "lhs_contracting_dims={0}, rhs_contracting_dims={1}",
-        ),
-        {"kernel": "matmul-all-reduce", "first_transposed": True, "second_transposed": True},
-    ),
-    "a vector": (
-        f"""x = bf16[512,512] parameter(0)
+        ), {"kernel": "matmul-all-reduce", "first_transposed": True, "second_transposed": True}),
+    "a vector": (f"""x = bf16[512,512] parameter(0)
         v = bf16[512] parameter(1)
         d = bf16[512] dot(x, v), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
         ROOT r = bf16[512] all-reduce(d), {SUM}""",
-        {"kernel": "matvec-all-reduce", "m": 512, "n": 1, "swapped": False},
-    ),
-    "a vector first": (
-        f"""x = bf16[1,512] parameter(0)
+        {"kernel": "matvec-all-reduce", "m": 512, "n": 1, "swapped": False}),
+    "a vector first": (f"""x = bf16[1,512] parameter(0)
         w = bf16[512,512] parameter(1)
         d = bf16[1,512] dot(x, w), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
         ROOT r = bf16[1,512] all-reduce(d), {SUM}""",
-        {"kernel": "matvec-all-reduce", "m": 512, "n": 1, "swapped": True, "first_transposed": True},
-    ),
-    "a reduce-scatter": (
-        summed(f"ROOT r = bf16[256,512] reduce-scatter(d), dimensions={{0}}, {SUM}"),
-        {"kernel": "matmul-reduce-scatter", "m": 512, "swapped": False},
-    ),
+        {"kernel": "matvec-all-reduce", "m": 512, "n": 1, "swapped": True, "first_transposed": True}),
+    "a reduce-scatter": (summed(f"ROOT r = bf16[256,512] reduce-scatter(d), dimensions={{0}}, {SUM}"),
+        {"kernel": "matmul-reduce-scatter", "m": 512, "swapped": False}),
     "a reduce-scatter of columns": (
         summed(f"ROOT r = bf16[512,256] reduce-scatter(d), dimensions={{1}}, {SUM}"),
-        {"kernel": "matmul-reduce-scatter", "swapped": True},
-    ),
-    "an all-reduce of which the own shard is read": (
-        summed(
+        {"kernel": "matmul-reduce-scatter", "swapped": True}),
+    "an all-reduce of which the own shard is read": (summed(
             f"{OWN_SHARD}{SUM}\n ROOT s = bf16[256,512] dynamic-slice(r, start, z), dynamic_slice_sizes={{256,512}}"
-        ),
-        {"kernel": "matmul-reduce-scatter", "m": 512},
-    ),
-    "an all-reduce of which all read the same piece": (
-        summed(
+        ), {"kernel": "matmul-reduce-scatter", "m": 512}),
+    "an all-reduce of which all read the same piece": (summed(
             f"{OWN_SHARD}{SUM}\n ROOT s = bf16[256,512] dynamic-slice(r, z, z), dynamic_slice_sizes={{256,512}}"
-        ),
-        {"kernel": "matmul-all-reduce", "m": 512},
-    ),
-}
+        ), {"kernel": "matmul-all-reduce", "m": 512}),
+}  # fmt: skip
 
 MISSED: dict[str, tuple[str, str]] = {
     "sums over what was gathered": ("contracted", gathered(f"ROOT r = bf16[512,512] dot(x, g), {ROWS_BY}")),

@@ -105,19 +105,11 @@ def test_xla_takes_the_kernel_itself_up_to_its_code() -> None:
 @pytest.mark.parametrize(
     ("work", "root", "says"),
     [
-        (
-            MOMENTUM,
-            "ROOT t = (f32[2048], f32[2048]) tuple(step, new)",
-            "nothing made of the shard of s",
-        ),
-        (
-            f"{MOMENTUM}\n{GATHER}".replace("{{0,1}}", "{{1,0}}"),
-            ROOT,
-            "nothing made of the shard of s",
-        ),
+        (MOMENTUM, "ROOT t = (f32[2048], f32[2048]) tuple(step, new)", "nothing made of the shard of s"),
+        (f"{MOMENTUM}\n{GATHER}".replace("{{0,1}}", "{{1,0}}"), ROOT, "nothing made of the shard of s"),
         ("", "ROOT t = f32[2048] exponential(s)", "no pointwise work reads the shard of s"),
     ],
-)
+)  # fmt: skip
 def test_what_no_kernel_takes_is_told(work: str, root: str, says: str) -> None:
     calls, misses = fused_calls(update(work, root))
     assert calls == []

@@ -152,35 +152,17 @@ def _called(arguments: list[str], environment: dict[str, str]) -> Iterator[None]
 # Many -----------------------------------------------------------------------------------------------
 
 
-def summary(results: Sequence[Result]) -> str:
-    """Counts by kind and command."""
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    for one in results:
-        counts.setdefault((one.kind, one.command), Counter())[one.outcome] += 1
-    lines = [f"{'file':18} {'command':10} {'files':>6} {'exit 0':>7} {'exit 2':>7} {'else':>5}"]
-    for (kind, command), found in sorted(counts.items()):
-        other = found.total() - found["0"] - found["2"]
-        lines.append(f"{kind:18} {command:10} {found.total():6} {found['0']:7} {found['2']:7} {other:5}")
-    total = Counter(one.outcome for one in results)
-    slowest = max(results, key=lambda one: one.cpu_s)
-    lines.append(f"{len(results)} files: {dict(total)}; slowest {slowest.cpu_s} s (case {slowest.number})")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--without", default="", help="a command to leave out: search takes longest")
     given = parser.parse_args()
-    numbers = range(given.first, given.first + given.count)
-    kept = [number for number in numbers if Case.of(number, given.seed)[0].label != given.without]
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="disco_mutate_") as folder:
         runner = Runner(Path(folder), given.seed)
-        for number in kept:
+        for number in range(given.first, given.first + given.count):
             print(f"case {number}", end="\r", file=sys.stderr, flush=True)  # where it ends the process
             if len(results) == 20:
                 held = Path("/proc/self/status").read_text().split("VmData:")[1].split()[0]
@@ -189,7 +171,7 @@ def main() -> None:
             results.append(one)
             if one.outcome not in ("0", "2"):
                 print(f"{number}: {one.kind}, {one.command}: {one.outcome}\n{one.text}")
-    print(summary(results))
+    print(Counter((one.kind, one.command, one.outcome) for one in results))
 
 
 if __name__ == "__main__":

@@ -176,9 +176,7 @@ def test_a_kernel_that_others_read_more_of_without_xlas_recomputing_one_is_left_
 ):
     """3 reads 2, which XLA's kernel of 3 recomputes. By itself it has the other kernel return 2, a matmul, as well."""
     step = graph(
-        "param\nexp 0\ndot 0\nmul 1 2\ndot 1\nneg 2\nneg 4\ntuple 3 5 6",
-        before=((3, 4),),
-        inplace=((1, 4),),
+        "param\nexp 0\ndot 0\nmul 1 2\ndot 1\nneg 2\nneg 4\ntuple 3 5 6", before=((3, 4),), inplace=((1, 4),)
     )
     xla = Strategy((Group((2, 5)), Group((3,), duplicates=(1, 2))))
     assert unit_graph(step, xla).results_of_groups == ((5,), (3,))

@@ -99,16 +99,7 @@ def test_a_collective_before_a_loop_of_gathers_hides_nothing_behind_it() -> None
         assert told_ns == pytest.approx(every_turn_ns(source, strategy, case.costs), rel=0.001)
 
 
-STEP = graph(
-    """
-    param
-    dot 0
-    all-reduce 1
-    add 2 0
-    tuple 3
-""",
-    backend="gpu",
-)
+STEP = graph("param\ndot 0\nall-reduce 1\nadd 2 0\ntuple 3", backend="gpu")
 COSTS = TableCosts((0, 1000, 0, 10, 0), line=LinearPieces.of((0, 0.0, 800.0)))
 
 

@@ -33,8 +33,7 @@ def profile(backend: str) -> Profile:
 
 
 @pytest.mark.parametrize(
-    ("backend", "module"),
-    [("cpu", plans.cpu_module), ("gpu", lambda: stored("h200_models/rnnlm"))],
+    ("backend", "module"), [("cpu", plans.cpu_module), ("gpu", lambda: stored("h200_models/rnnlm"))]
 )
 def test_the_plugin_and_the_command_find_one_plan(
     backend: str, module: Callable[[], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,11 @@ def said(data: bytes, backend: str = "cpu") -> str:
     return "; ".join(faults(data, backend))
 
 
+def read_late(reader: str, value: str, writer: str, where: str = "entry") -> str:
+    """What is said of a value that is read behind what is written over it."""
+    return f"{reader} reads {value}, which {writer} has overwritten before, in {where}"
+
+
 MADE = "x = f32[8] parameter\ny = f32[8] negate x\n"
 BEGIN = MADE + "i = s32[] constant value=3\nu = f32[1] constant\n"
 """What most steps begin with: a value, and what is written into it."""
@@ -28,7 +33,7 @@ def test_a_reader_after_an_update_in_place_is_refused_and_one_before_it_is_not()
         w = f32[8] dynamic-update-slice y u i
         s = f32[8] add r w
     """
-    assert said(module(late)) == "s reads y, which w has overwritten before, in entry"
+    assert said(module(late)) == read_late("s", "y", "w")
     assert said(module(early)) == ""
 
 
@@ -70,7 +75,7 @@ def test_a_fusion_with_an_update_at_its_root_writes_in_place_through_bitcasts_an
         w = f32[8] get-tuple-element f number=1
         s = f32[8] add y w
     """
-    assert said(module(text, called)) == "s reads y, which f{1} has overwritten before, in entry"
+    assert said(module(text, called)) == read_late("s", "y", "f{1}")
 
 
 def test_a_scatter_and_a_custom_call_that_says_so_write_in_place() -> None:
@@ -82,15 +87,9 @@ def test_a_scatter_and_a_custom_call_that_says_so_write_in_place() -> None:
         {}
         s = f32[8] add y w
     """
-    assert (
-        said(module(text.format("w = f32[8] scatter y i u")))
-        == "s reads y, which w has overwritten before, in entry"
-    )
+    assert said(module(text.format("w = f32[8] scatter y i u"))) == read_late("s", "y", "w")
     call = "w = f32[8] custom-call y target=library"
-    assert (
-        said(module(text.format(f"{call} aliases=:0")))
-        == "s reads y, which w has overwritten before, in entry"
-    )
+    assert said(module(text.format(f"{call} aliases=:0"))) == read_late("s", "y", "w")
     assert said(module(text.format(call))) == ""
 
 
@@ -103,7 +102,7 @@ def test_a_donated_argument_is_read_before_the_result_that_may_lie_in_its_buffer
     """
     assert said(module(text)) == ""
     assert said(module(text, aliases=[(1, 0)])) == ""
-    assert said(module(text, aliases=[(0, 0)])) == "s reads x, which r has overwritten before, in entry"
+    assert said(module(text, aliases=[(0, 0)])) == read_late("s", "x", "r")
 
 
 def test_nothing_is_written_over_a_constant_or_an_argument_that_was_not_donated() -> None:
@@ -149,16 +148,14 @@ def loop(lines: str, returned: str, after: str = "s = f32[8] negate r") -> bytes
 
 
 def test_a_loops_body_reads_what_it_was_given_before_it_writes_what_comes_next() -> None:
-    assert said(loop("n = f32[8] sine a\nr = f32[8] cosine a", "n r")) == (
-        "r reads p{1}, which n has overwritten before, in body"
-    )
+    assert said(loop("n = f32[8] sine a\nr = f32[8] cosine a", "n r")) == read_late("r", "p{1}", "n", "body")
     assert said(loop("n = f32[8] sine b\nm = f32[8] cosine b", "m b")) == ""
     assert said(loop("r = f32[8] cosine a\nn = f32[8] sine r", "n b")) == ""
 
 
 def test_what_a_body_hands_on_untouched_is_not_written_over() -> None:
     lines = "i = s32[] constant value=1\nu = f32[1] constant\nn = f32[8] dynamic-update-slice b u i"
-    assert "t reads b, which n has overwritten before, in body" in said(loop(lines, "n b"))
+    assert read_late("t", "b", "n", "body") in said(loop(lines, "n b"))
 
 
 def test_a_body_that_exchanges_two_values_without_a_copy_is_refused() -> None:
@@ -200,10 +197,7 @@ def test_what_a_loop_only_moves_among_equals_is_what_it_began_with() -> None:
 
 def test_what_a_loop_begins_with_is_gone_after_it_unless_the_body_hands_it_on() -> None:
     after = "s = f32[8] add r a"
-    assert (
-        said(loop("n = f32[8] sine a", "n b", after))
-        == "s reads a, which w{1} has overwritten before, in entry"
-    )
+    assert said(loop("n = f32[8] sine a", "n b", after)) == read_late("s", "a", "w{1}")
     assert said(loop("n = f32[8] sine a", "n b", "s = f32[8] add r b")) == ""
 
 
@@ -233,25 +227,20 @@ def test_exclusive_branches_do_not_meet() -> None:
         c = f32[8] conditional p y y calls=one,two
     """
     assert said(module(text, BRANCHES)) == ""
-    assert (
-        said(module(f"{text}s = f32[8] add c y", BRANCHES))
-        == "s reads y, which c has overwritten before, in entry"
-    )
+    assert said(module(f"{text}s = f32[8] add c y", BRANCHES)) == read_late("s", "y", "c")
 
 
 def test_a_branch_that_hands_its_operand_on_makes_it_the_conditionals_result() -> None:
     text = CHOICE + "c = f32[8] conditional p y y calls=one,two\ns = f32[8] add c y"
     handing_on = "v = f32[8] parameter\nb = f32[8] bitcast v"
     called = {"one": "v = f32[8] parameter\ne = f32[8] exponential v", "two": handing_on}
-    assert said(module(text, called)) == "s reads y, which c has overwritten before, in entry"
+    assert said(module(text, called)) == read_late("s", "y", "c")
     assert said(module(text, {"one": handing_on, "two": handing_on})) == ""
 
 
 def test_a_call_works_on_the_buffers_of_its_caller() -> None:
     text = MADE + "c = f32[8] call y calls=one\ns = f32[8] add c y"
-    assert (
-        said(module(text, {"one": BRANCHES["one"]})) == "s reads y, which n has overwritten before, in entry"
-    )
+    assert said(module(text, {"one": BRANCHES["one"]})) == read_late("s", "y", "n")
 
 
 def test_a_computation_that_is_called_twice_has_one_set_of_buffers() -> None:
@@ -279,9 +268,7 @@ def test_an_async_op_reads_until_it_is_done() -> None:
     """
     write, wait = "w = f32[8] dynamic-update-slice y u i", "d = f32[16] async-done g"
     assert said(module(text.format(f"{wait}\n{write}"), GATHER), "gpu") == ""
-    assert said(module(text.format(f"{write}\n{wait}"), GATHER), "gpu") == (
-        "d reads y, which w has overwritten before, in entry"
-    )
+    assert said(module(text.format(f"{write}\n{wait}"), GATHER), "gpu") == read_late("d", "y", "w")
 
 
 @pytest.mark.parametrize("reader", ["d", "all-gather"])
@@ -500,11 +487,7 @@ def test_a_kernel_reads_what_it_must_write_over_only_where_it_writes(lines: str,
 
 @pytest.mark.parametrize(
     ("cut", "is_right"),
-    [
-        ("dynamic-slice p i j", True),
-        ("dynamic-slice p j i", False),
-        ("slice p starts=0,0", False),
-    ],
+    [("dynamic-slice p i j", True), ("dynamic-slice p j i", False), ("slice p starts=0,0", False)],
 )
 def test_an_update_may_be_made_of_what_it_replaces(cut: str, is_right: bool) -> None:
     kernel = f"""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 
-import msgspec
 import pytest
 from msgspec import UNSET
 
 from disco_hlo.errors import PlanError
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.plan import Bucket, Candidate, Group, Measured, Plan, Strategy, decode, encode
-from tests.as_searched import without_measurements
 
 
 def small_plan(median_ns: int = 90) -> Plan:
@@ -49,27 +47,6 @@ def test_a_plan_comes_back_as_it_went_out() -> None:
 
 def test_lists_of_node_numbers_stand_on_one_line() -> None:
     assert b'"nodes": [1, 2, 3]' in encode(small_plan())
-
-
-def test_plans_differ_in_their_measurements_alone() -> None:
-    one, other = small_plan(90), small_plan(95)
-    assert encode(one) != encode(other)
-    assert encode(without_measurements(one)) == encode(without_measurements(other))
-
-
-def test_what_a_clock_chose_is_set_apart_with_the_clock() -> None:
-    own = small_plan()
-    other = msgspec.structs.replace(
-        own,
-        strategies=plans.by_region(Strategy(buckets=(Bucket((5,)), Bucket((6,))))),
-        chosen="XLA default",
-        module_sha256="c" * 64,
-        notes=("nothing beats XLA's default",),
-        searched=plans.Searched(own.strategies, own.module_sha256),
-    )
-    assert decode(encode(other), "plan.json") == other
-    assert encode(without_measurements(other)) == encode(without_measurements(own))
-    assert without_measurements(other).chosen == plans.SEARCHED
 
 
 def searched_twice() -> dict[str, dict[str, object]]:
@@ -132,16 +109,6 @@ def test_moves_come_back_as_they_went_out() -> None:
     assert plan.structure.moves == ({"move": "chunk", "instructions": [4, 5], "parts": 2},)
     assert decode(encode(plan), "plan.json") == plan
     assert encode(plan) == encode(decode(encode(plan), "plan.json"))
-
-
-def test_the_structure_goes_with_the_strategy_that_the_clock_chose() -> None:
-    own = small_plan()
-    structured = decode(restructured(), "plan.json")
-    chosen = msgspec.structs.replace(
-        structured, chosen="chunk-2", searched=plans.Searched(own.strategies, own.module_sha256)
-    )
-    assert encode(without_measurements(chosen)) == encode(without_measurements(own))
-    assert without_measurements(structured).structure == structured.structure
 
 
 @pytest.mark.parametrize(

@@ -190,13 +190,7 @@ def test_the_next_value_is_written_when_all_have_read_the_present_one() -> None:
 
 
 def test_a_body_that_writes_the_next_value_too_early_is_refused_by_gate_and_verify() -> None:
-    late, early = (
-        loop(lines, "m r")
-        for lines in (
-            TWO,
-            "m = f32[8] sine a\n    r = f32[8] cosine a",
-        )
-    )
+    late, early = (loop(lines, "m r") for lines in (TWO, "m = f32[8] sine a\n    r = f32[8] cosine a"))
     source = canonicalize(late)
     verify(source, late, read(source))
     with pytest.raises(PlanError, match=r"r reads p\{1\}, which m has overwritten before, in body"):

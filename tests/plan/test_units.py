@@ -28,17 +28,7 @@ def waits(graph: Graph, strategy: Strategy) -> dict[str, str]:
 
 
 # Two gradients, each reduced and applied to its parameter.
-STEP = graph("""
-    param
-    dot 0
-    mul 1
-    all-reduce 2
-    add 3 0
-    mul 1
-    all-reduce 5
-    add 6 0
-    tuple 4 7
-""")
+STEP = graph("param\ndot 0\nmul 1\nall-reduce 2\nadd 3 0\nmul 1\nall-reduce 5\nadd 6 0\ntuple 4 7")
 SEPARATE = (Bucket((3,)), Bucket((6,)))
 
 
@@ -167,21 +157,14 @@ def test_values_in_memory_with_their_readers() -> None:
         (Strategy(buckets=(Bucket((3,)),)), r"All-reduces are in no bucket: node 6 \(all-reduce\)\."),
         (Strategy(buckets=(Bucket((3, 6)), Bucket((6,)))), r"node 6 \(all-reduce\) belongs to b0 and to b1"),
         (Strategy(buckets=(Bucket((3, 3)), Bucket((6,)))), r"node 3 \(all-reduce\) belongs to b0 and to b0"),
-        (
-            Strategy(buckets=(Bucket((3, 5)), Bucket((6,)))),
-            r"b0 holds node 5 \(mul\), which is no all-reduce",
-        ),
+        (Strategy(buckets=(Bucket((3, 5)), Bucket((6,)))), r"b0 holds node 5 \(mul\), which is no all-reduce"),
         (Strategy(buckets=(Bucket(()), *SEPARATE)), "b0 holds no all-reduce"),
-        (
-            Strategy((Group((2, 4)),), SEPARATE),
-            r"circle: g0 \(nodes 2, 4\) waits for b0 \(nodes 3\) waits for g0 \(nodes 2, 4\)\.",
-        ),
-        (
-            Strategy((Group((1,)), Group((2,), (1,)), Group((5,), (1,))), SEPARATE),
-            r"Nothing reads what g0 \(nodes 1\) produces",
-        ),
+        (Strategy((Group((2, 4)),), SEPARATE),
+            r"circle: g0 \(nodes 2, 4\) waits for b0 \(nodes 3\) waits for g0 \(nodes 2, 4\)\."),
+        (Strategy((Group((1,)), Group((2,), (1,)), Group((5,), (1,))), SEPARATE),
+            r"Nothing reads what g0 \(nodes 1\) produces"),
     ],
-)
+)  # fmt: skip
 def test_illegal_structures_are_named(strategy: Strategy, message: str) -> None:
     with pytest.raises(IllegalStrategyError, match=message):
         unit_graph(STEP, strategy)

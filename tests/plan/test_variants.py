@@ -22,14 +22,7 @@ from tests.steps.intercept import captured_step
 
 
 def test_transfers_one_behind_the_other_are_counted() -> None:
-    step = graph("""
-        param
-        all-reduce 0
-        negate 1
-        all-reduce 2
-        add 3 1
-        tuple 4 0
-    """)
+    step = graph("param\nall-reduce 0\nnegate 1\nall-reduce 2\nadd 3 1\ntuple 4 0")
     assert all_reduce_depths(step) == [0, 0, 1, 1, 2, 2]
 
 

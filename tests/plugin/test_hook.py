@@ -9,7 +9,7 @@ import pytest
 
 from disco_hlo.hlo import proto
 from disco_hlo.plugin.xla import hook
-from disco_hlo.plugin.xla.hook import CapturedError, OwnCompile
+from disco_hlo.plugin.xla.hook import OwnCompile
 
 STEP = b"\x0a\x08jit_step" + b"\x28\x96\x01" + b"\x30\x07"  # name, id 150, entry_computation_id 7
 
@@ -62,13 +62,6 @@ def test_only_the_module_of_that_name_is_replaced() -> None:
     assert hook.on_module(STEP) is None
 
 
-def test_compiles_of_one_module_at_once_are_told_apart() -> None:
-    first, second = OwnCompile(replacement=b"first"), OwnCompile(replacement=b"second")
-    with hook.own_compile("jit_step", first) as one, hook.own_compile("jit_step", second) as other:
-        assert hook.on_module(hook.named(STEP, other)) == b"second"
-        assert hook.on_module(hook.named(STEP, one)) == b"first"
-
-
 def test_ours_goes_by_another_name_beside_an_ordinary_compile() -> None:
     own = OwnCompile(replacement=b"other")
     with hook.ordinary_compile("jit_step"), hook.own_compile("jit_step", own) as name:
@@ -118,42 +111,6 @@ def test_a_module_can_be_given_another_name(name: str) -> None:
     renamed = hook.named(STEP, name)
     assert hook.module_name(renamed) == name
     assert hook.named(renamed, "jit_step") == STEP
-
-
-def test_a_failed_compile_of_ours_leaves_the_hook_inert() -> None:
-    names: list[str] = []
-
-    def refused() -> None:
-        with hook.own_compile("jit_step", OwnCompile(replacement=b"other")) as name:
-            names.append(name)
-            raise ValueError("refused")
-
-    with pytest.raises(ValueError, match="refused"):
-        refused()
-    assert hook.on_module(hook.named(STEP, names[0])) is None
-
-
-def test_the_early_stage_replaces_the_module_under_the_name_it_is_compiled_under() -> None:
-    own = OwnCompile(structure=hook.named(STEP, "jit_other"))
-    with hook.own_compile("jit_step", own):
-        assert hook.on_early_module(b"\x0a\x05jit_x") is None
-        assert hook.on_early_module(STEP) == STEP
-        assert own.seen_early == STEP
-        assert own.seen is None
-        assert hook.on_module(STEP) is None
-    assert hook.on_early_module(STEP) is None
-
-
-def test_a_capture_ends_the_compile_at_its_stage() -> None:
-    early, late = OwnCompile(stop_early=True), OwnCompile(stop=True)
-    with hook.own_compile("jit_step", early) as name, pytest.raises(CapturedError):
-        hook.on_early_module(hook.named(STEP, name))
-    assert (early.seen_early, early.seen) == (STEP, None)
-    with hook.own_compile("jit_step", late):
-        assert hook.on_early_module(STEP) is None
-        with pytest.raises(CapturedError):
-            hook.on_module(STEP)
-    assert (late.seen, late.interrupt) == (STEP, None)
 
 
 def test_a_name_that_xla_would_change_is_changed_before() -> None:

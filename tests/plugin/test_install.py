@@ -58,12 +58,6 @@ def train(**environment: str) -> tuple[list[Any], str]:
     return json.loads(done.stdout), done.stderr
 
 
-def test_unset_nothing_is_installed_and_nothing_imported() -> None:
-    found, stderr = train()
-    assert found == [42.0, ["disco_hlo", "disco_hlo.plugin"], False]
-    assert stderr == ""
-
-
 @pytest.mark.parametrize(
     ("environment", "reason"),
     [

@@ -89,14 +89,6 @@ def test_a_compile_that_is_not_understood_is_left_to_jax(
     assert "a module runs as XLA compiles it: KeyError: 'sym_name'" in caplog.text
 
 
-def test_ctrl_c_in_the_handler_is_the_users() -> None:
-    def handle(_: CompileRequest) -> LoadedExecutable:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        handled(handle, lambda x: x + 1, 1.0)
-
-
 def test_compiles_made_by_the_handler_are_not_intercepted() -> None:
     asked: list[str] = []
 

@@ -73,16 +73,12 @@ def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (
-            {"ops": True, "unfused ops": True, "contention": False},
-            [("XLA's kernels", True), ("unfused step", False)],
-        ),
-        (
-            {"ops": True, "unfused ops": True, "contention": True},
-            [("XLA's kernels", False), ("unfused step", False), ("transfers beside XLA's kernels", False)],
-        ),
+        ({"ops": True, "unfused ops": True, "contention": False},
+            [("XLA's kernels", True), ("unfused step", False)]),
+        ({"ops": True, "unfused ops": True, "contention": True},
+            [("XLA's kernels", False), ("unfused step", False), ("transfers beside XLA's kernels", False)]),
     ],
-)
+)  # fmt: skip
 def test_calls_of_a_training_stand_in_where_it_is_known_what_transfers_cost_their_kernels(
     step: CanonicalModule, wanted: dict[str, bool], expected: list[tuple[str, bool]]
 ) -> None:

@@ -48,13 +48,7 @@ def test_a_training_that_ends_early_keeps_what_is_known_and_leaves_no_search(
         assert store.ops(PLATFORM)
 
 
-@pytest.mark.parametrize(
-    ("victim", "places", "how"),
-    [
-        (1, ("slice",), "kill"),
-        (0, PLACES, "stop"),
-    ],
-)
+@pytest.mark.parametrize(("victim", "places", "how"), [(1, ("slice",), "kill"), (0, PLACES, "stop")])
 def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     victim: int, places: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:

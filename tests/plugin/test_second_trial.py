@@ -128,10 +128,7 @@ def test_a_plan_of_another_jax_that_does_not_pay_is_not_run_and_the_next_job_doe
 
 @pytest.mark.parametrize(
     ("noise", "why"),
-    [
-        (0.06, "measured 10.0% faster, where 6.0% is noise"),
-        (UNSET, "saved without the noise of its gain"),
-    ],
+    [(0.06, "measured 10.0% faster, where 6.0% is noise"), (UNSET, "saved without the noise of its gain")],
     ids=["within twice its noise", "of unknown noise"],
 )
 def test_a_plan_whose_gain_is_in_doubt_goes_on_where_it_pays(

@@ -18,6 +18,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlib import _hlo
 
+from disco_hlo.elsewhere import elsewhere, here
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_of
@@ -260,6 +261,27 @@ def test_on_cpu_no_early_module_is_even_looked_at(
     assert on_step(look) == []
 
 
+def test_structures_made_by_other_interpreters_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(request: CompileRequest) -> list[Restructured]:
+        source = canonicalize(compiles.capture(request))
+        found = []
+        for least in (len(source.graph) + 1, 0):
+            monkeypatch.setattr(structure_search, "WORTH_A_PROCESS", least)
+            monkeypatch.setattr(structure_search, "own_cores", lambda: [0, 1])
+            assert structure_search.runner(source) is (elsewhere if least == 0 else here)
+            session = join(request, Settings(search=True, directory=tmp_path, structure="split"))
+            making = Making(session, source)
+            found.append(making.structures().made["split"].result())
+            making.end()
+        return found
+
+    first, second = on_step(made)
+    assert (first.early, first.module, first.record) == (second.early, second.module, second.record)
+    assert first.source.graph.key == second.source.graph.key
+
+
 @pytest.mark.parametrize(
     ("structure", "reason"), [("sharded-update", ""), ("fused-kernels", "(a fused kernel: needs ")]
 )
@@ -404,6 +426,30 @@ def test_a_process_leaves_no_structure_out_for_which_another_may_wait_in_a_compi
     ending.set()
     end.join()
     assert [one.cancelled() for one in made.values()] == [False] + [processes == 1] * 2
+
+
+def test_structures_that_there_is_no_time_to_profile_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step took 90 s to profile, so one of them 30 s."""
+    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    said: list[str] = []
+
+    def in_time(**settings: Any) -> list[str]:
+        session: Any = SimpleNamespace(
+            channel=SimpleNamespace(size=1),
+            settings=Settings(search=True, directory=tmp_path, **settings),
+            say=lambda message, *values: said.append(message % values),
+        )
+        making = Making(session, parsed(STEP), None, 90.0)
+        kept = making.in_time([("a", True), ("known", False), ("b", True), ("c", True)])
+        making.end()
+        return [name for name, _ in kept]
+
+    assert in_time(budget_s=10) == ["a", "known", "b"]
+    assert said == ["c is not tried: no time is left to profile it"]
+    assert in_time(budget_s=1) == ["a", "known", "b"]
+    assert in_time(budget_s=1, when="training") == ["a", "known", "b", "c"]
 
 
 # --- how the budget is shared ---------------------------------------------------------------------

@@ -82,10 +82,7 @@ def test_one_line_is_found_as_one(noise, seed):
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize(
     ("line", "starts", "slopes"),
-    [
-        (two_lines, (0, 65_536), (0.5, 0.05)),
-        (three_lines, (0, 32_768, 4 << 20), (0.2, 0.1, 0.3)),
-    ],
+    [(two_lines, (0, 65_536), (0.5, 0.05)), (three_lines, (0, 32_768, 4 << 20), (0.2, 0.1, 0.3))],
 )
 def test_broken_lines_are_found_where_they_break(line, starts, slopes, noise):
     pieces = fit(points(line, noise, seed=3)).line.lines

@@ -263,10 +263,7 @@ def test_a_trace_of_another_module_is_refused() -> None:
         launch_gap_ns(ALONE, "jit_other")
 
 
-BUCKETS = (
-    Issued(frozenset({"b0"}), "all-reduce", (256,)),
-    Issued(frozenset({"b1"}), "all-reduce", (64,)),
-)
+BUCKETS = (Issued(frozenset({"b0"}), "all-reduce", (256,)), Issued(frozenset({"b1"}), "all-reduce", (64,)))
 
 
 def test_buckets_take_what_they_take_on_the_device_that_arrives_last() -> None:

@@ -139,16 +139,12 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         (to_json(PROFILE)[:200], "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "expected a disco-hlo profile of version 9, got format None"),
-        (
-            '{"format": "something else"}',
-            "expected a disco-hlo profile of version 9, got format 'something else'",
-        ),
+        ('{"format": "something else"}',
+            "expected a disco-hlo profile of version 9, got format 'something else'"),
         (body(platform={**json.loads(body())["platform"], "backend": "tpu"}), "this is one of 'tpu'"),
         (body(holds={"abc": 1.5}), r"Expected `float` <= 1.0 - at `\$.holds\[...\]`"),
-        (
-            body(contention={"compute": 1.1, "communication": 1.2, "products": 2.0}),
-            "a slow-down factor of matmuls and of others, or neither, is expected",
-        ),
+        (body(contention={"compute": 1.1, "communication": 1.2, "products": 2.0}),
+            "a slow-down factor of matmuls and of others, or neither, is expected"),
         (body(launch_ns=-1), r"Expected `int` >= 0 - at `\$.launch_ns`"),
         (body(launch_ns=1.5), r"\$.launch_ns"),
         (body(launch_ns=True), r"\$.launch_ns"),
@@ -166,10 +162,8 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         (body(ops=[]), r"Expected `object`, got `array` - at `\$.ops`"),
         (body(in_step=[]), r"\$.in_step"),
         (body(in_step={"sizes": [], "total_ns": 1, "spread_ns": 0, "samples": 1}), "not what a step's"),
-        (
-            body(in_step={"sizes": [[64, 1], [8, 1]], "total_ns": 1, "spread_ns": 0, "samples": 1}),
-            "not what a step's all-reduces take",
-        ),
+        (body(in_step={"sizes": [[64, 1], [8, 1]], "total_ns": 1, "spread_ns": 0, "samples": 1}),
+            "not what a step's all-reduces take"),
         (body(in_step={"sizes": [[64, 0]]}), r"Expected `int` >= 1 - at `\$.in_step.sizes"),
         (body(in_step={"sizes": [[64, 1]], "total_ns": 0}), r"\$.in_step.total_ns"),
         (body(together={"sizes": [[64, 0]]}), r"\$.together.sizes"),
@@ -177,10 +171,8 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         (body(platform={"device_kind": 3}), r"\$.platform.device_kind"),
         (body(link={"device_count": 0, "process_count": 1, "label": ""}), r"\$.link.device_count"),
         (body(contention={"compute": 0.5, "communication": 1}), r"\$.contention.compute"),
-        (
-            body(contention={"compute": 1, "communication": 1, "transfer_wait_ns": -1}),
-            r"\$.contention.transfer_wait_ns",
-        ),
+        (body(contention={"compute": 1, "communication": 1, "transfer_wait_ns": -1}),
+            r"\$.contention.transfer_wait_ns"),
         (swept([]), r"start at \[\] bytes"),
         (swept([[5, 1, 1]]), r"start at \[5\] bytes, expected ascending sizes from 0"),
         (swept([[0, 1, 1], [0, 1, 1]]), r"start at \[0, 0\] bytes"),
@@ -189,7 +181,7 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path):
         (swept([[0, 1, 1]], points=[[1, 0, 0, 1]]), r"\$.all_reduce.points\[0\]\[1\]"),
         (swept([[0, 1, 1]], points=4), r"\$.all_reduce.points"),
     ],
-)
+)  # fmt: skip
 def test_bad_files_are_refused_with_the_place(text, message):
     with pytest.raises(ProfileError, match=message) as caught:
         from_json(text, "bad.json")

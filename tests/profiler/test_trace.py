@@ -43,8 +43,7 @@ def test_traces_are_joined_as_one_with_the_runs_of_all():
     first = Trace((one(0, 5, 9), one(1, 12, 15)), (RunWindow(4, 10), RunWindow(11, 16)))
     second = Trace((one(0, 7, 8),), (RunWindow(6, 9),))
     assert joined([first, second]) == Trace(
-        (one(0, 1, 5), one(1, 8, 11), one(2, 14, 15)),
-        (RunWindow(0, 6), RunWindow(7, 12), RunWindow(13, 16)),
+        (one(0, 1, 5), one(1, 8, 11), one(2, 14, 15)), (RunWindow(0, 6), RunWindow(7, 12), RunWindow(13, 16))
     )
     assert joined([second]).executions[0].run == 0
 
@@ -155,11 +154,7 @@ def test_a_gpu_trace_without_run_marks_is_refused_with_the_way_out():
 
 @pytest.mark.parametrize(
     ("plane", "stats"),
-    [
-        ("/device:GPU:first", {}),
-        ("/host:CPU", {"device_ordinal": "first"}),
-        ("/host:CPU", {"_p": "none"}),
-    ],
+    [("/device:GPU:first", {}), ("/host:CPU", {"device_ordinal": "first"}), ("/host:CPU", {"_p": "none"})],
 )
 def test_a_trace_with_text_for_numbers_is_refused(plane, stats):
     data = xspace(
@@ -185,11 +180,7 @@ def test_collect_refuses_impossible_counts(repeats, warmup):
 
 @pytest.mark.parametrize(
     ("name", "runs", "executions"),
-    [
-        ("cpu_jax_0_10_2", 3, 624),
-        ("cpu_jax_0_12_0", 3, 624),
-        ("h200_jax_0_11_2", 4, 624),
-    ],
+    [("cpu_jax_0_10_2", 3, 624), ("cpu_jax_0_12_0", 3, 624), ("h200_jax_0_11_2", 4, 624)],
 )
 def test_traces_of_every_supported_xla_are_read(name, runs, executions):
     trace = read(gzip.decompress((DATA / f"{name}.xspace.gz").read_bytes()))

@@ -11,24 +11,11 @@ from hypothesis import strategies as st
 
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.report.bundle import open_bundle
-from disco_hlo.report.facts import (
-    bucket_facts,
-    bytes_saved,
-    compare,
-    group_facts,
-    order_facts,
-    step_times,
-)
+from disco_hlo.report.facts import bucket_facts, bytes_saved, compare, group_facts, order_facts, step_times
 from tests.plan.small_graphs import graph
 from tests.report import plans
 
-CHAIN = graph("""
-    param
-    add 0 0
-    multiply 1 0
-    negate 2
-    tuple 3
-""")
+CHAIN = graph("param\nadd 0 0\nmultiply 1 0\nnegate 2\ntuple 3")
 """Vectors of 4, 8, 12, 16 bytes."""
 
 

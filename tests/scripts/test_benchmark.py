@@ -288,9 +288,7 @@ def test_a_row_that_the_time_does_not_allow_is_not_begun(
     assert record["rows"]["plan"]["reason"].startswith("0 s are left, compiling takes")
 
 
-def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(
-    tmp_path: Path,
-) -> None:
+def test_time_for_some_rows_is_not_kept_for_others_that_are_not_compiled(tmp_path: Path) -> None:
     # Once with 291 s for four cells the time to measure all rows was set aside before the first was compiled: none was.
     one: Any = object.__new__(cell.Cell)
     one.record, one.default, one.default_s = Record.open(tmp_path, CELL), None, 8.0

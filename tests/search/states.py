@@ -20,8 +20,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.costs import UnitCosts
 from disco_hlo.search.kernels import unit_refusal
 from disco_hlo.search.layout import open_views
-from disco_hlo.search.moves.refusals import was_refused
-from disco_hlo.search.moves.table import MOVES, NUMBERS, make_move, refusal_key, remember_refusal
+from disco_hlo.search.moves.table import MOVES, NUMBERS, make_move
 from disco_hlo.search.ready_queue import schedule
 from disco_hlo.search.segments import Segments, catch_up, count_all, open_segments, segments_ns
 from disco_hlo.search.state import Scratch, State, copy_state, new_scratch, roll_back
@@ -45,17 +44,10 @@ SIBLING = NUMBERS["sibling"]
 
 
 @compiled
-def proposed(step: Step, state: State, scratch: Scratch, kind: int, a: int, b: int) -> Any:
-    """Propose a move as a climb does: whether it was made; else whether that was known, and whether a kernel was the
-    reason."""
+def made(step: Step, state: State, scratch: Scratch, kind: int, a: int, b: int) -> Any:
+    """Make a move, as a climb does; whether it was made."""
     g, s, w = open_views(step, state, scratch)
-    key, _ = refusal_key(g, s, w, kind, a, b)
-    known = was_refused(w, key)
-    w.number[at.FELL] = 0
-    made = make_move(g, s, w, kind, a, b)
-    if not made:
-        remember_refusal(g, s, w, kind, a, b)
-    return made, known, w.number[at.FELL] != 0
+    return make_move(g, s, w, kind, a, b)
 
 
 @compiled
@@ -126,12 +118,7 @@ class Bench:
 
     def move(self, method: int, a: int, b: int) -> bool:
         """Try one move."""
-        return self.propose(method, a, b)[0]
-
-    def propose(self, method: int, a: int, b: int) -> tuple[bool, bool, bool]:
-        """The same: whether it was made; else whether that was known, and whether a kernel was the reason."""
-        made, known, by_kernel = proposed(self.step, self.state, self.scratch, method, a, b)
-        return bool(made), bool(known), bool(by_kernel)
+        return bool(made(self.step, self.state, self.scratch, method, a, b))
 
     def random_arguments(self, random: Random, method: int) -> tuple[int, int]:
         """What a move may be asked for, by what its record says of its arguments."""

@@ -193,12 +193,6 @@ def test_a_gradient_travels_while_the_device_computes() -> None:
     assert bench.strategy().order == ("n1", "b0.start", "n3", "b0.done", "n4")
 
 
-def test_an_unfused_step_starts_with_the_smallest_node() -> None:
-    graph = chain("param\nnegate 0\nexponential 0\nmultiply 1 2\ntuple 3")
-    assert Bench(graph).strategy().order == ("n1", "n2", "n3")
-    assert Bench(graph).strategy().buckets == unfused(graph).buckets == ()
-
-
 @dataclass(frozen=True)
 class _Times(TrafficCosts):
     """Of each node, ns; a transfer takes 2."""

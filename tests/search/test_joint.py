@@ -578,9 +578,3 @@ def test_small_steps_come_within_one_per_cent_of_the_optimum() -> None:
         assert found_ns >= best_ns
         reached += found_ns <= 1.01 * best_ns
     assert reached == 6
-
-
-def test_the_plan_it_starts_from_is_never_lost() -> None:
-    again = run(start=run().strategy, evaluations=10, seeds=1)
-    assert again.predicted_ns <= again.start_ns
-    assert isinstance(again.strategy, Strategy)

@@ -1,4 +1,4 @@
-"""What is drawn may be proposed; what is known or foreseen to be refused is refused when it is made."""
+"""What is drawn may be proposed; what is foreseen to be refused is refused when it is made."""
 
 from __future__ import annotations
 
@@ -20,35 +20,28 @@ from disco_hlo.search.hashing import seeded
 from disco_hlo.search.kernels import (
     adopt_orphans,
     all_stand,
-    drop_idle_copies,
     join,
     most_owned,
-    part,
-    read_again,
     recompute,
 )
 from disco_hlo.search.layout import open_draws, open_views
 from disco_hlo.search.moves.duplicate import _read_by, _read_of, needed
-from disco_hlo.search.moves.refusals import never_joined, never_recomputed, never_without, renew
+from disco_hlo.search.moves.refusals import never_joined, never_recomputed
 from disco_hlo.search.moves.table import random_move
-from disco_hlo.search.moves.unfuse import stays
-from disco_hlo.search.ordering import mark_copies, predecessors, reseat, settle
+from disco_hlo.search.ordering import mark_copies, predecessors, settle
 from disco_hlo.search.state import copy_state, new_scratch, roll_back
 from tests.captured import captured
 from tests.machines import GPU
 from tests.search.states import (
-    ABSORB,
     DUPLICATE,
     FUSE,
     REORDER,
     SIBLING,
-    UNFUSE,
     Bench,
     check_topological,
     moved,
-    undo,
 )
-from tests.search.steps import chain, random_step
+from tests.search.steps import chain
 
 
 @compiled
@@ -180,79 +173,7 @@ def test_a_step_of_buckets_alone_has_no_unit_to_move() -> None:
     assert set(drawn_places(bench, 1, 20)) == {(-1, -1)}
 
 
-@compiled
-def keep(step: Any, state: Any, scratch: Any) -> None:
-    """Keep the moves since the changes were last looked at."""
-    _, s, w = open_views(step, state, scratch)
-    renew(s, w, w.number[at.CHANGES])
-
-
-def fresh_bench(seed: int) -> Bench:
-    bench = Bench(random_step(Random(seed), 40, backend="gpu"), GPU)
-    bench.state.word[at.MOMENT] = 0
-    return bench
-
-
-def proposals(bench: Bench) -> list[tuple[int, int, int]]:
-    heads = bench.heads()
-    pairs = [(kind, a, b) for kind in (FUSE, DUPLICATE) for a in heads for b in heads if a != b]
-    taken = [(UNFUSE, int(bench.state.word[at.OWNER, x]), x) for x in range(len(bench.graph))]
-    return pairs + [move for move in taken if move[1] != -1] + [(ABSORB, a, -1) for a in heads]
-
-
-@settings(max_examples=4, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_what_is_known_to_be_refused_is_refused_in_that_state(seed: int) -> None:
-    bench, random = fresh_bench(seed), Random(seed)
-    for _ in range(6):
-        bench.scratch.refused[:] = 0  # a change of further units may make legal what was refused before it
-        moves = proposals(bench)
-        for _ in range(2):
-            for move in moves:
-                mark = int(bench.scratch.number[at.LOGGED])
-                made, known, _ = bench.propose(*move)
-                assert not (known and made)
-                undo(bench.step, bench.state, bench.scratch, mark)
-        for move in random.sample(moves, len(moves)):
-            if bench.propose(*move)[0]:
-                keep(bench.step, bench.state, bench.scratch)
-                bench.costs.price_changed(bench.state, bench.scratch)
-                break
-
-
-def test_a_proposal_whose_kernel_may_not_stand_is_built_once() -> None:
-    bench = fresh_bench(3)
-    fell = 0
-    for kind, a, b in proposals(bench):
-        if kind not in (FUSE, DUPLICATE):
-            continue
-        mark = int(bench.scratch.number[at.LOGGED])
-        made, known, by_kernel = bench.propose(kind, a, b)
-        undo(bench.step, bench.state, bench.scratch, mark)
-        if not made and by_kernel:
-            fell += 1
-            assert not known
-            assert bench.propose(kind, a, b)[1]
-    assert fell > 0
-
-
-def test_undoing_a_change_brings_back_what_was_refused_before_it() -> None:
-    bench = fresh_bench(3)
-    moves = [move for move in proposals(bench) if move[0] == FUSE]
-    for move in moves:
-        mark = int(bench.scratch.number[at.LOGGED])
-        bench.propose(*move)
-        undo(bench.step, bench.state, bench.scratch, mark)
-    before = bench.scratch.refused.copy()
-    first = next(m for m in moves if bench.propose(*m)[0])
-    keep(bench.step, bench.state, bench.scratch)
-    assert bench.state.word[at.MOMENT].any()
-    undo(bench.step, bench.state, bench.scratch, 0)
-    assert not bench.state.word[at.MOMENT].any()
-    assert np.array_equal(before, bench.scratch.refused), first
-
-
-KINDS = (FUSE, SIBLING, UNFUSE, DUPLICATE)
+KINDS = (FUSE, SIBLING, DUPLICATE)
 FORESEEN, WRONGLY, MISSED, STANDING = range(4)
 
 
@@ -266,37 +187,23 @@ def make_anyway(step: Any, state: Any, scratch: Any, apart: Any, kind: Any, a: A
     g, s, w = open_views(step, state, scratch)
     _, _, f = open_views(step, state, apart)
     w.number[at.LOGGED] = w.number[at.CHANGES] = 0
-    low, settled = np.int64(0), False
-    if kind == UNFUSE:
-        owned = s.owner[b] == a
-        if owned and (s.count[a] == 1 or stays(g, s, a, b)):
+    low = s.place[b]
+    if not g.flags[a] & g.flags[b] & at.FUSIBLE or low > s.place[a]:
+        return -1
+    if kind == DUPLICATE:
+        added, members = needed(g, s, w, a, b)
+        foreseen = never_recomputed(g, s, w, a, members, added)  # it reads what ``needed`` wrote
+        if added == 0 or not recompute(g, s, w, a, w.needed, added):
+            roll_back(w, 0)
             return -1
-        foreseen, low = never_without(g, s, f, a, b), s.place[a]
-        if owned:
-            drop_idle_copies(g, s, w, part(g, s, w, b), b)
-        else:
-            read_again(g, s, w, a, b)
-            drop_idle_copies(g, s, w, a, b)
-        stands = all_stand(g, s, w, 0)
-        settled = stands and (reseat(g, s, w, b, low) if owned else reseat(g, s, w, a, 0))
+        unit, first = adopt_orphans(g, s, w, a)
     else:
-        low = s.place[b]
-        if not g.flags[a] & g.flags[b] & at.FUSIBLE or low > s.place[a]:
+        if s.count[a] + s.count[b] > most_owned(g):
             return -1
-        if kind == DUPLICATE:
-            added, members = needed(g, s, w, a, b)
-            foreseen = never_recomputed(g, s, w, a, members, added)  # it reads what ``needed`` wrote
-            if added == 0 or not recompute(g, s, w, a, w.needed, added):
-                roll_back(w, 0)
-                return -1
-            unit, first = adopt_orphans(g, s, w, a)
-        else:
-            if s.count[a] + s.count[b] > most_owned(g):
-                return -1
-            foreseen = never_joined(g, s, f, a, b)
-            unit, first = adopt_orphans(g, s, w, join(g, s, w, b, a))
-        stands = all_stand(g, s, w, 0)
-        settled = stands and settle(g, s, w, unit, min(low, first), s.place[unit])
+        foreseen = never_joined(g, s, f, a, b)
+        unit, first = adopt_orphans(g, s, w, join(g, s, w, b, a))
+    stands = all_stand(g, s, w, 0)
+    settled = stands and settle(g, s, w, unit, min(low, first), s.place[unit])
     if not settled or foreseen:
         roll_back(w, 0)
     return 2 * (1 - foreseen) + stands

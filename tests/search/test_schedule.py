@@ -89,17 +89,7 @@ def test_no_other_cut_ends_earlier(gradients: list[tuple[int, int]]) -> None:
 
 # A weight (1) is gathered (b0, 17 ns) for two matmuls (3, 4), the second of which makes a gradient (b1, 29 ns). Two
 # kernels wait for nothing: n6 takes not quite as long as the first collective, n7 as long as the last.
-STEP = graph("""
-    param
-    convert 0
-    all-reduce 1
-    dot 2
-    dot 3
-    all-reduce 4
-    exp 0
-    exp 0
-    tuple 5 6 7
-""")
+STEP = graph("param\nconvert 0\nall-reduce 1\ndot 2\ndot 3\nall-reduce 4\nexp 0\nexp 0\ntuple 5 6 7")
 COSTS = TableCosts((0, 10, 0, 20, 20, 0, 12, 30, 0))
 BUCKETS = (Bucket((2,)), Bucket((5,)))
 

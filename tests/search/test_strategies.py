@@ -48,16 +48,6 @@ def without_order(strategy: Strategy) -> tuple[object, object]:
     return strategy.groups, strategy.buckets
 
 
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32), count=st.integers(8, 60))
-def test_a_strategy_survives_the_round_trip(seed: int, count: int) -> None:
-    bench, _ = moved(seed, count, moves=2 * count)
-    strategy = normal_form(bench.graph, bench.strategy())
-    again = Bench(bench.graph, start=strategy)
-    assert without_order(normal_form(bench.graph, again.strategy())) == without_order(strategy)
-    check_consistent(again)
-
-
 def with_matmuls(random: Random, graph: Graph, strategy: Strategy) -> Strategy:
     """A strategy with kernels as only XLA has them: they hold ops that no rule allows in a kernel."""
     groups = list(strategy.groups)

@@ -27,17 +27,7 @@ from tests.simulator.random_steps import LoopCosts, TableCosts, random_step, ran
 from tests.simulator.reference import simulate_slowly
 
 # Two gradients of 12 and 24 bytes, each reduced and applied to the parameter.
-STEP = graph("""
-    param
-    dot 0
-    mul 1
-    all-reduce 2
-    add 3 0
-    mul 1
-    all-reduce 5
-    add 6 0
-    tuple 4 7
-""")
+STEP = graph("param\ndot 0\nmul 1\nall-reduce 2\nadd 3 0\nmul 1\nall-reduce 5\nadd 6 0\ntuple 4 7")
 SEPARATE = (Bucket((3,)), Bucket((6,)))
 TOGETHER = (Bucket((3, 6)),)
 COSTS = TableCosts((0, 50, 10, 0, 4, 20, 0, 5, 0))
@@ -142,15 +132,7 @@ def test_a_bucket_is_packed_and_kernels_read_their_gradients_in_it() -> None:
 
 
 def test_gradients_are_unpacked_for_readers_that_do_not_cut() -> None:
-    step = graph("""
-        param
-        neg 0
-        all-reduce 1
-        exp 0
-        all-reduce 3
-        dot 2
-        tuple 5 4
-    """)
+    step = graph("param\nneg 0\nall-reduce 1\nexp 0\nall-reduce 3\ndot 2\ntuple 5 4")
     gpu = replace(GPU, memory_bytes_per_us=4000)
     built = build(step, Strategy(buckets=(Bucket((2, 4)),)), COSTS, gpu)
     assert order_of(built.problem) == "n1 n3 b0.pack b0 ~b0 b0.unpack2 n5 b0.unpack4"

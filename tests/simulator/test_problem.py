@@ -46,10 +46,7 @@ def test_lists_and_their_reverse() -> None:
         ({"resource": int32(0, 0, 2, 0)}, r"resource of task 2 \(x\) is 2, expected 0 to 1"),
         ({"resource": int32(0, 0, -1, 0)}, r"resource of task 2 \(x\) is -1, expected 0 to 1"),
         ({"communicates": np.zeros(4, np.bool_)}, r"task 2 \(x\) runs on a channel but is not communication"),
-        (
-            {"predecessors": Lists.of([[], [0], [7], [2]])},
-            r"predecessor of task 2 \(x\) is 7, expected 0 to",
-        ),
+        ({"predecessors": Lists.of([[], [0], [7], [2]])}, r"predecessor of task 2 \(x\) is 7, expected 0 to"),
         ({"predecessors": Lists.of([[], [0], [0]])}, r"predecessors is int32\[4\], expected int32\[5\]"),
         ({"speed_ppm": np.zeros((4, 2), np.int64)}, r"speeds are .*, expected 100000 to 1000000"),
         ({"speed_ppm": np.full((4, 2), 900_000)}, r"beside no transfer compute goes at .*, expected 1000000"),
@@ -65,16 +62,10 @@ def test_lists_and_their_reverse() -> None:
         ({"order": int32(0, 1, 2, 3)}, r"order never waits for task 2 \(x\)"),
         ({"order": int32(0, 1, ~1, 2, ~2, 3)}, r"waits at place 2 for task 1 \(b\), which runs on the comp"),
         ({"order": int32(0, 1, ~2, 2, 3)}, r"waits at place 2 for task 2 \(x\), which it issues later"),
-        (
-            {"order": int32(1, 0, 2, ~2, 3)},
-            r"starts task 1 \(b\) at place 0, before it is sure that task 0",
-        ),
-        (
-            {"order": int32(0, 1, 2, 3, ~2)},
-            r"starts task 3 \(c\) at place 3, before it is sure that task 2",
-        ),
+        ({"order": int32(1, 0, 2, ~2, 3)}, r"starts task 1 \(b\) at place 0, before it is sure that task 0"),
+        ({"order": int32(0, 1, 2, 3, ~2)}, r"starts task 3 \(c\) at place 3, before it is sure that task 2"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused(changed: dict[str, Any], message: str) -> None:
     sound = problem(STEP, "a b x ~x c")
     with pytest.raises(DiscoError, match=message):

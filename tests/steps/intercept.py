@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -23,6 +23,16 @@ def intercept(
 
     The step itself is not run. What ``body`` raises is raised here.
     """
+    return intercepted(step.lower(*arguments), lambda request: len(request.devices) == devices, body)
+
+
+def intercepted(
+    lowered: Any,
+    wanted: Callable[[CompileRequest], bool],
+    body: Callable[[CompileRequest], Any],
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """As :func:`intercept`, of a step that was lowered, at the first compile that is ``wanted``."""
     outcome: list[Any] = []
     failure: list[BaseException] = []
 
@@ -30,7 +40,7 @@ def intercept(
         pass
 
     def handler(request: CompileRequest) -> Any:
-        if len(request.devices) != devices:
+        if not wanted(request):
             return None
         try:
             outcome.append(body(request))
@@ -40,7 +50,7 @@ def intercept(
 
     jaxlink.install(handler)
     try:
-        step.lower(*arguments).compile()
+        lowered.compile(options)
     except Stop:
         if failure:
             raise failure[0] from None

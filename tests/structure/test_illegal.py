@@ -103,7 +103,11 @@ ENTRY main { w = f32[4,2] parameter(0)
 
 
 def module(body: str, header: str = "") -> bytes:
-    return module_of(f"HloModule m{header}\n{COMPUTATIONS}\nENTRY main {{\n{body}\n}}\n")
+    """Of an entry whose parameters stand with their types where they are first read: ``negate(f32[8] x)``."""
+    given = re.findall(r"(\w+\[[\d,]*\]) (\w+)(?=[,)])", body)
+    parameters = [f"{name} = {shape} parameter({number})" for number, (shape, name) in enumerate(given)]
+    entry = "\n".join([*parameters, re.sub(r"\w+\[[\d,]*\] (\w+)(?=[,)])", r"\1", body)])
+    return module_of(f"HloModule m{header}\n{COMPUTATIONS}\nENTRY main {{\n{entry}\n}}\n")
 
 
 def chunk_of(opcode: str, dimension: int, parts: int = 2) -> tuple[str, int, int]:
@@ -122,346 +126,147 @@ def sending(
 
 
 CASES: dict[str, tuple[str, Move | tuple[str, int, int], str]] = {
-    "parts-do-not-divide": (
-        "x = f32[6] parameter(0)\nROOT y = f32[6] negate(x)",
-        chunk_of("negate", 0, 4),
-        "dimension 0 has 6 elements, which 4 does not divide",
-    ),
-    "no-such-dimension": (
-        "x = f32[6] parameter(0)\nROOT y = f32[6] negate(x)",
-        chunk_of("negate", 1),
-        "has no dimension 1",
-    ),
-    "too-many-parts": (
-        "x = f32[256] parameter(0)\nROOT y = f32[256] negate(x)",
-        chunk_of("negate", 0, 128),
-        "expected 2 to 64 parts, got 128",
-    ),
-    "op-without-a-rule": (
-        'x = f32[8] parameter(0)\nROOT y = f32[8] custom-call(x), custom_call_target="f"',
-        chunk_of("custom-call", 0),
-        "no dimension is known to pass through it",
-    ),
-    "several-results": (
-        "x = f32[8] parameter(0)\ny = f32[8] negate(x)\nROOT t = (f32[8]) tuple(y)",
-        chunk_of("tuple", 0),
-        "its result is no single array",
-    ),
-    "inner-factor": (
-        "x = f32[4,8] parameter(0)\nROOT y = f32[32] reshape(x)",
-        chunk_of("reshape", 0, 8),
-        "dimension 0 of x has 4 elements, which 8 does not divide",
-    ),
-    "scattered-parts": (
-        "x = f32[32] parameter(0)\nROOT y = f32[4,8] reshape(x)",
-        chunk_of("reshape", 1),
-        "inner factor of a merged dimension",
-    ),
-    "joined-dimension": (
-        "x = f32[4] parameter(0)\ny = f32[4] parameter(1)\nROOT z = f32[8] concatenate(x, y), dimensions={0}",
-        chunk_of("concatenate", 0),
-        "it joins its operands along dimension 0 itself",
-    ),
-    "sliced-dimension": (
-        "x = f32[8] parameter(0)\nROOT y = f32[4] slice(x), slice={[0:4]}",
-        chunk_of("slice", 0),
-        "it takes a part of dimension 0 itself",
-    ),
-    "dynamically-sliced-dimension": (
-        "x = f32[8] parameter(0)\ni = s32[] parameter(1)\nROOT y = f32[4] dynamic-slice(x, i), dynamic_slice_sizes={4}",
-        chunk_of("dynamic-slice", 0),
-        "it takes a part of dimension 0 itself",
-    ),
-    "updated-dimension": (
-        "x = f32[8] parameter(0)\nu = f32[4] parameter(1)\ni = s32[] parameter(2)\n"
-        "ROOT y = f32[8] dynamic-update-slice(x, u, i)",
-        chunk_of("dynamic-update-slice", 0),
-        "it writes a part of dimension 0 itself",
-    ),
-    "padded-dimension": (
-        "x = f32[6] parameter(0)\nz = f32[] constant(0)\nROOT y = f32[8] pad(x, z), padding=1_1",
-        chunk_of("pad", 0),
-        "it pads dimension 0 itself",
-    ),
-    "counted-dimension": (
-        "ROOT y = s32[8] iota(), iota_dimension=0",
-        chunk_of("iota", 0),
-        "each part would start from zero",
-    ),
-    "reversed-dimension": (
-        "x = f32[8] parameter(0)\nROOT y = f32[8] reverse(x), dimensions={0}",
-        chunk_of("reverse", 0),
-        "it works along dimension 0 itself",
-    ),
-    "picked-dimension": (
-        "x = f32[16,8] parameter(0)\ni = s32[4,1] parameter(1)\n"
-        "ROOT y = f32[4,2] gather(x, i), offset_dims={1}, collapsed_slice_dims={0}, start_index_map={0}, "
-        "index_vector_dim=1, slice_sizes={1,2}",
-        chunk_of("gather", 1),
-        "it picks from dimension 1 of its operand",
-    ),
-    "overlapping-windows": (
-        "x = f32[8] parameter(0)\nz = f32[] constant(0)\n"
-        "ROOT y = f32[8] reduce-window(x, z), window={size=3 pad=1_1}, to_apply=add",
-        chunk_of("reduce-window", 0),
-        "its windows overlap or are padded along dimension 0",
-    ),
-    "other-element-size": (
-        "x = f32[4,2] parameter(0)\nROOT y = u64[4] bitcast-convert(x)",
-        chunk_of("bitcast-convert", 0),
-        "its operands have another shape than its result",
-    ),
-    "several-reductions": (
-        "x = f32[4,8] parameter(0)\nz = f32[] constant(0)\n"
-        "r = (f32[4], f32[4]) reduce(x, x, z, z), dimensions={1}, to_apply=two\n"
-        "ROOT y = f32[4] get-tuple-element(r), index=0",
-        chunk_of("reduce", 0),
-        "its result is no single array",
-    ),
-    "partial-sums-of-a-product": (
-        "x = f32[8] parameter(0)\nz = f32[] constant(1)\nROOT y = f32[] reduce(x, z), dimensions={0}, to_apply=mul",
-        chunk_of("reduce", ~0),
-        "partial results of its reduction cannot be joined",
-    ),
-    "sum-from-something": (
-        "x = f32[8] parameter(0)\nz = f32[] constant(1)\nROOT y = f32[] reduce(x, z), dimensions={0}, to_apply=add",
-        chunk_of("reduce", ~0),
-        "does not start from a constant zero",
-    ),
-    "sum-over-another-dimension": (
-        "x = f32[8,4] parameter(0)\nz = f32[] constant(0)\n"
-        "ROOT y = f32[4] reduce(x, z), dimensions={0}, to_apply=add",
-        chunk_of("reduce", ~1),
-        "it does not reduce dimension 1",
-    ),
-    "dot-without-that-contraction": (
-        "x = f32[8,4] parameter(0)\ny = f32[4,6] parameter(1)\n"
-        "ROOT z = f32[8,6] dot(x, y), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
-        chunk_of("dot", ~0),
-        "it does not contract dimension 0",
-    ),
-    "nothing-to-sum": (
-        "x = f32[8] parameter(0)\nROOT y = f32[8] negate(x)",
-        chunk_of("negate", ~0),
-        "it sums over nothing",
-    ),
+    "parts-do-not-divide": ("ROOT y = f32[6] negate(f32[6] x)",
+        chunk_of("negate", 0, 4), "dimension 0 has 6 elements, which 4 does not divide"),
+    "no-such-dimension": ("ROOT y = f32[6] negate(f32[6] x)", chunk_of("negate", 1), "has no dimension 1"),
+    "too-many-parts": ("ROOT y = f32[256] negate(f32[256] x)",
+        chunk_of("negate", 0, 128), "expected 2 to 64 parts, got 128"),
+    "op-without-a-rule": ('ROOT y = f32[8] custom-call(f32[8] x), custom_call_target="f"',
+        chunk_of("custom-call", 0), "no dimension is known to pass through it"),
+    "several-results": ("y = f32[8] negate(f32[8] x)\nROOT t = (f32[8]) tuple(y)",
+        chunk_of("tuple", 0), "its result is no single array"),
+    "inner-factor": ("ROOT y = f32[32] reshape(f32[4,8] x)",
+        chunk_of("reshape", 0, 8), "dimension 0 of x has 4 elements, which 8 does not divide"),
+    "scattered-parts": ("ROOT y = f32[4,8] reshape(f32[32] x)",
+        chunk_of("reshape", 1), "inner factor of a merged dimension"),
+    "joined-dimension": ("ROOT z = f32[8] concatenate(f32[4] x, f32[4] y), dimensions={0}",
+        chunk_of("concatenate", 0), "it joins its operands along dimension 0 itself"),
+    "sliced-dimension": ("ROOT y = f32[4] slice(f32[8] x), slice={[0:4]}",
+        chunk_of("slice", 0), "it takes a part of dimension 0 itself"),
+    "dynamically-sliced-dimension": ("ROOT y = f32[4] dynamic-slice(f32[8] x, s32[] i), dynamic_slice_sizes={4}",
+        chunk_of("dynamic-slice", 0), "it takes a part of dimension 0 itself"),
+    "updated-dimension": ("ROOT y = f32[8] dynamic-update-slice(f32[8] x, f32[4] u, s32[] i)",
+        chunk_of("dynamic-update-slice", 0), "it writes a part of dimension 0 itself"),
+    "padded-dimension": ("z = f32[] constant(0)\nROOT y = f32[8] pad(f32[6] x, z), padding=1_1",
+        chunk_of("pad", 0), "it pads dimension 0 itself"),
+    "counted-dimension": ("ROOT y = s32[8] iota(), iota_dimension=0",
+        chunk_of("iota", 0), "each part would start from zero"),
+    "reversed-dimension": ("ROOT y = f32[8] reverse(f32[8] x), dimensions={0}",
+        chunk_of("reverse", 0), "it works along dimension 0 itself"),
+    "picked-dimension": ("ROOT y = f32[4,2] gather(f32[16,8] x, s32[4,1] i), offset_dims={1}, "
+        "collapsed_slice_dims={0}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,2}",
+        chunk_of("gather", 1), "it picks from dimension 1 of its operand"),
+    "overlapping-windows": ("z = f32[] constant(0)\n"
+        "ROOT y = f32[8] reduce-window(f32[8] x, z), window={size=3 pad=1_1}, to_apply=add",
+        chunk_of("reduce-window", 0), "its windows overlap or are padded along dimension 0"),
+    "other-element-size": ("ROOT y = u64[4] bitcast-convert(f32[4,2] x)",
+        chunk_of("bitcast-convert", 0), "its operands have another shape than its result"),
+    "several-reductions": ("z = f32[] constant(0)\n"
+        "r = (f32[4], f32[4]) reduce(f32[4,8] x, x, z, z), dimensions={1}, to_apply=two\n"
+        "ROOT y = f32[4] get-tuple-element(r), index=0", chunk_of("reduce", 0), "its result is no single array"),
+    "partial-sums-of-a-product": ("z = f32[] constant(1)\n"
+        "ROOT y = f32[] reduce(f32[8] x, z), dimensions={0}, to_apply=mul",
+        chunk_of("reduce", ~0), "partial results of its reduction cannot be joined"),
+    "sum-from-something": ("z = f32[] constant(1)\nROOT y = f32[] reduce(f32[8] x, z), dimensions={0}, to_apply=add",
+        chunk_of("reduce", ~0), "does not start from a constant zero"),
+    "sum-over-another-dimension": ("z = f32[] constant(0)\n"
+        "ROOT y = f32[4] reduce(f32[8,4] x, z), dimensions={0}, to_apply=add",
+        chunk_of("reduce", ~1), "it does not reduce dimension 1"),
+    "dot-without-that-contraction": ("ROOT z = f32[8,6] dot(f32[8,4] x, f32[4,6] y), lhs_contracting_dims={1}, "
+        "rhs_contracting_dims={0}", chunk_of("dot", ~0), "it does not contract dimension 0"),
+    "nothing-to-sum": ("ROOT y = f32[8] negate(f32[8] x)", chunk_of("negate", ~0), "it sums over nothing"),
     "several-arrays-in-one-collective": (
-        f"x = f32[8] parameter(0)\ny = f32[8] parameter(1)\n"
-        f"ROOT r = (f32[8], f32[8]) all-reduce(x, y), {GLOBAL}, to_apply=add",
-        Split(2, 0),
-        "it carries several arrays",
-    ),
-    "gathered-dimension": (
-        f"x = f32[8] parameter(0)\nROOT y = f32[16] all-gather(x), {GLOBAL}, dimensions={{0}}",
-        chunk_of("all-gather", 0),
-        "it works along dimension 0 itself",
-    ),
-    "ordered-by-control": (
-        "x = f32[8] parameter(0)\ny = f32[8] negate(x)\n"
-        "z = f32[8] negate(x), control-predecessors={y}\nROOT s = f32[8] add(y, z)",
-        Chunk((1,), ("negate",), (0,), 2),
-        "waits for it by a control dependency",
-    ),
-    "waiting-by-control": (
-        "x = f32[8] parameter(0)\ny = f32[8] negate(x)\n"
-        "z = f32[8] negate(x), control-predecessors={y}\nROOT s = f32[8] add(y, z)",
-        Chunk((2,), ("negate",), (0,), 2),
-        "it is ordered by a control dependency",
-    ),
-    "no-such-instruction": (
-        "ROOT x = f32[8] parameter(0)",
-        Split(7, 0),
-        "there is no instruction 7",
-    ),
-    "another-instruction": (
-        "x = f32[8] parameter(0)\nROOT y = f32[8] negate(x)",
-        Split(1, 0),
-        "is y (negate), expected all-reduce",
-    ),
-    "stretch-out-of-order": (
-        "x = f32[8] parameter(0)\ny = f32[8] negate(x)\nROOT z = f32[8] negate(y)",
-        Chunk((2, 1), ("negate", "negate"), (0, 0), 2),
-        "in ascending order",
-    ),
-    "stretch-of-uneven-lists": (
-        "x = f32[8] parameter(0)\nROOT y = f32[8] negate(x)",
-        Chunk((1,), ("negate",), (0, 0), 2),
-        "expected one opcode and one dimension per instruction",
-    ),
-    "split-of-a-maximum": (
-        f"x = f32[8] parameter(0)\nROOT y = f32[8] all-reduce(x), {GLOBAL}, to_apply=max",
-        Split(1, 0),
-        "only a sum can be scattered",
-    ),
-    "split-indivisible": (
-        f"x = f32[7] parameter(0)\nROOT y = f32[7] all-reduce(x), {GLOBAL}, to_apply=add",
-        Split(1, 0),
-        "which 2 devices do not divide",
-    ),
-    "split-of-no-dimension": (
-        f"x = f32[8] parameter(0)\nROOT y = f32[8] all-reduce(x), {GLOBAL}, to_apply=add",
-        Split(1, 3),
-        "has no dimension 3",
-    ),
-    "groups-of-replicas": (
-        "x = f32[8] parameter(0)\nROOT y = f32[8] all-reduce(x), replica_groups={{0,1}}, to_apply=add",
-        Split(1, 0),
-        "its groups name replicas",
-    ),
-    "groups-of-one": (
-        "x = f32[8] parameter(0)\nROOT y = f32[8] all-reduce(x), channel_id=1, replica_groups={{0},{1}}, "
-        "use_global_device_ids=true, to_apply=add",
-        Split(1, 0),
-        "not of one size of two devices or more",
-    ),
-    "reader-of-something-else": (
-        f"x = f32[8] parameter(0)\ny = f32[16] all-gather(x), {GLOBAL}, dimensions={{0}}\n"
+        f"ROOT r = (f32[8], f32[8]) all-reduce(f32[8] x, f32[8] y), {GLOBAL}, to_apply=add",
+        Split(2, 0), "it carries several arrays"),
+    "gathered-dimension": (f"ROOT y = f32[16] all-gather(f32[8] x), {GLOBAL}, dimensions={{0}}",
+        chunk_of("all-gather", 0), "it works along dimension 0 itself"),
+    "ordered-by-control": ("y = f32[8] negate(f32[8] x)\nz = f32[8] negate(x), control-predecessors={y}\n"
+        "ROOT s = f32[8] add(y, z)", Chunk((1,), ("negate",), (0,), 2), "waits for it by a control dependency"),
+    "waiting-by-control": ("y = f32[8] negate(f32[8] x)\nz = f32[8] negate(x), control-predecessors={y}\n"
+        "ROOT s = f32[8] add(y, z)", Chunk((2,), ("negate",), (0,), 2), "it is ordered by a control dependency"),
+    "no-such-instruction": ("ROOT x = f32[8] parameter(0)", Split(7, 0), "there is no instruction 7"),
+    "another-instruction": ("ROOT y = f32[8] negate(f32[8] x)", Split(1, 0), "is y (negate), expected all-reduce"),
+    "stretch-out-of-order": ("y = f32[8] negate(f32[8] x)\nROOT z = f32[8] negate(y)",
+        Chunk((2, 1), ("negate", "negate"), (0, 0), 2), "in ascending order"),
+    "stretch-of-uneven-lists": ("ROOT y = f32[8] negate(f32[8] x)",
+        Chunk((1,), ("negate",), (0, 0), 2), "expected one opcode and one dimension per instruction"),
+    "split-of-a-maximum": (f"ROOT y = f32[8] all-reduce(f32[8] x), {GLOBAL}, to_apply=max",
+        Split(1, 0), "only a sum can be scattered"),
+    "split-indivisible": (f"ROOT y = f32[7] all-reduce(f32[7] x), {GLOBAL}, to_apply=add",
+        Split(1, 0), "which 2 devices do not divide"),
+    "split-of-no-dimension": (f"ROOT y = f32[8] all-reduce(f32[8] x), {GLOBAL}, to_apply=add",
+        Split(1, 3), "has no dimension 3"),
+    "groups-of-replicas": ("ROOT y = f32[8] all-reduce(f32[8] x), replica_groups={{0,1}}, to_apply=add",
+        Split(1, 0), "its groups name replicas"),
+    "groups-of-one": ("ROOT y = f32[8] all-reduce(f32[8] x), channel_id=1, replica_groups={{0},{1}}, "
+        "use_global_device_ids=true, to_apply=add", Split(1, 0), "not of one size of two devices or more"),
+    "reader-of-something-else": (f"y = f32[16] all-gather(f32[8] x), {GLOBAL}, dimensions={{0}}\n"
         "z = f32[8] negate(x)\nROOT t = (f32[16], f32[8]) tuple(y, z)",
-        Reorder(1, 2, "negate"),
-        "it does not read y",
-    ),
-    "reader-is-a-collective": (
-        f"x = f32[8] parameter(0)\ny = f32[16] all-gather(x), {GLOBAL}, dimensions={{0}}\n"
-        "ROOT z = f32[16] all-reduce(y), channel_id=2, replica_groups={{0,1}}, use_global_device_ids=true, "
-        "to_apply=add",
-        Reorder(1, 2, "all-reduce"),
-        "it mixes the values of several devices",
-    ),
-    "reader-along-the-gathered-dimension": (
-        f"x = f32[8] parameter(0)\ny = f32[16] all-gather(x), {GLOBAL}, dimensions={{0}}\n"
+        Reorder(1, 2, "negate"), "it does not read y"),
+    "reader-is-a-collective": (f"y = f32[16] all-gather(f32[8] x), {GLOBAL}, dimensions={{0}}\n"
+        f"ROOT z = f32[16] all-reduce(y), {GLOBAL.replace('=1', '=2')}, to_apply=add",
+        Reorder(1, 2, "all-reduce"), "it mixes the values of several devices"),
+    "reader-along-the-gathered-dimension": (f"y = f32[16] all-gather(f32[8] x), {GLOBAL}, dimensions={{0}}\n"
         "ROOT z = f32[16] reverse(y), dimensions={0}",
-        Reorder(1, 2, "reverse"),
-        "it works along dimension 0 itself",
-    ),
-    "maximum-over-the-gathered-dimension": (
-        f"x = f32[8,4] parameter(0)\ny = f32[16,4] all-gather(x), {GLOBAL}, dimensions={{0}}\n"
+        Reorder(1, 2, "reverse"), "it works along dimension 0 itself"),
+    "maximum-over-the-gathered-dimension": (f"y = f32[16,4] all-gather(f32[8,4] x), {GLOBAL}, dimensions={{0}}\n"
         "m = f32[] constant(0)\nROOT z = f32[4] reduce(y, m), dimensions={0}, to_apply=max",
-        Reorder(1, 3, "reduce"),
-        "it works along dimension 0 that y joins",
-    ),
-    "another-operand-differs": (
-        f"x = f32[8] parameter(0)\nw = f32[16] parameter(1)\ny = f32[16] all-gather(x), {GLOBAL}, dimensions={{0}}\n"
-        "ROOT z = f32[16] add(y, w)",
-        Reorder(1, 3, "add"),
-        "w is not proven equal on the devices of a group",
-    ),
-    "shards-not-contiguous": (
-        f"x = f32[8,4] parameter(0)\ny = f32[16,4] all-gather(x), {GLOBAL}, dimensions={{0}}\n"
+        Reorder(1, 3, "reduce"), "it works along dimension 0 that y joins"),
+    "another-operand-differs": (f"y = f32[16] all-gather(f32[8] x), {GLOBAL}, dimensions={{0}}\n"
+        "ROOT z = f32[16] add(y, f32[16] w)",
+        Reorder(1, 3, "add"), "w is not proven equal on the devices of a group"),
+    "shards-not-contiguous": (f"y = f32[16,4] all-gather(f32[8,4] x), {GLOBAL}, dimensions={{0}}\n"
         "ROOT z = f32[4,16] transpose(y), dimensions={1,0}",
-        Reorder(1, 2, "transpose"),
-        "is not the outermost in memory",
-    ),
-    "another-shard": (
-        f"x = f32[8] parameter(0)\ny = f32[16] all-gather(x), {GLOBAL}, dimensions={{0}}\n"
-        "p = u32[] partition-id()\nt = s32[2] constant({8, 0})\n"
-        "e = s32[1] dynamic-slice(t, p), dynamic_slice_sizes={1}\ni = s32[] reshape(e)\n"
-        "ROOT z = f32[8] dynamic-slice(y, i), dynamic_slice_sizes={8}",
-        Reorder(1, 6, "dynamic-slice"),
-        "it takes a part of dimension 0 itself",
-    ),
-    "sent-array-differs": (
-        sending("add(x, y)"),
-        SliceSend((), 3, 1, "all-reduce", 0),
-        "z is not proven equal on the devices of a group",
-    ),
-    "send-out-of-order": (
-        sending(pairs="{0,3},{1,2}"),
-        SliceSend((), 3, 1, "all-reduce", 0),
-        "its pairs do not join groups of y device by device, in order",
-    ),
-    "send-of-half-a-group": (
-        sending(pairs="{0,2}"),
-        SliceSend((), 3, 1, "all-reduce", 0),
-        "its pairs do not join groups of y device by device, in order",
-    ),
-    "send-without-shards": (
-        sending(size=5),
-        SliceSend((), 3, 1, "all-reduce", 0),
-        "2 devices have no contiguous shards of one size along dimension 0 of [5]",
-    ),
-    "send-between-replicas": (
-        sending(channel=""),
-        SliceSend((), 3, 1, "all-reduce", 0),
-        "it is no send of one array between the partitions of one program",
-    ),
-    "send-of-no-sum": (
-        sending(),
-        SliceSend((), 3, 1, "reduce-scatter", 0),
-        "a reduce-scatter leaves no array alike on the devices of a group",
-    ),
-}
+        Reorder(1, 2, "transpose"), "is not the outermost in memory"),
+    "another-shard": (f"y = f32[16] all-gather(f32[8] x), {GLOBAL}, dimensions={{0}}\np = u32[] partition-id()\n"
+        "t = s32[2] constant({8, 0})\ne = s32[1] dynamic-slice(t, p), dynamic_slice_sizes={1}\n"
+        "i = s32[] reshape(e)\nROOT z = f32[8] dynamic-slice(y, i), dynamic_slice_sizes={8}",
+        Reorder(1, 6, "dynamic-slice"), "it takes a part of dimension 0 itself"),
+    "sent-array-differs": (sending("add(x, y)"), SliceSend((), 3, 1, "all-reduce", 0),
+        "z is not proven equal on the devices of a group"),
+    "send-out-of-order": (sending(pairs="{0,3},{1,2}"), SliceSend((), 3, 1, "all-reduce", 0),
+        "its pairs do not join groups of y device by device, in order"),
+    "send-of-half-a-group": (sending(pairs="{0,2}"), SliceSend((), 3, 1, "all-reduce", 0),
+        "its pairs do not join groups of y device by device, in order"),
+    "send-without-shards": (sending(size=5), SliceSend((), 3, 1, "all-reduce", 0),
+        "2 devices have no contiguous shards of one size along dimension 0 of [5]"),
+    "send-between-replicas": (sending(channel=""), SliceSend((), 3, 1, "all-reduce", 0),
+        "it is no send of one array between the partitions of one program"),
+    "send-of-no-sum": (sending(), SliceSend((), 3, 1, "reduce-scatter", 0),
+        "a reduce-scatter leaves no array alike on the devices of a group"),
+}  # fmt: skip
 
 
 EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
     "loop-shares-its-body": (
         ("condition=second_condition, body=second_body", "condition=first_condition, body=first_body"),
-        Prefetch,
-        "another instruction calls its body or condition too",
-    ),
-    "loop-ordered-by-control": (
-        ("body=first_body", "body=first_body, control-predecessors={v}"),
-        Prefetch,
-        "it is ordered by a control dependency",
-    ),
+        Prefetch, "another instruction calls its body or condition too"),
+    "loop-ordered-by-control": (("body=first_body", "body=first_body, control-predecessors={v}"),
+        Prefetch, "it is ordered by a control dependency"),
     "loop-state-read-whole": (
-        (
-            "ROOT b = f32[4] get-tuple-element(second), index=2",
-            "ROOT b = (s32[], f32[4,2], f32[4]) copy(first)",
-        ),
-        Prefetch,
-        "its state is not taken apart element by element",
-    ),
+        ("ROOT b = f32[4] get-tuple-element(second), index=2", "ROOT b = (s32[], f32[4,2], f32[4]) copy(first)"),
+        Prefetch, "its state is not taken apart element by element"),
     "turns-not-known": (("add(i, one)", "add(i, i)"), Prefetch, "how often it turns is not known"),
-    "turns-contradicted": (
-        ("body=first_body", 'body=first_body, backend_config={"known_trip_count":{"n":"5"}}'),
-        Prefetch,
-        "it says that it turns 5 times, and counts 4",
-    ),
+    "turns-contradicted": (("body=first_body", 'body=first_body, backend_config={"known_trip_count":{"n":"5"}}'),
+        Prefetch, "it says that it turns 5 times, and counts 4"),
     "too-few-turns": (("constant(4)", "constant(3)"), Double, "it turns 3 times, expected 4 or more"),
     "turn-with-effects": (
-        (
-            "y = f32[4] add(x, g)",
-            'y = f32[4] custom-call(g), custom_call_target="f", custom_call_has_side_effect=true',
-        ),
-        Double,
-        "its body holds y (custom-call), which is not repeated",
-    ),
-    "gather-not-foreseen": (
-        ("r = f32[2] reshape(s)", "r = f32[2] slice(x), slice={[0:2]}"),
-        Prefetch,
-        "what the next turn gathers does not follow from the loop's counter",
-    ),
-    "gather-in-the-state": (
-        ("tuple(j, w, y)", "tuple(j, w, g)"),
-        Prefetch,
-        "it is part of the loop's state already",
-    ),
-    "gather-of-no-entry": (
-        ("r = f32[2] reshape(s)", "q = f32[2] reshape(s)\nr = f32[2] negate(q)"),
-        GatherOnce,
-        "it gathers anything else than an entry a turn of a stacked array",
-    ),
-    "gather-of-another-array": (
-        ("tuple(z, w, a)", "tuple(z, v, a)"),
-        GatherOnce,
-        "it gathers another array than",
-    ),
+        ("y = f32[4] add(x, g)", 'y = f32[4] custom-call(g), custom_call_target="f", custom_call_has_side_effect=true'),
+        Double, "its body holds y (custom-call), which is not repeated"),
+    "gather-not-foreseen": (("r = f32[2] reshape(s)", "r = f32[2] slice(x), slice={[0:2]}"),
+        Prefetch, "what the next turn gathers does not follow from the loop's counter"),
+    "gather-in-the-state": (("tuple(j, w, y)", "tuple(j, w, g)"), Prefetch, "it is part of the loop's state already"),
+    "gather-of-no-entry": (("r = f32[2] reshape(s)", "q = f32[2] reshape(s)\nr = f32[2] negate(q)"),
+        GatherOnce, "it gathers anything else than an entry a turn of a stacked array"),
+    "gather-of-another-array": (("tuple(z, w, a)", "tuple(z, v, a)"), GatherOnce, "it gathers another array than"),
     "reduction-read-in-its-turn": (
         ("y = f32[4] add(x, g)", f"y = f32[4] all-reduce(x), {GLOBAL.replace('1,', '3,', 1)}, to_apply=add"),
-        FinishLater,
-        "the turn itself reads its result",
-    ),
-    "gather-not-repeated": (
-        ("k = s32[] subtract(three, i)", "k = s32[] subtract(i, three)"),
-        HoistRepeated,
-        "what it gathers may change with the turns",
-    ),
-    "gather-in-no-other-turn": (
-        ("three = s32[] constant(3)", "three = s32[] constant(4)"),
-        GatherOnce,
-        "does not, in some turn",
-    ),
-}
+        FinishLater, "the turn itself reads its result"),
+    "gather-not-repeated": (("k = s32[] subtract(three, i)", "k = s32[] subtract(i, three)"),
+        HoistRepeated, "what it gathers may change with the turns"),
+    "gather-in-no-other-turn": (("three = s32[] constant(3)", "three = s32[] constant(4)"),
+        GatherOnce, "does not, in some turn"),
+}  # fmt: skip
 """What of :data:`LOOPS` is written otherwise, the move that is asked for, and why it is refused."""
 
 NESTED = (

@@ -261,11 +261,6 @@ def steps_at_once(
     return max(1, count)
 
 
-def waited_for_ns(runner: Runner) -> int:
-    """The least that a run takes which is waited for, of a few."""
-    return min(runner.run() for _ in range(LOOKS))
-
-
 def at_once_of(
     runner: Runner, step_ns: int, free_bytes: int | None = None, within_ns: int = AT_ONCE_NS
 ) -> int:

@@ -145,7 +145,7 @@ def _search(
         session.say("interrupted before the search; this run goes on with XLA's default")
         return None
     room = room_bytes(session)
-    making = Making(session, source, None if profiled is None else profiled.profile)
+    making = Making(session, source, None if profiled is None else profiled.profile, profile_s)
     takes_s = session.settings.budget_s + AROUND_SEARCH_S
     found = None
     if profiled is not None:

@@ -64,6 +64,8 @@ _SEARCH_GAINS = 0.15
 """A schedule that is slower than the plan by more, as predicted with the best order of its kernels, is not searched."""
 _UNMEASURED = 0.01
 """A schedule is profiled if kernels that no trace has shown are estimated to take more of its step."""
+_PROFILE_SHARE = 1 / 3
+"""Of what profiling the step took, what a structure takes: kernels alone are traced, in one module of three."""
 _LEAST_SHARE = 0.1
 """Of the budget, what the search of a schedule gets where those of the unchanged step took all."""
 _TAKES_S = 300.0
@@ -91,7 +93,8 @@ def waits_for_nobody(settings: Settings) -> bool:
 
 
 def making_s(settings: Settings) -> float:
-    """How long structures are handed to XLA: beside the search, and then as long as the finalists are compiled."""
+    """How long structures are made and begun to be profiled: beside the search, and then as long as the finalists are
+    compiled."""
     return settings.budget_s + max(settings.budget_s, SHORTEST_COMPILING_S)
 
 
@@ -103,16 +106,25 @@ def runner(source: CanonicalModule) -> Run:
 class Making:
     """Structures that threads make on every rank, beside the search for the step as it is."""
 
-    def __init__(self, session: Session, source: CanonicalModule, profile: Profile | None = None) -> None:
-        """Begin at once where the step's communication lies inside the layer, as far as sizes tell. By the step's
-        ``profile``, on rank 0, fused kernels are chosen, which need one process."""
+    def __init__(
+        self,
+        session: Session,
+        source: CanonicalModule,
+        profile: Profile | None = None,
+        profiling_s: float = 0.0,
+    ) -> None:
+        """Begin at once where the step's communication lies inside the layer, as far as sizes tell.
+
+        Args:
+            profile: of the step, on rank 0; by it fused kernels are chosen, which need one process.
+            profiling_s: what taking it took.
+        """
         settings, self._session = session.settings, session
         self._source, self._profile = source, profile
         # There each process waits inside a compile for all others: none may leave out what another has begun.
         self._tuned_together = BACKENDS[source.graph.backend].autotunes and session.channel.size > 1
-        endless = self._tuned_together or waits_for_nobody(settings)
-        self._ends = math.inf if endless else time.monotonic() + making_s(settings)
-        self._longest_s = 0.0
+        self._ends = math.inf if waits_for_nobody(settings) else time.monotonic() + making_s(settings)
+        self._longest_s, self._profiling_s = 0.0, profiling_s * _PROFILE_SHARE
         self._pool = ThreadPoolExecutor(1 + compiles_at_once(session), "disco-structure")
         self._structures: Future[Structures] | None = None
         sizes_bytes = [node.shape.size_bytes for node in source.graph.nodes]
@@ -124,6 +136,18 @@ class Making:
         """All of them, some still being made."""
         self._structures = self._structures or self._pool.submit(self._begin)
         return self._structures.result()
+
+    def in_time(self, ranked: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
+        """Of structures, the most promising first, those that no profile is wanted of or that there is time to
+        profile."""
+        left_s, kept = self._ends - time.monotonic(), []
+        for name, lacking in ranked:
+            if lacking and left_s < self._profiling_s:
+                self._session.say("%s is not tried: no time is left to profile it", name)
+                continue
+            left_s -= self._profiling_s if lacking else 0.0
+            kept.append((name, lacking))
+        return kept
 
     def end(self, *, unmade: bool = True) -> None:
         """Return once nothing is made any more, as XLA's autotuning takes the devices; what is ``unmade`` stays so,
@@ -153,7 +177,7 @@ class Making:
 
     def _made(self, early: Early, name: str, moves: Sequence[dict[str, Any]]) -> Restructured:
         began = time.monotonic()
-        if began + self._longest_s > self._ends:
+        if began + self._longest_s > self._ends and not self._tuned_together:
             raise LateError(f"{name} would not be compiled in time")
         with jaxlink.ours():
             made = restructured(self._session.request, early, name, moves)
@@ -208,7 +232,7 @@ def _trials(
         return []
     structures = _alike(session, making)
     with session.stage("ranking structures", takes_s=_TAKES_S):
-        ranked = _ranked(session, structures, found)
+        ranked = making.in_time(_ranked(session, structures, found))
     promising = dict(session.tell(ranked, "promising structures"))
     made = _agreed(session, structures, promising)
     making.end()
@@ -293,7 +317,8 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
 
     ranked: list[tuple[int, str, bool]] = []
     late: list[str] = []
-    with ThreadPoolExecutor(max(1, len(structures.made)), "disco-ranking") as pool:
+    at_once = max(1, len(structures.made)) if run is elsewhere else 1
+    with ThreadPoolExecutor(at_once, "disco-ranking") as pool:
         for name, looked in {name: pool.submit(look, name) for name in structures.made}.items():
             try:
                 ranked.append(looked.result())

@@ -107,24 +107,6 @@ def test_both_steps_of_a_gan(observation: Observation) -> None:
     assert sorted(names(observation)) == ["jit_discriminator", "jit_generator"]
 
 
-def test_a_step_called_twenty_times(observation: Observation) -> None:
-    train(jitted("twenty"), 20)
-    assert names(observation) == ["jit_twenty"]
-
-
-def test_a_step_that_recompiles(observation: Observation) -> None:
-    """Each length of its own: the one that comes again and again is the step."""
-    call = jitted("lengths")
-    state = fresh_state()
-    for length in (2, 4, 6, 8, 10, 12):
-        _, state = train(call, 1, state, rows=length)
-        _, state = train(call, 2, state, rows=16)
-    assert names(observation) == ["jit_lengths"]
-    [found] = observation.steps()
-    assert found.watch.request.mlir_module is not None
-    assert "tensor<16x16xf32>" in str(found.watch.request.mlir_module)
-
-
 def test_ops_outside_of_any_jit_are_left_alone(observation: Observation) -> None:
     x = jax.device_put(np.ones((8, 8), np.float32), WHOLE)
     for _ in range(10):

@@ -286,9 +286,7 @@ def test_where_the_host_has_no_room_inputs_are_made_up_and_a_line_says_so(
     caplog.set_level("INFO", "disco_hlo")
     room_bytes = lending.room_bytes
     monkeypatch.setattr(
-        lending,
-        "room_bytes",
-        lambda session, on_host=False: 0 if on_host else room_bytes(session),
+        lending, "room_bytes", lambda session, on_host=False: 0 if on_host else room_bytes(session)
     )
     trial, _, _ = compared(observation, tmp_path, compiled_again)
     assert (trial.error, trial.compared) == ("", True)
@@ -311,9 +309,8 @@ def test_inputs_are_raised_and_lowered_alike_by_host_and_devices(
     large, small = np.asarray(inputs.arrays(0)[1]), np.asarray(inputs.arrays(3)[1])
     before = np.asarray(weights["in"])
     assert set(np.round(large / before, 5).reshape(-1)) == {np.float32(1.001), np.float32(0.999)}
-    places = np.arange(_LARGE * _LARGE)
-    given = inputs.floats(0, 1, places)
-    assert large.reshape(-1).tolist() == inputs._changed(given, places, 0, 1e-3, 2).tolist()
+    given = inputs.floats(0, 1, np.arange(_LARGE * _LARGE))
+    assert large.reshape(-1).tolist() == inputs._changed(given, 0, 1e-3, 2).tolist()
     assert not np.array_equal(small, np.asarray(x.addressable_data(1)))
     assert np.asarray(inputs.arrays(2)[0]).tolist() == np.asarray(arguments[2]).tolist()
     inputs.nudge(0.0)

@@ -486,16 +486,6 @@ def test_what_was_decided_outlives_jaxs_caches(observation: Observation) -> None
     assert call.lower(*fresh_state(), batch(0)).compile().runtime_executable() is winner
 
 
-def test_a_trial_begins_anew_with_jaxs_caches(observation: Observation) -> None:
-    call = jitted("anew")
-    train(call, 3)
-    observation.drain()  # the thread that times a call holds the call's watch
-    jax.clear_caches()
-    gc.collect()
-    train(call, 2)
-    assert trial_of(observation.trials, "jit_anew").watch.calls == 2
-
-
 def test_nothing_is_wrapped_before_and_after() -> None:
     from jax._src import pjit, stages
     from jax._src.interpreters import pxla

@@ -27,17 +27,16 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.inputs.decisions import Devices, equal_parameters
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.made_up import (
+    Draws,
     Floats,
-    Scrambled,
     are_made_on_devices,
     coins_of,
     floats_at,
     floats_on_devices,
     is_integer,
+    keys,
     raised_and_lowered,
     synthetic_values,
-    table,
-    turns,
 )
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter
@@ -85,8 +84,6 @@ class Inputs:
 
     def __post_init__(self) -> None:
         """Make the values."""
-        self._tables: list[Any] = []
-        """What the devices make their numbers of."""
         self._taken: set[int] = set()
         """Parameters whose storage some executable takes over; these are handed out as copies."""
         self._values = self._all()
@@ -192,18 +189,10 @@ class Inputs:
     def made(self, index: int, nudge: float = 0.0, change: int = 0) -> list[Any]:
         """What parameter ``index`` holds on each local device, made anew, changed as by :meth:`nudge`."""
         if are_made_on_devices(self.parameters[index]) and not self.request.trains:
-            return self._made_on_devices(index, nudge, change)
+            how, places = self._floats(index, nudge, change), self._places(index)
+            local = self.request.local_devices
+            return floats_on_devices(local, self.parameters[index], self.seed, index, places, how)
         return self._made_on_host(index, nudge, change)
-
-    def _made_on_devices(self, index: int, nudge: float, change: int) -> list[Any]:
-        import jax
-
-        local = self.request.local_devices
-        if not self._tables:
-            with jax.transfer_guard("allow"):
-                self._tables = [jax.device_put(table(), device) for device in local]
-        how, places = self._floats(index, nudge, change), self._places(index)
-        return floats_on_devices(local, self._tables, self.parameters[index], self.seed, index, places, how)
 
     def _made_on_host(self, index: int, nudge: float, change: int) -> list[Any]:
         import jax
@@ -289,11 +278,7 @@ class RealInputs(Inputs):
         changed = bool(nudge) and not is_integer(parameter)
         by_host = self.beside or not are_made_on_devices(parameter)
         if changed and by_host:
-            places = np.arange(math.prod(parameter.shape))
-            values = [
-                self._changed(one.reshape(-1), places, index, nudge, change).reshape(one.shape)
-                for one in map(as_numpy, values)
-            ]
+            values = [self._changed(one, index, nudge, change) for one in map(as_numpy, values)]
         local = self.request.local_devices
         with jax.enable_x64(True), jax.transfer_guard("allow"):
             arrays = list(map(on_device, values, local))
@@ -308,12 +293,14 @@ class RealInputs(Inputs):
         self.check_goes_on()
         return [None if index in handed_on else self.like(index) for index in range(len(self.parameters))]
 
-    def _changed(
-        self, values: NDArray[Any], places: NDArray[np.int64], index: int, nudge: float, change: int
-    ) -> NDArray[Any]:
+    def _changed(self, values: NDArray[Any], index: int, nudge: float, change: int) -> NDArray[Any]:
         up, down = raised_and_lowered(self.parameters[index], nudge)
-        raised = Scrambled.at(places, [self.seed, index]).coin(coins_of(change))
-        changed: NDArray[Any] = (values * np.where(raised, up, down)).astype(values.dtype)
+        raised = Draws(np.arange(values.size, dtype=np.uint32), keys([self.seed, index])).coin(
+            coins_of(change)
+        )
+        changed: NDArray[Any] = (values * np.where(raised, up, down).reshape(values.shape)).astype(
+            values.dtype
+        )
         return changed
 
     def _changed_on_devices(self, arrays: list[Any], index: int, nudge: float, change: int) -> list[Any]:
@@ -434,13 +421,13 @@ def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
 
 def _told(parameter: Parameter, seed: int, index: int, nudge: float, change: int) -> list[NDArray[Any]]:
     factors = map(np.atleast_1d, (*raised_and_lowered(parameter, nudge), coins_of(change)))
-    return [table(), turns([seed, index], math.prod(parameter.shape)), *factors]
+    return [keys([seed, index]), *factors]
 
 
-def _changed(values: Any, table: Any, turns: Any, up: Any, down: Any, coin: Any) -> tuple[Any]:
+def _changed(values: Any, own: Any, up: Any, down: Any, coin: Any) -> tuple[Any]:
     import jax.numpy as jnp
 
-    raised = Scrambled.of_all(table, turns, math.prod(values.shape)).coin(coin)
+    raised = Draws(jnp.arange(math.prod(values.shape), dtype=np.uint32), own).coin(coin)
     by = jnp.where(raised, up, down).reshape(values.shape)
     return ((values * by).astype(values.dtype),)
 

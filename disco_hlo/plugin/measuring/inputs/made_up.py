@@ -4,7 +4,7 @@ Floats are of a size at which sums neither overflow nor become subnormal: sums o
 sums of both signs with its root. None is near zero, so that what they are multiplied with is not lost. No two of four
 million neighbours are equal where their type has so many numbers, and beyond that nothing repeats: whoever reads one
 element for another reads another number. They look random and can be had for any places of an array, without those
-before (:class:`Scrambled`).
+before (:class:`Draws`).
 
 Integers are 0 or 1, so that a loop that counts ends, but those that ``indices`` found to be indices. Where steps are
 timed these are spread over all rows, small ones most often, as token ids are where words are numbered by how often they
@@ -18,7 +18,6 @@ that they decide about a collective: all devices must take the same branches the
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 
 from disco_hlo.cores import own_cores
 from disco_hlo.plugin.xla.executables import Parameter, is_whole
-from disco_hlo.plugin.xla.own_programs import PerDevice, on_each_device
+from disco_hlo.plugin.xla.own_programs import on_each_device
 
 _AT_ONCE = 1 << 18
 """Numbers made at once: they stay in a cache, and other memory than theirs is hardly needed."""
@@ -42,10 +41,9 @@ _USUAL = frozenset({"bfloat16", "float16", "float32"})
 _SIGN, _NUDGE = range(2)
 """Coins; that of a nudge is the first of several."""
 _BITS = 22
-_BLOCK = 1 << _BITS
-_WITHIN = _BLOCK - 1
-COINS = 32 - _BITS
-"""So many coins are tossed for each place."""
+_WITHIN = np.uint32((1 << _BITS) - 1)
+_MIX_1, _MIX_2, _MIX_3 = np.uint32(0x9E3779B1), np.uint32(0x2C1B3C6D), np.uint32(0x297A2D39)
+"""Odd, so that to multiply by one of them only brings numbers into another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +107,9 @@ def floats_at(
 ) -> NDArray[Any]:
     """Those of the :func:`synthetic_values` of a float parameter that stand at ``places`` of the flat array."""
     key = _key(parameter, seed, index, place)
-    values = _floats(np, Scrambled.at(places, key), *_asked(parameter, floats))
+    values = _floats(np, Draws(places.astype(np.uint32), keys(key)), *_asked(parameter, floats))
     if parameter.dtype.kind == "c":
-        turned = Scrambled.at(places, [*key, 1]).numbers()
+        turned = Draws(places.astype(np.uint32), keys([*key, 1])).numbers()
         values = values * (1 + 1j * turned)
     made: NDArray[Any] = values.astype(parameter.dtype, copy=False)
     return made
@@ -124,7 +122,6 @@ def are_made_on_devices(parameter: Parameter) -> bool:
 
 def floats_on_devices(
     devices: tuple[Any, ...],
-    tables: PerDevice,
     parameter: Parameter,
     seed: int,
     index: int,
@@ -132,18 +129,17 @@ def floats_on_devices(
     floats: Floats = PLAIN,
 ) -> list[Any]:
     """The :func:`synthetic_values` of a float parameter, made on the devices of this process, which stand at
-    ``places`` and hold a :func:`table` each."""
-    count = math.prod(parameter.shape)
+    ``places``."""
     asked = [np.atleast_1d(one) for one in _asked(parameter, floats)]
-    own = [turns(_key(parameter, seed, index, place), count) for place in places]
+    own = [keys(_key(parameter, seed, index, place)) for place in places]
     same = [[one] * len(devices) for one in asked]
-    return on_each_device(devices, _made, (parameter.shape, parameter.dtype), tables, own, *same)[0]
+    return on_each_device(devices, _made, (parameter.shape, parameter.dtype), own, *same)[0]
 
 
-def _made(shape: tuple[int, ...], dtype: np.dtype[Any], table: Any, turns: Any, *asked: Any) -> tuple[Any]:
+def _made(shape: tuple[int, ...], dtype: np.dtype[Any], own: Any, *asked: Any) -> tuple[Any]:
     import jax.numpy as jnp
 
-    drawn = Scrambled.of_all(table, turns, math.prod(shape))
+    drawn = Draws(jnp.arange(math.prod(shape), dtype=np.uint32), own)
     return (_floats(jnp, drawn, *asked).astype(dtype).reshape(shape),)
 
 
@@ -182,7 +178,7 @@ def _wide(parameter: Parameter) -> Any:
     return np.dtype(np.float64 if parameter.dtype in (np.float64, np.complex128) else np.float32).type
 
 
-def _floats(xp: Any, drawn: Scrambled, size: Any, signed: Any, up: Any, down: Any, coin: Any) -> Any:
+def _floats(xp: Any, drawn: Draws, size: Any, signed: Any, up: Any, down: Any, coin: Any) -> Any:
     """The numbers, by numpy or in a program of JAX: the same bits."""
     values = (drawn.numbers().astype(size.dtype) + size.dtype.type(0.5)) * size
     values = xp.where(drawn.coin(np.uint32(_SIGN)) & signed, -values, values)
@@ -224,85 +220,30 @@ def is_integer(parameter: Parameter) -> bool:
 # --- random numbers for any places of an array ----------------------------------------------------
 
 
-class Scrambled:
-    """What stands at some places of an array of random numbers.
+@dataclass(frozen=True)
+class Draws:
+    """What stands at some places of an array of random numbers, on the host by numpy and in programs of JAX alike."""
 
-    It is read from one table, shifted and with bits flipped for each array: a permutation of four million numbers, and
-    beside each number some tossed coins. Host and devices read it alike.
-
-    Args:
-        drawn: entries of the table for them, shifted and flipped; of numpy, or in a program of JAX.
-    """
-
-    def __init__(self, drawn: Any) -> None:
-        self._drawn = drawn
-
-    @classmethod
-    def at(cls, places: NDArray[np.int64], key: Sequence[int]) -> Scrambled:
-        """On the host, at some places, ascending, of the array with this key."""
-        found = np.empty(places.shape, np.uint32)
-        if not places.size:
-            return cls(found)
-        first, last = int(places[0]) >> _BITS, int(places[-1]) >> _BITS
-        edges = np.searchsorted(places, np.arange(first, last + 2) << _BITS)
-        for block, start, stop in zip(range(first, last + 1), edges[:-1], edges[1:], strict=True):
-            shift, flipped = _turn(key, block)
-            drawn = _drawn(places[start:stop], int(shift))
-            np.bitwise_xor(drawn, flipped, out=found[start:stop])
-        return cls(found)
-
-    @classmethod
-    def of_all(cls, table: Any, turns: Any, count: int) -> Scrambled:
-        """In a program of JAX, at all places of an array with so many elements; what :func:`table` and, for the
-        array's key, :func:`turns` give is handed to it."""
-        import jax
-
-        places = jax.lax.iota(np.uint32, count)
-        block = places >> np.uint32(_BITS)
-        shift, flipped = (turns[:, one].at[block].get(mode="promise_in_bounds") for one in range(2))
-        here = (places + shift) & np.uint32(_WITHIN)
-        return cls(table.at[here].get(mode="promise_in_bounds") ^ flipped)
+    places: Any
+    """u32: of the flat array."""
+    keys: Any
+    """``[2]`` u32: the array's own (:func:`keys`)."""
 
     def numbers(self) -> Any:
         """f32 from 0 to below 1, all different within each block of four million places; exact, so that what is
         computed of them with one rounding is different, too."""
-        numbers = (self._drawn & np.uint32(_WITHIN)).astype(np.float32)
-        return (numbers + np.float32(0.5)) * np.float32(1 / _BLOCK)
+        block = (self.places >> np.uint32(_BITS)) * _MIX_1 + self.keys[:1]
+        number = ((self.places ^ block) * _MIX_2) & _WITHIN
+        number = ((number ^ (number >> np.uint32(_BITS // 2))) * _MIX_3) & _WITHIN
+        return (number.astype(np.float32) + np.float32(0.5)) * np.float32(1 / (1 << _BITS))
 
     def coin(self, number: Any) -> Any:
-        """Heads or tails for each place; one of :data:`COINS`, by a u32."""
-        return (self._drawn >> (np.uint32(_BITS) + number % np.uint32(COINS))) & np.uint32(1) != 0
+        """Heads or tails for each place; one of many coins, by a u32."""
+        drawn = self.places * _MIX_1 + self.keys[1:]
+        drawn = (drawn ^ (drawn >> np.uint32(15))) * (_MIX_2 + np.uint32(2) * number)
+        return drawn < np.uint32(1 << 31)
 
 
-def turns(key: Sequence[int], count: int) -> NDArray[np.uint32]:
-    """By how much each block of an array with so many elements is shifted in the table, and which bits are flipped:
-    ``[block, 2]``."""
-    blocks = range((count + _WITHIN) >> _BITS)
-    return np.array([_turn(key, block) for block in blocks], np.uint32).reshape(-1, 2)
-
-
-def _turn(key: Sequence[int], block: int) -> NDArray[np.uint32]:
-    turn = np.random.default_rng([*key, block]).integers(0, 1 << 32, 2, dtype=np.uint32)
-    turn[0] &= _WITHIN
-    return turn
-
-
-def _drawn(places: NDArray[np.int64], shift: int) -> NDArray[np.uint32]:
-    """What the table has for some places of one block."""
-    first, count = (int(places[0]) + shift) & _WITHIN, places.size
-    if int(places[-1]) - int(places[0]) == count - 1:  # neighbours, which most are
-        values = table()
-        start = values[first : first + count]
-        return start if start.size == count else np.concatenate([start, values[: count - start.size]])
-    here = places + shift
-    here &= _WITHIN
-    return table()[here]
-
-
-@functools.cache
-def table() -> NDArray[np.uint32]:
-    """The table, 16 MiB."""
-    random = np.random.default_rng(0)
-    coins = random.integers(0, 1 << COINS, _BLOCK, dtype=np.uint32) << np.uint32(_BITS)
-    made: NDArray[np.uint32] = random.permutation(np.arange(_BLOCK, dtype=np.uint32)) | coins
-    return made
+def keys(key: Sequence[int]) -> NDArray[np.uint32]:
+    """What :class:`Draws` of the array with this key go by."""
+    return np.random.default_rng(key).integers(0, 1 << 32, 2, dtype=np.uint32)

@@ -10,15 +10,15 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+import packs
 import pytest
+from pack import Pack, PackedKernel, Vector, pack
+from packs import CompiledPack, Inputs, PackCompiler
 
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.flatten import ModuleIndex
-from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
-from disco_hlo.plugin.measuring import packs
-from disco_hlo.plugin.measuring.packs import CompiledPack, Inputs, PackCompiler
 from disco_hlo.plugin.xla import compiles, jaxlink
 from tests.steps.intercept import intercept
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+from pack import Pack, PackedKernel, Vector, pack
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.proto import Message
-from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
 from tests.captured import captured
 
 

@@ -1,6 +1,6 @@
 """Compile packs of kernels through the hook and time every kernel of them (DisCo, section 5.2).
 
-A pack (``plan.pack``) is the body of a carrier: a jitted function of the same signature that JAX
+A pack (``pack.py``) is the body of a carrier: a jitted function of the same signature that JAX
 compiles, and in whose place the pack runs. One trace of a few runs then times all its kernels.
 Between two runs the inputs change places, so that no kernel finds in a cache what it read before.
 """
@@ -20,12 +20,12 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pack import Pack, PackedKernel, Vector, pack
 
 from disco_hlo.backends import backend_of
 from disco_hlo.cores import own_cores
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.plan.check_module import check_module
-from disco_hlo.plan.pack import Pack, PackedKernel, Vector, pack
 from disco_hlo.plugin.measuring.inputs.made_up import skewed_indices
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import JAX_NAMES, LoadedExecutable
