@@ -54,6 +54,18 @@ def test_a_process_that_dies_leaves_its_reason(tmp_path: Path) -> None:
     assert reason == "its process ended with 1: ValueError: too much shared memory"
 
 
+def test_a_process_that_ends_well_has_no_reason(tmp_path: Path) -> None:
+    assert process(SAYS, tmp_path)[1] is None
+
+
+def test_rows_are_found_again_by_a_later_run(tmp_path: Path) -> None:
+    record = bench_kernels.Record(tmp_path / "rows.jsonl")
+    record.add({"kernel": "adam", "size": (4, 5), "kind": "final", "us": {"fused": 1.5}})
+    again = bench_kernels.Record(tmp_path / "rows.jsonl")
+    assert again.has("adam", (4, 5), "final")
+    assert not again.has("adam", (4, 6), "final")
+
+
 def row(kernel: str, size: Any, kind: str, **more: Any) -> dict[str, Any]:
     return {"kernel": kernel, "size": size, "kind": kind, **more}
 
@@ -76,6 +88,21 @@ def test_a_kernel_goes_on_with_the_sizes_that_are_left(
     bench_kernels.run_kernel(chosen, record, "adam", [4, 8, 16], monotonic() + 60)
     failed = row("adam", 8, "point", tiles={"size": 512}, error="said nothing")
     assert [(job["sizes"], job["done"]) for job in jobs] == [([4, 8, 16], []), ([8, 16], [failed])]
+
+
+def test_the_tables_have_limits_both_orders_and_the_skew(tmp_path: Path) -> None:
+    record = bench_kernels.Record(tmp_path / "rows.jsonl")
+    us = {"fused": 200.0, "fused in order of rows": 210.0, "separate": 300.0}
+    limits = {"compute alone": 150.0, "link alone": 90.4, "fused without a loop": 220.0}
+    size = (8192, 4096, 4096)
+    kernels = {"fused": {"copy": [9.0, 1.0], "_kernel_mosaic_gpu_kernel": [100.0, 101.0]}}
+    record.add(row("matmul-all-to-all", size, "final", us=us | limits | {"separate without a loop": 319.0}))
+    record.add(row("matmul-all-to-all", size, "trace", kernels=kernels))
+    record.add(row("adam", 1 << 22, "final", error="no point worked"))
+    speed, order, alone = (part.splitlines()[2:] for part in bench_kernels.table(record).split("\n\n"))
+    assert speed == ["| matmul-all-to-all | 8192 × 4096 × 4096 | 300 | 200 | 1.50 | 150 | 90 |"]
+    assert order == ["| matmul-all-to-all | 8192 × 4096 × 4096 | 200 | 210 | 1.0 % | - |"]
+    assert alone == ["| matmul-all-to-all | 8192 × 4096 × 4096 | 319 | 220 | 1.45 | - | - |"]
 
 
 def test_choices_are_those_of_the_rule_and_what_they_lose_is_told(tmp_path: Path) -> None:

@@ -19,6 +19,16 @@ def runs(joint: float, backtracking: float, predicted_ns: int) -> list[dict[str,
     ]
 
 
+def test_the_median_of_the_seeds_counts() -> None:
+    own = [*runs(10_000.4, 900.0, 5), *runs(20_000.0, 100.0, 5), *runs(15_000.0, 300.0, 5)]
+    assert bench_search.table([own]) == (
+        "| step | method | candidates a second |\n"
+        "| --- | --- | ---: |\n"
+        "| vgg19 | joint | 15,000 |\n"
+        "| vgg19 | backtracking | 300 |"
+    )
+
+
 def test_two_checkouts_are_compared_in_speed_and_in_what_they_predict() -> None:
     lines = bench_search.table([runs(9_000.0, 500.0, 5), runs(10_000.0, 400.0, 5)]).splitlines()
     assert lines[2:] == [
@@ -42,6 +52,15 @@ def test_checkouts_take_turns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     own = bench_search.ROOT.name
     assert asked == [(own, "0"), (own, "0"), (own, "1"), (own, "1")]
     assert capsys.readouterr().out.splitlines()[-1] == "| vgg19 | joint | 100 | 100 | 1.00 | yes |"
+
+
+def test_a_run_that_fails_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_search.py"])
+    monkeypatch.setattr(sys, "executable", "false")
+    assert bench_search.main() == 1
+    assert "a run ended with exit status 1" in capsys.readouterr().err
 
 
 def test_the_package_is_the_checkouts_whatever_is_installed(tmp_path: Path) -> None:
