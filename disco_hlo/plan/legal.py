@@ -179,15 +179,15 @@ def default_unit_order(units: UnitGraph, asynchronous: bool) -> tuple[str, ...]:
 
     offer(left)
     while ready:
-        first = heapq.heappop(ready)
-        i = first[-1]
-        if i not in left or first != _rank(units, i, in_flight):  # it was offered again since
+        i = heapq.heappop(ready)[-1]
+        if i not in left:
             continue
         held_up_by = sorted(in_flight.keys() & {*units.dependencies[i]}, key=in_flight.__getitem__)
         for bucket in held_up_by:
             del in_flight[bucket]
             order.append(units.units[bucket].done_token(asynchronous))
-            offer(units.dependents[bucket])
+            # What others hold up as well keeps the place that it has.
+            offer(j for j in units.dependents[bucket] if in_flight.keys().isdisjoint(units.dependencies[j]))
         if held_up_by:
             continue
         left.remove(i)

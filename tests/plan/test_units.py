@@ -222,6 +222,15 @@ def test_default_order_of_a_unit_that_reads_two_buckets() -> None:
     )
 
 
+def test_a_unit_keeps_its_place_when_one_of_two_buckets_that_it_reads_is_waited_for() -> None:
+    """A saved plan without an order means what it meant when it was saved."""
+    step = graph("param\nall-reduce 0\nall-reduce 0\nall-reduce 0\nneg 3\nadd 1 3\nadd 2 4\ntuple 5 6")
+    assert default_order(step, Strategy(buckets=tuple(Bucket((i,)) for i in (1, 2, 3))), True) == (
+        *("b0.start", "b1.start", "b2.start", "b2.done", "n4"),
+        *("b1.done", "n6", "b0.done", "n5"),
+    )
+
+
 def test_default_order_of_chained_all_reduces() -> None:
     chained = graph("param\nall-reduce 0\nall-reduce 1\ntuple 2")
     assert default_order(chained, Strategy(buckets=(Bucket((1,)), Bucket((2,)))), True) == (

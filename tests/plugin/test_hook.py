@@ -62,6 +62,24 @@ def test_only_the_module_of_that_name_is_replaced() -> None:
     assert hook.on_module(STEP) is None
 
 
+def test_compiles_of_one_module_at_once_are_told_apart() -> None:
+    first, second = OwnCompile(replacement=b"first"), OwnCompile(replacement=b"second")
+    with hook.own_compile("jit_step", first) as one, hook.own_compile("jit_step", second) as other:
+        assert hook.on_module(hook.named(STEP, other)) == b"second"
+        assert hook.on_module(hook.named(STEP, one)) == b"first"
+
+
+def test_the_early_stage_replaces_the_module_under_the_name_it_is_compiled_under() -> None:
+    own = OwnCompile(structure=hook.named(STEP, "jit_other"))
+    with hook.own_compile("jit_step", own):
+        assert hook.on_early_module(b"\x0a\x05jit_x") is None
+        assert hook.on_early_module(STEP) == STEP
+        assert own.seen_early == STEP
+        assert own.seen is None
+        assert hook.on_module(STEP) is None
+    assert hook.on_early_module(STEP) is None
+
+
 def test_ours_goes_by_another_name_beside_an_ordinary_compile() -> None:
     own = OwnCompile(replacement=b"other")
     with hook.ordinary_compile("jit_step"), hook.own_compile("jit_step", own) as name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -391,6 +392,19 @@ def test_devices_make_the_very_numbers_that_the_host_makes(dtype: Any, floats: F
     for place, made in zip(places, found, strict=True):
         assert made.shape == parameter.shape
         np.testing.assert_array_equal(np.asarray(made), synthetic_values(parameter, 5, 1, place, floats))
+
+
+def test_arguments_of_one_shape_are_told_apart_by_what_they_add_up_to() -> None:
+    parameter = Parameter((1 << 16,), np.dtype(np.float32), sharded=True)
+    sums = {math.fsum(synthetic_values(parameter, 0, index, 0)) for index in range(40)}
+    assert len(sums) == 40
+
+
+def test_rows_of_a_power_of_two_do_not_resemble_each_other() -> None:
+    values = values_of(np.float32, 256, 4096).astype(np.float64)
+    at_random = np.random.default_rng(0).random((256, 4096)) - 0.5
+    alike = [np.abs(np.corrcoef(one) - np.eye(256)).mean() for one in (values, at_random)]
+    assert alike[0] < 1.1 * alike[1]
 
 
 def test_each_draw_changes_other_floats_upwards() -> None:

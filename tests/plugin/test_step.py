@@ -241,6 +241,16 @@ def test_only_eight_hex_digits_or_more_may_be_a_key() -> None:
     ]  # fmt: skip
 
 
+def test_a_step_of_other_shapes_is_offered_to_enactment_though_not_chosen(offered: Offered) -> None:
+    seen = offered(or_planned=True)
+    run(2, width=8), run(2, width=4)
+    first, second = seen
+    assert first is not None
+    assert second is not None
+    assert (first.chosen, second.chosen) == (True, False)
+    assert first.source.graph.fingerprint != second.source.graph.fingerprint
+
+
 def test_what_a_process_compiles_for_itself_does_not_count_among_what_all_compile(
     offered: Offered, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,11 @@ def test_the_only_one_that_is_faster_wins_at_once() -> None:
     assert verdict(rounds(5, a=0.8, b=1.2, c=1.0), ["a", "b", "c"], {}) == Verdict(("a",), "a")
 
 
+def test_the_default_stays_where_nothing_is_faster() -> None:
+    assert verdict(rounds(5, a=1.3, b=1.0), ["a", "b"], {}) == Verdict((), DEFAULT)
+    assert verdict(rounds(5), [], {}) == Verdict((), DEFAULT)
+
+
 def test_one_that_another_beats_runs_no_more() -> None:
     found = verdict(rounds(5, a=0.9, b=0.7, c=0.7), ["a", "b", "c"], {})
     assert found == Verdict(("b", "c"), None, 5)
@@ -122,6 +127,12 @@ def test_what_may_be_faster_gets_more_rounds_and_then_the_default() -> None:
     assert verdict(noisy[:5], ["a"], {}).winner is None
     assert verdict(noisy[:5], ["a"], {}).rounds == 5
     assert verdict(noisy, ["a"], {}).winner == DEFAULT
+
+
+def test_a_candidate_that_comes_later_is_compared_in_its_own_rounds() -> None:
+    early, late = rounds(10, a=0.8), rounds(5, a=0.8, b=0.6)
+    assert verdict(early, ["a", "b"], {}) == Verdict(("a", "b"), None, 5)
+    assert verdict(early + late, ["a", "b"], {}) == Verdict(("b",), "b")
 
 
 @pytest.mark.parametrize("spike", [10, 1000])

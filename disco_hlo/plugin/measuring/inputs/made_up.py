@@ -234,7 +234,11 @@ class Draws:
         computed of them with one rounding is different, too."""
         block = (self.places >> np.uint32(_BITS)) * _MIX_1 + self.keys[:1]
         number = ((self.places ^ block) * _MIX_2) & _WITHIN
-        number = ((number ^ (number >> np.uint32(_BITS // 2))) * _MIX_3) & _WITHIN
+        # A part of a block holds other numbers in each array: the sums of equal shapes differ.
+        other = block >> np.uint32(32 - _BITS)
+        number = ((number ^ (number >> np.uint32(_BITS // 2)) ^ other) * _MIX_3) & _WITHIN
+        # Twice, as rows of thousands of numbers would resemble each other.
+        number = ((number ^ (number >> np.uint32(_BITS // 2))) * _MIX_2) & _WITHIN
         return (number.astype(np.float32) + np.float32(0.5)) * np.float32(1 / (1 << _BITS))
 
     def coin(self, number: Any) -> Any:
