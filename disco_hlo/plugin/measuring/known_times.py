@@ -134,8 +134,8 @@ class KnownTimes:
     ) -> dict[str, Any]:
         """What has to be measured: the device's constants, the step's ops, of each kind of collectives, by its name,
         these sizes. Of another structure of the step ``like`` kernels alone, and of what collectives take only what
-        that step does not tell. Where few ops are unknown, none on a GPU, and where it takes time of a training no
-        kernel and only what other steps on this link do not tell."""
+        that step does not tell. Few unknown ops are left to estimates: single ones on a GPU, and beside a training
+        kernels, too, where what other steps on this link tell is taken over as well."""
         # The traces that tell contention show XLA's kernels, too.
         traced = like is None and self._step(source.graph.fingerprint).contention is not None
         for step in ([like] if like is not None else []) + [source] if beside_training else []:

@@ -317,7 +317,7 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
 
     ranked: list[tuple[int, str, bool]] = []
     late: list[str] = []
-    at_once = max(1, len(structures.made)) if run is elsewhere else 1
+    at_once = len(own_cores()) if run is elsewhere else 1
     with ThreadPoolExecutor(at_once, "disco-ranking") as pool:
         for name, looked in {name: pool.submit(look, name) for name in structures.made}.items():
             try:
