@@ -86,7 +86,8 @@ def train(options: argparse.Namespace) -> None:
     import jax
 
     if options.processes > 1:
-        jax.distributed.initialize(options.address, options.processes, options.rank)
+        own = None if os.environ.get("JAX_PLATFORMS") == "cpu" else options.rank
+        jax.distributed.initialize(options.address, options.processes, options.rank, local_device_ids=own)
     end = End(options)
     step, state, batches = (demo if options.step == "demo" else llama)(options)
     jax.block_until_ready((state, batches))
@@ -299,7 +300,7 @@ def main() -> None:
     parser.add_argument(
         "--store", type=Path, help="measured times that a search begins with (profile.sqlite)"
     )
-    parser.add_argument("--processes", type=int, default=1, help="of the job (CPU; default 1)")
+    parser.add_argument("--processes", type=int, default=1, help="of the job, a GPU for each (default 1)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--longest", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)

@@ -280,8 +280,6 @@ class SearchInTraining:
         if not share_memory(self._request):
             with session.stage("compiling the comparison"):
                 compile_comparison(self._request.local_devices, trials[0].executable, at_once)
-        while not self._reserving_ends.wait(_LOOK_S) and not self._over():
-            pass
         self._compare(session, trials[0], tried)
         self._say_held(session, "comparing")
         self._offer([one for one in tried if one.compared])
@@ -394,10 +392,13 @@ class SearchInTraining:
     @contextlib.contextmanager
     def _held(self, session: Session, what: str) -> Iterator[Hold]:
         """Hold the training on all ranks for the body, which has the devices to itself; or go on with a hold that is
-        under way."""
+        under way. Memory of the host that is made ready meanwhile is there before: what a hold copies finds it in use,
+        and would wait for more."""
         if self._hold is not None:
             yield self._hold
             return
+        while not self._reserving_ends.wait(_LOOK_S) and not self._over():
+            pass
         hold = Hold(what, self._stop.watched)
         self._say_waiting(session)
         if (trial := self._calls()) is not None:
