@@ -357,31 +357,41 @@ def test_with_the_persistent_cache_on_each_run_executes_what_it_asked_for(tmp_pa
         compilation_cache.reset_cache()
 
 
+def partitioned_by_python() -> CompileRequest:
+    """A step with an op that a Python function partitions, as cuDNN's attention is."""
+
+    @custom_partitioning
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    doubled.def_partition(
+        partition=lambda mesh, given, result: (
+            mesh, lambda x: x * 2, result.sharding, (given[0].sharding,)
+        ),
+        infer_sharding_from_operands=lambda _mesh, given, _result: given[0].sharding,
+        sharding_rule="i j -> i j",
+    )  # fmt: skip
+    rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
+    step = jax.jit(lambda x: doubled(x).sum(0), in_shardings=rows)
+    found = intercept(step, (jax.ShapeDtypeStruct((4, 2), np.float32),), lambda r: r, devices=2)
+    assert isinstance(found, CompileRequest)
+    return found
+
+
 def test_a_step_can_be_compiled_when_jax_has_forgotten_how_its_ops_are_partitioned() -> None:
     """Captured later, a step with cuDNN's attention failed: `KeyError` in `custom_partitioning`."""
-
-    def request() -> CompileRequest:
-        @custom_partitioning
-        def doubled(x: jax.Array) -> jax.Array:
-            return x * 2
-
-        doubled.def_partition(
-            partition=lambda mesh, given, result: (
-                mesh, lambda x: x * 2, result.sharding, (given[0].sharding,)
-            ),
-            infer_sharding_from_operands=lambda _mesh, given, _result: given[0].sharding,
-            sharding_rule="i j -> i j",
-        )  # fmt: skip
-        rows = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("data",)), PartitionSpec("data"))
-        step = jax.jit(lambda x: doubled(x).sum(0), in_shardings=rows)
-        found = intercept(step, (jax.ShapeDtypeStruct((4, 2), np.float32),), lambda r: r, devices=2)
-        assert isinstance(found, CompileRequest)
-        return found
-
-    kept = request()
+    kept = partitioned_by_python()
     jax.clear_caches()
     gc.collect()
     assert "all-reduce" in opcodes(compiles.capture(kept))
+
+
+def test_ranks_agree_on_a_step_whose_ops_python_partitions() -> None:
+    """A module names such a function by its address, which each process has of its own: two ranks that trained with
+    cuDNN's attention waited for each other under two names, without end."""
+    one, other = partitioned_by_python(), partitioned_by_python()
+    assert one.digest == other.digest
+    assert one.digests[1] != other.digests[1]
 
 
 # --- the early stage ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from disco_hlo.activation.channel import Channel
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import LEAST_SHARE, DeviceTimes, Seen, Watch
+from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
@@ -115,9 +116,9 @@ class Observation:
             return None
         if not keeps_state(_types(module.takes), _types(module.returns)):
             return None
-        digest = request.digest
-        if digest in self._decided:
-            winner = self._decided[digest]
+        digest, own = request.digests
+        if own in self._decided:
+            winner = self._decided[own]
             if winner is not None:
                 module.settle(winner)
             return None
@@ -126,6 +127,7 @@ class Observation:
         with self._lock:
             number = self._loaded[digest]
             self._loaded[digest] += 1
+        LOGGER.debug("calls of %s (%s, load %d) are watched", request.module_name, digest[:16], number)
         watch = Watch(module, self._times)
         trial = Trial(
             watch,
@@ -133,7 +135,7 @@ class Observation:
             self._timeout_s,
             f"calls {digest[:16]} {number}",
         )
-        watch.on_settled = lambda name, executable: self._decide(digest, name, executable)
+        watch.on_settled = lambda name, executable: self._decide(own, name, executable)
         trial.due, trial.begin = self._due, self._begin
         with self._lock:
             self._trials.append(weakref.ref(trial))

@@ -10,6 +10,7 @@ import inspect
 import io
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ _REQUEST_ARGUMENTS = {
     "backend", "computation", "devices", "compile_options", "host_callbacks", "executable_devices"
 }  # fmt: skip
 _COMPILE_ARGUMENTS = {"backend", "module", "executable_devices", "options", "host_callbacks"}
+_ADDRESS, _NO_ADDRESS = re.compile(r'backend_config = "\d{6,}"'), 'backend_config = ""'
 EARLY, LATE = "PRE_SCHEDULER", "POST_SCHEDULER"
 """Stages of the hook: before XLA lays out, fuses and orders; when all is decided."""
 _registering = threading.Lock()
@@ -90,11 +92,18 @@ class CompileRequest:
         return written.getvalue()
 
     @functools.cached_property
-    def digest(self) -> str:
-        """Of what is compiled, for which devices, by which options of the script's; not of where the script has it."""
+    def digests(self) -> tuple[str, str]:
+        """Of what is compiled, for which devices, by which options of the script's; not of where the script has it.
+        The first is the same on all ranks: the second also tells apart by which Python functions custom calls are
+        partitioned, which a module names by their addresses (cuDNN's attention has such calls)."""
         options = sorted((name, str(value)) for name, value in self.options.env_option_overrides)
         text = f"{[device.id for device in self.devices]} {options} {self.mlir_module}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _sha256(_ADDRESS.sub(_NO_ADDRESS, text)), _sha256(text)
+
+    @property
+    def digest(self) -> str:
+        """The one that is the same on all ranks."""
+        return self.digests[0]
 
     @property
     def local_devices(self) -> tuple[Any, ...]:
@@ -113,6 +122,10 @@ class CompileRequest:
             with hook.ordinary_compile(self.module_name):
                 self._default = self._compile_default()
         return self._default
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class _Thread(threading.local):
