@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from disco_hlo.compiled import Int, Ints, compiled, inner
 from disco_hlo.core import rows
 from disco_hlo.core.reasons import fresh_stamp
-from disco_hlo.hlo.cost_model import CostModel, Kernels, as_all_reduces, triton_emitter
+from disco_hlo.hlo.cost_model import CostModel, Kernels, on_one_line, triton_emitter
 from disco_hlo.hlo.graph import Graph, stretches
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import Table, find, learn, mix, new_table, with_room
@@ -77,7 +77,7 @@ def new_unknown(nodes: int, pieces: NDArray[np.float64], wire: NDArray[np.int64]
 def unit_of_step(graph: Graph, model: CostModel) -> int:
     """What the time of a step's states is to be counted in, in ns (``simulator.costs.UNITS_NS``)."""
     alone_ns = checked(model.op_ns(graph), len(graph), lambda i: f"node {i}")
-    line, size_bytes = as_all_reduces(graph, model)
+    line, size_bytes = on_one_line(graph, model)
     sizes = size_bytes[list(graph.all_reduces)]
     transfers_ns = checked(line(sizes), sizes.size, lambda i: f"{sizes[i]} bytes")
     return unit_for(_SPARE * (alone_ns.sum(dtype=np.float64) + transfers_ns.sum(dtype=np.float64)))
@@ -106,7 +106,7 @@ class UnitCosts:
             self.sizes[x] = graph.nodes[x].shape.size_bytes
             step.node[at.SLICE, x] = machine.copy_ns(int(self.sizes[x]))
         step.node[at.READ, : len(graph)] = model.read_classes(graph)
-        self.collectives = as_all_reduces(graph, model)
+        self.collectives = on_one_line(graph, model)
         step.node[at.MOVED, : len(graph)] = self.collectives.size_bytes
         self.prices = new_table(at.TIME_COLUMNS)
         wire = np.array([machine.launch_ns, machine.memory_bytes_per_us, machine.asynchronous], np.int64)

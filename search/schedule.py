@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.hlo.cost_model import CostModel, as_all_reduces
+from disco_hlo.hlo.cost_model import CostModel, on_one_line
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import moves_data
 from disco_hlo.plan.legal import bucket_of, default_unit_order, late_waits
@@ -238,7 +238,7 @@ def _neighbours_together(
         return ()
     depth = all_reduce_depths(graph)
     ranked = sorted(ready, key=lambda node: (ready[node], node))
-    line, size_bytes = as_all_reduces(graph, costs)
+    line, size_bytes = on_one_line(graph, costs)
     sizes = size_bytes[ranked].tolist()
     kinds = [(graph.nodes[node].collective, graph.nodes[node].shape.dtype, depth[node]) for node in ranked]
     # Where collectives block the compute stream it does not matter when a gradient is ready.

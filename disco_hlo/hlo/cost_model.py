@@ -228,44 +228,46 @@ def by_ring(kind: CollectiveKind, all_reduce: LinearPieces) -> LinearPieces:
     return all_reduce if kind == ALL_REDUCE else all_reduce.over(ring_share(kind))
 
 
-class AsAllReduces(NamedTuple):
-    """What the collectives of a graph take, as bytes of all-reduces of one kind."""
+class OnOneLine(NamedTuple):
+    """What the collectives of a graph take, as bytes of collectives of one kind."""
 
     line: LinearPieces
-    """Of the kind of all-reduce that most of the graph's bytes go through."""
+    """Of the kind that most of the graph's bytes go through."""
     size_bytes: NDArray[np.int64]
-    """``[len(graph)]``: of each node that travels, the all-reduce that takes as long; 0 of all others."""
+    """``[len(graph)]``: of each node that travels, the collective of that kind that takes as long; 0 of all others."""
 
     def of(self, nodes: Sequence[int]) -> list[int]:
         """Bytes of these nodes."""
         return [int(self.size_bytes[node]) for node in nodes]
 
 
-def as_all_reduces(graph: Graph, model: CostModel) -> AsAllReduces:
-    """Every collective as an all-reduce, for who computes with one line and one number of bytes a node.
+def on_one_line(graph: Graph, model: CostModel) -> OnOneLine:
+    """Every collective as one of the same kind, for who computes with one line and one number of bytes a node.
 
-    Exact for what travels alone and takes no less than the least all-reduce. In a bucket bytes add up: there it is
-    exact for all-reduces of the line's own kind, and for kinds that have their time from it; others are off by what
-    the two kinds' latencies differ.
+    Exact for what travels alone and takes no less than the least of that kind. In a bucket bytes add up: there it is
+    exact for that kind, and for kinds that have their time from it; others are off by what the two kinds' latencies
+    differ.
 
     Raises:
         ProfileError: as :meth:`CostModel.collective`.
     """
     if not graph.all_reduces:
-        return AsAllReduces(LinearPieces.of((0, 0.0, 0.0)), np.zeros(len(graph), np.int64))
+        return OnOneLine(LinearPieces.of((0, 0.0, 0.0)), np.zeros(len(graph), np.int64))
     exact, sizes = moved_bytes(graph), np.zeros(len(graph), np.int64)
     nodes: dict[CollectiveKind, list[int]] = {}
     for node in graph.all_reduces:
         nodes.setdefault(collective_kind(graph.nodes[node]), []).append(node)
-    own = [kind for kind in nodes if kind.opcode == ALL_REDUCE.opcode]
-    chosen = max(own, key=lambda kind: int(exact[nodes[kind]].sum()), default=ALL_REDUCE)
-    line = model.collective(chosen)
+    lines = {kind: model.collective(kind) for kind in nodes}
+    # On a line that ends flat, as where a step has small ones of a kind alone, no size takes longer than another.
+    chosen = max(
+        nodes, key=lambda kind: (lines[kind].lines[-1].ns_per_byte > 0, int(exact[nodes[kind]].sum()))
+    )
     for kind, members in nodes.items():
         bytes_of_kind = exact[members]
         if kind == chosen:
             sizes[members] = bytes_of_kind
             continue
-        # What takes no more than the least all-reduce is one of a byte still: no bytes mean no collective.
-        as_long = line.sizes(model.collective(kind).exact(bytes_of_kind))
+        # What takes no more than the least one is one of a byte still: no bytes mean no collective.
+        as_long = lines[chosen].sizes(lines[kind].exact(bytes_of_kind))
         sizes[members] = np.maximum(as_long, np.minimum(bytes_of_kind, 1))
-    return AsAllReduces(line, sizes)
+    return OnOneLine(lines[chosen], sizes)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.compiled import compiled
-from disco_hlo.hlo.cost_model import CostModel, LinearPieces, as_all_reduces, never_falls
+from disco_hlo.hlo.cost_model import CostModel, LinearPieces, never_falls, on_one_line
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Group
 from disco_hlo.plan.variants import unfused
@@ -84,7 +84,7 @@ def bound_of_kernels(
     Raises:
         IllegalStrategyError: the groups do not fit the graph.
     """
-    line, size_bytes = as_all_reduces(graph, costs)
+    line, size_bytes = on_one_line(graph, costs)
     sizes = size_bytes[list(graph.all_reduces)].tolist()
     least_ns = least_communication_ns(sizes, line) if sizes else 0
     built = build(graph, unfused(graph, groups), costs, machine)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.hlo.cost_model import AsAllReduces, CostModel, Kernels, as_all_reduces
+from disco_hlo.hlo.cost_model import CostModel, Kernels, OnOneLine, on_one_line
 from disco_hlo.hlo.graph import Graph, Kind, behind_bitcasts, kernel_nodes
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.plan.legal import check_order, default_unit_order
@@ -187,7 +187,7 @@ def _tasks(
     nodes_ns: NDArray[np.int64],
 ) -> _Tasks:
     of_groups_ns = groups_ns(graph, units, cost_model, nodes_ns)
-    collectives = as_all_reduces(graph, cost_model)
+    collectives = on_one_line(graph, cost_model)
     hold_ns = holds_ns(cost_model, graph, nodes_ns)
     first_ns = cost_model.first_collective_ns(graph) if machine.asynchronous else {}
     tasks = _Tasks()
@@ -273,7 +273,7 @@ def _add_bucket(
     strategy: Strategy,
     units: UnitGraph,
     unit: int,
-    collectives: AsAllReduces,
+    collectives: OnOneLine,
     machine: MachineModel,
 ) -> None:
     token, members = units.units[unit].token, units.units[unit].nodes

@@ -9,7 +9,7 @@ from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.cost_model import as_all_reduces
+from disco_hlo.hlo.cost_model import on_one_line
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.regions import step_times
 from disco_hlo.plan.plan import Strategy
@@ -81,7 +81,7 @@ def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Cos
     transfers_ms = alone_ms - kernels_ms
     if transfers_ms < _LEAST_SHARE * alone_ms:
         return None
-    moved = as_all_reduces(source.graph, known)
+    moved = on_one_line(source.graph, known)
     sizes = counted(sum(moved.of(bucket.all_reduces)) for bucket in alone.buckets)
     return InStep(sizes, int(1e6 * transfers_ms), int(1e6 * row["spread_ms"]), len(row["times_ms"]))
 

@@ -20,7 +20,7 @@ from disco_hlo.hlo.collectives import (
     moved_bytes,
     ring_share,
 )
-from disco_hlo.hlo.cost_model import LinearPieces, as_all_reduces, by_ring
+from disco_hlo.hlo.cost_model import LinearPieces, by_ring, on_one_line
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.proto import Module
@@ -129,7 +129,7 @@ class OwnLines(MadeUpCosts):
 def test_each_collective_counts_as_the_all_reduce_that_takes_as_long() -> None:
     graph = step()
     gathers = LinearPieces.of((0, 10.0, 500.0))
-    line, sizes = as_all_reduces(graph, OwnLines(LINE, own={"all-gather {0,1},{2,3}": gathers}))
+    line, sizes = on_one_line(graph, OwnLines(LINE, own={"all-gather {0,1},{2,3}": gathers}))
     found = {graph.nodes[node].opcode: int(sizes[node]) for node in graph.all_reduces}
     assert line == LINE
     assert found == {"all-reduce": 128, "all-gather": 999, "reduce-scatter": round(128 / 3)}
@@ -140,9 +140,22 @@ def test_the_line_is_that_of_the_kind_of_all_reduce_that_moves_most() -> None:
     text = STEP.replace(EVERYONE, EVERYONE.replace("0,1,2,3", "0,2},{1,3"))
     graph = canonicalize(module_of(text)).graph
     own = LinearPieces.of((0, 3.0, 30.0))
-    line, sizes = as_all_reduces(graph, OwnLines(LINE, own={"all-reduce {0,2},{1,3}": own}))
+    line, sizes = on_one_line(graph, OwnLines(LINE, own={"all-reduce {0,2},{1,3}": own}))
     assert line == own
     assert max(sizes.tolist()) == 128
+
+
+def test_a_line_that_ends_flat_makes_no_other_collective_free() -> None:
+    """Of a sharded step the all-reduces were small, and took as long whatever their size: all-gathers that moved
+    75 ms were predicted to take none."""
+    graph = step()
+    gathers = LinearPieces.of((0, 10.0, 500.0))
+    flat = LinearPieces.of((0, 0.0, 20.0))
+    line, sizes = on_one_line(graph, OwnLines(flat, own={"all-gather {0,1},{2,3}": gathers}))
+    found = {graph.nodes[node].opcode: line([sizes[node]]).tolist() for node in graph.all_reduces}
+    assert line == gathers
+    assert found["all-gather"] == [1140]
+    assert found["all-reduce"] == found["reduce-scatter"] == [510], "the least gather: they take 20 ns"
 
 
 def test_a_model_that_knows_no_line_says_so_only_where_one_is_needed() -> None:
@@ -151,7 +164,7 @@ def test_a_model_that_knows_no_line_says_so_only_where_one_is_needed() -> None:
             raise ProfileError("none")
 
     with pytest.raises(ProfileError, match="none"):
-        as_all_reduces(step(), NoLine())
+        on_one_line(step(), NoLine())
 
 
 def module_of_computations(*computations: tuple[str, ...], regions: tuple[int, ...] = ()) -> CanonicalModule:
