@@ -34,7 +34,7 @@ def run_phase(switch: str | None, plans: Path, script: list[str]) -> tuple[int, 
     environment.setdefault("JAX_NUM_CPU_DEVICES", "2")
     environment["DISCO_DIR"] = str(plans)
     if switch is not None:
-        environment["ENABLE_SEARCH"] = switch
+        environment |= {"ENABLE_SEARCH": switch, "DISCO_WHEN": "compile"}
     command = [sys.executable, *script]
     process = subprocess.Popen(command, env=environment, stdout=sys.stderr)
     together = ended = 0

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STEPS = ("demo", "llama-tiny", "llama-full")
 WHEN = {
     "default": {},
-    "compile": {"ENABLE_SEARCH": "1"},
+    "compile": {"ENABLE_SEARCH": "1", "DISCO_WHEN": "compile"},
     "training": {"ENABLE_SEARCH": "1", "DISCO_WHEN": "training"},
 }
 _BEGINS = "is the training step by its calls"

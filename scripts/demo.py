@@ -180,7 +180,7 @@ def environment(phase: Phase, folder: Path, budget_s: float, port: int) -> dict[
     env |= {"JAX_PLATFORMS": "cpu", "JAX_COORDINATOR_PORT": str(port), "DISCO_DIR": str(folder / "plans")}
     if phase.enable_search is not None:
         env["ENABLE_SEARCH"] = phase.enable_search
-        env["DISCO_EXPLAIN"] = "1"
+        env |= {"DISCO_WHEN": "compile", "DISCO_EXPLAIN": "1"}
     return env | {"DISCO_BUDGET_S": str(budget_s), "DISCO_FINALISTS": str(FINALISTS)}
 
 

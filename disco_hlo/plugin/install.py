@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.logs import LOGGER, configure
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import jaxlink
@@ -17,8 +18,8 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 _one_at_a_time = threading.Lock()
-_compiled: dict[str, None] = {}
-"""Names of the modules that rank 0 compiled."""
+_compiled: dict[str, bool] = {}
+"""Names of the modules that rank 0 compiled, and whether a phase has looked at one of this name."""
 _NO_JIT = (
     "jax_disable_jit is on: JAX runs every op by itself, so there is no training step to search or to run by a plan; "
     "switch it off (JAX_DISABLE_JIT=0)"
@@ -37,17 +38,48 @@ def install_from_environment() -> None:
     settings = Settings.from_environment({**os.environ, "ENABLE_SEARCH": "0"} if capture else None)
     configure(settings.log_level)
     jaxlink.install(lambda request: _handle(request, settings, capture))
-    if settings.search and settings.when == "training":
-        from disco_hlo.plugin.phases.training_phase import observe
-
-        observe(settings)
-    elif not settings.search and not capture:
+    if settings.search:
+        settings = _with_calls_observed(settings)
+    elif not capture:
         from disco_hlo.plugin.calls.loading import watch
 
         watch()
     if not capture:
         atexit.unregister(_say_if_nothing_was_found)
         atexit.register(_say_if_nothing_was_found, settings)
+
+
+def when_to_search(settings: Settings) -> str:
+    """What ``DISCO_WHEN=auto`` is in this process, by rule: ``training`` where a search beside it can do what is asked.
+
+    A jax that loses donation in a rewritten step, or that compiles the step anew by a profile of its own, lets no other
+    step take a call over; and what ``DISCO_EXPLAIN`` asks for is measured before the first step alone.
+    """
+    import jax
+
+    if settings.when != "auto":
+        return settings.when
+    can = jaxlink.keeps_donation() and not jax.config.jax_enable_pgle and not settings.explain
+    return "training" if can else "compile"
+
+
+def _watches(settings: Settings) -> bool:
+    return settings.search and settings.when == "training"
+
+
+def _with_calls_observed(settings: Settings) -> Settings:
+    """The settings with ``when`` decided; where that is ``training``, calls are watched from now on."""
+    decided = replace(settings, when=when_to_search(settings))
+    if decided.when == "training":
+        from disco_hlo.plugin.phases.training_phase import observe
+
+        try:
+            observe(decided)
+        except UnsupportedError:
+            if settings.when != "auto":
+                raise
+            return replace(settings, when="compile")
+    return decided
 
 
 def compiles_no_step(leads: bool) -> bool:
@@ -64,9 +96,10 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
     leads = request.backend.process_index() == 0
     if compiles_no_step(leads):
         return None
+    may_be_step = len(request.devices) > 1 or settings.names(request.module_name)
     if leads:
-        _compiled[request.module_name] = None
-    if len(request.devices) < 2 and not settings.names(request.module_name):
+        _compiled[request.module_name] = may_be_step or _compiled.get(request.module_name, False)
+    if not may_be_step:
         return None
     from disco_hlo.plugin import tuner_results
     from disco_hlo.plugin.session import leave
@@ -76,7 +109,7 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
         from disco_hlo.plugin.phases import capture_phase
 
         handle = functools.partial(capture_phase.handle, folder=Path(capture))
-    elif settings.search and settings.when == "training":
+    elif _watches(settings):
         from disco_hlo.plugin.phases.training_phase import handle
     elif settings.search:
         from disco_hlo.plugin.phases.search_phase import handle
@@ -94,23 +127,28 @@ def _say_if_nothing_was_found(settings: Settings) -> None:
     """At the end of a training that compiled something, but nothing that the phase could act on."""
     if not _compiled or _is_helper():
         return
+    reason = ""
     if settings.module is not None and not settings.may_be_key:
         reason = _named_module_missing(settings)
-    elif "disco_hlo.plugin.step" not in sys.modules:
+    elif not any(_compiled.values()):
         reason = _nothing_on_several_devices()
-    else:
+    elif not _watches(settings):
         from disco_hlo.plugin.step import why_none
 
         reason = why_none(settings)
     if reason:
         LOGGER.warning("no training step was found: %s", reason)
+    elif _watches(settings):
+        from disco_hlo.plugin.phases.training_phase import say_if_not_begun
+
+        say_if_not_begun(settings)
 
 
 def _is_helper() -> bool:
     """Whether this process is a child of another one's ``multiprocessing`` and saw nothing to train: a data loader."""
     from multiprocessing import parent_process
 
-    if parent_process() is None or "disco_hlo.plugin.step" in sys.modules:
+    if parent_process() is None or any(_compiled.values()):
         return False
     return jaxlink.distributed_job() is None
 

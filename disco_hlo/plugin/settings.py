@@ -60,8 +60,9 @@ class Settings:
     structure: str = "auto"
     """``DISCO_STRUCTURE``: auto tries schedules where communication inside the layer stays exposed; off never
     does; the name of a schedule takes that one, whatever the clock says."""
-    when: str = "compile"
-    """``DISCO_WHEN``: search while the step's ``compile`` waits, or while its ``training`` goes on."""
+    when: str = "auto"
+    """``DISCO_WHEN``: search while the step's ``compile`` waits, or while its ``training`` goes on; auto is decided as
+    the plugin is installed (:func:`disco_hlo.plugin.install.when_to_search`)."""
 
     explain: bool = False
     """``DISCO_EXPLAIN``: whether parts of the plan are measured that cannot win, and a step of it is traced, for people
@@ -180,7 +181,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9, -]{0,63}$")],
         "auto, off, or the name of a schedule",
     ),
-    "when": (Literal["compile", "training"], "one of compile, training"),
+    "when": (Literal["auto", "compile", "training"], "one of auto, compile, training"),
     "explain": (bool, "0 or 1"),
     "share": (Annotated[float, Meta(gt=0, le=1)], "a number above 0, up to 1"),
 }

@@ -193,6 +193,7 @@ class Job:
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK_COMPILES}",
             "DISCO_DIR": str(self.directory),
+            "DISCO_WHEN": "compile",
             "DISCO_BUDGET_S": "60",
             "DISCO_PATIENCE": "50",
             "DISCO_FINALISTS": "1",

@@ -38,7 +38,8 @@ def test_the_readmes_lines_lead_from_a_script_to_a_page_and_to_training_with_the
     know_all(tmp_path / "my plans", devices=2, processes=2)
     environment = {
         **os.environ, "DISCO_DIR": str(tmp_path / "my plans"), "JAX_PLATFORMS": "cpu", "DISCO_FINALISTS": "1",
-        "DISCO_PATIENCE": "20", "DISCO_BUDGET_S": "20", "XLA_FLAGS": "",  # one device a process, compiled as a user's
+        "DISCO_WHEN": "compile", "DISCO_PATIENCE": "20", "DISCO_BUDGET_S": "20",
+        "XLA_FLAGS": "",  # one device a process, compiled as a user's
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }  # fmt: skip
 

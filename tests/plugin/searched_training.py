@@ -1,6 +1,7 @@
 """Trainings in processes of their own, for test_searched_trainings.py.
 
-python -m tests.plugin.searched_training end HOW              one process; ends by HOW (raise, kill)
+python -m tests.plugin.searched_training end HOW              one process; ends by HOW (raise, kill) as a search runs
+python -m tests.plugin.searched_training end held             one process; ends as a worker waits to hold a call
 python -m tests.plugin.searched_training rank ADDRESS FOLDER  one of two processes under mpiexec; with FAULT_AT (a
                                                               place, or several) and FAULT_HOW it strikes itself there
 """
@@ -50,6 +51,9 @@ def end(how: str) -> None:
     for number in range(_MOST_CALLS):
         *state, loss = call(*state, batch(number))
         loss.block_until_ready()
+        if how == "held" and any(one.name.startswith("disco-compile") for one in threading.enumerate()):
+            time.sleep(_WORKER_WAITS_S)
+            return
         if found := searching():
             print(found[0], flush=True)
             if how == "kill":
@@ -70,6 +74,8 @@ PLACES = (
 are compiled, and so on."""
 _STOOD_STILL_S = 1.0
 """After a stop it goes on."""
+_WORKER_WAITS_S = 3.0
+"""After it has begun, a worker has compiled a small program by then, and waits for a call to be held."""
 _LONGEST_S = 300.0
 """Of a training with a fault in it."""
 

@@ -354,8 +354,10 @@ def test_a_plan_that_was_found_wrong_before_ctrl_c_is_not_saved(
     step: Any = None
     profile: Any = None
     with caplog.at_level(logging.INFO, "disco_hlo"):
-        finalists.save_interrupted(finalists.Outcome(session, step, slot, found, profile, trials, 0.0, 0.0))
+        outcome = finalists.Outcome(session, step, slot, found, profile, trials, 0.0, 0.0)
+        finalists.save_interrupted(outcome, "the training ended", "the next job goes on from there")
     assert written == ([] if error else [PLAN])
     [line] = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"interrupted: the best plan so far is {'of no use' if error else 'in '}")
+    assert line.startswith(f"the training ended: the best plan so far is {'of no use' if error else 'in '}")
+    assert line.endswith("; the next job goes on from there")
     assert "wins" not in line, "it was only timed"

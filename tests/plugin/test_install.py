@@ -16,6 +16,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo import plugin
+from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin import install, logs
 from disco_hlo.plugin import phases as phases_package
 from disco_hlo.plugin.settings import Settings
@@ -31,6 +32,7 @@ ours = sorted(name for name in sys.modules if name.split(".")[0] == "disco_hlo")
 print(json.dumps([result, ours, hasattr(compiler.compile_or_get_cached, "_disco_hlo_original")]))
 """
 
+WATCHES = "disco_hlo.plugin.phases.training_phase"
 ALONE = "nothing was compiled for more than one device (DISCO_MODULE=name takes a step on one)"
 
 LOADING = """
@@ -70,13 +72,13 @@ def train(**environment: str) -> tuple[list[Any], str]:
     ],
     ids=["enact", "search, started together"],
 )
-def test_switched_on_compiles_are_intercepted_and_no_phase_is_imported_for_one_device(
+def test_switched_on_compiles_are_intercepted_and_no_phase_but_what_watches_is_imported_for_one_device(
     environment: dict[str, str], reason: str
 ) -> None:
     found, stderr = train(**environment)
     assert found[0] == 42.0
     assert found[2] is True
-    assert not [name for name in found[1] if name.startswith("disco_hlo.plugin.phases")]
+    assert {name for name in found[1] if name.startswith("disco_hlo.plugin.phases.")} <= {WATCHES}
     assert stderr == f"disco: warning: no training step was found: {reason}\n"
 
 
@@ -94,17 +96,22 @@ def test_workers_that_load_data_say_nothing(tmp_path: Path) -> None:
     )
 
 
+def on_devices(count: int) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("data",)), PartitionSpec("data"))
+
+
 @pytest.fixture
 def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Settings]]]:
     """Phases that note what they are asked, in the place of the real ones."""
     asked: list[tuple[str, str, Settings]] = []
-    for name in ("search_phase", "enact_phase"):
+    for name in ("search_phase", "training_phase", "enact_phase"):
         phase = ModuleType(name)
 
         def handle(request: CompileRequest, settings: Settings, name: str = name) -> None:
             asked.append((name, request.module_name, settings))
 
         phase.handle = handle  # type: ignore[attr-defined]
+        phase.observe = lambda _: None  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, f"disco_hlo.plugin.phases.{name}", phase)
         monkeypatch.setattr(phases_package, name, phase, raising=False)
     before = (logs.LOGGER.level, logs.LOGGER.propagate, list(logs.LOGGER.handlers))
@@ -115,24 +122,72 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Set
     logs.LOGGER.setLevel(before[0])
 
 
-@pytest.mark.parametrize(("switch", "phase"), [("1", "search_phase"), ("0", "enact_phase")])
+@pytest.mark.parametrize(
+    ("switch", "when", "donates", "phase"),
+    [
+        ("1", "", True, "training_phase"),
+        ("1", "", False, "search_phase"),
+        ("1", "compile", True, "search_phase"),
+        ("0", "", True, "enact_phase"),
+    ],
+    ids=["the default", "a jax that loses donation", "DISCO_WHEN=compile", "enact"],
+)
 def test_the_switch_names_the_phase_that_sees_modules_on_several_devices(
-    switch: str, phase: str, phases: list[tuple[str, str, Settings]], monkeypatch: pytest.MonkeyPatch
+    switch: str,
+    when: str,
+    donates: bool,
+    phase: str,
+    phases: list[tuple[str, str, Settings]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def on_four(x: jax.Array) -> jax.Array:
-        return x + int(switch)
+        return x + len(phase) + len(when)
 
     def on_one(x: jax.Array) -> jax.Array:
         return x + 2
 
     monkeypatch.setenv("ENABLE_SEARCH", switch)
     monkeypatch.setenv("DISCO_DIR", "/plans")
+    monkeypatch.setenv("DISCO_WHEN", when)
+    monkeypatch.setattr(jaxlink, "keeps_donation", lambda: donates)
     plugin.initialize()
-    split = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("data",)), PartitionSpec("data"))
-    jax.jit(on_four, in_shardings=split)(np.zeros(4, np.float32))
+    jax.jit(on_four, in_shardings=on_devices(4))(np.zeros(4, np.float32))
     jax.jit(on_one)(np.zeros(4, np.float32))
     assert [(name, module) for name, module, _ in phases] == [(phase, "jit_on_four")]
-    assert phases[0][2] == Settings(search=switch == "1", directory=Path("/plans"))
+    decided = {"training_phase": "training", "search_phase": "compile"}.get(phase, "auto")
+    assert phases[0][2] == Settings(search=switch == "1", directory=Path("/plans"), when=decided)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [({}, "training"), ({"explain": True}, "compile"), ({"explain": True, "when": "training"}, "training")],
+)
+def test_what_only_a_search_before_the_first_step_measures_is_measured_there(
+    asked: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxlink, "keeps_donation", lambda: True)
+    assert install.when_to_search(Settings(search=True, directory=Path("/plans"), **asked)) == expected
+
+
+@pytest.mark.parametrize(("when", "said"), [("", ""), ("training", "disco: off: no calls are shown\n")])
+def test_where_calls_cannot_be_watched_the_default_searches_before_the_first_step(
+    when: str,
+    said: str,
+    phases: list[tuple[str, str, Settings]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def unwatched(_: Settings) -> None:
+        raise UnsupportedError("no calls are shown")
+
+    monkeypatch.setattr(sys.modules[WATCHES], "observe", unwatched)
+    monkeypatch.setattr(jaxlink, "keeps_donation", lambda: True)
+    monkeypatch.setenv("ENABLE_SEARCH", "1")
+    monkeypatch.setenv("DISCO_WHEN", when)
+    plugin.initialize()
+    jax.jit(lambda x: x + len(said), in_shardings=on_devices(4))(np.zeros(4, np.float32))
+    assert [name for name, _, _ in phases] == ["training_phase" if said else "search_phase"]
+    assert capsys.readouterr().err == said
 
 
 def test_a_named_module_is_seen_on_one_device_too(
@@ -143,6 +198,7 @@ def test_a_named_module_is_seen_on_one_device_too(
 
     monkeypatch.setenv("ENABLE_SEARCH", "1")
     monkeypatch.setenv("DISCO_MODULE", "lonely")
+    monkeypatch.setenv("DISCO_WHEN", "compile")
     plugin.initialize()
     jax.jit(lonely)(np.zeros(4, np.float32))
     assert [module for _, module, _ in phases] == ["jit_lonely"]

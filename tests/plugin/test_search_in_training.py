@@ -376,6 +376,22 @@ def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
     assert training.processes == []
 
 
+def test_a_script_too_short_for_a_search_is_told_so(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    training_phase.say_if_not_begun(training.settings)
+    call, state = jitted("short_step"), fresh_state()
+    for number in range(12):
+        *state, _ = call(*state, batch(number))
+    training_phase.say_if_not_begun(training.settings)
+    assert [one.getMessage() for one in caplog.records] == [
+        "no training step was found: nothing that ran on several devices returns the state that it takes; "
+        "DISCO_WHEN=compile goes by all-reduces instead",
+        "the script ended after 12 calls of jit_short_step, before a search for it began: nothing is saved; a longer "
+        "job is searched while it trains, DISCO_WHEN=compile searches before the first step",
+    ]
+
+
 def test_a_jax_that_loses_donation_is_told_how_to_search(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

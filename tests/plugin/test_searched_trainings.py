@@ -48,6 +48,19 @@ def test_a_training_that_ends_early_keeps_what_is_known_and_leaves_no_search(
         assert store.ops(PLATFORM)
 
 
+def test_a_training_that_ends_while_a_worker_waits_to_hold_a_call_ends_with_one_line(tmp_path: Path) -> None:
+    """Python waits for workers of executors before it says that the process ends."""
+    done = subprocess.run(
+        (sys.executable, "-m", "tests.plugin.searched_training", "end", "held"),
+        cwd=_ROOT, env=environment_of(tmp_path, devices=2), capture_output=True, text=True, timeout=90, check=True,
+    )  # fmt: skip
+    assert done.stderr.splitlines() == [
+        "disco: jit_ending_step is the training step by its calls; it goes on while a plan is searched",
+        "disco: the training ended before the search for jit_ending_step did: no plan is saved, what was measured is "
+        f"kept in {tmp_path}; the next job goes on from there, or DISCO_WHEN=compile searches before the first step",
+    ]
+
+
 @pytest.mark.parametrize(("victim", "places", "how"), [(1, ("slice",), "kill"), (0, PLACES, "stop")])
 def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     victim: int, places: tuple[str, ...], how: str, tmp_path: Path

@@ -104,6 +104,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("DISCO_PATIENCE", "0", "expected a whole number, 1 or more"),
         ("DISCO_TIMEOUT_S", "-3", "expected a number of seconds above 0"),
         ("DISCO_CHANNEL", "smoke", "expected one of auto, mpi, kv"),
+        ("DISCO_WHEN", "later", "expected one of auto, compile, training"),
     ],
 )
 def test_a_bad_value_is_named_with_what_was_expected(variable: str, value: str, expected: str) -> None:

@@ -164,8 +164,8 @@ def test_nothing_of_the_user_makes_the_runs_differ(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(name, "1")
     default, search, enacted = (demo.environment(phase, tmp_path, 60, 4321) for phase in demo.PHASES)
     assert not {"ENABLE_SEARCH", "DISCO_SEED", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS"} & set(default)
-    assert search == default | {"ENABLE_SEARCH": "1", "DISCO_EXPLAIN": "1"}
-    assert enacted == default | {"ENABLE_SEARCH": "0", "DISCO_EXPLAIN": "1"}
+    assert search == default | {"ENABLE_SEARCH": "1", "DISCO_WHEN": "compile", "DISCO_EXPLAIN": "1"}
+    assert enacted == search | {"ENABLE_SEARCH": "0"}
     assert default["DISCO_DIR"] == str(tmp_path / "plans")
     assert default["JAX_COORDINATOR_PORT"] == "4321"
 

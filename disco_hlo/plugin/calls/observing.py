@@ -69,6 +69,8 @@ class Observation:
         self._decided: dict[str, LoadedExecutable | None] = {}
         self._loaded: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self.calls: Counter[str] = Counter()
+        """Of the modules that are or were watched, by name."""
 
     def start(self) -> None:
         """Observe what JAX loads from now on.
@@ -110,6 +112,11 @@ class Observation:
         trials = self.trials
         return [trials[index] for index in steps([trial.watch.seen for trial in trials])]
 
+    @property
+    def searched(self) -> bool:
+        """Whether a search has begun for any step."""
+        return bool(self._searched)
+
     def _observe(self, module: LoadedModule) -> Execute | None:
         request = module.request
         if not self._wanted(request) or _is_small(request):
@@ -139,7 +146,12 @@ class Observation:
         trial.due, trial.begin = self._due, self._begin
         with self._lock:
             self._trials.append(weakref.ref(trial))
-        return watch.execute
+
+        def execute(arguments: Sequence[Any]) -> tuple[Any, Any]:
+            self.calls[request.module_name] += 1
+            return watch.execute(arguments)
+
+        return execute
 
     def _due(self, trial: Trial) -> bool:
         """Whether it is the step, called often enough, and no search for another one is under way."""

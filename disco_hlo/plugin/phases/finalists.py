@@ -239,18 +239,20 @@ class Outcome:
     measure_s: float
 
 
-def save_interrupted(outcome: Outcome) -> None:
-    """Save the search's best so far, unless no gain is predicted for it or it would replace a measured plan."""
+def save_interrupted(
+    outcome: Outcome, why: str = "interrupted", then: str = "this run goes on with XLA's default"
+) -> None:
+    """Save the search's best so far, unless no gain is predicted for it or it would replace a measured plan; one line
+    says ``why`` no more is known, what is saved, and what comes ``then``."""
     session, slot, found = outcome.session, outcome.slot, outcome.found
-    goes_on = "this run goes on with XLA's default"
     if _is_measured(slot):
-        session.say("interrupted: the measured plan in %s is kept; %s", _shown(slot.path), goes_on)
+        session.say("%s: the measured plan in %s is kept; %s", why, shown(slot.path), then)
     elif found.prediction.plan_ns >= found.prediction.default_ns:
-        session.say("interrupted before anything better than XLA's default was found; %s", goes_on)
+        session.say("%s: nothing better than XLA's default was found so far; %s", why, then)
     elif error := _searched(outcome.trials).error:
-        session.say("interrupted: the best plan so far is of no use (%s); %s", error, goes_on)
+        session.say("%s: the best plan so far is of no use (%s); %s", why, error, then)
     elif save(outcome, _searched(outcome.trials)):
-        session.say("interrupted: the best plan so far is in %s, unmeasured; %s", _shown(slot.path), goes_on)
+        session.say("%s: the best plan so far is in %s, unmeasured; %s", why, shown(slot.path), then)
 
 
 def _is_measured(slot: PlanSlot) -> bool:
@@ -278,7 +280,7 @@ def save(outcome: Outcome, winner: Trial) -> bool:
     if winner.strategy is None:
         session.say(
             "nothing beats XLA's default beyond noise, so this training goes on with that; %s says so",
-            _shown(slot.path),
+            shown(slot.path),
         )
     elif winner.compared and winner.times_ns:
         session.say(
@@ -393,7 +395,8 @@ def _notes(step: Step, winner: Trial, trials: Sequence[Trial]) -> tuple[str, ...
     return tuple(notes)
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
+    """A path as a user writes it."""
     home = str(Path.home())
     text = str(path)
     return "~" + text[len(home) :] if text.startswith(home + "/") else text

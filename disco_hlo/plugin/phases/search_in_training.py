@@ -1,4 +1,4 @@
-"""The search for one step while it trains: ``DISCO_WHEN=training`` with ``ENABLE_SEARCH=1``.
+"""The search for one step while it trains: ``ENABLE_SEARCH=1`` as ``DISCO_WHEN=training`` has it.
 
 A thread on every rank goes through the same stages: capture, profile, search (in a process of its own), compile,
 compare, and try the candidates as real calls. These threads meet over a channel of their own. What runs over the
@@ -50,7 +50,7 @@ from disco_hlo.plugin.measuring.room import (
     needed_on_host_bytes,
     room_bytes,
 )
-from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, trials_of
+from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, shown, trials_of
 from disco_hlo.plugin.phases.finding import Found, FoundPlans, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
 from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
@@ -74,6 +74,9 @@ _MOST_STRUCTURES = 2
 _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
+_ENDED = "the training ended before the search for {} did"
+_NEXT = "the next job goes on from there, or DISCO_WHEN=compile searches before the first step"
+_under_way: weakref.WeakSet[SearchInTraining] = weakref.WeakSet()
 
 
 class SearchInTraining:
@@ -98,6 +101,8 @@ class SearchInTraining:
         self._winner = DEFAULT
         self._tried = False
         """Whether there was a candidate to be tried."""
+        self._saved = False
+        """Whether the log has said what was saved, if anything."""
         self._hold: Hold | None = None
         """Under way."""
         self._reserving_ends = threading.Event()
@@ -118,8 +123,9 @@ class SearchInTraining:
         self._request = request = trial.watch.request
         request.trains, request.training_peaks_bytes = True, peaks_bytes(request)
         del trial
-        atexit.register(self.end)
+        _under_way.add(self)
         try:
+            _end_with_process()
             with jaxlink.ours(), jax.transfer_guard("allow"):
                 session = join_beside(request, self._settings, f"search {request.digest[:16]}", self._over)
                 self._search(
@@ -139,13 +145,24 @@ class SearchInTraining:
             )  # fmt: skip
             if (trial := self._calls()) is not None:
                 trial.give_up(one_line(error))
+            if self._gone():
+                self.say_nothing_saved()
         finally:
-            atexit.unregister(self.end)
+            _under_way.discard(self)
 
     def end(self) -> None:
         """At the end of the process: what is known is saved, and nothing goes on."""
         self._ends = self._stop.wanted = True
         self._thread.join(_END_S)
+
+    def say_nothing_saved(self) -> None:
+        """One line on rank 0, where none has said what was saved."""
+        if not self._saved and self._request.backend.process_index() == 0:
+            self._saved = True
+            LOGGER.info(
+                "%s: no plan is saved, what was measured is kept in %s; %s",
+                _ENDED.format(self._request.module_name), shown(self._settings.directory), _NEXT,
+            )  # fmt: skip
 
     def _search(self, session: Session) -> None:
         session.say(
@@ -171,16 +188,14 @@ class SearchInTraining:
             with session.stage("search", takes_s=longest_s(self._settings)):
                 if profile is not None:
                     found = search_apart(self._settings, step.module, profile, room, self._stop)
-            plans = trials_of(session, found, slot)
-            if likeliest(plans, 1):
-                stack.enter_context(self._reserving(session))
-            trials = [
-                *plans,
-                *self._structures(session, step, slot, found, profile, room, making),
-            ]
+            trials = trials_of(session, found, slot)
             started = time.monotonic()
             failed = True
             try:
+                if likeliest(trials, 1):
+                    stack.enter_context(self._reserving(session))
+                trials += self._structures(session, step, slot, found, profile, room, making)
+                started = time.monotonic()
                 self._try(session, step, trials)
                 failed = False
             finally:
@@ -222,7 +237,12 @@ class SearchInTraining:
         refuse_callbacks(step.module, name)
         if reason := switched_on():
             raise UnsupportedError(reason)
-        refuse_other_threads(self._request, self._trains)
+        try:
+            refuse_other_threads(self._request, self._trains)
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                f"{error}; DISCO_WHEN=compile searches it before such threads begin"
+            ) from None
         if step.source.module.input_output_alias.entries and not jaxlink.keeps_donation():
             raise UnsupportedError(
                 f"this jax loses buffer donation in a rewritten step, so no other one can take a call of {name} over; "
@@ -370,8 +390,12 @@ class SearchInTraining:
 
     def _save(self, outcome: Outcome) -> None:
         """Save the plan with the times of real calls; the search's best where none was settled."""
+        self._saved = True
         if not self._settled.is_set() or (self._tried and not self._rounds):
-            save_interrupted(outcome)
+            if self._gone():
+                save_interrupted(outcome, _ENDED.format(self._request.module_name), _NEXT)
+            else:
+                save_interrupted(outcome)
             return
         for one in outcome.trials:
             counted = [
@@ -379,6 +403,10 @@ class SearchInTraining:
             ]
             one.times_ns[:] = [r[one.name] for r in counted]
         save(outcome, next(one for one in outcome.trials if one.name == self._winner))
+
+    def _gone(self) -> bool:
+        """Whether the process ends, or has dropped the step."""
+        return self._ends or self._calls() is None
 
     def _over(self) -> bool:
         """Whether the step is not called any more, or the process ends."""
@@ -450,6 +478,25 @@ class SearchInTraining:
                 sum(held_s), len(held_s), 1e3 * max(held_s), what,
             )  # fmt: skip
         self._held_s = []
+
+
+@functools.cache
+def _end_with_process() -> None:
+    """Have searches end before Python waits for the workers of their executors, which may wait for a call themselves;
+    and once more after that, where :mod:`atexit` has its turn, as a worker may have been compiling."""
+
+    def end() -> None:
+        for search in list(_under_way):
+            search.end()
+
+    def end_late() -> None:
+        end()
+        for search in list(_under_way):
+            search.say_nothing_saved()
+
+    # The last one to be registered is the first to be called.
+    getattr(threading, "_register_atexit", atexit.register)(end)
+    atexit.register(end_late)
 
 
 @dataclass(frozen=True)

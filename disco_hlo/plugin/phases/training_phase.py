@@ -1,4 +1,4 @@
-"""The search phase that does not hold the training up: ``ENABLE_SEARCH=1`` with ``DISCO_WHEN=training``.
+"""The search phase that does not hold the training up: ``ENABLE_SEARCH=1`` as ``DISCO_WHEN=training`` has it.
 
 Nothing is searched while a step compiles. Calls are watched (:mod:`disco_hlo.plugin.calls`); a search begins for the
 module that is the step by them. What the search is made of is imported then, as that takes seconds.
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from disco_hlo.activation.channel import Channel
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.trial import Trial
+from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.refusals import may_be_run
 from disco_hlo.plugin.session import join, leave
 from disco_hlo.plugin.settings import Settings
@@ -57,6 +58,25 @@ def observe(settings: Settings) -> Observation:
     observation = Observation(channel_of, settings.timeout_s, wanted, search)
     observation.start()
     return observation
+
+
+def say_if_not_begun(settings: Settings) -> None:
+    """One line at the end of a script with which no search has begun, on rank 0."""
+    observation = observe(settings)
+    if observation.searched:
+        return
+    if not observation.calls:
+        LOGGER.warning(
+            "no training step was found: nothing that ran on several devices returns the state that it takes; "
+            "DISCO_WHEN=compile goes by all-reduces instead"
+        )
+        return
+    [(name, calls)] = observation.calls.most_common(1)
+    LOGGER.info(
+        "the script ended after %d calls of %s, before a search for it began: nothing is saved; a longer job is "
+        "searched while it trains, DISCO_WHEN=compile searches before the first step",
+        calls, name,
+    )  # fmt: skip
 
 
 def _search(trial: weakref.ref[Trial], settings: Settings, trains: threading.Thread) -> None:
