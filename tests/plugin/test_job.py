@@ -48,6 +48,14 @@ def test_memory_may_rise_to_a_part_above_the_most_that_was_in_use() -> None:
     assert job.may_rise_bytes(request, 0.1) is None
 
 
+def test_what_is_left_is_a_part_of_the_most_that_was_in_use() -> None:
+    devices = [SimpleNamespace(memory_stats=lambda: {"bytes_limit": 1200})] * 2
+    request: Any = SimpleNamespace(local_devices=devices, training_peaks_bytes=(800, 1000))
+    assert job.left_at_peak(request) == 0.2
+    request.training_peaks_bytes = (0, 0)
+    assert job.left_at_peak(request) is None
+
+
 def test_who_initializes_again_is_in_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax._src import distributed
 

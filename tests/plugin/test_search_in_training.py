@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
@@ -390,6 +391,19 @@ def test_a_script_too_short_for_a_search_is_told_so(
         "the script ended after 12 calls of jit_short_step, before a search for it began: nothing is saved; a longer "
         "job is searched while it trains, DISCO_WHEN=compile searches before the first step",
     ]
+
+
+def test_a_step_that_leaves_no_room_to_compile_beside_it_is_not_searched(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """XLA:GPU's autotuner runs kernels on arrays of its own: with them a step may find no memory, and fail."""
+    tuning = replace(BACKENDS["cpu"], autotunes=True)
+    monkeypatch.setattr(search_in_training, "BACKENDS", {"cpu": tuning})
+    monkeypatch.setattr(search_in_training, "left_at_peak", lambda _: 0.3)
+    losses, _ = training.until_over(jitted("large_step"))
+    assert losses == training.stock(len(losses))[0]
+    [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert "leaves 30% of the memory that it takes free, and compiling beside it may take 50%" in line
 
 
 def test_a_jax_that_loses_donation_is_told_how_to_search(

@@ -63,7 +63,7 @@ from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
 from disco_hlo.plugin.xla.host_memory import reserve
-from disco_hlo.plugin.xla.job import may_rise_bytes, peaks_bytes
+from disco_hlo.plugin.xla.job import left_at_peak, may_rise_bytes, peaks_bytes
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.schedule import Scheduled
 
@@ -71,6 +71,9 @@ _MOST_TRIED = 2
 """Candidates that are compared with XLA's default, and tried."""
 _MOST_STRUCTURES = 2
 """Of another structure, in the place of the last of them and besides."""
+_TUNING = 0.5
+"""What compiling beside the training may take (XLA's autotuner runs kernels on arrays of its own), as a part of the most
+that the training has in use: on two H100s that rose by 0.35 on one of them."""
 _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
@@ -237,6 +240,12 @@ class SearchInTraining:
         refuse_callbacks(step.module, name)
         if reason := switched_on():
             raise UnsupportedError(reason)
+        left = left_at_peak(self._request) if BACKENDS[step.source.graph.backend].autotunes else None
+        if left is not None and left < _TUNING:
+            raise UnsupportedError(
+                f"{name} leaves {left:.0%} of the memory that it takes free, and compiling beside it may take "
+                f"{_TUNING:.0%}; DISCO_WHEN=compile searches it"
+            )
         try:
             refuse_other_threads(self._request, self._trains)
         except UnsupportedError as error:

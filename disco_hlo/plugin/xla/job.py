@@ -74,6 +74,17 @@ def may_rise_bytes(request: CompileRequest, share: float) -> int | None:
     return min(known, default=None)
 
 
+def left_at_peak(request: CompileRequest) -> float | None:
+    """What a local device has left when the training has the most in use, as a part of that, the least of them; None
+    where devices have no memory of their own."""
+    known = [
+        (int(device.memory_stats()["bytes_limit"]) - peak) / peak
+        for peak, device in zip(request.training_peaks_bytes, request.local_devices, strict=True)
+        if peak
+    ]
+    return min(known, default=None)
+
+
 def peaks_bytes(request: CompileRequest) -> tuple[int, ...]:
     """The most memory that was ever in use on each local device; 0 where one has none of its own."""
     every = [device.memory_stats() or {} for device in request.local_devices]
