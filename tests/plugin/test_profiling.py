@@ -196,7 +196,7 @@ def test_a_gpu_that_grew_warm_between_two_steps_does_not_count_as_slowed_by_tran
         name = module.trial.name
         assert timed == (name != UNFUSED)
         empty = tracing.Trace((), ())
-        return NamedTrace(empty, (), "executable", f"runner of {name}", empty, untraced[name], untraced[name])  # type: ignore[arg-type]
+        return NamedTrace(empty, (), b"module", f"runner of {name}", empty, untraced[name], untraced[name])  # type: ignore[arg-type]
 
     def timed_again(_session: Any, trial: Trial, runner: Any, _first_runs: Any) -> int:
         timed.append((trial.name, runner))

@@ -15,7 +15,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError, ProfileError
@@ -182,8 +181,8 @@ class NamedTrace:
 
     trace: tracing.Trace
     walls_ns: Sequence[int]
-    executable: Any
-    """In whose names."""
+    executed: bytes
+    """The module in whose names, as XLA runs it."""
     runner: Runner | None
     """Whose inputs do for other modules of the step, where they are made up."""
     by_name: tracing.Trace | None = None
@@ -225,7 +224,7 @@ def take(
         )
         trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs, guard=guard)
     if by_name is None:
-        return NamedTrace(trace, walls_ns, trial.executable, runner)
+        return NamedTrace(trace, walls_ns, runner.module, runner)
     untraced = untraced_ns(session, trial, runner, first_runs) if timed else 0
     with session.stage(f"memory for the {by_name.name}"):
         other = runner_with(session, by_name, runner, first_runs)
@@ -234,7 +233,8 @@ def take(
         named, _ = traced_on_all(
             session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False, guard=guard
         )
-    return _named(session, module, trace, walls_ns, named, untraced, runner)
+    both = runner.module, other.module
+    return _named(session, trial, trace, walls_ns, named, both, untraced, runner)
 
 
 def _beside_training(
@@ -246,21 +246,24 @@ def _beside_training(
     untraced, call_ns, names = 0, 0, list[Collected]()
     if module.is_called:
         own, call_ns = _of_calls(session, calls, trial.name, runs)
+        executed = executables.read_executable(trial.executable)
     with Slices(session, calls, module.trials) as slices:
         if not module.is_called:
             own, runner = _on_arguments(session, slices, trial, runs)
+            executed = runner.module
             if timed and by_name is not None:
                 runner, _ = slices.runner(trial, _RUNS_TO_TIME * min(own[-1][1]))
                 untraced = untraced_ns(session, trial, runner, first_runs)
         if by_name is not None:
-            names, _ = _on_arguments(session, slices, by_name, MINIMUM_RUNS)
+            names, other = _on_arguments(session, slices, by_name, MINIMUM_RUNS)
+            both = executed, other.module
     with session.stage(f"traces of {trial.name}"):
         trace, walls_ns = _joined(own)
         named = _joined(names)[0] if names else None
     if named is None:
         walls_ns = [call_ns or ns for ns in walls_ns]
-        return NamedTrace(trace, walls_ns, trial.executable, None)
-    return _named(session, module, trace, walls_ns, named, untraced, None)
+        return NamedTrace(trace, walls_ns, executed, None)
+    return _named(session, trial, trace, walls_ns, named, both, untraced, None)
 
 
 def _of_calls(session: Session, calls: OnCalls, name: str, runs: int) -> tuple[list[Collected], int]:
@@ -303,36 +306,35 @@ def _warm_up(session: Session, slices: Slices, runner: Runner, run_ns: int, guar
 
 def _named(
     session: Session,
-    module: Traceable,
+    trial: Trial,
     trace: tracing.Trace,
     walls_ns: Sequence[int],
     named: tracing.Trace,
+    both: tuple[bytes, bytes],
     untraced: int,
     runner: Runner | None,
 ) -> NamedTrace:
-    """A trace in command buffers with the names of another one, or that one."""
-    trial, by_name = module.trial, module.by_name
-    assert by_name is not None
+    """A trace in command buffers with the names of another one, or that one. ``both`` are the modules that they are
+    of."""
     with session.stage(f"names of {trial.name}"):
-        whole, why = _with_names(module, trace, named)
+        whole, why = _with_names(trace, named, both)
     if anywhere(session, whole is None, "names"):
         session.say(
             "%s: its kernels are timed without command buffers, and these times are not stored%s",
             trial.name,
             why and f": {why}",
         )
-        return NamedTrace(named, walls_ns, by_name.executable, runner, named)
+        return NamedTrace(named, walls_ns, both[1], runner, named)
     assert whole is not None
     step_ns = max(0, untraced - whole.unnamed_ns)
-    return NamedTrace(whole.trace, walls_ns, by_name.executable, runner, named, untraced, step_ns)
+    return NamedTrace(whole.trace, walls_ns, both[1], runner, named, untraced, step_ns)
 
 
 def _with_names(
-    module: Traceable, timed: tracing.Trace, named: tracing.Trace
+    timed: tracing.Trace, named: tracing.Trace, both: tuple[bytes, bytes]
 ) -> tuple[WithNames | None, str]:
     """The one trace with the names of the other, or why it cannot have them."""
-    both = [one for one in (module.trial, module.by_name) if one is not None]
-    names = [module_name(executables.read_executable(one.executable)) for one in both]
+    names = list(map(module_name, both))
     try:
         return with_names(timed, names[0], named, names[1]), ""
     except ProfileError as error:
@@ -393,8 +395,8 @@ def findings(
         by_itself: whether each kernel and transfer ran with nothing beside it; else their times are not asked for.
         slowed: by what kernels lost to transfers beside them, where they were called so by a training (GPU).
     """
-    executed = executables.read_executable(taken.executable)
-    trace, walls_ns, name = taken.trace, taken.walls_ns, module_name(executed)
+    executed, trace, walls_ns = taken.executed, taken.trace, taken.walls_ns
+    name = module_name(executed)
     backend = BACKENDS[source.graph.backend]
     written, inside = canonicalize(executed), owners(executed)
     bodies = bodies_of(written)
@@ -565,8 +567,7 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
                 inputs_of = runner_with(session, trial, inputs_of, first_runs)
             with session.stage(f"timeline of {trial.name}"):
                 trace, _ = traced_on_all(session, trial.name, inputs_of, _TIMELINE_RUNS, first_runs)
-                executed = executables.read_executable(trial.executable)
-                taken.append(measured_step(trial.name, trace, executed))
+                taken.append(measured_step(trial.name, trace, inputs_of.module))
     except (
         Exception
     ) as error:  # what jax raises, too: the others go on with the winner, and so must this rank
