@@ -19,12 +19,13 @@ from disco_hlo.plugin.measuring.traced_modules import (
     NamedTrace,
     Traceable,
     as_all_have_it,
+    findings,
     take,
     tell_of_uneven_devices,
     traceable,
 )
 from disco_hlo.plugin.xla.executables import Memory
-from disco_hlo.profiler.trace import Trace
+from disco_hlo.profiler.trace import Trace, moved_ns
 from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace
 
 without = trace("jit_b", *[NAMED] * 3)
@@ -70,10 +71,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NamedTrace]:
         posed("repeated", lambda _session, _what, run, count, _guard: [run() for _ in range(count)])
         posed("time_once", lambda _runner, _at_once: untraced())
         posed("steps_in_a_row", lambda _session, _runner: in_a_row)
-        posed("runner_with", lambda _session, trial, _inputs, _first: trial.name)
+        posed(
+            "runner_with", lambda _session, trial, _inputs, _first: SimpleNamespace(module=trial.executable)
+        )
         posed("marked", lambda _session, _trial, _stage: contextlib.nullcontext())
         posed("module_name", lambda executed: executed)
-        monkeypatch.setattr(traced_modules.executables, "read_executable", lambda executable: executable)
         module = traceable(session(), Trial("step", None, 0))
         assert module.by_name is not None
         module.trial.executable, module.by_name.executable = "jit_a", "jit_b"
@@ -105,11 +107,25 @@ def test_what_cannot_be_compiled_either_way_cannot_be_traced() -> None:
 
 def test_times_are_those_of_command_buffers_and_names_those_without(run: Callable[..., NamedTrace]) -> None:
     found = run()
-    assert found.executable == "jit_b"
+    assert found.executed == "jit_b"
     assert {one.module for one in found.trace.executions} == {"jit_b"}
     assert len({one.run for one in found.trace.executions}) == 5
-    assert (found.step_ns, found.walls_ns, found.runner) == (40_000, [70_000], "step")
+    assert (found.step_ns, found.walls_ns, found.runner.module) == (40_000, [70_000], "jit_a")
     assert not said
+
+
+def test_of_a_module_with_transfers_beside_kernels_only_what_moved_when_is_told(
+    run: Callable[..., NamedTrace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels' times are of two things at once, so no canonical graph says whose they are."""
+    taken = run()
+    source: Any = SimpleNamespace(graph=SimpleNamespace(backend="gpu"))
+    monkeypatch.setattr(traced_modules, "canonicalize", None)
+    shown = findings(source, Trial("step", None, 0), taken, 0, by_itself=False)
+    assert (shown.trace, shown.by_name, shown.module_name) == (taken.trace, without, "jit_b")
+    assert (shown.step_ns, shown.times, shown.issued) == (40_000, {}, ())
+    assert shown.moved == moved_ns(taken.trace, "jit_b")
+    assert set(shown.moved_by_name) == {(at, unit, 0) for at in range(3) for _, unit, _ in shown.moved}
 
 
 def test_a_trace_that_the_other_cannot_name_is_done_without(run: Callable[..., NamedTrace]) -> None:

@@ -47,7 +47,7 @@ from disco_hlo.profiler.instructions import (
     scaled,
     stretch,
 )
-from disco_hlo.profiler.keys import Body, bodies_of, in_region, keyed_times, owners
+from disco_hlo.profiler.keys import Body, bodies_of, in_region, keyed_times, owners_in
 from disco_hlo.profiler.profile import Contention, LoopTime, OpTime, merged
 from disco_hlo.profiler.timeline import MeasuredStep, measured_step
 from disco_hlo.profiler.trace import Moved, least, moved_ns
@@ -392,32 +392,26 @@ def findings(
     Args:
         source: whose nodes the trial's strategy speaks of.
         launch_ns: launch cost, as far as it is known, where the step was not timed untraced.
-        by_itself: whether each kernel and transfer ran with nothing beside it; else their times are not asked for.
+        by_itself: whether each kernel and transfer ran with nothing beside it; else (GPU) only what moved when is told.
         slowed: by what kernels lost to transfers beside them, where they were called so by a training (GPU).
     """
-    executed, trace, walls_ns = taken.executed, taken.trace, taken.walls_ns
-    name = module_name(executed)
-    backend = BACKENDS[source.graph.backend]
-    written, inside = canonicalize(executed), owners(executed)
-    bodies = bodies_of(written)
+    name, backend = module_name(taken.executed), BACKENDS[source.graph.backend]
+    shown = Findings(taken.trace, name, taken.by_name, taken.walls_ns, step_ns=taken.step_ns)
+    if not by_itself:  # on GPU alone: what its collectives are nobody asks
+        return _with_moved(shown, frozenset())
+    written = canonicalize(taken.executed)
+    bodies, inside = bodies_of(written), owners_in(written.index, written.computation)
     talks: frozenset[str] = frozenset()
     if not backend.asynchronous:
         talks = _talks(written)
     all_talks = talks.union(*(_talks(body.canonical) for body in bodies if not backend.asynchronous))
-    moved, moved_by_name = (
-        {} if one is None else moved_ns(one, name, all_talks) for one in (trace, taken.by_name)
-    )
+    shown = _with_moved(shown, all_talks)
+    trace, walls_ns = taken.trace, taken.walls_ns
     if slowed is not None:
-        trace = undisturbed(trace, name, moved, slowed)
+        trace = undisturbed(trace, name, shown.moved, slowed)
     found_issued = issued(written, inside)
     for body in bodies:
         found_issued += issued(body.canonical, body.owner)
-    shown = Findings(
-        trace, name, taken.by_name, walls_ns, issued=found_issued, moved=moved,
-        moved_by_name=moved_by_name, step_ns=taken.step_ns,
-    )  # fmt: skip
-    if not by_itself:
-        return shown
     gap_ns = gap_in_step_ns(trace, name, taken.step_ns, inside) if taken.step_ns and shown.as_run else None
     launch_ns = launch_ns if gap_ns is None else gap_ns
     times = instruction_times(
@@ -440,7 +434,17 @@ def findings(
         if body.repeats and one is not None
     }
     computed = computed_ns(trace, name) if backend.queues else {}
-    return replace(shown, times=found, loops=loops, gap_ns=gap_ns, computed=computed)
+    return replace(
+        shown, trace=trace, issued=found_issued, times=found, loops=loops, gap_ns=gap_ns, computed=computed
+    )
+
+
+def _with_moved(shown: Findings, talks: frozenset[str]) -> Findings:
+    """With how long its collectives move data, in both traces."""
+    moved, moved_by_name = (
+        {} if one is None else moved_ns(one, shown.module_name, talks) for one in (shown.trace, shown.by_name)
+    )
+    return replace(shown, moved=moved, moved_by_name=moved_by_name)
 
 
 def _in_bodies(
