@@ -24,7 +24,6 @@ is the shortest of its times on any of them.
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 import warnings
 from bisect import bisect_right
@@ -32,8 +31,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from disco_hlo.errors import ProfileError
 
@@ -93,7 +91,17 @@ class Trace:
     """One per profiled call, ordered; empty for a trace that :func:`collect` did not take."""
 
 
-def collect(run_once: Callable[[], object], repeats: int, warmup: int = 1) -> bytes:
+class Profiler(Protocol):
+    """What takes one trace."""
+
+    def start(self, options: Any) -> None:
+        """Begin it, with :func:`options`. Raises ProfileError: a trace is under way."""
+
+    def stop(self) -> bytes:
+        """End it; a serialized ``XSpace``, empty where it had ended before."""
+
+
+def collect(profiler: Profiler, run_once: Callable[[], object], repeats: int, warmup: int = 1) -> bytes:
     """Run a step under the profiler and return the trace, a serialized ``XSpace``.
 
     ``run_once`` executes the step once and returns when it has finished on every local device
@@ -101,20 +109,23 @@ def collect(run_once: Callable[[], object], repeats: int, warmup: int = 1) -> by
     times in it. Raises :class:`ProfileError` where a trace cannot be taken (for one, because the
     program is already taking its own); what ``run_once`` raises passes through.
     """
+    import jax.profiler
+
     if repeats < 1 or warmup < 0:
         raise ProfileError(f"need at least 1 profiled run and 0 warm-up runs, got {repeats} and {warmup}")
     for _ in range(warmup):
         run_once()
+    profiler.start(options())
     try:
-        temporary = tempfile.TemporaryDirectory(prefix="disco_hlo_trace_")
-    except OSError as error:
-        raise ProfileError(f"there is no place for a profiler trace: {error}") from error
-    with temporary as folder:
-        _run_traced(run_once, repeats, folder)
-        written = sorted(Path(folder).rglob("*.xplane.pb"))
-        if not written:
-            raise ProfileError("the jax profiler wrote no trace; is its plugin part of this jaxlib?")
-        return written[-1].read_bytes()
+        for index in range(repeats):
+            with jax.profiler.TraceAnnotation(RUN_MARK, index=index):
+                run_once()
+        time.sleep(SETTLE_S)
+    finally:
+        trace = profiler.stop()
+    if not trace:
+        raise ProfileError("the script began a profiler trace of its own")
+    return trace
 
 
 def options() -> Any:
@@ -126,24 +137,6 @@ def options() -> Any:
     found.host_tracer_level = 1
     found.enable_hlo_proto = False
     return found
-
-
-def _run_traced(run_once: Callable[[], object], repeats: int, folder: str) -> None:
-    import jax.profiler
-
-    try:
-        jax.profiler.start_trace(folder, profiler_options=options())
-    except RuntimeError as error:
-        raise ProfileError(
-            f"cannot start a profiler trace: {error}; stop the other trace or profile without it"
-        ) from error
-    try:
-        for index in range(repeats):
-            with jax.profiler.TraceAnnotation(RUN_MARK, index=index):
-                run_once()
-        time.sleep(SETTLE_S)
-    finally:
-        jax.profiler.stop_trace()
 
 
 def read(xspace: bytes) -> Trace:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.proto import parse
+from disco_hlo.plugin.xla.jaxlink import OwnTrace
 from disco_hlo.profiler.command_buffers import with_names
 from disco_hlo.profiler.contention import contention
 from disco_hlo.profiler.instructions import instruction_times
@@ -175,7 +176,7 @@ def test_what_is_no_trace_is_refused(data):
 @pytest.mark.parametrize(("repeats", "warmup"), [(0, 1), (1, -1)])
 def test_collect_refuses_impossible_counts(repeats, warmup):
     with pytest.raises(ProfileError, match="at least 1 profiled run"):
-        collect(lambda: None, repeats, warmup)
+        collect(OwnTrace(), lambda: None, repeats, warmup)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_a_real_run_gives_every_entry_instruction_a_time(tmp_path):
         jax.block_until_ready(compiled(w, x))
 
     module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    trace, inside = read(collect(run_once, repeats=4, warmup=2)), owners(module)
+    trace, inside = read(collect(OwnTrace(), run_once, repeats=4, warmup=2)), owners(module)
     times = instruction_times(trace, "jit_step", inside)
     index = ModuleIndex(parse(module))
     entry = {i.name: i.opcode for i in index.computation(index.module.entry_computation_id).instructions}
@@ -224,10 +225,17 @@ def test_a_real_run_gives_every_entry_instruction_a_time(tmp_path):
     assert {"while", "all-reduce", "fusion"} <= {entry[name] for name in computing}
     assert all(time.median_ns > 0 for time in times.values())
     jax.profiler.start_trace(str(tmp_path))
-    with pytest.raises(ProfileError, match="cannot start a profiler trace"):
-        collect(run_once, repeats=1)
+    with pytest.raises(ProfileError, match="the script's own profiler trace is under way"):
+        collect(OwnTrace(), run_once, repeats=1)
     jax.profiler.stop_trace()
     assert len(calls) == 2 + 4 + 1
+
+
+def test_a_trace_that_the_script_ended_by_one_of_its_own_is_none(tmp_path):
+    with pytest.raises(ProfileError, match="the script began a profiler trace of its own"):
+        collect(OwnTrace(), lambda: jax.profiler.start_trace(str(tmp_path)), 1, warmup=0)
+    jax.profiler.stop_trace()
+    assert list(tmp_path.rglob("*.xplane.pb"))
 
 
 TRACES = Path(__file__).parents[1] / "data" / "h100_traces"

@@ -33,6 +33,7 @@ from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.hook import module_name
+from disco_hlo.plugin.xla.jaxlink import OwnTrace
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.collectives import Issued, issued
 from disco_hlo.profiler.command_buffers import WithNames, with_names
@@ -370,7 +371,7 @@ def collected(runner: Runner | TransferChains, runs: int, warm_ups: int) -> Coll
     """As :func:`traced`, not read yet."""
     walls: list[int] = []
     try:
-        trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=warm_ups)
+        trace = tracing.collect(OwnTrace(), lambda: walls.append(runner.run()), runs, warmup=warm_ups)
     except Exception:  # raised again: the other ranks run the step nevertheless, and wait for this one in it
         while len(walls) < warm_ups + runs:
             walls.append(runner.run())
