@@ -147,6 +147,17 @@ def test_gpu_kernels_belong_to_the_run_whose_mark_began_last():
     )
 
 
+def test_beside_kernels_the_host_has_marks_and_no_executions():
+    called = {"hlo_op": "fusion.1", "hlo_module": "jit_step", "device_ordinal": "unread"}
+    data = xspace({
+        "/host:CPU": {"main": [(RUN_MARK, 100, 200, {}), ("cuLaunchKernel", 110, 5, called)]},
+        "/device:GPU:0": {"Stream #2": [("k", 120, 30, {"hlo_op": "fusion.1", "hlo_module": "jit_step"})]},
+    })  # fmt: skip
+    assert read(data) == Trace(
+        (Execution("fusion.1", "jit_step", 0, 0, 120, 150, "k"),), (RunWindow(100, 300),)
+    )
+
+
 def test_a_gpu_trace_without_run_marks_is_refused_with_the_way_out():
     data = xspace({"/device:GPU:0": {"s": [("k", 1, 2, {"hlo_op": "a", "hlo_module": "m"})]}})
     with pytest.raises(ProfileError, match=r"which run.*collect"):
