@@ -13,6 +13,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
+from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, MOST_ROUNDS
@@ -28,7 +29,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases.finalists import chosen
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla import compiles, executables
 from tests.plugin.handled import in_session
 
 
@@ -114,6 +115,21 @@ def test_what_differs_in_its_options_alone_is_written_and_verified_once_and_comp
     trials: list[Trial] = in_session(tmp_path, look)
     assert sorted(done) == ["apply", "apply", "verify", "verify"]
     assert len({id(trial.executable) for trial in trials} - {id(None)}) == len(trials)
+
+
+def test_what_is_done_with_a_compiled_module_fails_as_its_compile_does(tmp_path: Path) -> None:
+    def then(trial: Trial) -> None:
+        trial.executed = executables.read_executable(trial.executable)
+        if trial.name == "wrong":
+            raise ProfileError("unread")
+
+    def look(session: Session, source: CanonicalModule) -> list[Trial]:
+        trials = [Trial("right", unfused(source.graph), 0), Trial("wrong", unfused(source.graph), 0)]
+        compile_trials(session, source, trials, tag="candidate", then=then)
+        return trials
+
+    trials: list[Trial] = in_session(tmp_path, look)
+    assert [(one.error, bool(one.executed)) for one in trials] == [("", True), ("unread", True)]
 
 
 def test_what_cannot_win_is_not_timed_to_the_end(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:

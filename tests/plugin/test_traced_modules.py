@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,6 +106,31 @@ def test_what_cannot_be_compiled_either_way_cannot_be_traced() -> None:
     assert Traceable(Trial("step", None, 0)).error == ""
 
 
+def test_what_is_compiled_is_read_once_and_its_names_graph_made_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(traced_modules.executables, "read_executable", lambda executable: executable)
+    monkeypatch.setattr(traced_modules, "canonicalize", lambda executed: f"graph of {executed}")
+    alone = traceable(session(), Trial("step", None, 0))
+    beside, called = replace(alone, by_itself=False), replace(alone, is_called=True)
+    told: dict[str, list[Any]] = {}
+    for name, module in {"alone": alone, "beside": beside, "called": called}.items():
+        for one in module.trials:
+            one.executable = one.name
+            module.read(one)
+        told[name] = [module.written, *(one.executed for one in module.trials)]
+        module.let_go()
+        assert [module.written, *((one.executable, one.executed) for one in module.trials)] == [
+            None, *[(None, b"")] * len(module.trials)
+        ]  # fmt: skip
+    both = ["step", "step, by name"]
+    assert told == {
+        "alone": ["graph of step, by name", *both],
+        "beside": [None, *both],
+        "called": ["graph of step, by name", both[1]],
+    }  # fmt: skip
+
+
 def test_times_are_those_of_command_buffers_and_names_those_without(run: Callable[..., NamedTrace]) -> None:
     found = run()
     assert found.executed == "jit_b"
@@ -121,7 +147,8 @@ def test_of_a_module_with_transfers_beside_kernels_only_what_moved_when_is_told(
     taken = run()
     source: Any = SimpleNamespace(graph=SimpleNamespace(backend="gpu"))
     monkeypatch.setattr(traced_modules, "canonicalize", None)
-    shown = findings(source, Trial("step", None, 0), taken, 0, by_itself=False)
+    module = Traceable(Trial("step", None, 0), by_itself=False)
+    shown = findings(source, module, taken, 0)
     assert (shown.trace, shown.by_name, shown.module_name) == (taken.trace, without, "jit_b")
     assert (shown.step_ns, shown.times, shown.issued) == (40_000, {}, ())
     assert shown.moved == moved_ns(taken.trace, "jit_b")

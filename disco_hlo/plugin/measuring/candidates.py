@@ -69,6 +69,8 @@ class Trial:
     restructured: Restructured | None = None
     """What the strategy is for, where it is not the step with the structure XLA gives it."""
     executable: Any = None
+    executed: bytes = b""
+    """The module that the executable runs, where that was read."""
     runner: Runner | None = None
     times_ns: list[int] = field(default_factory=list)
     compared: bool = False
@@ -105,10 +107,20 @@ def local_module(source: CanonicalModule, strategy: Strategy, received: bytes) -
     return received
 
 
-def compile_trials(session: Session, source: CanonicalModule, trials: Sequence[Trial], *, tag: str) -> None:
+def compile_trials(
+    session: Session,
+    source: CanonicalModule,
+    trials: Sequence[Trial],
+    *,
+    tag: str,
+    then: Callable[[Trial], None] = lambda _: None,
+) -> None:
     """Compile ``trials`` on every rank; what goes wrong anywhere is noted in them, not raised.
 
     Several are compiled at once where a rank has the cores: XLA uses one for each.
+
+    Args:
+        then: done with each that is compiled, while others are compiled; what it raises counts as the compile's.
 
     Raises:
         jax.errors.JaxRuntimeError, ActivationError: XLA's default cannot be compiled.
@@ -122,7 +134,9 @@ def compile_trials(session: Session, source: CanonicalModule, trials: Sequence[T
         at_once = 1
     verified = _Verified()
     with ThreadPoolExecutor(at_once, "disco-compile") as pool:
-        failures = list(pool.map(lambda trial: _compile(session, source, trial, verified, at_once), waiting))
+        failures = list(
+            pool.map(lambda trial: _compile(session, source, trial, verified, at_once, then), waiting)
+        )
     LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
     for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
         try:
@@ -179,9 +193,14 @@ def _hand_out(
 
 
 def _compile(
-    session: Session, source: CanonicalModule, trial: Trial, verified: _Verified, at_once: int
+    session: Session,
+    source: CanonicalModule,
+    trial: Trial,
+    verified: _Verified,
+    at_once: int,
+    then: Callable[[Trial], None],
 ) -> Exception | None:
-    """Compile a trial's module on this rank; returns what went wrong."""
+    """Compile a trial's module on this rank, and what is done ``then``; returns what went wrong."""
     started = time.monotonic()
     try:
         if trial.strategy is None:
@@ -199,9 +218,10 @@ def _compile(
                 trial.executable = compiles.compile_module(
                     session.request, trial.module, trial.options, trial.structure
                 )
+        LOGGER.debug("%s: compiled in %.1f s", trial.name, time.monotonic() - started)
+        then(trial)
     except Exception as error:
         return error
-    LOGGER.debug("%s: compiled in %.1f s", trial.name, time.monotonic() - started)
     return None
 
 

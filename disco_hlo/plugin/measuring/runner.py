@@ -64,6 +64,7 @@ class Runner:
             else all are positive, and integers 0 or 1.
         permuted: indices are permutations of the rows that they choose from (``made_up``).
         inputs: what it runs on in the place of all these.
+        module: what the executable runs, where that has been read.
 
     Raises:
         UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
@@ -82,8 +83,9 @@ class Runner:
         of_step: bool = True,
         permuted: bool = False,
         inputs: Inputs | None = None,
+        module: bytes = b"",
     ) -> None:
-        module = self.module = executables.read_executable(executable)
+        module = self.module = module or executables.read_executable(executable)
         """What it runs, read once: of 14,000 instructions that takes up to a second."""
         if not allow_callbacks:
             refuse_callbacks(module, request.module_name)

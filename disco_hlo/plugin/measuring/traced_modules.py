@@ -78,12 +78,28 @@ class Traceable:
     """The same module without command buffers, whose trace has the names of kernels; None where nothing hides them."""
     is_called: bool = False
     """Whether the training calls it: XLA's default, as it is."""
+    by_itself: bool = True
+    """Whether each kernel and transfer runs with nothing beside it; else (GPU) only what moved when is told of it."""
+    written: CanonicalModule | None = None
+    """What is executed under the names of the trace, where that was read ahead of it."""
 
     @property
     def trials(self) -> list[Trial]:
         """What is to be compiled."""
         own = [] if self.is_called else [self.trial]
         return own if self.by_name is None else [*own, self.by_name]
+
+    def read(self, compiled: Trial) -> None:
+        """Read what one of :attr:`trials` executes, and whose names the trace will have as a canonical graph."""
+        compiled.executed = executables.read_executable(compiled.executable)
+        if self.by_itself and compiled is self.trials[-1]:
+            self.written = canonicalize(compiled.executed)
+
+    def let_go(self) -> None:
+        """Free what was compiled and read."""
+        self.written = None
+        for one in self.trials:
+            one.executable, one.executed = None, b""
 
     @property
     def error(self) -> str:
@@ -135,8 +151,9 @@ def traceable(session: Session, trial: Trial) -> Traceable:
 def runner_with(session: Session, trial: Trial, inputs_of: Runner | None, together: Together) -> Runner:
     """A trial's runner, with the inputs of another one where there is one."""
     return Runner(
-        session.request, trial.executable, session.settings.seed, inputs_of=inputs_of, together=together
-    )
+        session.request, trial.executable, session.settings.seed,
+        inputs_of=inputs_of, together=together, module=trial.executed,
+    )  # fmt: skip
 
 
 def traced_on_all(
@@ -381,26 +398,24 @@ def collected(runner: Runner | TransferChains, runs: int, warm_ups: int) -> Coll
 
 def findings(
     source: CanonicalModule,
-    trial: Trial,
+    module: Traceable,
     taken: NamedTrace,
     launch_ns: int,
     *,
-    by_itself: bool = True,
     slowed: Contention | None = None,
 ) -> Findings:
-    """What a trace of a trial shows.
+    """What a trace of a module shows.
 
     Args:
         source: whose nodes the trial's strategy speaks of.
         launch_ns: launch cost, as far as it is known, where the step was not timed untraced.
-        by_itself: whether each kernel and transfer ran with nothing beside it; else (GPU) only what moved when is told.
         slowed: by what kernels lost to transfers beside them, where they were called so by a training (GPU).
     """
-    name, backend = module_name(taken.executed), BACKENDS[source.graph.backend]
+    trial, name, backend = module.trial, module_name(taken.executed), BACKENDS[source.graph.backend]
     shown = Findings(taken.trace, name, taken.by_name, taken.walls_ns, step_ns=taken.step_ns)
-    if not by_itself:  # on GPU alone: what its collectives are nobody asks
+    if not module.by_itself:
         return _with_moved(shown, frozenset())
-    written = canonicalize(taken.executed)
+    written = module.written or canonicalize(taken.executed)
     bodies, inside = bodies_of(written), owners_in(written.index, written.computation)
     talks: frozenset[str] = frozenset()
     if not backend.asynchronous:
