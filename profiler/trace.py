@@ -24,7 +24,6 @@ is the shortest of its times on any of them.
 from __future__ import annotations
 
 import re
-import tempfile
 import time
 import warnings
 from bisect import bisect_right
@@ -32,8 +31,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from disco_hlo.errors import ProfileError
 
@@ -71,8 +69,17 @@ class Execution:
     """Name of the GPU kernel; empty on CPU."""
 
 
-_Raw = tuple[Execution, int | None]
-"""An execution of a run that is not numbered yet, and what the trace calls that run."""
+class _Raw(NamedTuple):
+    """An execution of a run that is not numbered yet."""
+
+    start_ns: int
+    end_ns: int
+    device: int
+    op: str
+    module: str
+    kernel: str
+    run_id: int | None
+    """What the trace calls that run; None where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,17 @@ class Trace:
     """One per profiled call, ordered; empty for a trace that :func:`collect` did not take."""
 
 
-def collect(run_once: Callable[[], object], repeats: int, warmup: int = 1) -> bytes:
+class Profiler(Protocol):
+    """What takes one trace."""
+
+    def start(self, options: Any) -> None:
+        """Begin it, with :func:`options`. Raises ProfileError: a trace is under way."""
+
+    def stop(self) -> bytes:
+        """End it; a serialized ``XSpace``, empty where it had ended before."""
+
+
+def collect(profiler: Profiler, run_once: Callable[[], object], repeats: int, warmup: int = 1) -> bytes:
     """Run a step under the profiler and return the trace, a serialized ``XSpace``.
 
     ``run_once`` executes the step once and returns when it has finished on every local device
@@ -101,20 +118,23 @@ def collect(run_once: Callable[[], object], repeats: int, warmup: int = 1) -> by
     times in it. Raises :class:`ProfileError` where a trace cannot be taken (for one, because the
     program is already taking its own); what ``run_once`` raises passes through.
     """
+    import jax.profiler
+
     if repeats < 1 or warmup < 0:
         raise ProfileError(f"need at least 1 profiled run and 0 warm-up runs, got {repeats} and {warmup}")
     for _ in range(warmup):
         run_once()
+    profiler.start(options())
     try:
-        temporary = tempfile.TemporaryDirectory(prefix="disco_hlo_trace_")
-    except OSError as error:
-        raise ProfileError(f"there is no place for a profiler trace: {error}") from error
-    with temporary as folder:
-        _run_traced(run_once, repeats, folder)
-        written = sorted(Path(folder).rglob("*.xplane.pb"))
-        if not written:
-            raise ProfileError("the jax profiler wrote no trace; is its plugin part of this jaxlib?")
-        return written[-1].read_bytes()
+        for index in range(repeats):
+            with jax.profiler.TraceAnnotation(RUN_MARK, index=index):
+                run_once()
+        time.sleep(SETTLE_S)
+    finally:
+        trace = profiler.stop()
+    if not trace:
+        raise ProfileError("the script began a profiler trace of its own")
+    return trace
 
 
 def options() -> Any:
@@ -126,24 +146,6 @@ def options() -> Any:
     found.host_tracer_level = 1
     found.enable_hlo_proto = False
     return found
-
-
-def _run_traced(run_once: Callable[[], object], repeats: int, folder: str) -> None:
-    import jax.profiler
-
-    try:
-        jax.profiler.start_trace(folder, profiler_options=options())
-    except RuntimeError as error:
-        raise ProfileError(
-            f"cannot start a profiler trace: {error}; stop the other trace or profile without it"
-        ) from error
-    try:
-        for index in range(repeats):
-            with jax.profiler.TraceAnnotation(RUN_MARK, index=index):
-                run_once()
-        time.sleep(SETTLE_S)
-    finally:
-        jax.profiler.stop_trace()
 
 
 def read(xspace: bytes) -> Trace:
@@ -180,18 +182,17 @@ def joined(traces: Sequence[Trace]) -> Trace:
 
 
 def _trace_of(planes: list[tuple[str, list[Any]]]) -> Trace:
-    host = _HostEvents()
-    kernels: list[_Raw] = []
+    raw: list[_Raw] = []
     for name, lines in planes:
         if name.startswith("/device:GPU:"):
             device = int(name.rsplit(":", 1)[1])
-            events = (event for line in lines for event in line.events)
-            found = (_execution(one, dict(one.stats), device, one.name) for one in events)
-            kernels += [one for one in found if one is not None]
-        elif name == "/host:CPU":
-            host.read(lines)
-    windows = tuple(RunWindow(start, end) for start, end in sorted(host.windows))
-    raw = kernels or host.completed()
+            for event in _events(lines):
+                stats = dict(event.stats)
+                if "hlo_op" in stats and "hlo_module" in stats:
+                    raw.append(_raw(event, stats, device, event.name))
+    # With kernels the host's other events are calls that started them, several for each.
+    windows, launched = _host_events([lines for name, lines in planes if name == "/host:CPU"], bool(raw))
+    raw = raw or launched
     if not raw:
         raise ProfileError(
             "the trace names no HLO instruction; expected hlo_op on thunk events (CPU) or kernels (GPU)"
@@ -199,57 +200,48 @@ def _trace_of(planes: list[tuple[str, list[Any]]]) -> Trace:
     return Trace(_numbered(raw, windows), windows)
 
 
-def _execution(event: Any, stats: dict[str, Any], device: int, kernel: str = "") -> _Raw | None:
-    """An event as an execution of run 0; None where it is none."""
-    if "hlo_op" not in stats or "hlo_module" not in stats:
-        return None
+def _events(lines: Iterable[Any]) -> Iterator[Any]:
+    return (event for line in lines for event in line.events)
+
+
+def _raw(event: Any, stats: Mapping[str, Any], device: int, kernel: str = "") -> _Raw:
     start = int(event.start_ns)
     end = start + int(event.duration_ns)
-    op, module = str(stats["hlo_op"]), str(stats["hlo_module"])
-    return Execution(op, module, 0, device, start, end, kernel), stats.get("run_id")
+    run_id = stats.get("run_id")
+    return _Raw(start, end, device, str(stats["hlo_op"]), str(stats["hlo_module"]), kernel, run_id)
 
 
-class _HostEvents:
-    """The host plane, whose completion events may stand on any line, before or after their launch."""
-
-    def __init__(self) -> None:
-        self.windows: list[tuple[int, int]] = []
-        self._launched: list[tuple[_Raw, tuple[int, int] | None]] = []
-        self._ended: dict[tuple[int, int], int] = {}
-
-    def read(self, lines: list[Any]) -> None:
-        for line in lines:
-            for event in line.events:
-                self._read_event(event)
-
-    def _read_event(self, event: Any) -> None:
-        start = int(event.start_ns)
-        if event.name == RUN_MARK:
-            self.windows.append((start, start + int(event.duration_ns)))
-            return
-        stats = dict(event.stats)
-        if event.name.startswith(_END_MARK) and "_c" in stats:
-            self._ended[int(stats.get("_ct", 0)), int(stats["_c"])] = start
-            return
-        if "hlo_op" not in stats:
-            return
-        found = _execution(event, stats, int(stats.get("device_ordinal", 0)))
-        if found is not None:
-            flow = (int(stats.get("_pt", 0)), int(stats["_p"])) if "_p" in stats else None
-            self._launched.append((found, flow))
-
-    def completed(self) -> list[_Raw]:
-        return [
-            (replace(one, end_ns=max(one.end_ns, self._ended[flow])), run_id)
-            if flow in self._ended
-            else (one, run_id)
-            for (one, run_id), flow in self._launched
-        ]
+def _host_events(planes: Iterable[list[Any]], marks_only: bool) -> tuple[tuple[RunWindow, ...], list[_Raw]]:
+    """The calls, and the thunks (CPU): these end with completion events, which may stand on any line, before or after
+    their launch."""
+    windows: list[tuple[int, int]] = []
+    launched: list[tuple[_Raw, tuple[int, int] | None]] = []
+    ended: dict[tuple[int, int] | None, int] = {}
+    for event in (event for lines in planes for event in _events(lines)):
+        name = event.name
+        if name == RUN_MARK:
+            start = int(event.start_ns)
+            windows.append((start, start + int(event.duration_ns)))
+        elif marks_only:
+            continue
+        elif name.startswith(_END_MARK):
+            stats = dict(event.stats)
+            if "_c" in stats:
+                ended[int(stats.get("_ct", 0)), int(stats["_c"])] = int(event.start_ns)
+        else:
+            stats = dict(event.stats)
+            if "hlo_op" in stats and "hlo_module" in stats:
+                flow = (int(stats.get("_pt", 0)), int(stats["_p"])) if "_p" in stats else None
+                launched.append((_raw(event, stats, int(stats.get("device_ordinal", 0))), flow))
+    completed = [
+        one if (end := ended.get(flow, 0)) <= one.end_ns else one._replace(end_ns=end)
+        for one, flow in launched
+    ]
+    return tuple(RunWindow(start, end) for start, end in sorted(windows)), completed
 
 
 def _numbered(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> tuple[Execution, ...]:
-    raw = sorted(raw, key=lambda item: (item[0].start_ns, -item[0].end_ns, item[0].device, item[0].op))
-    if not windows and any(run_id is None for _, run_id in raw):
+    if not windows and any(one.run_id is None for one in raw):
         raise ProfileError(
             "the trace does not say which run its events belong to; "
             "take it with disco_hlo.profiler.trace.collect"
@@ -257,9 +249,12 @@ def _numbered(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> tuple[Executio
     starts = [window.start_ns for window in windows]
     runs: dict[tuple[int, int], int] = {}
     executions = []
-    for one, run_id in raw:
-        key = (1, run_id) if run_id is not None else (0, max(bisect_right(starts, one.start_ns) - 1, 0))
-        executions.append(replace(one, run=runs.setdefault(key, len(runs))))
+    for start_ns, end_ns, device, op, module, kernel, run_id in sorted(
+        raw, key=lambda one: (one.start_ns, -one.end_ns, one.device, one.op)
+    ):
+        key = (1, run_id) if run_id is not None else (0, max(bisect_right(starts, start_ns) - 1, 0))
+        run = runs.setdefault(key, len(runs))
+        executions.append(Execution(op, module, run, device, start_ns, end_ns, kernel))
     return tuple(executions)
 
 

@@ -276,11 +276,14 @@ class Bench:
 
     def kernels(self, call: Call) -> dict[str, list[float]]:
         """Microseconds that each kernel of one call takes on each device, of a profiler's trace; the longest first."""
+        from disco_hlo.plugin.xla.jaxlink import OwnTrace
         from disco_hlo.profiler import trace
 
         program = self.in_a_row(call, MANY)
         taken = trace.read(
-            trace.collect(lambda: jax.block_until_ready(program(*call.arrays)), TRACED_RUNS, warmup=1)
+            trace.collect(
+                OwnTrace(), lambda: jax.block_until_ready(program(*call.arrays)), TRACED_RUNS, warmup=1
+            )
         )
         sums: dict[str, list[float]] = {}
         for item in taken.executions:

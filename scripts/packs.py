@@ -29,7 +29,7 @@ from disco_hlo.plan.check_module import check_module
 from disco_hlo.plugin.measuring.inputs.made_up import skewed_indices
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import JAX_NAMES, LoadedExecutable
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, OwnTrace
 from disco_hlo.profiler import trace
 
 FEWEST_RUNS = 6
@@ -231,7 +231,10 @@ class CompiledPack:
                 f"one run of {len(self.pack.names)} kernels takes {once:.1f} s, too long to repeat"
             )
         repeats = min(repeats, max(-(-FEWEST_RUNS // sessions), int(seconds / once) // sessions))
-        return [(trace.collect(lambda: self._run(arguments), repeats), repeats) for _ in range(sessions)]
+        return [
+            (trace.collect(OwnTrace(), lambda: self._run(arguments), repeats), repeats)
+            for _ in range(sessions)
+        ]
 
     def outputs(self, inputs: Inputs) -> list[Any]:
         """Run once; the results of all kernels as vectors, in their order."""

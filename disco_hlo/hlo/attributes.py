@@ -170,15 +170,22 @@ def attribute_digest(instruction: Message, computation_digest: Callable[[int], s
         instruction: an Instruction message.
         computation_digest: digest of a called computation, by its id.
     """
+    return whole_digest(instruction, cost_digest(instruction, computation_digest))
+
+
+def whole_digest(instruction: Message, cost: str) -> str:
+    """As :func:`attribute_digest`, of an instruction whose :func:`cost_digest` is known."""
     unnamed = _unnamed_inside(instruction)
-    coarse = cost_digest(instruction, computation_digest)
-    return digest(coarse.encode(), unnamed) if unnamed else coarse
+    return digest(cost.encode(), unnamed) if unnamed else cost
 
 
 def _unnamed_inside(instruction: Message) -> bytes:
     """What the attributes hold that this schema does not name, such as the padding of a window."""
-    found = []
+    found: list[bytes] = []
     for name in ("window", "convolution_dimension_numbers", "dot_dimension_numbers", "precision_config"):
+        if not instruction.HasField(name):
+            found.append(b"")
+            continue
         whole = getattr(instruction, name)
         named = type(whole)()
         named.CopyFrom(whole)

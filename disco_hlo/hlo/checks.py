@@ -94,7 +94,7 @@ class _Checker:
             for number, computation in self.computations.items()
         }
         for number, others in called.items():
-            missing = others - called.keys()
+            missing = [one for one in others if one not in called]
             if missing:
                 self.fail(f"computation {number}", f"calls computation {min(missing)}, which is missing")
         depth: dict[int, int] = {}

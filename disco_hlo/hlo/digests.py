@@ -15,7 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from disco_hlo.hlo.attributes import attribute_digest, cost_digest, is_callback, structural_shape
+from disco_hlo.hlo.attributes import (
+    attribute_digest,
+    cost_digest,
+    is_callback,
+    structural_shape,
+    whole_digest,
+)
 from disco_hlo.hlo.flatten import FlatComputation, FlatOp, ModuleIndex, flatten, unpack_concatenated
 from disco_hlo.hlo.graph import Shape
 from disco_hlo.hlo.opcodes import NEVER_MERGED, REDUCTIONS, SIDE_EFFECTS
@@ -57,10 +63,10 @@ class Structures:
             proto = self.flat.ops[position].proto
             shape = structural_shape(proto)
             shape_bytes = _shape_bytes(shape)
-            attributes = attribute_digest(proto, self.digests)
+            cost = cost_digest(proto, self.digests)
+            attributes = whole_digest(proto, cost)
             all_bytes, cost_bytes = (
-                b"\0".join((proto.opcode.encode(), shape_bytes, one.encode()))
-                for one in (attributes, cost_digest(proto, self.digests))
+                b"\0".join((proto.opcode.encode(), shape_bytes, one.encode())) for one in (attributes, cost)
             )
             found = self._known[position] = Structure(shape, shape_bytes, attributes, all_bytes, cost_bytes)
         return found

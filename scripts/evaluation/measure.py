@@ -22,7 +22,7 @@ from disco_hlo.plugin.measuring.runner import LOOKS, Runner, at_once_of, time_on
 from disco_hlo.plugin.phases.finalists import chosen
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable, memory
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, OwnTrace
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.trace import Execution, by_place, length_ns, merged, span
 from evaluation.record import FAILED, OK, Record
@@ -300,7 +300,7 @@ def traced(runner: Runner) -> tracing.Trace:
     def run_once() -> None:
         runner.run()
 
-    return tracing.read(tracing.collect(run_once, TRACED_RUNS, warmup=1))
+    return tracing.read(tracing.collect(OwnTrace(), run_once, TRACED_RUNS, warmup=1))
 
 
 def breakdown(taken: tracing.Trace, executable: LoadedExecutable) -> dict[str, float]:

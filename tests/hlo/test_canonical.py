@@ -69,7 +69,7 @@ def test_what_an_op_is_is_found_once_though_ops_are_merged_and_numbered_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     merged, digested, ops = [], [], []
-    for name, calls in (("numbered", merged), ("attribute_digest", digested)):
+    for name, calls in (("numbered", merged), ("cost_digest", digested)):
         monkeypatch.setattr(digests, name, noting(calls, getattr(digests, name)))
     monkeypatch.setattr(canonical_module, "numbered", digests.numbered)
     for module in (digests, canonical_module):

@@ -196,7 +196,7 @@ def test_a_gpu_that_grew_warm_between_two_steps_does_not_count_as_slowed_by_tran
         name = module.trial.name
         assert timed == (name != UNFUSED)
         empty = tracing.Trace((), ())
-        return NamedTrace(empty, (), "executable", f"runner of {name}", empty, untraced[name], untraced[name])  # type: ignore[arg-type]
+        return NamedTrace(empty, (), b"module", f"runner of {name}", empty, untraced[name], untraced[name])  # type: ignore[arg-type]
 
     def timed_again(_session: Any, trial: Trial, runner: Any, _first_runs: Any) -> int:
         timed.append((trial.name, runner))
@@ -209,7 +209,7 @@ def test_a_gpu_that_grew_warm_between_two_steps_does_not_count_as_slowed_by_tran
     monkeypatch.setattr(
         profiling,
         "findings",
-        lambda _graph, _trial, taken, *_, **__: Findings(
+        lambda _source, _module, taken, *_, **__: Findings(
             times={"dot": OpTime(1, 0, 1)}, step_ns=taken.step_ns
         ),
     )
@@ -306,6 +306,7 @@ def test_a_structure_whose_kernels_another_one_has_shown_is_not_run(
 
     monkeypatch.setattr(profiling, "_known_and_wanted", lacks)
     monkeypatch.setattr(profiling, "_to_trace", lambda *_: [SimpleNamespace(trials=[])])
+    monkeypatch.setattr(profiling, "_compile", lambda *_, **__: None)
     monkeypatch.setattr(profiling, "_profiled", profiled)
     two = cast(Any, {name: SimpleNamespace(source=step) for name in ("rotate", "gather-once-rotate")})
     assert profiling.profile_structures(cast(Session, None), two, step, None) == {

@@ -268,6 +268,34 @@ def test_runners_of_one_step_share_their_inputs(donate: bool, monkeypatch: pytes
     of_sgd_step(look, donate=donate)
 
 
+def test_a_module_is_read_once_and_its_shardings_once_a_step() -> None:
+    asked: list[str] = []
+
+    class Counted:
+        """An executable that tells when its whole module is asked for."""
+
+        def __init__(self, executable: Any) -> None:
+            self._executable = executable
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("hlo_modules", "get_parameter_shardings"):
+                asked.append(name)
+            return getattr(self._executable, name)
+
+    def look(request: CompileRequest) -> None:
+        first = Runner(request, Counted(request.call_default()))
+        assert sorted(asked) == ["get_parameter_shardings", "hlo_modules"]
+        asked.clear()
+        first.run_in_a_row(2)
+        assert asked == []
+        again = Runner(request, Counted(compiles.compile_module(request, None)), inputs_of=first)
+        again.run_in_a_row(2)
+        assert asked == ["hlo_modules"]
+        assert again.runs_on is first.runs_on
+
+    of_sgd_step(look, donate=True)
+
+
 def test_every_kind_of_parameter_can_be_made() -> None:
     def look(request: CompileRequest) -> tuple[tuple[Parameter, ...], runner.Outputs]:
         executable = request.call_default()

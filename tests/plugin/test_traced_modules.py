@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +20,13 @@ from disco_hlo.plugin.measuring.traced_modules import (
     NamedTrace,
     Traceable,
     as_all_have_it,
+    findings,
     take,
     tell_of_uneven_devices,
     traceable,
 )
 from disco_hlo.plugin.xla.executables import Memory
-from disco_hlo.profiler.trace import Trace
+from disco_hlo.profiler.trace import Trace, moved_ns
 from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace
 
 without = trace("jit_b", *[NAMED] * 3)
@@ -70,10 +72,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NamedTrace]:
         posed("repeated", lambda _session, _what, run, count, _guard: [run() for _ in range(count)])
         posed("time_once", lambda _runner, _at_once: untraced())
         posed("steps_in_a_row", lambda _session, _runner: in_a_row)
-        posed("runner_with", lambda _session, trial, _inputs, _first: trial.name)
+        posed(
+            "runner_with", lambda _session, trial, _inputs, _first: SimpleNamespace(module=trial.executable)
+        )
         posed("marked", lambda _session, _trial, _stage: contextlib.nullcontext())
         posed("module_name", lambda executed: executed)
-        monkeypatch.setattr(traced_modules.executables, "read_executable", lambda executable: executable)
         module = traceable(session(), Trial("step", None, 0))
         assert module.by_name is not None
         module.trial.executable, module.by_name.executable = "jit_a", "jit_b"
@@ -103,13 +106,53 @@ def test_what_cannot_be_compiled_either_way_cannot_be_traced() -> None:
     assert Traceable(Trial("step", None, 0)).error == ""
 
 
+def test_what_is_compiled_is_read_once_and_its_names_graph_made_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(traced_modules.executables, "read_executable", lambda executable: executable)
+    monkeypatch.setattr(traced_modules, "canonicalize", lambda executed: f"graph of {executed}")
+    alone = traceable(session(), Trial("step", None, 0))
+    beside, called = replace(alone, by_itself=False), replace(alone, is_called=True)
+    told: dict[str, list[Any]] = {}
+    for name, module in {"alone": alone, "beside": beside, "called": called}.items():
+        for one in module.trials:
+            one.executable = one.name
+            module.read(one)
+        told[name] = [module.written, *(one.executed for one in module.trials)]
+        module.let_go()
+        assert [module.written, *((one.executable, one.executed) for one in module.trials)] == [
+            None, *[(None, b"")] * len(module.trials)
+        ]  # fmt: skip
+    both = ["step", "step, by name"]
+    assert told == {
+        "alone": ["graph of step, by name", *both],
+        "beside": [None, *both],
+        "called": ["graph of step, by name", both[1]],
+    }  # fmt: skip
+
+
 def test_times_are_those_of_command_buffers_and_names_those_without(run: Callable[..., NamedTrace]) -> None:
     found = run()
-    assert found.executable == "jit_b"
+    assert found.executed == "jit_b"
     assert {one.module for one in found.trace.executions} == {"jit_b"}
     assert len({one.run for one in found.trace.executions}) == 5
-    assert (found.step_ns, found.walls_ns, found.runner) == (40_000, [70_000], "step")
+    assert (found.step_ns, found.walls_ns, found.runner.module) == (40_000, [70_000], "jit_a")
     assert not said
+
+
+def test_of_a_module_with_transfers_beside_kernels_only_what_moved_when_is_told(
+    run: Callable[..., NamedTrace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels' times are of two things at once, so no canonical graph says whose they are."""
+    taken = run()
+    source: Any = SimpleNamespace(graph=SimpleNamespace(backend="gpu"))
+    monkeypatch.setattr(traced_modules, "canonicalize", None)
+    module = Traceable(Trial("step", None, 0), by_itself=False)
+    shown = findings(source, module, taken, 0)
+    assert (shown.trace, shown.by_name, shown.module_name) == (taken.trace, without, "jit_b")
+    assert (shown.step_ns, shown.times, shown.issued) == (40_000, {}, ())
+    assert shown.moved == moved_ns(taken.trace, "jit_b")
+    assert set(shown.moved_by_name) == {(at, unit, 0) for at in range(3) for _, unit, _ in shown.moved}
 
 
 def test_a_trace_that_the_other_cannot_name_is_done_without(run: Callable[..., NamedTrace]) -> None:

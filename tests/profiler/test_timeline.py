@@ -12,7 +12,7 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles, executables
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, OwnTrace
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.timeline import MeasuredStep, decode, encode, measured_step
 from disco_hlo.profiler.trace import Execution, Trace
@@ -31,7 +31,7 @@ def measured(request: CompileRequest) -> MeasuredStep:
     """XLA's default of a step on two CPU devices, as it ran."""
     executable = compiles.compile_module(request, None)
     runner = Runner(request, executable)
-    trace = tracing.read(tracing.collect(lambda: runner.run() and None, 3))
+    trace = tracing.read(tracing.collect(OwnTrace(), lambda: runner.run() and None, 3))
     return measured_step("XLA default", trace, executables.read_executable(executable))
 
 

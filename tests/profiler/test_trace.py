@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.proto import parse
+from disco_hlo.plugin.xla.jaxlink import OwnTrace
 from disco_hlo.profiler.command_buffers import with_names
 from disco_hlo.profiler.contention import contention
 from disco_hlo.profiler.instructions import instruction_times
@@ -146,6 +147,17 @@ def test_gpu_kernels_belong_to_the_run_whose_mark_began_last():
     )
 
 
+def test_beside_kernels_the_host_has_marks_and_no_executions():
+    called = {"hlo_op": "fusion.1", "hlo_module": "jit_step", "device_ordinal": "unread"}
+    data = xspace({
+        "/host:CPU": {"main": [(RUN_MARK, 100, 200, {}), ("cuLaunchKernel", 110, 5, called)]},
+        "/device:GPU:0": {"Stream #2": [("k", 120, 30, {"hlo_op": "fusion.1", "hlo_module": "jit_step"})]},
+    })  # fmt: skip
+    assert read(data) == Trace(
+        (Execution("fusion.1", "jit_step", 0, 0, 120, 150, "k"),), (RunWindow(100, 300),)
+    )
+
+
 def test_a_gpu_trace_without_run_marks_is_refused_with_the_way_out():
     data = xspace({"/device:GPU:0": {"s": [("k", 1, 2, {"hlo_op": "a", "hlo_module": "m"})]}})
     with pytest.raises(ProfileError, match=r"which run.*collect"):
@@ -175,7 +187,7 @@ def test_what_is_no_trace_is_refused(data):
 @pytest.mark.parametrize(("repeats", "warmup"), [(0, 1), (1, -1)])
 def test_collect_refuses_impossible_counts(repeats, warmup):
     with pytest.raises(ProfileError, match="at least 1 profiled run"):
-        collect(lambda: None, repeats, warmup)
+        collect(OwnTrace(), lambda: None, repeats, warmup)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +226,7 @@ def test_a_real_run_gives_every_entry_instruction_a_time(tmp_path):
         jax.block_until_ready(compiled(w, x))
 
     module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    trace, inside = read(collect(run_once, repeats=4, warmup=2)), owners(module)
+    trace, inside = read(collect(OwnTrace(), run_once, repeats=4, warmup=2)), owners(module)
     times = instruction_times(trace, "jit_step", inside)
     index = ModuleIndex(parse(module))
     entry = {i.name: i.opcode for i in index.computation(index.module.entry_computation_id).instructions}
@@ -224,10 +236,17 @@ def test_a_real_run_gives_every_entry_instruction_a_time(tmp_path):
     assert {"while", "all-reduce", "fusion"} <= {entry[name] for name in computing}
     assert all(time.median_ns > 0 for time in times.values())
     jax.profiler.start_trace(str(tmp_path))
-    with pytest.raises(ProfileError, match="cannot start a profiler trace"):
-        collect(run_once, repeats=1)
+    with pytest.raises(ProfileError, match="the script's own profiler trace is under way"):
+        collect(OwnTrace(), run_once, repeats=1)
     jax.profiler.stop_trace()
     assert len(calls) == 2 + 4 + 1
+
+
+def test_a_trace_that_the_script_ended_by_one_of_its_own_is_none(tmp_path):
+    with pytest.raises(ProfileError, match="the script began a profiler trace of its own"):
+        collect(OwnTrace(), lambda: jax.profiler.start_trace(str(tmp_path)), 1, warmup=0)
+    jax.profiler.stop_trace()
+    assert list(tmp_path.rglob("*.xplane.pb"))
 
 
 TRACES = Path(__file__).parents[1] / "data" / "h100_traces"

@@ -32,7 +32,7 @@ class TracedCalls(Hold):
         """Why not."""
         self.held_s = 0.0
         """What starting and stopping took."""
-        self._profiler = jaxlink.CallTrace()
+        self._profiler = jaxlink.OwnTrace()
         self._mark: Any = None
 
     def ready(self) -> bool:

@@ -17,7 +17,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,8 @@ class Trial:
     restructured: Restructured | None = None
     """What the strategy is for, where it is not the step with the structure XLA gives it."""
     executable: Any = None
+    executed: bytes = b""
+    """The module that the executable runs, where that was read."""
     runner: Runner | None = None
     times_ns: list[int] = field(default_factory=list)
     compared: bool = False
@@ -105,10 +107,20 @@ def local_module(source: CanonicalModule, strategy: Strategy, received: bytes) -
     return received
 
 
-def compile_trials(session: Session, source: CanonicalModule, trials: Sequence[Trial], *, tag: str) -> None:
+def compile_trials(
+    session: Session,
+    source: CanonicalModule,
+    trials: Sequence[Trial],
+    *,
+    tag: str,
+    then: Callable[[Trial], None] = lambda _: None,
+) -> None:
     """Compile ``trials`` on every rank; what goes wrong anywhere is noted in them, not raised.
 
     Several are compiled at once where a rank has the cores: XLA uses one for each.
+
+    Args:
+        then: done with each that is compiled, while others are compiled; what it raises counts as the compile's.
 
     Raises:
         jax.errors.JaxRuntimeError, ActivationError: XLA's default cannot be compiled.
@@ -120,9 +132,14 @@ def compile_trials(session: Session, source: CanonicalModule, trials: Sequence[T
     at_once = compiles_at_once(session)
     if any(trial.marks is not None and trial.marks.bans.suspects(_sha256(trial.module)) for trial in waiting):
         at_once = 1
-    verified = _Verified()
-    with ThreadPoolExecutor(at_once, "disco-compile") as pool:
-        failures = list(pool.map(lambda trial: _compile(session, source, trial, verified, at_once), waiting))
+    with (
+        ThreadPoolExecutor(1, "disco-verify") as turns,
+        ThreadPoolExecutor(at_once, "disco-compile") as pool,
+    ):
+        verified = _Verified(turns)
+        failures = list(
+            pool.map(lambda trial: _compile(session, source, trial, verified, at_once, then), waiting)
+        )
     LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
     for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
         try:
@@ -142,18 +159,19 @@ def _writes_the_same(one: Trial, other: Trial) -> bool:
 
 @dataclass
 class _Verified:
-    """Verifies modules of a batch, one after the other. Threads of Python take turns anyway; this way XLA compiles the
-    first while the next is verified, and what is compiled twice, with other options, is verified once."""
+    """Verifies modules of a batch, one after the other while XLA compiles them: threads of Python take turns anyway.
+    What is compiled twice, with other options, is verified once. What is refused was compiled, but is never run."""
 
-    seen: set[tuple[int, int, str]] = field(default_factory=set)
-    turn: threading.Lock = field(default_factory=threading.Lock)
+    turns: Executor
+    begun: dict[tuple[int, int, str], Future[None]] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def verify(self, source: CanonicalModule, module: bytes, strategy: Strategy) -> None:
+    def begin(self, source: CanonicalModule, module: bytes, strategy: Strategy) -> Future[None]:
         key = id(source), id(strategy), _sha256(module)
-        with self.turn:
-            if key not in self.seen:
-                verify(source, module, strategy)
-                self.seen.add(key)
+        with self.lock:
+            if key not in self.begun:
+                self.begun[key] = self.turns.submit(verify, source, module, strategy)
+            return self.begun[key]
 
 
 def _hand_out(
@@ -179,9 +197,14 @@ def _hand_out(
 
 
 def _compile(
-    session: Session, source: CanonicalModule, trial: Trial, verified: _Verified, at_once: int
+    session: Session,
+    source: CanonicalModule,
+    trial: Trial,
+    verified: _Verified,
+    at_once: int,
+    then: Callable[[Trial], None],
 ) -> Exception | None:
-    """Compile a trial's module on this rank; returns what went wrong."""
+    """Compile a trial's module on this rank, and what is done ``then``; returns what went wrong."""
     started = time.monotonic()
     try:
         if trial.strategy is None:
@@ -194,14 +217,21 @@ def _compile(
         else:
             own = trial.source(source)
             trial.module = local_module(own, trial.strategy, trial.module)
-            verified.verify(own, trial.module, trial.strategy)
-            with marked(session, trial, "compile"):
-                trial.executable = compiles.compile_module(
-                    session.request, trial.module, trial.options, trial.structure
-                )
+            right = verified.begin(own, trial.module, trial.strategy)
+            if at_once == 1:  # there is one core for both, or a module that XLA may crash on
+                right.result()
+            try:
+                with marked(session, trial, "compile"):
+                    executable = compiles.compile_module(
+                        session.request, trial.module, trial.options, trial.structure
+                    )
+            finally:  # what is wrong with it says more than XLA's refusal
+                right.result()
+            trial.executable = executable
+        LOGGER.debug("%s: compiled in %.1f s", trial.name, time.monotonic() - started)
+        then(trial)
     except Exception as error:
         return error
-    LOGGER.debug("%s: compiled in %.1f s", trial.name, time.monotonic() - started)
     return None
 
 

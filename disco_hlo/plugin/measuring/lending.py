@@ -154,8 +154,9 @@ class Slices:
         if runner is None:
             session, known = self._session, next(iter(self._runners.values()), None)
             runner = self._runners[trial.name] = Runner(
-                session.request, trial.executable, session.settings.seed, inputs_of=known, inputs=self._inputs
-            )
+                session.request, trial.executable, session.settings.seed,
+                inputs_of=known, inputs=self._inputs, module=trial.executed,
+            )  # fmt: skip
         runner.runs_on = self._inputs
         return runner, count
 

@@ -31,7 +31,7 @@ from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.lockstep import repeated
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, OwnTrace
 from disco_hlo.plugin.xla.own_programs import Chain, compile_chain, in_clean_thread
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants, device_constants
@@ -158,7 +158,7 @@ def _gap_ns(run: Callable[[], int], repeats: int) -> int | None:
     """Time between two kernels (CPU: thunks) of the chain that ``run`` runs; None where no trace tells, and that of a
     link counts."""
     try:
-        return launch_gap_ns(tracing.read(tracing.collect(run, repeats)), _CHAIN_MODULE)
+        return launch_gap_ns(tracing.read(tracing.collect(OwnTrace(), run, repeats)), _CHAIN_MODULE)
     except ProfileError as error:
         LOGGER.debug("the launch cost is that of a link of the chain: %s", error)
         return None

@@ -178,9 +178,9 @@ def profile_structures(
             modules[name] = _to_trace(session, one.source, xla, wanted, marks, one)
         except Exception as error:  # the same on every rank, by the stages it goes through
             found[name] = error
-    trials = [trial for some in modules.values() for module in some for trial in module.trials]
-    if trials:
-        compile_trials(session, next(iter(structures.values())).source, trials, tag="profile of structures")
+    together = [module for some in modules.values() for module in some]
+    if together:
+        _compile(session, next(iter(structures.values())).source, together, tag="profile of structures")
     for name, some in modules.items():
         try:
             source, xla = structures[name].source, read(structures[name].source)
@@ -235,7 +235,10 @@ def compile_ahead(
 
 
 def _compile(session: Session, source: CanonicalModule, modules: Sequence[Traceable], *, tag: str) -> None:
-    compile_trials(session, source, [trial for module in modules for trial in module.trials], tag=tag)
+    """Compile modules, and read each while others are compiled."""
+    of = {id(trial): module for module in modules for trial in module.trials}
+    trials = [trial for module in modules for trial in module.trials]
+    compile_trials(session, source, trials, tag=tag, then=lambda trial: of[id(trial)].read(trial))
 
 
 def _known_and_wanted(
@@ -308,7 +311,7 @@ def kernel_times(
     with session.stage("re-profiling: what it shows"):
         if not session.leads:
             return {}
-        shown = findings(source, module.trial, taken, launch_ns)
+        shown = findings(source, module, taken, launch_ns)
         if not shown.as_run:
             raise ProfileError("their times in command buffers have no names")
         return dict(shown.times)
@@ -345,7 +348,7 @@ def _to_trace(
         Trial(name, strategy, 0, marks=marks, restructured=restructured)
         for name, strategy in strategies.items()
     ]
-    modules = [traceable(session, trial) for trial in trials]
+    modules = [replace(traceable(session, trial), by_itself=trial.name != BESIDE) for trial in trials]
     return [called_module(session), *modules] if called and wanted["ops"] else modules
 
 
@@ -379,8 +382,8 @@ def _trace(
             try:
                 taken = take(session, module, runner, first_runs, timed=trial.name in timed)
                 with session.stage(f"what the {trial.name} shows"):
-                    by_itself, lost = trial.name != BESIDE, slowed if apart and module.is_called else None
-                    one = findings(source, trial, taken, launch_ns, by_itself=by_itself, slowed=lost)
+                    lost = slowed if apart and module.is_called else None
+                    one = findings(source, module, taken, launch_ns, slowed=lost)
                 one = as_all_have_it(session, one)
                 if trial.name == ALONE:
                     tell_of_uneven_devices(session, one)
@@ -399,8 +402,7 @@ def _trace(
         if trial.error:
             session.say_failed("%s: not profiled: %s", trial.name, trial.error)
         if kept is None:
-            for done in module.trials:
-                done.executable = None
+            module.let_go()
     wanted_times = any(module.trial.name == UNFUSED for module in modules)
     with session.stage("profile"):
         if wanted_times and not op_times(found):

@@ -64,6 +64,7 @@ class Runner:
             else all are positive, and integers 0 or 1.
         permuted: indices are permutations of the rows that they choose from (``made_up``).
         inputs: what it runs on in the place of all these.
+        module: what the executable runs, where that has been read.
 
     Raises:
         UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
@@ -82,12 +83,17 @@ class Runner:
         of_step: bool = True,
         permuted: bool = False,
         inputs: Inputs | None = None,
+        module: bytes = b"",
     ) -> None:
-        module = executables.read_executable(executable)  # once: 0.4 s of 14,000 instructions
+        module = self.module = module or executables.read_executable(executable)
+        """What it runs, read once: of 14,000 instructions that takes up to a second."""
         if not allow_callbacks:
             refuse_callbacks(module, request.module_name)
         self._executable = executable
-        parameters = executables.parameters(executable, module)
+        self._outputs = executables.count_results(module)
+        known = inputs_of is not None and inputs_of.runs_on.request is request
+        like = inputs_of.runs_on.parameters if inputs_of is not None and known and of_step else ()
+        parameters = executables.parameters(executable, module, like)
         positive = request.positive if of_step else None
         index_bounds = request.index_bounds if of_step else {}
         equal = request.equal if of_step else frozenset()
@@ -107,7 +113,6 @@ class Runner:
         assert shared is not None
         self.runs_on: Inputs = shared
         """Perhaps with other runners of the step: what changes them holds for all."""
-        known = inputs_of is not None and inputs_of.runs_on.request is request
         self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)
         self._has_run = False
         self._next_of: dict[int, int] = executables.storage_taken(executable, module) if of_step else {}
@@ -176,7 +181,7 @@ class Runner:
     def _handlers(self, handed_on: Mapping[int, int]) -> list[Any]:
         like = self.runs_on.like
         chosen = {output: jaxlink.array_handler(like(index)) for index, output in handed_on.items()}
-        return executables.output_handlers(self._executable, chosen)
+        return executables.output_handlers(self._outputs, chosen)
 
     def _take_back(self, outputs: Sequence[Any]) -> None:
         self.runs_on.take_back({index: outputs[output] for index, output in self._next_of.items()})

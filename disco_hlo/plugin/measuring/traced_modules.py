@@ -15,7 +15,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError, ProfileError
@@ -34,6 +33,7 @@ from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.hook import module_name
+from disco_hlo.plugin.xla.jaxlink import OwnTrace
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.collectives import Issued, issued
 from disco_hlo.profiler.command_buffers import WithNames, with_names
@@ -48,7 +48,7 @@ from disco_hlo.profiler.instructions import (
     scaled,
     stretch,
 )
-from disco_hlo.profiler.keys import Body, bodies_of, in_region, keyed_times, owners
+from disco_hlo.profiler.keys import Body, bodies_of, in_region, keyed_times, owners_in
 from disco_hlo.profiler.profile import Contention, LoopTime, OpTime, merged
 from disco_hlo.profiler.timeline import MeasuredStep, measured_step
 from disco_hlo.profiler.trace import Moved, least, moved_ns
@@ -78,12 +78,28 @@ class Traceable:
     """The same module without command buffers, whose trace has the names of kernels; None where nothing hides them."""
     is_called: bool = False
     """Whether the training calls it: XLA's default, as it is."""
+    by_itself: bool = True
+    """Whether each kernel and transfer runs with nothing beside it; else (GPU) only what moved when is told of it."""
+    written: CanonicalModule | None = None
+    """What is executed under the names of the trace, where that was read ahead of it."""
 
     @property
     def trials(self) -> list[Trial]:
         """What is to be compiled."""
         own = [] if self.is_called else [self.trial]
         return own if self.by_name is None else [*own, self.by_name]
+
+    def read(self, compiled: Trial) -> None:
+        """Read what one of :attr:`trials` executes, and whose names the trace will have as a canonical graph."""
+        compiled.executed = executables.read_executable(compiled.executable)
+        if self.by_itself and compiled is self.trials[-1]:
+            self.written = canonicalize(compiled.executed)
+
+    def let_go(self) -> None:
+        """Free what was compiled and read."""
+        self.written = None
+        for one in self.trials:
+            one.executable, one.executed = None, b""
 
     @property
     def error(self) -> str:
@@ -135,8 +151,9 @@ def traceable(session: Session, trial: Trial) -> Traceable:
 def runner_with(session: Session, trial: Trial, inputs_of: Runner | None, together: Together) -> Runner:
     """A trial's runner, with the inputs of another one where there is one."""
     return Runner(
-        session.request, trial.executable, session.settings.seed, inputs_of=inputs_of, together=together
-    )
+        session.request, trial.executable, session.settings.seed,
+        inputs_of=inputs_of, together=together, module=trial.executed,
+    )  # fmt: skip
 
 
 def traced_on_all(
@@ -182,8 +199,8 @@ class NamedTrace:
 
     trace: tracing.Trace
     walls_ns: Sequence[int]
-    executable: Any
-    """In whose names."""
+    executed: bytes
+    """The module in whose names, as XLA runs it."""
     runner: Runner | None
     """Whose inputs do for other modules of the step, where they are made up."""
     by_name: tracing.Trace | None = None
@@ -225,7 +242,7 @@ def take(
         )
         trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs, guard=guard)
     if by_name is None:
-        return NamedTrace(trace, walls_ns, trial.executable, runner)
+        return NamedTrace(trace, walls_ns, runner.module, runner)
     untraced = untraced_ns(session, trial, runner, first_runs) if timed else 0
     with session.stage(f"memory for the {by_name.name}"):
         other = runner_with(session, by_name, runner, first_runs)
@@ -234,7 +251,8 @@ def take(
         named, _ = traced_on_all(
             session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False, guard=guard
         )
-    return _named(session, module, trace, walls_ns, named, untraced, runner)
+    both = runner.module, other.module
+    return _named(session, trial, trace, walls_ns, named, both, untraced, runner)
 
 
 def _beside_training(
@@ -246,21 +264,24 @@ def _beside_training(
     untraced, call_ns, names = 0, 0, list[Collected]()
     if module.is_called:
         own, call_ns = _of_calls(session, calls, trial.name, runs)
+        executed = executables.read_executable(trial.executable)
     with Slices(session, calls, module.trials) as slices:
         if not module.is_called:
             own, runner = _on_arguments(session, slices, trial, runs)
+            executed = runner.module
             if timed and by_name is not None:
                 runner, _ = slices.runner(trial, _RUNS_TO_TIME * min(own[-1][1]))
                 untraced = untraced_ns(session, trial, runner, first_runs)
         if by_name is not None:
-            names, _ = _on_arguments(session, slices, by_name, MINIMUM_RUNS)
+            names, other = _on_arguments(session, slices, by_name, MINIMUM_RUNS)
+            both = executed, other.module
     with session.stage(f"traces of {trial.name}"):
         trace, walls_ns = _joined(own)
         named = _joined(names)[0] if names else None
     if named is None:
         walls_ns = [call_ns or ns for ns in walls_ns]
-        return NamedTrace(trace, walls_ns, trial.executable, None)
-    return _named(session, module, trace, walls_ns, named, untraced, None)
+        return NamedTrace(trace, walls_ns, executed, None)
+    return _named(session, trial, trace, walls_ns, named, both, untraced, None)
 
 
 def _of_calls(session: Session, calls: OnCalls, name: str, runs: int) -> tuple[list[Collected], int]:
@@ -303,36 +324,35 @@ def _warm_up(session: Session, slices: Slices, runner: Runner, run_ns: int, guar
 
 def _named(
     session: Session,
-    module: Traceable,
+    trial: Trial,
     trace: tracing.Trace,
     walls_ns: Sequence[int],
     named: tracing.Trace,
+    both: tuple[bytes, bytes],
     untraced: int,
     runner: Runner | None,
 ) -> NamedTrace:
-    """A trace in command buffers with the names of another one, or that one."""
-    trial, by_name = module.trial, module.by_name
-    assert by_name is not None
+    """A trace in command buffers with the names of another one, or that one. ``both`` are the modules that they are
+    of."""
     with session.stage(f"names of {trial.name}"):
-        whole, why = _with_names(module, trace, named)
+        whole, why = _with_names(trace, named, both)
     if anywhere(session, whole is None, "names"):
         session.say(
             "%s: its kernels are timed without command buffers, and these times are not stored%s",
             trial.name,
             why and f": {why}",
         )
-        return NamedTrace(named, walls_ns, by_name.executable, runner, named)
+        return NamedTrace(named, walls_ns, both[1], runner, named)
     assert whole is not None
     step_ns = max(0, untraced - whole.unnamed_ns)
-    return NamedTrace(whole.trace, walls_ns, by_name.executable, runner, named, untraced, step_ns)
+    return NamedTrace(whole.trace, walls_ns, both[1], runner, named, untraced, step_ns)
 
 
 def _with_names(
-    module: Traceable, timed: tracing.Trace, named: tracing.Trace
+    timed: tracing.Trace, named: tracing.Trace, both: tuple[bytes, bytes]
 ) -> tuple[WithNames | None, str]:
     """The one trace with the names of the other, or why it cannot have them."""
-    both = [one for one in (module.trial, module.by_name) if one is not None]
-    names = [module_name(executables.read_executable(one.executable)) for one in both]
+    names = list(map(module_name, both))
     try:
         return with_names(timed, names[0], named, names[1]), ""
     except ProfileError as error:
@@ -368,7 +388,7 @@ def collected(runner: Runner | TransferChains, runs: int, warm_ups: int) -> Coll
     """As :func:`traced`, not read yet."""
     walls: list[int] = []
     try:
-        trace = tracing.collect(lambda: walls.append(runner.run()), runs, warmup=warm_ups)
+        trace = tracing.collect(OwnTrace(), lambda: walls.append(runner.run()), runs, warmup=warm_ups)
     except Exception:  # raised again: the other ranks run the step nevertheless, and wait for this one in it
         while len(walls) < warm_ups + runs:
             walls.append(runner.run())
@@ -378,44 +398,36 @@ def collected(runner: Runner | TransferChains, runs: int, warm_ups: int) -> Coll
 
 def findings(
     source: CanonicalModule,
-    trial: Trial,
+    module: Traceable,
     taken: NamedTrace,
     launch_ns: int,
     *,
-    by_itself: bool = True,
     slowed: Contention | None = None,
 ) -> Findings:
-    """What a trace of a trial shows.
+    """What a trace of a module shows.
 
     Args:
         source: whose nodes the trial's strategy speaks of.
         launch_ns: launch cost, as far as it is known, where the step was not timed untraced.
-        by_itself: whether each kernel and transfer ran with nothing beside it; else their times are not asked for.
         slowed: by what kernels lost to transfers beside them, where they were called so by a training (GPU).
     """
-    executed = executables.read_executable(taken.executable)
-    trace, walls_ns, name = taken.trace, taken.walls_ns, module_name(executed)
-    backend = BACKENDS[source.graph.backend]
-    written, inside = canonicalize(executed), owners(executed)
-    bodies = bodies_of(written)
+    trial, name, backend = module.trial, module_name(taken.executed), BACKENDS[source.graph.backend]
+    shown = Findings(taken.trace, name, taken.by_name, taken.walls_ns, step_ns=taken.step_ns)
+    if not module.by_itself:
+        return _with_moved(shown, frozenset())
+    written = module.written or canonicalize(taken.executed)
+    bodies, inside = bodies_of(written), owners_in(written.index, written.computation)
     talks: frozenset[str] = frozenset()
     if not backend.asynchronous:
         talks = _talks(written)
     all_talks = talks.union(*(_talks(body.canonical) for body in bodies if not backend.asynchronous))
-    moved, moved_by_name = (
-        {} if one is None else moved_ns(one, name, all_talks) for one in (trace, taken.by_name)
-    )
+    shown = _with_moved(shown, all_talks)
+    trace, walls_ns = taken.trace, taken.walls_ns
     if slowed is not None:
-        trace = undisturbed(trace, name, moved, slowed)
+        trace = undisturbed(trace, name, shown.moved, slowed)
     found_issued = issued(written, inside)
     for body in bodies:
         found_issued += issued(body.canonical, body.owner)
-    shown = Findings(
-        trace, name, taken.by_name, walls_ns, issued=found_issued, moved=moved,
-        moved_by_name=moved_by_name, step_ns=taken.step_ns,
-    )  # fmt: skip
-    if not by_itself:
-        return shown
     gap_ns = gap_in_step_ns(trace, name, taken.step_ns, inside) if taken.step_ns and shown.as_run else None
     launch_ns = launch_ns if gap_ns is None else gap_ns
     times = instruction_times(
@@ -438,7 +450,17 @@ def findings(
         if body.repeats and one is not None
     }
     computed = computed_ns(trace, name) if backend.queues else {}
-    return replace(shown, times=found, loops=loops, gap_ns=gap_ns, computed=computed)
+    return replace(
+        shown, trace=trace, issued=found_issued, times=found, loops=loops, gap_ns=gap_ns, computed=computed
+    )
+
+
+def _with_moved(shown: Findings, talks: frozenset[str]) -> Findings:
+    """With how long its collectives move data, in both traces."""
+    moved, moved_by_name = (
+        {} if one is None else moved_ns(one, shown.module_name, talks) for one in (shown.trace, shown.by_name)
+    )
+    return replace(shown, moved=moved, moved_by_name=moved_by_name)
 
 
 def _in_bodies(
@@ -565,8 +587,7 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
                 inputs_of = runner_with(session, trial, inputs_of, first_runs)
             with session.stage(f"timeline of {trial.name}"):
                 trace, _ = traced_on_all(session, trial.name, inputs_of, _TIMELINE_RUNS, first_runs)
-                executed = executables.read_executable(trial.executable)
-                taken.append(measured_step(trial.name, trace, executed))
+                taken.append(measured_step(trial.name, trace, inputs_of.module))
     except (
         Exception
     ) as error:  # what jax raises, too: the others go on with the winner, and so must this rank

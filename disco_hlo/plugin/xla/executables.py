@@ -91,16 +91,23 @@ def _program_shape(module: bytes) -> tuple[Sequence[Any], Sequence[Any]]:
     return shape.parameter_shapes(), result.tuple_shapes() if result.is_tuple() else [result]
 
 
-def parameters(executable: LoadedExecutable, module: bytes | None = None) -> tuple[Parameter, ...]:
+def parameters(
+    executable: LoadedExecutable, module: bytes | None = None, like: Sequence[Parameter] = ()
+) -> tuple[Parameter, ...]:
     """The entry parameters of ``executable`` with their per-device shapes. Raises UnsupportedError: one is a token
     or tuple, has a layout of its own, or lives in host memory.
 
     Args:
         module: what it runs, where that has been read.
+        like: the parameters of another executable of the same program. Where shapes and types are theirs, so are the
+            shardings, for which jaxlib would read the whole module again.
     """
     shapes, _ = _program_shape(read_executable(executable) if module is None else module)
+    arrays = [_array(index, shape) for index, shape in enumerate(shapes)]
+    if arrays == [(one.shape, one.dtype) for one in like]:
+        return tuple(like)
     shardings = executable.get_parameter_shardings() or [None] * len(shapes)
-    return tuple(_parameter(index, *pair) for index, pair in enumerate(zip(shapes, shardings, strict=True)))
+    return tuple(Parameter(*array, _is_sharded(one)) for array, one in zip(arrays, shardings, strict=True))
 
 
 def results(executable: LoadedExecutable) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -109,16 +116,19 @@ def results(executable: LoadedExecutable) -> list[tuple[tuple[int, ...], np.dtyp
     return [(tuple(one.dimensions()), np.dtype(one.numpy_dtype())) for one in shapes if one.is_array()]
 
 
-def _parameter(index: int, shape: Any, sharding: Any) -> Parameter:
-    import jaxlib._hlo as _hlo
-
+def _array(index: int, shape: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
     if not _is_plain_array(shape):
         raise UnsupportedError(f"parameter {index} is {shape}: expected a row-major array in device memory")
-    sharded = False
-    if sharding is not None:
-        hlo = _hlo.HloSharding.from_proto(sharding)
-        sharded = hlo.is_tiled() and not hlo.replicate_on_last_tile_dim() and not hlo.subgroup_types()
-    return Parameter(tuple(shape.dimensions()), np.dtype(shape.numpy_dtype()), sharded)
+    return tuple(shape.dimensions()), np.dtype(shape.numpy_dtype())
+
+
+def _is_sharded(sharding: Any) -> bool:
+    import jaxlib._hlo as _hlo
+
+    if sharding is None:
+        return False
+    hlo = _hlo.HloSharding.from_proto(sharding)
+    return bool(hlo.is_tiled() and not hlo.replicate_on_last_tile_dim() and not hlo.subgroup_types())
 
 
 def _is_plain_array(shape: Any) -> bool:
@@ -180,11 +190,15 @@ def _protos(shardings: Sequence[Any] | None) -> list[str]:
     return [sharding.SerializeToString().hex() for sharding in shardings or ()]
 
 
-def output_handlers(executable: LoadedExecutable, chosen: Mapping[int, Any]) -> list[Any]:
-    """What :func:`chosen_outputs` makes of each output of ``executable``: what the handler for its number does
+def count_results(module: bytes) -> int:
+    """How many results a serialized HloModuleProto has."""
+    return len(_program_shape(module)[1])
+
+
+def output_handlers(count: int, chosen: Mapping[int, Any]) -> list[Any]:
+    """What :func:`chosen_outputs` makes of each of so many outputs: what the handler for its number does
     (:func:`disco_hlo.plugin.xla.jaxlink.array_handler`); others are dropped."""
-    _, shapes = _program_shape(read_executable(executable))
-    return [chosen.get(number, lambda _: None) for number in range(len(shapes))]
+    return [chosen.get(number, lambda _: None) for number in range(count)]
 
 
 def chosen_outputs(result: Any, handlers: Sequence[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ Four things of stock JAX are used, without a fork:
 """
 
 from disco_hlo.plugin.xla.jaxlink.calls import Execute, LoadedModule, unwatch_calls, watch_calls
-from disco_hlo.plugin.xla.jaxlink.profiling import CallTrace
+from disco_hlo.plugin.xla.jaxlink.profiling import OwnTrace
 from disco_hlo.plugin.xla.jaxlink.requests import (
     CompileRequest,
     DistributedJob,
@@ -39,7 +39,7 @@ from disco_hlo.plugin.xla.jaxlink.requests import (
 )
 
 __all__ = [
-    "CallTrace", "CompileRequest", "DistributedJob", "Execute", "Handler", "LoadedModule", "array_handler",
+    "CompileRequest", "DistributedJob", "Execute", "Handler", "LoadedModule", "OwnTrace", "array_handler",
     "compiler_module", "distributed_job", "install", "jit_is_disabled", "job_number",
     "keep_tuner_results", "keeps_donation", "only_compiles", "ours", "process_count", "profiler_runs", "uninstall",
     "unwatch_calls", "watch_calls",

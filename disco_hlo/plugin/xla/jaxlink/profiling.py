@@ -1,7 +1,8 @@
-"""A profiler trace over calls of the script's own, which gives way to the script.
+"""A profiler trace of our own, which gives way to the script.
 
-There is one profiler, and the script may want it between two of the calls: JAX takes a lock before it begins a trace.
-Ours ends where somebody takes that lock.
+There is one profiler, and the script may want it between two calls that are traced: JAX takes a lock before it begins
+a trace. Ours ends where somebody takes that lock. It stays in memory: JAX's own stop writes it to a folder, and once
+more as JSON, which takes twice as long as all the rest.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.plugin.xla.jaxlink.requests import profiler_runs
 
 
-class CallTrace:
-    """One trace, begun and ended in a thread that runs the script."""
+class OwnTrace:
+    """As :class:`~disco_hlo.profiler.trace.Profiler`; over calls of the script begun and ended in its thread."""
 
     def __init__(self) -> None:
         self._session: Any = None
@@ -56,7 +57,7 @@ class CallTrace:
 class _GivesWay:
     """In the place of JAX's lock while a trace of ours is under way."""
 
-    def __init__(self, trace: CallTrace) -> None:
+    def __init__(self, trace: OwnTrace) -> None:
         self._trace = trace
 
     def __enter__(self) -> None:
