@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from disco_hlo.errors import PlanError, ProfileError
+from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, MOST_ROUNDS
@@ -116,47 +115,6 @@ def test_what_differs_in_its_options_alone_is_written_and_verified_once_and_comp
     trials: list[Trial] = in_session(tmp_path, look)
     assert sorted(done) == ["apply", "apply", "verify", "verify"]
     assert len({id(trial.executable) for trial in trials} - {id(None)}) == len(trials)
-
-
-def test_a_module_is_compiled_while_it_is_verified_and_let_go_where_it_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, real = threading.Event(), candidates.compiles.compile_module
-
-    def compile_module(*given: Any) -> Any:
-        begun.set()
-        return real(*given)
-
-    def refuse(*_: object) -> None:
-        assert begun.wait(60)
-        raise PlanError("it is another program")
-
-    def look(session: Session, source: CanonicalModule) -> Trial:
-        [trial] = trials = [Trial("no fusion", unfused(source.graph), 0)]
-        compile_trials(session, source, trials, tag="candidate")
-        return trial
-
-    monkeypatch.setattr(candidates, "compiles_at_once", lambda _: 2)
-    monkeypatch.setattr(candidates.compiles, "compile_module", compile_module)
-    monkeypatch.setattr(candidates, "verify", refuse)
-    refused: Trial = in_session(tmp_path, look)
-    assert (refused.error, refused.executable) == ("it is another program", None)
-
-
-def test_with_one_core_a_module_is_verified_before_it_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(candidates, "compiles_at_once", lambda _: 1)
-    monkeypatch.setattr(candidates, "verify", lambda *_: done.append("verify"))
-    monkeypatch.setattr(candidates.compiles, "compile_module", lambda *_: done.append("compile"))
-
-    def look(session: Session, source: CanonicalModule) -> None:
-        trials = [Trial(name, unfused(source.graph), 0) for name in ("one", "other")]
-        compile_trials(session, source, trials, tag="candidate")
-
-    in_session(tmp_path, look)
-    assert done == ["verify", "compile", "verify", "compile"]
 
 
 def test_what_is_done_with_a_compiled_module_fails_as_its_compile_does(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,11 +132,8 @@ def compile_trials(
     at_once = compiles_at_once(session)
     if any(trial.marks is not None and trial.marks.bans.suspects(_sha256(trial.module)) for trial in waiting):
         at_once = 1
-    with (
-        ThreadPoolExecutor(1, "disco-verify") as turns,
-        ThreadPoolExecutor(at_once, "disco-compile") as pool,
-    ):
-        verified = _Verified(turns)
+    verified = _Verified()
+    with ThreadPoolExecutor(at_once, "disco-compile") as pool:
         failures = list(
             pool.map(lambda trial: _compile(session, source, trial, verified, at_once, then), waiting)
         )
@@ -159,19 +156,18 @@ def _writes_the_same(one: Trial, other: Trial) -> bool:
 
 @dataclass
 class _Verified:
-    """Verifies modules of a batch, one after the other while XLA compiles them: threads of Python take turns anyway.
-    What is compiled twice, with other options, is verified once. What is refused was compiled, but is never run."""
+    """Verifies modules of a batch, one after the other. Threads of Python take turns anyway; this way XLA compiles the
+    first while the next is verified, and what is compiled twice, with other options, is verified once."""
 
-    turns: Executor
-    begun: dict[tuple[int, int, str], Future[None]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    seen: set[tuple[int, int, str]] = field(default_factory=set)
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin(self, source: CanonicalModule, module: bytes, strategy: Strategy) -> Future[None]:
+    def verify(self, source: CanonicalModule, module: bytes, strategy: Strategy) -> None:
         key = id(source), id(strategy), _sha256(module)
-        with self.lock:
-            if key not in self.begun:
-                self.begun[key] = self.turns.submit(verify, source, module, strategy)
-            return self.begun[key]
+        with self.turn:
+            if key not in self.seen:
+                verify(source, module, strategy)
+                self.seen.add(key)
 
 
 def _hand_out(
@@ -217,17 +213,11 @@ def _compile(
         else:
             own = trial.source(source)
             trial.module = local_module(own, trial.strategy, trial.module)
-            right = verified.begin(own, trial.module, trial.strategy)
-            if at_once == 1:  # there is one core for both, or a module that XLA may crash on
-                right.result()
-            try:
-                with marked(session, trial, "compile"):
-                    executable = compiles.compile_module(
-                        session.request, trial.module, trial.options, trial.structure
-                    )
-            finally:  # what is wrong with it says more than XLA's refusal
-                right.result()
-            trial.executable = executable
+            verified.verify(own, trial.module, trial.strategy)
+            with marked(session, trial, "compile"):
+                trial.executable = compiles.compile_module(
+                    session.request, trial.module, trial.options, trial.structure
+                )
         LOGGER.debug("%s: compiled in %.1f s", trial.name, time.monotonic() - started)
         then(trial)
     except Exception as error:
