@@ -72,8 +72,8 @@ _MOST_TRIED = 2
 _MOST_STRUCTURES = 2
 """Of another structure, in the place of the last of them and besides."""
 _TUNING = 0.5
-"""What compiling beside the training may take (XLA's autotuner runs kernels on arrays of its own), as a part of the most
-that the training has in use: on two H100s that rose by 0.35 on one of them."""
+"""What compiling beside the training may take (XLA's autotuner runs kernels on arrays of its own), as a part of the
+most that the training has in use: on two H100s that rose by 0.35 on one of them."""
 _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
