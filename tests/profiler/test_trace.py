@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import profiler
 from jax.profiler import ProfileData
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -30,6 +33,7 @@ from disco_hlo.profiler.trace import (
     collect,
     is_transfer,
     joined,
+    options,
     read,
     unit_of_name,
 )
@@ -247,6 +251,28 @@ def test_a_trace_that_the_script_ended_by_one_of_its_own_is_none(tmp_path):
         collect(OwnTrace(), lambda: jax.profiler.start_trace(str(tmp_path)), 1, warmup=0)
     jax.profiler.stop_trace()
     assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_a_script_that_begins_a_trace_waits_until_ours_has_stopped():
+    """XLA has one profiler: a trace that began while ours was being read out failed where the script ended it."""
+    trace, order = OwnTrace(), []
+    trace.start(options())
+    session, script = trace._session, threading.Thread(target=lambda: (begun(), order.append("begun")))
+
+    def begun():
+        with profiler._profile_state.lock:
+            pass
+
+    def stop():
+        script.start()
+        script.join(0.2)
+        order.append("stopped")
+        return session.stop()
+
+    trace._session = SimpleNamespace(stop=stop)
+    assert trace.stop()
+    script.join()
+    assert order == ["stopped", "begun"]
 
 
 TRACES = Path(__file__).parents[1] / "data" / "h100_traces"

@@ -50,8 +50,10 @@ class OwnTrace:
             session, self._session = self._session, None
             if session is None:
                 return b""
-            self._state.lock = self._lock
-            return bytes(session.stop())
+            try:
+                return bytes(session.stop())
+            finally:  # XLA's profiler is taken until then: a trace that the script began meanwhile would fail
+                self._state.lock = self._lock
 
 
 class _GivesWay:
