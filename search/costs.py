@@ -108,6 +108,7 @@ class UnitCosts:
         step.node[at.READ, : len(graph)] = model.read_classes(graph)
         self.collectives = on_one_line(graph, model)
         step.node[at.MOVED, : len(graph)] = self.collectives.size_bytes
+        step.node[at.PACKED, : len(graph)] = self.sizes
         self.prices = new_table(at.TIME_COLUMNS)
         wire = np.array([machine.launch_ns, machine.memory_bytes_per_us, machine.asynchronous], np.int64)
         self.unknown = new_unknown(len(graph), self.collectives.line.array, wire)
@@ -157,7 +158,7 @@ class UnitCosts:
     def _variadic_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Times of a bucket, as the prices have them."""
         line, sizes = self.collectives.line, self.collectives.of(all_reduces)
-        times = bucket_times(line, self.machine, sizes, variadic=True, name="a bucket")
+        times = bucket_times(line, self.machine, sizes, packed_bytes=None, name="a bucket")
         return -1, times.main_ns, 0, int(times.on_channel)
 
 
@@ -272,10 +273,11 @@ def _set_times(
 def _set_bucket_times(g: GraphView, s: StateView, w: ScratchView, bucket: int, unknown: Unknown) -> None:
     """Times of a bucket in the form that :func:`~disco_hlo.plan.legal.bucket_of` gives it, by the rules of
     ``bucket_times`` (simulator.costs)."""
-    moved_bytes = one_by_one_ns = np.int64(0)
+    moved_bytes = packed_bytes = one_by_one_ns = np.int64(0)
     x = bucket
     while x != -1:  # ends with the list
         moved_bytes += g.moved_bytes[x]
+        packed_bytes += g.packed_bytes[x]
         one_by_one_ns += _collective_ns(unknown, g.moved_bytes[x])
         x = s.next[x]
     launch_ns, rate, asynchronous = unknown.wire[0], unknown.wire[1], unknown.wire[2] != 0
@@ -286,7 +288,7 @@ def _set_bucket_times(g: GraphView, s: StateView, w: ScratchView, bucket: int, u
     if s.count[bucket] == 1 or is_variadic:
         _set_times(s, w, bucket, -1, main_ns, 0, asynchronous)
         return
-    pack_ns = launch_ns - (-2 * moved_bytes * 1000 // rate if rate else 0)
+    pack_ns = launch_ns - (-2 * packed_bytes * 1000 // rate if rate else 0)
     _set_times(s, w, bucket, pack_ns, main_ns, _cut_ns(g, s, bucket), asynchronous)
 
 

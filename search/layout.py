@@ -73,7 +73,9 @@ class GraphView:
     operand_loop: Row
     shared_bytes: Row
     moved_bytes: Row
-    """Bytes that an all-reduce moves (filled in by ``costs``)."""
+    """Bytes that an all-reduce counts as on the line of the step (filled in by ``costs``)."""
+    packed_bytes: Row
+    """Bytes that a bucket copies of it, where it is concatenated (filled in by ``costs``)."""
     read: Row
     """Equal numbers: to the cost model a kernel that reads the one is like a kernel that reads the other,
     shapes apart (filled in by ``costs``)."""
@@ -191,11 +193,11 @@ def _rows(record: type, names: str) -> list[int]:
 # Rows by the names that Python calls them by.
 (
     FLAGS, OPERANDS_AT, SOURCES_AT, READERS_AT, EARLIER_AT, LATER_AT, RANK, CHANNEL, KEY, ALONE, SLICE,
-    MIXED, MOVED, READ, HOLD, UNCUT_AT, HEAD,
+    MIXED, MOVED, PACKED, READ, HOLD, UNCUT_AT, HEAD,
 ) = _rows(
     GraphView,
     "flags operands_at sources_at readers_at earlier_at later_at rank channel key alone slice_ns "
-    "mixed moved_bytes read hold_ns uncut_at head_ns",
+    "mixed moved_bytes packed_bytes read hold_ns uncut_at head_ns",
 )  # fmt: skip
 (
     OWNER, NEXT, COUNT, PLACE, ORDER, COPIES, COPIERS, CELL_NODE, CELL_UNIT, NEXT_OF_UNIT, NEXT_OF_NODE,

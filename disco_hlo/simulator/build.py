@@ -278,8 +278,10 @@ def _add_bucket(
 ) -> None:
     token, members = units.units[unit].token, units.units[unit].nodes
     form = strategy.buckets[int(token[1:])].form
-    sizes = collectives.of(members)
-    times = bucket_times(collectives.line, machine, sizes, variadic=form == "variadic", name=token)
+    packed_bytes = None if form == "variadic" else sum(graph.nodes[x].shape.size_bytes for x in members)
+    times = bucket_times(
+        collectives.line, machine, collectives.of(members), packed_bytes=packed_bytes, name=token
+    )
     if times.pack_ns is not None:
         tasks.pack[unit] = tasks.add(token + ".pack", unit, times.pack_ns)
     main = tasks.add(token, unit, times.main_ns)

@@ -180,24 +180,32 @@ class BucketTimes:
 
 
 def bucket_times(
-    line: LinearPieces, machine: MachineModel, sizes_bytes: Sequence[int], *, variadic: bool, name: str
+    line: LinearPieces,
+    machine: MachineModel,
+    sizes_bytes: Sequence[int],
+    *,
+    packed_bytes: int | None,
+    name: str,
 ) -> BucketTimes:
-    """Times of a bucket of gradients of these sizes, concatenated unless ``variadic``.
+    """Times of a bucket of gradients.
+
+    Args:
+        sizes_bytes: what each counts as on the line.
+        packed_bytes: what they have together where they are concatenated; None where they are not.
 
     Raises:
         DiscoError: it takes longer than anything may; the message says ``name``.
     """
     total = sum(sizes_bytes)
     # Where collectives block, the operands of a variadic all-reduce are transferred one by one.
-    one_by_one = variadic and not machine.asynchronous
+    one_by_one = packed_bytes is None and not machine.asynchronous
     carried = np.array(sizes_bytes if one_by_one else [total], np.int64)
     times = checked(line(carried), len(carried), lambda i: f"{name} of {carried[i]} bytes")
     transfer_ns = int(times.sum())
-    packed = len(sizes_bytes) > 1 and not variadic
     return BucketTimes(
         transfer_ns if machine.asynchronous else transfer_ns + machine.launch_ns,
         machine.asynchronous,
-        machine.copy_ns(total) if packed else None,
+        None if packed_bytes is None or len(sizes_bytes) == 1 else machine.copy_ns(packed_bytes),
     )
 
 

@@ -9,8 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.variants import unfused
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
+from disco_hlo.hlo.cost_model import LinearPieces
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.plan.variants import one_bucket, unfused
 from disco_hlo.search import layout as at
 from disco_hlo.search.climb import MOST_DRAWS, Climber
 from disco_hlo.search.restart import KERNEL_MOVES
@@ -71,6 +73,31 @@ def test_the_buckets_of_the_start_can_be_had_again(seed: int) -> None:
     strategy = climber.strategy(climber.state)
     built = build(climber.graph, strategy, climber.model, MACHINE)
     assert simulate(built.problem).makespan_ns == climber.makespan_ns()
+
+
+class SlowSums(TrafficCosts):
+    """All-reduces, over another link, take twenty times as long by the byte as all-gathers."""
+
+    def collective(self, kind: CollectiveKind) -> LinearPieces:
+        return LinearPieces.of((0, 20.0 if kind == ALL_REDUCE else 1.0, 100.0))
+
+
+def test_a_bucket_copies_its_own_bytes_whatever_it_counts_as_on_a_line_of_another_kind() -> None:
+    """A sum of 32 bytes takes as long as a gather of 640."""
+    text = "param\ndot 0\ndot 1\nall-reduce 1\nall-reduce 2\ngather 1\ngather 2\ngather 0\ntuple 3 4 5 6 7"
+    whole, machine = chain(text, backend="gpu"), replace(MACHINE, memory_bytes_per_us=20)
+    nodes = [
+        replace(node, opcode="all-gather", kind=Kind.ALL_REDUCE, collective="gather")
+        if node.opcode == "gather"
+        else node
+        for node in whole.nodes
+    ]
+    graph = replace(whole, nodes=tuple(nodes))
+    built = build(graph, one_bucket(graph), SlowSums(), machine)
+    tasks = dict(zip(built.problem.names, built.problem.duration_ns.tolist(), strict=True))
+    assert (tasks["b1.pack"], tasks["b1"]) == (machine.copy_ns(2 * 32), 100 + 2 * 640)
+    bench = Bench(graph, machine, SlowSums(), one_bucket(graph))
+    assert bench.state.times[3, [at.PACK, at.MAIN]].tolist() == [tasks["b1.pack"], tasks["b1"]]
 
 
 class Fractions(TrafficCosts):

@@ -115,20 +115,21 @@ BY_THE_BYTE = LinearPieces.of((0, 1.0, 100.0))
 
 
 @pytest.mark.parametrize(
-    ("machine", "sizes_bytes", "variadic", "expected"),
+    ("machine", "sizes_bytes", "packed_bytes", "expected"),
     [
-        (CPU, [30, 50], False, BucketTimes(main_ns=187, on_channel=False, pack_ns=87)),
-        (CPU, [30, 50], True, BucketTimes(main_ns=287, on_channel=False, pack_ns=None)),  # one by one
-        (CPU, [80], False, BucketTimes(main_ns=187, on_channel=False, pack_ns=None)),
-        (GPU, [30, 50], False, BucketTimes(main_ns=180, on_channel=True, pack_ns=87)),
-        (GPU, [30, 50], True, BucketTimes(main_ns=180, on_channel=True, pack_ns=None)),
+        (CPU, [30, 50], 80, BucketTimes(main_ns=187, on_channel=False, pack_ns=87)),
+        (CPU, [30, 50], 20, BucketTimes(main_ns=187, on_channel=False, pack_ns=27)),  # a line of another kind
+        (CPU, [30, 50], None, BucketTimes(main_ns=287, on_channel=False, pack_ns=None)),  # one by one
+        (CPU, [80], 80, BucketTimes(main_ns=187, on_channel=False, pack_ns=None)),
+        (GPU, [30, 50], 80, BucketTimes(main_ns=180, on_channel=True, pack_ns=87)),
+        (GPU, [30, 50], None, BucketTimes(main_ns=180, on_channel=True, pack_ns=None)),
     ],
 )
 def test_times_of_a_bucket(
-    machine: MachineModel, sizes_bytes: list[int], variadic: bool, expected: BucketTimes
+    machine: MachineModel, sizes_bytes: list[int], packed_bytes: int | None, expected: BucketTimes
 ) -> None:
     machine = replace(machine, launch_ns=7, memory_bytes_per_us=2000)
-    assert bucket_times(BY_THE_BYTE, machine, sizes_bytes, variadic=variadic, name="b0") == expected
+    assert bucket_times(BY_THE_BYTE, machine, sizes_bytes, packed_bytes=packed_bytes, name="b0") == expected
 
 
 class Slower(TrafficCosts):
