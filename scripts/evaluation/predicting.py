@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.cost_model import on_one_line
+from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind, collective_bytes, collective_kind
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.regions import step_times
-from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.variants import one_at_a_time
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.step import Step
 from disco_hlo.profiler.collectives import InStep, counted
-from disco_hlo.profiler.profile import Profile
+from disco_hlo.profiler.profile import Collectives, Profile
 from disco_hlo.simulator.bound import lowest_bound
 from evaluation.record import ALONE_XLA, OK, Record
 from evaluation.step import Costs, FoundPlans, costs
@@ -56,18 +57,19 @@ def predict_in_rounds(
     Args:
         ran: the rows by name.
     """
-    together = _transfers_in_the_rounds(record, captured.source, costs(profile, captured, plans))
-    if together is None:
+    in_rounds = _transfers_in_the_rounds(record, captured.source, costs(profile, captured, plans))
+    if in_rounds is None:
         return
-    again = costs(replace(profile, together=together), captured, plans)
+    again = costs(in_rounds, captured, plans)
     timed = {name: one for name, one in ran.items() if record.row(name).get("status") == OK}
     record.update_all({name: {"predicted_in_rounds": noted(again, one)} for name, one in timed.items()})
     record.note(bounds_in_rounds=lowest_of(captured.source, again, plans))
 
 
-def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Costs) -> InStep | None:
-    """What the step's transfers took in the rounds, by the row in which nothing runs beside them: what that took beyond
-    its kernels. None where transfers are too small a part of it, and an error of the kernels would count as theirs.
+def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Costs) -> Profile | None:
+    """The profile with what the step's transfers took in the rounds, by the row in which nothing runs beside them: what
+    that took beyond its kernels. None where transfers are too small a part of it, and an error of the kernels would
+    count as theirs.
 
     Links through a network change by the minute: one over sockets was a sixth slower in the rounds than in the profile.
     The row's time is taken as all tables take times, by its ratio to the default: medians of their own of two rows were
@@ -81,9 +83,30 @@ def _transfers_in_the_rounds(record: Record, source: CanonicalModule, known: Cos
     transfers_ms = alone_ms - kernels_ms
     if transfers_ms < _LEAST_SHARE * alone_ms:
         return None
-    moved = on_one_line(source.graph, known)
-    sizes = counted(sum(moved.of(bucket.all_reduces)) for bucket in alone.buckets)
-    return InStep(sizes, int(1e6 * transfers_ms), int(1e6 * row["spread_ms"]), len(row["times_ms"]))
+    took = InStep(((0, 1),), int(1e6 * transfers_ms), int(1e6 * row["spread_ms"]), len(row["times_ms"]))
+    return with_took(known, source.graph, alone.buckets, took)
+
+
+def with_took(known: Costs, graph: Graph, buckets: Sequence[Bucket], took: InStep) -> Profile | None:
+    """The profile of these costs with lines by which the buckets take together what they ``took``, whose sizes are not
+    looked at: those of every kind so much longer alike. None of no buckets."""
+    sizes: dict[CollectiveKind, list[int]] = {}
+    for bucket in buckets:
+        kind = collective_kind(graph.nodes[bucket.all_reduces[0]])
+        sizes.setdefault(kind, []).append(sum(collective_bytes(graph, node) for node in bucket.all_reduces))
+    known_ns = {kind: int(known.collective(kind)(some).sum()) for kind, some in sizes.items()}
+    if not (all_ns := sum(known_ns.values())):
+        return None
+    profile = known.profile
+    kinds = dict(profile.collectives)
+    for kind, some in sizes.items():
+        total_ns = max(1, round(took.total_ns * known_ns[kind] / all_ns))
+        one = replace(took, sizes=counted(some), total_ns=total_ns)
+        if kind == ALL_REDUCE:
+            profile = replace(profile, together=one)
+        else:
+            kinds[str(kind)] = replace(kinds.get(str(kind), Collectives()), together=one)
+    return replace(profile, collectives=kinds)
 
 
 def noted(known: Costs, ran: Ran) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,29 @@ from typing import Any
 import pytest
 from evaluation import cell, measure, running, step
 from evaluation.commands import prepare
-from evaluation.predicting import Ran, predict_in_rounds, predicted
+from evaluation.predicting import Ran, predict_in_rounds, predicted, with_took
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
 from evaluation.rows import chosen_names, combined_up_to, random_strategy
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.collectives import ALL_REDUCE, collective_bytes, collective_kind
+from disco_hlo.hlo.cost_model import LinearPieces
+from disco_hlo.hlo.graph import Graph
+from disco_hlo.optimize.costs import Costs
 from disco_hlo.plan.legal import check_order, check_strategy
-from disco_hlo.plan.plan import DEFAULT, Prediction, Strategy
+from disco_hlo.plan.plan import DEFAULT, Bucket, Prediction, Strategy
 from disco_hlo.plan.read import read as read_strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import one_at_a_time, one_bucket, unfused
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.profiler.collectives import fit, point_of
+from disco_hlo.profiler.collectives import AllReduceFit, InStep, fit, point_of
 from disco_hlo.profiler.keys import kernel_keys
-from disco_hlo.profiler.profile import Platform, Profile
+from disco_hlo.profiler.profile import Collectives, Platform, Profile
+from tests.cost_models import MadeUpCosts
+from tests.hlo.small_modules import module_of
+from tests.hlo.test_collectives import STEP as SHARDED
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -377,6 +384,34 @@ def test_a_link_that_is_slower_in_the_rounds_is_predicted_so(
     assert slower["compute_ms"] == promised["compute_ms"]
     assert slower["communication_ms"] > 10 * promised["communication_ms"]
     assert 1.0 < record.fact("bounds_in_rounds")["bound_ms"] <= slower["step_ms"]
+
+
+def test_in_the_rounds_every_kind_of_collectives_is_slower_by_the_same_factor() -> None:
+    """All-gathers kept the rate of the profile, and were counted as all-reduces of as many bytes."""
+    graph = canonicalize(module_of(SHARDED)).graph
+    lines = {
+        "all-gather {0,1},{2,3}": LinearPieces.of((0, 10.0, 500.0)),
+        str(ALL_REDUCE): LinearPieces.of((0, 0.0, 20.0)),
+    }
+    fits = {kind: AllReduceFit(line, (), 0.0, 0.0) for kind, line in lines.items()}
+    gpu = replace(
+        profile(),
+        platform=Platform("Nobody's GPU", "gpu", "", "0", "0"),
+        all_reduce=fits.pop(str(ALL_REDUCE)),
+        collectives={kind: Collectives(one) for kind, one in fits.items()},
+    )
+    buckets = unfused(graph).buckets
+    known_ns = each_ns(gpu, graph, buckets)
+    assert sorted(known_ns) == [20, 20, 1140]
+    again = with_took(Costs(gpu, MadeUpCosts()), graph, buckets, InStep(((0, 1),), 2 * sum(known_ns), 3, 5))
+    assert again is not None
+    assert each_ns(again, graph, buckets) == [2 * ns for ns in known_ns]
+
+
+def each_ns(known: Profile, graph: Graph, buckets: Sequence[Bucket]) -> list[int]:
+    costs = Costs(known, MadeUpCosts())
+    nodes = [node for bucket in buckets for node in bucket.all_reduces]
+    return [int(costs.collective(collective_kind(graph.nodes[x]))(collective_bytes(graph, x))) for x in nodes]
 
 
 @pytest.mark.slow  # compiles the search's code where nothing has yet
