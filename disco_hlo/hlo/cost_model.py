@@ -175,6 +175,17 @@ class LinearPieces:
             )
         )
 
+    def down_to(self, least_ns: float, from_bytes: int) -> LinearPieces:
+        """The same from so many bytes on, at least 2; below it times fall evenly, to ``least_ns`` at one byte."""
+        # Short of the line by what rounding may put it above; and no time is negative.
+        evenly = (1 - 1e-9) * (float(self.exact(from_bytes)) - least_ns) / (from_bytes - 1)
+        ramp = min(evenly, least_ns)
+        first = max(number for number, line in enumerate(self.lines) if line.from_bytes <= from_bytes)
+        same = [
+            (max(one.from_bytes, from_bytes), one.ns_per_byte, one.offset_ns) for one in self.lines[first:]
+        ]
+        return LinearPieces.of((0, ramp, least_ns - ramp), *same)
+
     def times(self, factor: float) -> LinearPieces:
         """All of it so many times as long."""
         return LinearPieces.of(
@@ -244,9 +255,9 @@ class OnOneLine(NamedTuple):
 def on_one_line(graph: Graph, model: CostModel) -> OnOneLine:
     """Every collective as one of the same kind, for who computes with one line and one number of bytes a node.
 
-    Exact for what travels alone and takes no less than the least of that kind. In a bucket bytes add up: there it is
-    exact for that kind, and for kinds that have their time from it; others are off by what the two kinds' latencies
-    differ.
+    Exact for what travels alone. In a bucket bytes add up: there it is exact for that kind, and for kinds that have
+    their time from it; others are off by what the two kinds' latencies differ. Where something takes less than the
+    least of that kind, the line falls below the smallest size that there is of it.
 
     Raises:
         ProfileError: as :meth:`CostModel.collective`.
@@ -262,12 +273,13 @@ def on_one_line(graph: Graph, model: CostModel) -> OnOneLine:
     chosen = max(
         nodes, key=lambda kind: (lines[kind].lines[-1].ns_per_byte > 0, int(exact[nodes[kind]].sum()))
     )
+    line, smallest = lines[chosen], int(exact[nodes[chosen]].min())
+    times_ns = {kind: lines[kind].exact(exact[members]) for kind, members in nodes.items()}
+    least_ns = min(float(some.min()) for some in times_ns.values())
+    if smallest > 1 and least_ns < line.exact(0):
+        line = line.down_to(least_ns, smallest)
     for kind, members in nodes.items():
-        bytes_of_kind = exact[members]
-        if kind == chosen:
-            sizes[members] = bytes_of_kind
-            continue
         # What takes no more than the least one is one of a byte still: no bytes mean no collective.
-        as_long = lines[chosen].sizes(lines[kind].exact(bytes_of_kind))
-        sizes[members] = np.maximum(as_long, np.minimum(bytes_of_kind, 1))
-    return OnOneLine(lines[chosen], sizes)
+        as_long = np.maximum(line.sizes(times_ns[kind]), np.minimum(exact[members], 1))
+        sizes[members] = exact[members] if kind == chosen else as_long
+    return OnOneLine(line, sizes)

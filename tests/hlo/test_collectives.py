@@ -20,7 +20,7 @@ from disco_hlo.hlo.collectives import (
     moved_bytes,
     ring_share,
 )
-from disco_hlo.hlo.cost_model import LinearPieces, by_ring, on_one_line
+from disco_hlo.hlo.cost_model import LinearPieces, by_ring, never_falls, on_one_line
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.proto import Module
@@ -153,9 +153,25 @@ def test_a_line_that_ends_flat_makes_no_other_collective_free() -> None:
     flat = LinearPieces.of((0, 0.0, 20.0))
     line, sizes = on_one_line(graph, OwnLines(flat, own={"all-gather {0,1},{2,3}": gathers}))
     found = {graph.nodes[node].opcode: line([sizes[node]]).tolist() for node in graph.all_reduces}
-    assert line == gathers
-    assert found["all-gather"] == [1140]
-    assert found["all-reduce"] == found["reduce-scatter"] == [510], "the least gather: they take 20 ns"
+    assert found == {"all-gather": [1140], "all-reduce": [20], "reduce-scatter": [20]}
+    assert line([64, 1000]).tolist() == gathers([64, 1000]).tolist()
+    assert never_falls(line.lines)
+
+
+def test_what_takes_less_than_any_of_the_kind_that_moves_most_takes_less_on_its_line() -> None:
+    graph = canonicalize(module_of(STEP.replace("[8,4]", "[8000,4]").replace("[4,4]", "[4000,4]"))).graph
+    own = {
+        "all-gather {0,1},{2,3}": LinearPieces.of((0, 0.0, 15_000.0)),
+        "reduce-scatter {0,1},{2,3}": LinearPieces.of((0, 0.0, 20_000.0)),
+    }
+    slow = LinearPieces.of((0, 0.01, 30_000.0), (1 << 20, 0.02, 20_000.0))
+    line, sizes = on_one_line(graph, OwnLines(slow, own=own))
+    node_of = {graph.nodes[x].opcode: x for x in graph.all_reduces}
+    assert line([sizes[node_of["all-gather"]], sizes[node_of["reduce-scatter"]]]).tolist() == [15_000, 20_000]
+    assert line([10 * sizes[node_of["all-gather"]]]).tolist() == [15_001], "ten in a bucket have one latency"
+    assert sizes[node_of["all-reduce"]] == 128_000
+    assert line([128_000, 1 << 20]).tolist() == slow([128_000, 1 << 20]).tolist()
+    assert never_falls(line.lines)
 
 
 def test_a_model_that_knows_no_line_says_so_only_where_one_is_needed() -> None:
