@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import ProfileError
+from disco_hlo.errors import ModuleError, ProfileError
 from disco_hlo.plugin.measuring import room, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.traced_modules import (
@@ -129,6 +129,19 @@ def test_what_is_compiled_is_read_once_and_its_names_graph_made_ahead(
         "beside": [None, *both],
         "called": ["graph of step, by name", both[1]],
     }  # fmt: skip
+
+
+def test_a_module_without_a_graph_fails_where_its_trace_is_read_and_not_its_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The compile of XLA's default, which a training calls, ends the search where it fails."""
+    monkeypatch.setattr(traced_modules.executables, "read_executable", lambda _: b"\n\x04step")
+    module = Traceable(Trial("step", None, 0))
+    module.read(module.trial)
+    assert (module.trial.executed, module.written) == (b"\n\x04step", None)
+    taken = NamedTrace(Trace((), ()), (), b"\n\x04step", None)
+    with pytest.raises(ModuleError):
+        findings(SimpleNamespace(graph=SimpleNamespace(backend="cpu")), module, taken, 0)  # type: ignore[arg-type]
 
 
 def test_times_are_those_of_command_buffers_and_names_those_without(run: Callable[..., NamedTrace]) -> None:

@@ -93,7 +93,8 @@ class Traceable:
         """Read what one of :attr:`trials` executes, and whose names the trace will have as a canonical graph."""
         compiled.executed = executables.read_executable(compiled.executable)
         if self.by_itself and compiled is self.trials[-1]:
-            self.written = canonicalize(compiled.executed)
+            with contextlib.suppress(DiscoError):  # said of the trace, which is left out; a search goes on
+                self.written = canonicalize(compiled.executed)
 
     def let_go(self) -> None:
         """Free what was compiled and read."""
