@@ -177,9 +177,9 @@ class LinearPieces:
 
     def down_to(self, least_ns: float, from_bytes: int) -> LinearPieces:
         """The same from so many bytes on, at least 2; below it times fall evenly, to ``least_ns`` at one byte."""
-        # Short of the line by what rounding may put it above; and no time is negative.
+        # Short of the line by what rounding may put it above; and no time is negative, nor does one fall.
         evenly = (1 - 1e-9) * (float(self.exact(from_bytes)) - least_ns) / (from_bytes - 1)
-        ramp = min(evenly, least_ns)
+        ramp = max(0.0, min(evenly, least_ns))
         first = max(number for number, line in enumerate(self.lines) if line.from_bytes <= from_bytes)
         same = [
             (max(one.from_bytes, from_bytes), one.ns_per_byte, one.offset_ns) for one in self.lines[first:]
@@ -275,7 +275,7 @@ def on_one_line(graph: Graph, model: CostModel) -> OnOneLine:
     )
     line, smallest = lines[chosen], int(exact[nodes[chosen]].min())
     times_ns = {kind: lines[kind].exact(exact[members]) for kind, members in nodes.items()}
-    least_ns = min(float(some.min()) for some in times_ns.values())
+    least_ns = max(0.0, min(float(some.min()) for some in times_ns.values()))
     if smallest > 1 and least_ns < line.exact(0):
         line = line.down_to(least_ns, smallest)
     for kind, members in nodes.items():
