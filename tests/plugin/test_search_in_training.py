@@ -376,6 +376,33 @@ def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
     assert training.processes == []
 
 
+def test_searches_come_one_after_the_other_and_leave_python_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of a generator may still save what it found when that of the discriminator begins."""
+    switches_s, goes_on, began = sys.getswitchinterval(), threading.Event(), threading.Semaphore(0)
+
+    class Search:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def run(self) -> None:
+            began.release()
+            goes_on.wait(60)
+
+    monkeypatch.setattr(search_in_training, "SearchInTraining", Search)
+    both = [threading.Thread(target=training_phase._search, args=(None, None, None)) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    assert began.acquire(timeout=60)
+    assert not began.acquire(timeout=0.2)
+    goes_on.set()
+    for thread in both:
+        thread.join()
+    assert began.acquire(timeout=0)
+    assert sys.getswitchinterval() == switches_s
+
+
 def test_a_jax_that_loses_donation_is_told_how_to_search(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -63,7 +63,8 @@ class Trial:
         self.watch = watch
         self._channel = channel
         self._timeout_s = timeout_s
-        self._tag = tag
+        self.tag = tag
+        """See above."""
         self._stretch = Stretch(0, FIRST_MEETING, (DEFAULT,))
         self._compared: list[Stretch] = []
         self._times_ns: dict[int, int] = {}
@@ -134,6 +135,11 @@ class Trial:
         """Say that the search on this rank has failed, so that all go on with XLA's default."""
         self.refuse(_SEARCH, reason)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody searches for it any more on this rank: it runs what won, or the search was given up."""
+        return self.outcome is not None or _SEARCH in self._refused
+
     def complete(self) -> None:
         """No more candidates will come; on rank 0. When the order is clear, the calls are given back."""
         self._complete = True
@@ -194,7 +200,7 @@ class Trial:
                 index,
                 answer,
                 lambda common, failures: self._with_search(self._plan(index, common, failures)),
-                tag=self._tag,
+                tag=self.tag,
                 timeout_s=self._timeout_s,
             )
         except ActivationError as error:

@@ -90,7 +90,7 @@ class Watch:
         self._choose: Choose | None = None
         self.calls = 0
         """How many calls began, until it was settled."""
-        self._before_ns = times.total_ns
+        self._before_ns = self._latest_ns = times.total_ns
         self.device_ns = 0
         """Of all calls that were timed."""
         self.timed = 0
@@ -131,6 +131,11 @@ class Watch:
     def seen(self) -> Seen:
         """What its calls show so far."""
         return Seen(self.calls, self.device_ns, self._times.total_ns - self._before_ns)
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the devices were busy for longer since its last call than with all of its calls."""
+        return self._times.total_ns - self._latest_ns > self.device_ns
 
     @property
     def settled(self) -> str | None:
@@ -233,6 +238,7 @@ class Watch:
         with self._reporting:
             self.device_ns += device_ns
             self.timed += 1
+            self._latest_ns = self._times.total_ns
         if self.on_sample is not None:
             self.on_sample(Sample(index, name, device_ns))
 
