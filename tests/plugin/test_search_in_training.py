@@ -313,6 +313,38 @@ def test_a_training_goes_on_when_its_search_is_killed(
     assert (training.settings.directory / STORE_NAME).exists()
 
 
+_FORKS = """
+import os, sys, threading
+from disco_hlo.errors import DiscoError
+from disco_hlo.plugin.phases import finding
+
+begun, forked = threading.Event(), threading.Event()
+
+def run(folder, *_):
+    begun.set()
+    forked.wait(60)
+    print((folder / finding._ASKED).exists())
+    raise DiscoError("enough")
+
+finding._run, finding.to_json = run, lambda _: ""
+asked = finding.Settings(search=True, directory=finding.Path("/plans"))
+search = threading.Thread(target=finding.search_apart, args=(asked, b"", None, None, None))
+search.start()
+begun.wait(60)
+if (child := os.fork()) == 0:
+    sys.exit()
+os.waitpid(child, 0)
+forked.set()
+search.join()
+"""
+
+
+def test_a_fork_of_the_training_that_ends_leaves_the_search_its_files() -> None:
+    command = (sys.executable, "-c", _FORKS)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_a_candidate_that_computes_something_else_never_runs_a_call(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -293,7 +293,7 @@ class DeviceTimes:
         """End the thread once the executions noted so far have ended, or go on without it after 5 s."""
         with self._starting:
             thread, self._thread = self._thread, None
-        if thread is not None:
+        if thread is not None and thread.is_alive():  # in a fork of the process it is not
             atexit.unregister(self.close)
             self._executions.put(None)
             thread.join(_END_S)
