@@ -256,9 +256,15 @@ def _numbered(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> tuple[Executio
         )
     starts = [window.start_ns for window in windows]
     runs: dict[tuple[int, int], int] = {}
+    first: dict[tuple[int, str], int | None] = {}
     executions = []
     for one, run_id in raw:
-        key = (1, run_id) if run_id is not None else (0, max(bisect_right(starts, one.start_ns) - 1, 0))
+        window = max(bisect_right(starts, one.start_ns) - 1, 0)
+        if windows and (
+            one.start_ns > windows[window].end_ns or first.setdefault((window, one.module), run_id) != run_id
+        ):
+            continue  # of another module of the same name, which the script runs between two calls of a step
+        key = (1, run_id) if run_id is not None else (0, window)
         executions.append(replace(one, run=runs.setdefault(key, len(runs))))
     return tuple(executions)
 

@@ -171,6 +171,7 @@ class Trial:
         if hold.calls:
             self._under_way = hold
             self._stretch = replace(self._stretch, end=index + hold.calls)
+            self.watch.drain_before_next()
 
     def _after_traced(self, hold: Hold) -> None:
         self.watch.drain()
@@ -180,6 +181,8 @@ class Trial:
             if self.hold is hold:  # the other thread may have the next one ready
                 self.hold = None
             self._held_since(began_ns)
+        else:
+            self.watch.drain_before_next()
 
     def _held_since(self, began_ns: int) -> None:
         """Note when calls may be held again."""
@@ -226,6 +229,7 @@ class Trial:
     def _note(self, sample: Sample) -> None:
         """In the thread that times. The calls of a stretch end when the next one has begun."""
         if (traced := self._under_way) is not None:
+            traced.call_ended()
             traced.device_ns.append(sample.device_ns)
         elif sample.name == DEFAULT:
             self._latest_ns.append(sample.device_ns)
@@ -299,8 +303,11 @@ class Hold:
         while its script has the profiler."""
         return not self._ended.is_set() and not jaxlink.profiler_runs()
 
+    def call_ended(self) -> None:
+        """Once a call that goes on under it has ended on the devices; in the thread that times."""
+
     def after_call(self) -> bool:
-        """After each call that goes on under it, which has ended; whether that was the last one."""
+        """Before the call that follows one that went on under it; whether that was the last one."""
         return True
 
     def wait(self) -> None:

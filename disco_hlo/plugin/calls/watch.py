@@ -160,6 +160,10 @@ class Watch:
         """Return when every call so far has ended and was timed."""
         self._times.drain()
 
+    def drain_before_next(self) -> None:
+        """Have the next call, of any module that is watched with this one, wait as :meth:`drain` does."""
+        self._times.drains_next = True
+
     def swap(self, choose: Choose | None) -> None:
         """From the next call on ``choose`` says what runs it, asked of one at a time; None: XLA's default."""
         with self._choosing:
@@ -184,6 +188,7 @@ class Watch:
 
     def execute(self, arguments: Sequence[Any]) -> tuple[Any, Any]:
         """Run one call; see :data:`disco_hlo.plugin.xla.jaxlink.Execute`."""
+        self._times.drain_if_asked()
         with self._choosing:
             index, self.calls = self.calls, self.calls + 1
             self.arguments = list(arguments)
@@ -272,6 +277,14 @@ class DeviceTimes:
         self._starting = threading.Lock()
         self.total_ns = 0
         """Of all executions that were timed."""
+        self.drains_next = False
+        """See :meth:`Watch.drain_before_next`."""
+
+    def drain_if_asked(self) -> None:
+        """Before a call is dispatched."""
+        if self.drains_next:
+            self.drains_next = False
+            self.drain()
 
     def note(self, token: Any, dispatched_ns: int, devices: Sequence[int], report: Report) -> None:
         """Have ``report`` told, in the other thread, how long the execution with this token took.
