@@ -257,6 +257,7 @@ def _numbered(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> tuple[Executio
     starts = [window.start_ns for window in windows]
     runs: dict[tuple[int, int], int] = {}
     first: dict[tuple[int, str], int | None] = {}
+    """By window and module, the run that began first."""
     executions = []
     for one, run_id in raw:
         window = max(bisect_right(starts, one.start_ns) - 1, 0)
