@@ -256,18 +256,35 @@ def _numbered(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> tuple[Executio
         )
     starts = [window.start_ns for window in windows]
     runs: dict[tuple[int, int], int] = {}
-    first: dict[tuple[int, str], int | None] = {}
-    """By window and module, the run that began first."""
+    within = _within(raw, windows)
     executions = []
     for one, run_id in raw:
         window = max(bisect_right(starts, one.start_ns) - 1, 0)
-        if windows and (
-            one.start_ns > windows[window].end_ns or first.setdefault((window, one.module), run_id) != run_id
-        ):
-            continue  # of another module of the same name, which the script runs between two calls of a step
-        key = (1, run_id) if run_id is not None else (0, window)
-        executions.append(replace(one, run=runs.setdefault(key, len(runs))))
+        if run_id is None:
+            kept = not windows or one.start_ns <= windows[window].end_ns
+        else:
+            kept = not windows or (one.module, run_id) in within
+        if kept:
+            key = (1, run_id) if run_id is not None else (0, window)
+            executions.append(replace(one, run=runs.setdefault(key, len(runs))))
     return tuple(executions)
+
+
+def _within(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> set[tuple[str, int]]:
+    """The runs that windows are of, by module. A script may run another module of the same name between two calls of a
+    step, and ends of it may lie in a window: the run of most executions counts, of as many the last to begin."""
+    begun: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for one, run_id in raw:
+        if run_id is not None:
+            begun[one.module, run_id].append(one.start_ns)
+    found: dict[tuple[RunWindow, str], tuple[str, int]] = {}
+    for run, starts_ns in begun.items():
+        for window in windows:
+            if window.start_ns <= starts_ns[0] and starts_ns[-1] <= window.end_ns:
+                before = found.get((window, run[0]))
+                if before is None or len(begun[before]) <= len(starts_ns):
+                    found[window, run[0]] = run
+    return set(found.values())
 
 
 def is_transfer(execution: Execution) -> bool:

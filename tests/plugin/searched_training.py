@@ -64,7 +64,8 @@ def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verd
 
 
 PLACES = (
-    "traced calls", "agreed to hold", "slice", "compile", "search", "room for real inputs", "a run of plan", "rounds", "change-over",
+    "traced calls", "agreed to hold", "slice", "compile", "search", "room for real inputs", "a run of plan", "rounds",
+    "change-over",
 )  # fmt: skip
 """Of a search, in turn: in a call under the profiler, while what is profiled has a call's arguments, before candidates
 are compiled, and so on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import jax
@@ -177,6 +178,7 @@ def test_a_step_that_jax_loads_anew_is_searched_for_again_but_not_each_time(
             jax.clear_caches()
         else:
             call = jitted("loaded_anew")
+        gc.collect()
     assert len(digests) == _MOST_SEARCHES
     assert len(set(digests)) == 1
     with counted_python_calls() as taken:
