@@ -10,6 +10,7 @@ whose strategies are checked like those of any plan.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -370,12 +371,15 @@ def search_apart(
         OSError: it cannot be started.
     """
     asked = {**settings.as_dict(), "room_bytes": room_bytes}
-    with tempfile.TemporaryDirectory(prefix="disco-search-") as name:
-        folder = Path(name)
+    # Not a TemporaryDirectory, which a fork of the training would remove at its own end.
+    folder = Path(tempfile.mkdtemp(prefix="disco-search-"))
+    try:
         files = {_MODULE: module, PROFILE_NAME: to_json(profile).encode(), _ASKED: msgspec.json.encode(asked)}
         replace_files(folder, files)
         _run(folder, longest_s(settings), stop)
         found = read_bounded(folder / _FOUND, _MOST_PLANS * MAX_BYTES)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     try:
         return msgspec.json.decode(found or b"", type=FoundPlans)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
