@@ -7,7 +7,7 @@ import pytest
 from disco_hlo.errors import ModuleError, PlanError
 from disco_hlo.hlo import proto
 from disco_hlo.plan.check_module import check_module, faults
-from tests.plan.hlo_text import module
+from tests.modules import module
 
 
 def said(data: bytes, backend: str = "cpu") -> str:

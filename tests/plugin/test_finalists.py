@@ -29,10 +29,10 @@ from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
-from tests.plan.small_graphs import graph
+from tests.graphs import graph_of
 from tests.plugin.handled import in_session
 
-STEP = graph("param\nwhile 0\nexp 1\nall-reduce 2\ntuple 3")
+STEP = graph_of("param\nwhile 0\nexp 1\nall-reduce 2\ntuple 3")
 
 
 class Costs:

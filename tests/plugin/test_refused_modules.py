@@ -28,7 +28,7 @@ from disco_hlo.plugin.session import join, target
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import captured
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from tests.plan.hlo_text import run_before
+from tests.modules import run_before
 from tests.steps import models
 from tests.steps.intercept import intercept
 
