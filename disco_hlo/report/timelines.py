@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.optimize.regions import Predicted
 from disco_hlo.plan.units import Unit, UnitGraph
+from disco_hlo.printable import Strings, size_text
 from disco_hlo.profiler.timeline import MeasuredStep
-from disco_hlo.report.printable import Strings
 from disco_hlo.simulator.timeline import Timeline
 
 GROUP, SINGLE, LIBRARY, COPY, COLLECTIVE = range(5)
@@ -135,7 +135,7 @@ def unit_row(graph: Graph, unit: Unit, strings: Strings) -> list[int]:
     inside = [graph.nodes[node] for node in (*unit.nodes, *unit.duplicates)]
     if unit.is_bucket:
         size_bytes = sum(node.shape.size_bytes for node in inside)
-        what = f"{len(inside)} {_collectives(inside)}, {size_bytes / 2**20:.3g} MiB"
+        what = f"{len(inside)} {_collectives(inside)}, {size_text(size_bytes)}"
     elif len(inside) == 1:
         what = f"{inside[0].opcode} {_shape_text(inside[0].shape)} {inside[0].op_name or inside[0].name}"
     else:

@@ -36,7 +36,7 @@ def facts(text: str) -> ModuleFacts:
 @pytest.mark.parametrize(
     ("module", "before", "chosen", "reason"),
     [
-        (STEP, [], True, "the largest module with all-reduces so far (900 instructions, 8 all-reduces, 4.00 MiB)"),
+        (STEP, [], True, "the largest module with all-reduces so far (900 instructions, 8 all-reduces, 4 MiB)"),
         (ModuleFacts("jit_init", 1, 8, 4 << 20, 900), [], False, "runs on one device"),
         (ModuleFacts("jit_init", 4, 0, 4, 5000), [], False, "has no all-reduce of a computed value"),
         (
@@ -45,20 +45,20 @@ def facts(text: str) -> ModuleFacts:
             "collectives inside); what a plan may change must stand elsewhere: one step a call, gradients averaged "
             "after the loop, layers unrolled",
         ),
-        (SMALLER, [STEP], False, "not larger than jit_step (900 instructions, 8 all-reduces, 4.00 MiB)"),
+        (SMALLER, [STEP], False, "not larger than jit_step (900 instructions, 8 all-reduces, 4 MiB)"),
         # A script that looked at its loss before it trained had two evaluations searched first, the step third.
         (
             EVALUATION, [], False,
-            "returns nothing but single numbers, as an evaluation does (45 instructions, 1 all-reduce, 0.00 MiB)",
+            "returns nothing but single numbers, as an evaluation does (45 instructions, 1 all-reduce, 4 B)",
         ),
         # Made as sharded arrays, a model took more instructions than its step, which was then never searched.
         (
             INITIALIZATION, [], False,
             "takes nothing but single numbers and random keys, as an initialization does "
-            "(304 instructions, 1 all-reduce, 0.00 MiB)",
+            "(304 instructions, 1 all-reduce, 512 B)",
         ),
         # Each such op outside of any jit was searched for a plan: jit_reduce_sum was "the training step".
-        (SINGLE_OP, [], False, "is a single op (4 instructions, 1 all-reduce, 0.00 MiB)"),
+        (SINGLE_OP, [], False, "is a single op (4 instructions, 1 all-reduce, 4 B)"),
     ],
     ids=[
         "first", "one device", "no all-reduce", "all-reduces in loops", "smaller", "evaluation", "initialization",

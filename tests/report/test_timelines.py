@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from disco_hlo.optimize.costs import costs_for
 from disco_hlo.optimize.regions import Predicted, lower_bound, predict
+from disco_hlo.printable import LONGEST, Strings
 from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep, encode
 from disco_hlo.report.bundle import Bundle, open_bundle
 from disco_hlo.report.data import bucket_rows, group_rows, ready_ns
 from disco_hlo.report.facts import group_facts
-from disco_hlo.report.printable import LONGEST, Strings
 from disco_hlo.report.timelines import exposed_intervals, overlap_ns, report_trace, timeline_data
 from disco_hlo.simulator.timeline import simulate
 from tests.report import plans
