@@ -105,17 +105,15 @@ def _covers(intervals: Intervals, at: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def _rows(graph: Graph, predicted: Predicted, strings: Strings) -> list[dict[str, Any]]:
     problem = predicted.timeline.problem
-    channels = sorted(set(problem.resource[problem.communicates].tolist()))
-    labels = [f"channel {number + 1}" for number, _ in enumerate(channels)]
-    talks = labels if len(channels) > 1 else ["communication"]
-    rows: list[dict[str, Any]] = [{"label": "compute", "kind": "compute", "spans": []}]
-    rows += [{"label": label, "kind": "communication", "spans": []} for label in talks]
+    rows: list[dict[str, Any]] = [
+        {"label": kind, "kind": kind, "spans": []} for kind in ("compute", "communication")
+    ]
     starts, ends = predicted.timeline.spans_ns.tolist()
     for task in np.argsort(predicted.timeline.spans_ns[0], kind="stable").tolist():
         unit = predicted.built.unit_of[task]
         communicates = bool(problem.communicates[task])
         kind = _kind(graph, predicted.built.units.units[unit], problem.names[task], communicates)
-        row = rows[1 + channels.index(int(problem.resource[task])) if communicates else 0]
+        row = rows[communicates]
         row["spans"] += [starts[task], ends[task] - starts[task], unit, kind, strings(problem.names[task])]
     return rows
 

@@ -32,10 +32,8 @@ from tests.search.steps import random_step
 SEEDS = st.integers(0, 2**32)
 ALONE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
 MACHINES = [
-    replace(ALONE, channels=channels, compute_speed_ppm=speed,
-            transfer_speed_ppm=900_000, transfer_wait_ns=wait)
-    for channels in (1, 2) for speed in (PPM, 870_000)
-    for wait in (0, 25)
+    replace(ALONE, compute_speed_ppm=speed, transfer_speed_ppm=900_000, transfer_wait_ns=wait)
+    for speed in (PPM, 870_000) for wait in (0, 25)
 ]  # fmt: skip
 FAST_LINK = TrafficCosts(LinearPieces.of((0, 0.02, 30.0)))
 
@@ -77,7 +75,7 @@ class Followed:
         if machine.transfer_wait_ns:  # a nanosecond may decide whether a transfer has it
             units += 2 * machine.transfer_wait_ns * bench.ranked.size
         assert abs(engine_ns - found_ns) <= units
-        if machine.channels == 1 and not machine.transfer_wait_ns:
+        if not machine.transfer_wait_ns:
             assert found_ns <= engine_ns
 
 
@@ -226,7 +224,6 @@ ORDERED_MACHINES = [
     replace(CPU, launch_ns=2, memory_bytes_per_us=900),
     GPU,
     BUSY,
-    replace(BUSY, channels=2),
     replace(BUSY, transfer_wait_ns=40),
     replace(BUSY, product_speed_ppm=300_000, other_speed_ppm=950_000),
 ]

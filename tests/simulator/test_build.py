@@ -149,12 +149,6 @@ def test_a_variadic_bucket_needs_no_packing() -> None:
     assert listed(build(STEP, Strategy(buckets=bucket), COSTS, CPU).problem)["b0"][0] == 16 + 5 + 28 + 5
 
 
-def test_transfers_take_channels_in_turn() -> None:
-    order = ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4")
-    problem = build(STEP, Strategy((), SEPARATE, order), COSTS, replace(GPU, channels=2)).problem
-    assert [listed(problem)[name][1] for name in ("b1", "b0")] == [1, 2]
-
-
 def test_duplicated_ops_cost_their_readers_and_no_longer_run() -> None:
     chain = graph_of("param\nneg 0\nexp 1\nmul 2\nadd 2\ntuple 3 4", elements=None)
     both = Strategy((Group((3,), duplicates=(1, 2)), Group((4,), duplicates=(1, 2))))
@@ -194,7 +188,7 @@ def test_random_strategies_become_sound_problems(machine: MachineModel, seed: in
     random = Random(seed)
     step, costs = random_step(random, nodes)
     strategy = random_strategy(random, step, asynchronous=machine.asynchronous)
-    model = replace(machine, channels=2, launch_ns=3, memory_bytes_per_us=7)
+    model = replace(machine, launch_ns=3, memory_bytes_per_us=7)
     built = build(step, strategy, costs, model)
     slowly = simulate_slowly(built.problem)
     assert simulate(built.problem).makespan_ns == slowly.now
@@ -207,16 +201,15 @@ def test_random_strategies_become_sound_problems(machine: MachineModel, seed: in
 
 
 def test_orders_posed_together_are_posed_alike() -> None:
-    """In one a collective overlaps with a kernel and takes another channel."""
-    machine = replace(GPU, channels=2)
+    """In one a collective overlaps with a kernel."""
     orders = [
         (),
         ("n1", "n2", "b0.start", "n5", "b1.start", "b0.done", "n4", "b1.done", "n7"),
         ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4"),
     ]
     strategy = Strategy((), SEPARATE)
-    for built, order in zip(in_orders(STEP, strategy, orders, COSTS, machine), orders, strict=True):
-        alone = build(STEP, replace(strategy, order=order), COSTS, machine).problem
+    for built, order in zip(in_orders(STEP, strategy, orders, COSTS, GPU), orders, strict=True):
+        alone = build(STEP, replace(strategy, order=order), COSTS, GPU).problem
         assert (listed(built.problem), order_of(built.problem)) == (listed(alone), order_of(alone))
         assert simulate(built.problem).makespan_ns == simulate(alone).makespan_ns
 
