@@ -98,55 +98,36 @@ def hero(graph: Graph, members: set[int], result: int) -> int:
     return w.heroes[0]
 
 
-def test_a_hero_stands_behind_trivial_ops() -> None:
-    step = graph_of("""
-        f32[512,1024] param
-        f32[] const
-        f32[512] reduce 0 1 {1}
-        bf16[512] convert 2
-        bf16[8,64] bitcast 3
-    """)
-    assert hero(step, {2, 3, 4}, 4) == 2
-    assert emitter_kind(step, {2, 3, 4}, [4]) == "input"
+REDUCED = "f32[512,1024] param; f32[] const; f32[512] reduce 0 1 {1}; "
+ONE_TURNED = "f32[64,128] param; f32[128,64] param; f32[128,64] transpose 0 {1,0}; f32[128,64] add 2 1"
+BOTH_TURNED = (
+    "f32[64,128] param; f32[64,128] param; f32[128,64] transpose 0 {1,0}; f32[128,64] transpose 1 {1,0}; "
+    "f32[128,64] add 2 3"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "members", "expected", "emitter"),
+    [
+        (REDUCED + "bf16[512] convert 2; bf16[8,64] bitcast 3", {2, 3, 4}, 2, "input"),  # behind trivial ops
+        (ONE_TURNED, {2, 3}, 2, "input"),  # behind ops of several operands
+        (BOTH_TURNED, {2, 3, 4}, 4, "loop"),  # of two transposes none
+        ("f32[8] param; f32[16] concatenate 0 0 {0}; f32[16] negate 1", {1, 2}, 1, "loop"),
+    ],
+)
+def test_a_hero_is_found_through_trivial_ops(
+    text: str, members: set[int], expected: int, emitter: str
+) -> None:
+    step, result = graph_of(text), max(members)
+    assert hero(step, members, result) == expected
+    assert emitter_kind(step, members, [result]) == emitter
 
 
 def test_a_reduction_that_two_operands_go_into_after_is_no_hero() -> None:
-    step = graph_of("""
-        f32[512,1024] param
-        f32[] const
-        f32[512] reduce 0 1 {1}
-        f32[512] param
-        f32[512] add 2 3
-    """)
+    step = graph_of(REDUCED + "f32[512] param; f32[512] add 2 3")
     assert hero(step, {2, 4}, 4) == 4
     reason = "n2 (reduce) would be repeated for every element of its readers"
     assert group_refusal(step, {2, 4}, [4]) == reason
-
-
-def test_a_transpose_stays_hero_behind_ops_of_several_operands() -> None:
-    step = graph_of(
-        "f32[64,128] param\nf32[128,64] param\nf32[128,64] transpose 0 {1,0}\nf32[128,64] add 2 1"
-    )
-    assert hero(step, {2, 3}, 3) == 2
-    assert emitter_kind(step, {2, 3}, [3]) == "input"
-
-
-def test_of_two_transposes_none_is_hero() -> None:
-    step = graph_of("""
-        f32[64,128] param
-        f32[64,128] param
-        f32[128,64] transpose 0 {1,0}
-        f32[128,64] transpose 1 {1,0}
-        f32[128,64] add 2 3
-    """)
-    assert hero(step, {2, 3, 4}, 4) == 4
-    assert emitter_kind(step, {2, 3, 4}, [4]) == "loop"
-
-
-def test_a_concatenate_is_hero_behind_trivial_ops_and_loops() -> None:
-    step = graph_of("f32[8] param\nf32[16] concatenate 0 0 {0}\nf32[16] negate 1")
-    assert hero(step, {1, 2}, 2) == 1
-    assert emitter_kind(step, {1, 2}, [2]) == "loop"
 
 
 # Several results ----------------------------------------------------------------------------------
