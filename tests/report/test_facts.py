@@ -58,7 +58,7 @@ def test_buckets_have_sizes_where_the_module_is_known() -> None:
 
 def test_step_times_are_those_of_the_chosen_candidate() -> None:
     source = plans.cpu()
-    plan = plans.made_plan(source, plans.early_all_reduces(source), b"")
+    plan = plans.plan_of(source, plans.early_all_reduces(source), b"")
     times = step_times(plan)
     assert times.measured_speedup == 1.23
     assert times.predicted_default == 122_000_000
