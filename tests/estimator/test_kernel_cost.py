@@ -1,5 +1,6 @@
 """Loop nests of fused kernels: what they move and how often they compute."""
 
+from dataclasses import replace
 from functools import cache
 from random import Random
 
@@ -96,6 +97,12 @@ def test_a_reduction_at_the_end_computes_its_input_once():
 
 def test_reducing_columns_reads_across_the_grain():
     assert work_of(softmax_like(0), {2, 3}, {3}) == (128 + 32, 32, 32)
+
+
+def test_an_array_without_a_layout_is_row_major():
+    graph = graph_of("f32[4,8] param; f32[4,8] log 0; f32[4] reduce 1 {1}")
+    nodes = tuple(replace(node, shape=replace(node.shape, layout=())) for node in graph.nodes)
+    assert work_of(replace(graph, nodes=nodes), {1, 2}, {2}) == work_of(graph, {1, 2}, {2}) == (144, 32, 0)
 
 
 def test_what_is_read_straight_and_transposed_is_computed_twice():
