@@ -43,6 +43,7 @@ from disco_hlo.plugin.measuring.profiling import kernel_times, kernels_of
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import why_not
+from disco_hlo.printable import time_text
 from disco_hlo.profiler.profile import OpTime, Profile, load, to_json
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchResult, SearchSettings
@@ -247,7 +248,7 @@ def outlook(settings: Settings, case: Case) -> str:
     if settings.when == "training":
         after = "while the training goes on; then the best plans take turns with XLA's default in running it"
     return (
-        f"a step is predicted to take {default_ns / 1e6:.2f} ms{closed}; another order and other buckets can make it "
+        f"a step is predicted to take {time_text(default_ns)}{closed}; another order and other buckets can make it "
         f"{gain}, other kernels perhaps more; next: {code}search for up to {times}{settings.budget_s:g} s "
         f"(DISCO_BUDGET_S), {after}"
     )
