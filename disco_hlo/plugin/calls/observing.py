@@ -117,7 +117,7 @@ class Observation:
     @property
     def searched(self) -> bool:
         """Whether a search has begun for any step."""
-        return bool(self._searched)
+        return bool(self._begun)
 
     def _observe(self, module: LoadedModule) -> Execute | None:
         request = module.request
