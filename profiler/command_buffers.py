@@ -19,6 +19,7 @@ from functools import lru_cache
 from itertools import takewhile
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.printable import time_text
 from disco_hlo.profiler.trace import Execution, Trace, by_place, is_transfer, length_ns, span
 
 KERNELS, TRANSFERS, MEMSETS = "kernels", "transfers", "memsets"
@@ -107,11 +108,11 @@ def _check(found: WithNames, timed_module: str, named_module: str) -> None:
         allowed_ns = (1 - _LEAST_NAMED) * lane.total_ns if of_itself else _MOST_BESIDE * kernels.total_ns
         if lane.total_ns - lane.named_ns > max(allowed_ns, _FEW_NS * runs):
             need = f"{_LEAST_NAMED:.0%}" if of_itself else (
-                f"all but {_MOST_BESIDE:.0%} of the kernels' {kernels.total_ns / 1e6:.2f} ms"
+                f"all but {_MOST_BESIDE:.0%} of the kernels' {time_text(kernels.total_ns)}"
             )  # fmt: skip
             longest = next(iter(lane.unnamed), "")
             raise ProfileError(
-                f"{lane.named_ns / 1e6:.2f} of {lane.total_ns / 1e6:.2f} ms of {timed_module}, {name}, have a name in "
+                f"{time_text(lane.named_ns)} of {time_text(lane.total_ns)} of {timed_module}, {name}, have a name in "
                 f"the trace of {named_module} without command buffers, need {need}; most of the rest is {longest[:60]}"
             )
     if not found.trace.executions:

@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.printable import time_text
 from disco_hlo.profiler.profile import Contention
 from disco_hlo.profiler.trace import (
     ENTRY_UNIT,
@@ -458,7 +459,7 @@ def _alike(longer_ns: float, shorter_ns: float, limit: float) -> bool:
 
 
 def _range(times_ns: Sequence[int]) -> str:
-    return f"{min(times_ns) / 1e6:.2f} to {max(times_ns) / 1e6:.2f} ms"
+    return f"{time_text(min(times_ns))} to {time_text(max(times_ns))}"
 
 
 def computed_ns(trace: Trace, module_name: str) -> dict[str, list[int]]:

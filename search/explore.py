@@ -237,7 +237,7 @@ def _cost_ns(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, seen: 
     end_ns = s.total[at.COMPUTE_NS]  # where everything runs on one resource, its times just add up
     if end_ns + s.total[at.TRANSFER_NS] > MAX_TOTAL:  # more than can be simulated
         end_ns += s.total[at.TRANSFER_NS]
-    elif p.channels > 0:
+    elif p.speeds > 1:
         end_ns, _ = ready_queue(g, s, w, p, started)
     seen.value[claim(seen, digest), 0] = end_ns
     return end_ns

@@ -253,7 +253,7 @@ DIGEST_SUM: Final = 3
 COMPUTE_NS: Final = 4
 """Time of all units on the compute stream."""
 TRANSFER_NS: Final = 5
-"""Time of all units on communication channels."""
+"""Time of all units on the channel."""
 TOTALS: Final = 6
 
 # Scratch.number, behind ``core.reasons.STAMP``.

@@ -1,6 +1,6 @@
 """The schedule of the paper's simulator (section 4.4): ready queues, first in, first out.
 
-The compute stream and every channel have a queue of tasks whose predecessors have finished, so
+The compute stream and the channel have a queue each of tasks whose predecessors have finished, so
 all-reduces run in the order in which their gradients are produced, beside the ops or, where
 collectives block, between them. At one instant: all tasks that end are retired; the tasks that
 become ready by it join their queues by ascending node; every idle resource takes the head of its
@@ -24,12 +24,10 @@ from disco_hlo.search.state import Scratch, State
 from disco_hlo.search.step import Step
 from disco_hlo.simulator.contention import (
     BUSY,
-    COLUMNS,
     DONE,
     ENDS_AT,
     HEAD,
     HELD,
-    NEAREST,
     NOT_YET,
     NOW,
     Progress,
@@ -60,7 +58,7 @@ def ready_queue(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, sta
         where units wait for each other in a circle.
     """
     ops = np.empty(3 * g.nodes, np.int64)
-    op_head = op_tail = count = done = turn = 0
+    op_head = op_tail = count = done = 0
     op, left = -1, 0
     number = p.number
     restart(p)
@@ -70,8 +68,7 @@ def ready_queue(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, sta
         for k in range(found):
             task = w.neighbours[k]
             if _is_transfer(g, s, task):
-                issue(p, task // 3, turn % p.channels, _time_ns(s, task))
-                turn += 1
+                issue(p, task // 3, _time_ns(s, task))
                 started[count] = task
                 count += 1
             else:
@@ -99,14 +96,11 @@ def ready_queue(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, sta
         if op != -1 and left <= 0:
             done, found = _retire(g, s, w, op, done, found)
             op = -1
-        if number[DONE] >= number[NEAREST]:
-            for channel in range(p.channels):
-                lane = COLUMNS * channel
-                if p.lane[lane + ENDS_AT] <= number[DONE]:
-                    task = 3 * p.queue[channel * p.room + p.lane[lane + HEAD]] + at.MAIN
-                    started[count] = -1 - task
-                    count += 1
-                    done, found = _retire(g, s, w, task, done, found)
+        if number[DONE] >= number[ENDS_AT]:
+            task = 3 * p.queue[number[HEAD]] + at.MAIN
+            started[count] = -1 - task
+            count += 1
+            done, found = _retire(g, s, w, task, done, found)
             go_on(p, NOT_YET)
     if done < s.total[at.UNITS]:
         return -1, 0
@@ -115,7 +109,7 @@ def ready_queue(g: GraphView, s: StateView, w: ScratchView, p: ProgressView, sta
 
 @inner
 def _is_transfer(g: GraphView, s: StateView, task: int) -> Any:
-    """Whether a task runs on a channel."""
+    """Whether a task runs on the channel."""
     unit = task // 3
     on_channel = s.time_ns[at.TIME_COLUMNS * unit + at.ON_CHANNEL]
     return g.flags[unit] & at.ALL_REDUCE and task % 3 == at.MAIN and on_channel

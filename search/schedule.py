@@ -179,20 +179,18 @@ def best_buckets(
     machine: MachineModel,
     *,
     form: str = "concat",
-    rounds: int = 2,
 ) -> Scheduled:
     """The best buckets and order found for these kernels.
 
     Args:
         form: how a bucket of several travels (see ``Bucket``).
-        rounds: how often buckets are recomputed for the order that the previous ones led to.
 
     Raises:
         IllegalStrategyError: the groups do not fit the graph.
     """
     best = with_order(graph, unfused(graph, groups), costs, machine)
     current = best
-    for _ in range(rounds):
+    for _ in range(2):  # the second time for the order that the first ones led to
         ready = _ready_times(graph, current.strategy, costs, machine)
         buckets = _neighbours_together(graph, ready, costs, machine, form)
         try:

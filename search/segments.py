@@ -364,11 +364,10 @@ def order_ns(g: GraphView, s: StateView, c: SegmentsView) -> Any:
     p, end = c.progress, s.total[at.SLOTS]
     restart(p)
     count: Any = np.int64(0)
-    issued: Any = np.int64(0)
     k = cut = 0
     for slot in range(end + 1):  # behind the last unit the entry root may need something cut out
         while k < c.number[EVENTS] and _slot_of(c, c.by_time[k]) == slot:  # ends: k goes up
-            count, issued = _run_event(s, c, c.by_time[k], count, issued)
+            count = _run_event(s, c, c.by_time[k], count)
             k += 1
         while cut < c.number[CUTS] and c.cut_at[cut] == slot:  # ends: cut goes up
             c.started[count] = 3 * c.cut[cut] + at.UNPACK
@@ -392,8 +391,8 @@ def order_ns(g: GraphView, s: StateView, c: SegmentsView) -> Any:
 
 
 @inner
-def _run_event(s: StateView, c: SegmentsView, event: int, count: int, issued: int) -> Any:
-    """Issue a bucket, or wait for one: what there are of entries then, and of transfers issued."""
+def _run_event(s: StateView, c: SegmentsView, event: int, count: int) -> Any:
+    """Issue a bucket, or wait for one: what there are of entries then."""
     p, rank = c.progress, event // KINDS
     bucket = c.ranked[rank]
     times = at.TIME_COLUMNS * bucket
@@ -401,18 +400,18 @@ def _run_event(s: StateView, c: SegmentsView, event: int, count: int, issued: in
         c.started[count] = -1 - (3 * bucket + at.MAIN)
         wait(p, rank)
         c.ends_ns[bucket] = p.end_ns[rank]
-        return count + 1, issued
+        return count + 1
     if s.time_ns[times + at.PACK] >= 0:
         c.started[count] = 3 * bucket + at.PACK
         count += 1
         compute(p, s.time_ns[times + at.PACK], 0, COMPUTE, False)
     c.started[count] = 3 * bucket + at.MAIN
     if s.time_ns[times + at.ON_CHANNEL]:
-        issue(p, rank, issued % p.channels, s.time_ns[times + at.MAIN])
-        return count + 1, issued + 1
+        issue(p, rank, s.time_ns[times + at.MAIN])
+        return count + 1
     compute(p, s.time_ns[times + at.MAIN], 0, COMPUTE, False)
     c.ends_ns[bucket] = p.number[NOW]
-    return count + 1, issued
+    return count + 1
 
 
 @inner
@@ -468,7 +467,6 @@ def segments_ns(g: GraphView, s: StateView, c: SegmentsView) -> Any:
     restart(p)
     work_ns: Any = np.int64(0)
     reached: Any = np.int64(0)
-    issued: Any = np.int64(0)
     for k in range(c.number[EVENTS]):
         event = c.by_time[k]
         slot, rank = _slot_of(c, event), event // KINDS
@@ -480,8 +478,7 @@ def segments_ns(g: GraphView, s: StateView, c: SegmentsView) -> Any:
             if s.time_ns[times + at.ON_CHANNEL]:
                 compute(p, work_ns, 0, ANY_COMPUTE, False)
                 work_ns = 0
-                issue(p, rank, issued % p.channels, s.time_ns[times + at.MAIN])
-                issued += 1
+                issue(p, rank, s.time_ns[times + at.MAIN])
             else:
                 work_ns += s.time_ns[times + at.MAIN]
         elif not is_over(p, rank):

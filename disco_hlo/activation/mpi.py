@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import hashlib
 import logging
+import os
 import struct
 import sys
 import threading
@@ -112,16 +113,18 @@ def _import_mpi() -> Any:
     finally:
         mpi4py.rc.finalize = None
     if MPI.Is_initialized():
-        atexit.register(_finalize)
+        atexit.register(_finalize, os.getpid())
     return MPI
 
 
-def _finalize() -> None:
+def _finalize(process: int) -> None:
     """Finalize MPI at exit, once all ranks of the job are there: with one gone it can wait for ever.
 
     A process that ends by an exception leaves without; its launcher then ends the job, as it would
-    have without MPI.
+    have without MPI. So does a fork of ``process``, which is no rank.
     """
+    if os.getpid() != process:
+        return
     from mpi4py import MPI
 
     if MPI.Is_finalized() or getattr(sys, "last_value", None) is not None:

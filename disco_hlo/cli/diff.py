@@ -14,9 +14,9 @@ from disco_hlo.cli.output import add_row, plan_directory, print_json, show, tabl
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.plan.plan import DEFAULT, Plan, Strategy
+from disco_hlo.printable import size_text, time_text
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import Difference, GroupChange, compare, require_comparable, with_order
-from disco_hlo.report.printable import size_text, time_text
 from disco_hlo.report.regions import check_region
 
 

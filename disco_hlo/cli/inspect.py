@@ -26,6 +26,7 @@ from disco_hlo.hlo.graph import Node
 from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import DEFAULT, Plan
+from disco_hlo.printable import printable, short_path, size_text, time_text
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import (
     BucketFacts,
@@ -37,7 +38,6 @@ from disco_hlo.report.facts import (
     order_of,
     step_times,
 )
-from disco_hlo.report.printable import printable, short_path, size_text, time_text
 from disco_hlo.report.regions import RegionFacts, check_region
 
 

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.report.printable import printable
+from disco_hlo.printable import printable
 
 
 @dataclass(frozen=True, slots=True)

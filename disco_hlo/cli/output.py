@@ -18,7 +18,7 @@ from rich.text import Text
 
 from disco_hlo.errors import DiscoError, PlanError
 from disco_hlo.plan.files import replace_files
-from disco_hlo.report.printable import printable, size_text, time_text
+from disco_hlo.printable import printable, size_text, time_text
 
 if TYPE_CHECKING:  # the doctor is asked where an import fails
     from disco_hlo.report.regions import RegionFacts

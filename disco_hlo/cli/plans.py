@@ -13,9 +13,9 @@ from disco_hlo.errors import PlanError
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import decode
 from disco_hlo.plan.store import NO_PLAN, Listed, PlanSlot, PlanStore
+from disco_hlo.printable import printable, time_text
 from disco_hlo.report.bundle import only
 from disco_hlo.report.facts import step_times
-from disco_hlo.report.printable import printable, time_text
 
 
 def list_plans(as_json: AsJson = False) -> None:

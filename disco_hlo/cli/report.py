@@ -23,11 +23,11 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.regions import not_simulated
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.plan.read import read
+from disco_hlo.printable import printable, size_text
 from disco_hlo.profiler.profile import load
 from disco_hlo.report.bundle import locate, open_bundle
 from disco_hlo.report.data import page_data
 from disco_hlo.report.page import render
-from disco_hlo.report.printable import printable, size_text
 from disco_hlo.report.timelines import report_trace
 
 

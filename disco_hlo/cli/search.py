@@ -37,9 +37,9 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plugin.session import Interruption
+from disco_hlo.printable import printable, time_text
 from disco_hlo.profiler.profile import Link, Profile, load, to_json
 from disco_hlo.report.bundle import beside, read_module
-from disco_hlo.report.printable import printable, time_text
 from disco_hlo.report.regions import RegionFacts, region_facts
 from disco_hlo.search.api import Finalist, SearchResult, SearchSettings
 

@@ -33,9 +33,9 @@ from disco_hlo.optimize.gains import Gain, gains
 from disco_hlo.optimize.regions import StepTimes, lower_bound, step_times
 from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
+from disco_hlo.printable import Strings, printable, size_text, time_text
 from disco_hlo.profiler.profile import load
 from disco_hlo.report.bundle import locate, open_bundle
-from disco_hlo.report.printable import Strings, printable, size_text, time_text
 from disco_hlo.report.regions import (
     PLAN,
     RegionFacts,

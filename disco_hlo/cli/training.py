@@ -34,8 +34,8 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.plan.store import PROFILE_NAME
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME, VARIABLE, CaptureRecord
 from disco_hlo.plugin.phases.capture_record import load as load_record
+from disco_hlo.printable import printable, time_text
 from disco_hlo.profiler.profile import Profile, load, to_json
-from disco_hlo.report.printable import printable
 
 _NO_STEP = (
     "compiled no training step: no module on several devices with an all-reduce of a computed value "
@@ -178,7 +178,7 @@ def _print_profile(profile: Profile, *, aside: bool) -> None:
     rows = table("", "measured")
     add_row(rows, "device", profile.platform)
     add_row(rows, "op and kernel times", len(profile.ops))
-    add_row(rows, "launch", f"{profile.launch_ns / 1e3:.2f} µs")
+    add_row(rows, "launch", time_text(profile.launch_ns))
     add_row(rows, "memory bandwidth", f"{profile.memory_bandwidth / 1e9:.1f} GB/s")
     add_row(rows, "arithmetic", f"{profile.flops_per_s / 1e9:.0f} GFLOP/s")
     swept = {
@@ -186,7 +186,7 @@ def _print_profile(profile: Profile, *, aside: bool) -> None:
     }  # fmt: skip
     for kind, fitted in swept.items():
         for piece in fitted.line.lines if fitted else ():
-            line = f"{piece.offset_ns / 1e3:.1f} µs + {piece.ns_per_byte:.4g} ns a byte"
+            line = f"{time_text(piece.offset_ns)} + {piece.ns_per_byte:.4g} ns a byte"
             add_row(rows, f"{kind} from {piece.from_bytes} bytes", line)
         if fitted is None:
             continue
@@ -194,9 +194,9 @@ def _print_profile(profile: Profile, *, aside: bool) -> None:
         add_row(rows, "its residuals", residuals)
     if profile.transfers is not None and profile.in_step is not None:
         latency_ns = profile.transfers.lines[0].offset_ns
-        add_row(rows, "latency of an all-reduce in the step", f"{latency_ns / 1e3:.1f} µs")
+        add_row(rows, "latency of an all-reduce in the step", time_text(latency_ns))
     for loop in profile.loops.values():
-        own = f"{loop.own_ns / 1e3:.1f} µs of its own each, first turn {loop.first_more_ns / 1e3:+.1f} µs"
+        own = f"{time_text(loop.own_ns)} of its own each, the first {time_text(loop.first_more_ns)} more"
         add_row(rows, f"a loop of {loop.executions} turns a step", own)
     if (slowed := profile.contention) is not None:
         both = f"compute {slowed.compute:.3f}, collectives {slowed.communication:.3f}"
@@ -205,8 +205,7 @@ def _print_profile(profile: Profile, *, aside: bool) -> None:
             by_kind = f"matmuls {slowed.products:.3f}, others {slowed.others:.3f}"
             add_row(rows, "of compute by kind", by_kind)
         if slowed.transfer_wait_ns:
-            wait = f"{slowed.transfer_wait_ns / 1e3:.1f} µs"
-            add_row(rows, "wait of a collective during kernels", wait)
+            add_row(rows, "wait of a collective during kernels", time_text(slowed.transfer_wait_ns))
     if profile.holds:
         held = [share for share in profile.holds.values() if share]
         share = f", {100 * median(held):.0f} % of their time" if held else ""

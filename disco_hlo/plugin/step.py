@@ -23,6 +23,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.job import device_facts
+from disco_hlo.printable import size_text
 
 _FEWEST_INSTRUCTIONS = 8
 """A sum over a sharded array, compiled by itself where no ``jit`` is around it, has four."""
@@ -164,7 +165,7 @@ def _size(facts: ModuleFacts) -> tuple[int, int]:
 
 def _describe(facts: ModuleFacts) -> str:
     count = facts.computed_all_reduce_count
-    all_reduces = f"{count} all-reduce{'s' * (count != 1)}, {facts.all_reduce_bytes / 2**20:.2f} MiB"
+    all_reduces = f"{count} all-reduce{'s' * (count != 1)}, {size_text(facts.all_reduce_bytes)}"
     return f"{facts.instruction_count} instructions, {all_reduces}"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import re
 import shutil
 import tempfile
@@ -168,9 +169,15 @@ def _with(folder: Path | None, picks: Picks) -> Path | None:
         except (PlanError, OSError) as error:
             LOGGER.debug("%s cannot take what rank 0's autotuner picked: %s", folder, one_line(error))
     alone = Path(tempfile.mkdtemp(prefix="disco-autotune-"))
-    atexit.register(shutil.rmtree, alone, ignore_errors=True)
+    atexit.register(_remove, alone, os.getpid())
     _put(alone, {**_picks_in(folder), **picks})
     return alone
+
+
+def _remove(folder: Path, process: int) -> None:
+    """At the end of ``process``, not of a fork of it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _put(folder: Path, picks: Mapping[str, bytes]) -> None:

@@ -17,6 +17,7 @@ from disco_hlo.optimize.regions import Predicted, StepTimes, lower_bound
 from disco_hlo.optimize.regions import step_times as simulated_times
 from disco_hlo.plan.plan import Plan
 from disco_hlo.plan.units import UnitGraph
+from disco_hlo.printable import Strings, printable
 from disco_hlo.report.bundle import Bundle
 from disco_hlo.report.facts import (
     GroupFacts,
@@ -28,7 +29,6 @@ from disco_hlo.report.facts import (
     step_times,
     with_order,
 )
-from disco_hlo.report.printable import Strings, printable
 from disco_hlo.report.regions import RegionFacts, region_facts
 from disco_hlo.report.timelines import (
     exposed_intervals,

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.optimize.regions import Predicted
 from disco_hlo.plan.units import Unit, UnitGraph
+from disco_hlo.printable import Strings, size_text
 from disco_hlo.profiler.timeline import MeasuredStep
-from disco_hlo.report.printable import Strings
 from disco_hlo.simulator.timeline import Timeline
 
 GROUP, SINGLE, LIBRARY, COPY, COLLECTIVE = range(5)
@@ -105,17 +105,15 @@ def _covers(intervals: Intervals, at: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def _rows(graph: Graph, predicted: Predicted, strings: Strings) -> list[dict[str, Any]]:
     problem = predicted.timeline.problem
-    channels = sorted(set(problem.resource[problem.communicates].tolist()))
-    labels = [f"channel {number + 1}" for number, _ in enumerate(channels)]
-    talks = labels if len(channels) > 1 else ["communication"]
-    rows: list[dict[str, Any]] = [{"label": "compute", "kind": "compute", "spans": []}]
-    rows += [{"label": label, "kind": "communication", "spans": []} for label in talks]
+    rows: list[dict[str, Any]] = [
+        {"label": kind, "kind": kind, "spans": []} for kind in ("compute", "communication")
+    ]
     starts, ends = predicted.timeline.spans_ns.tolist()
     for task in np.argsort(predicted.timeline.spans_ns[0], kind="stable").tolist():
         unit = predicted.built.unit_of[task]
         communicates = bool(problem.communicates[task])
         kind = _kind(graph, predicted.built.units.units[unit], problem.names[task], communicates)
-        row = rows[1 + channels.index(int(problem.resource[task])) if communicates else 0]
+        row = rows[communicates]
         row["spans"] += [starts[task], ends[task] - starts[task], unit, kind, strings(problem.names[task])]
     return rows
 
@@ -135,7 +133,7 @@ def unit_row(graph: Graph, unit: Unit, strings: Strings) -> list[int]:
     inside = [graph.nodes[node] for node in (*unit.nodes, *unit.duplicates)]
     if unit.is_bucket:
         size_bytes = sum(node.shape.size_bytes for node in inside)
-        what = f"{len(inside)} {_collectives(inside)}, {size_bytes / 2**20:.3g} MiB"
+        what = f"{len(inside)} {_collectives(inside)}, {size_text(size_bytes)}"
     elif len(inside) == 1:
         what = f"{inside[0].opcode} {_shape_text(inside[0].shape)} {inside[0].op_name or inside[0].name}"
     else:

@@ -47,7 +47,7 @@ class Bound:
     before_ns: int
     """r: least compute that must have finished before an all-reduce can start."""
     communication_ns: int
-    """M: least time that the channels need for all bytes, however they are bucketed."""
+    """M: least time that the channel needs for all bytes, however they are bucketed."""
     after_ns: int
     """q: least compute that can start only after an all-reduce."""
     overlaps: bool
@@ -115,7 +115,7 @@ def bound(problem: Problem, communication_ns: int, overlaps: bool) -> Bound:
     """Bound of every order and bucketing of a problem in which no all-reduces are bucketed.
 
     Args:
-        problem: every all-reduce a task of its own; its order and channels do not matter.
+        problem: every all-reduce a task of its own; its order does not matter.
         communication_ns: M, from :func:`least_communication_ns`.
         overlaps: :attr:`MachineModel.asynchronous`.
     """
@@ -249,7 +249,7 @@ def _least_ns_per_byte(sizes_bytes: Sequence[int], pieces: LinearPieces, largest
 def least_communication_ns(
     sizes_bytes: Sequence[int], pieces: LinearPieces, largest_bytes: int | None = None
 ) -> int:
-    """M: a lower bound of the time that channels spend on all-reduces, over all bucketings.
+    """M: a lower bound of the time that the channel spends on all-reduces, over all bucketings.
 
     A bucketing with sizes x costs the sum of T(x), which is at least the number of bytes times
     the least T(x) / x that any bucket can have; on a line that is at one of its ends. With one

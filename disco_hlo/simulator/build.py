@@ -97,14 +97,13 @@ def in_orders(
             nodes_ns = checked(cost_model.op_ns(graph), len(graph), what)
             tasks = _tasks(graph, strategy, units, cost_model, machine, nodes_ns)
             _add_repeats(tasks, graph, units, repeats, cost_model, machine, nodes_ns)
-        _spread_over_channels(tasks, units, order, machine.channels)
-        resource, entries = np.array(tasks.resource, np.int32), _entries(tasks, units, order)
+        entries = _entries(tasks, units, order)
         if shared is None:
             unit_ns = _unit_of(tasks, machine)
             shared = Problem(
                 names=tuple(tasks.names),
                 duration_ns=_counted(tasks.duration_ns, unit_ns),
-                resource=resource,
+                resource=np.array(tasks.resource, np.int32),
                 predecessors=_predecessors(tasks, units),
                 communicates=np.array(tasks.communicates, np.bool_),
                 speed_ppm=machine.speed_ppm(),
@@ -116,7 +115,7 @@ def in_orders(
                 resident_bytes=resident_bytes(graph),
                 unit_ns=unit_ns,
             )
-        problem = replace(shared, resource=resource, order=entries)
+        problem = replace(shared, order=entries)
         yield Built(problem, units, tuple(tasks.unit_of), tuple(tasks.main[unit] for unit in tasks.head))
 
 
@@ -319,14 +318,6 @@ def cuts_gradient(graph: Graph, kernel: Group | int, gradient: int) -> bool:
         generated, ops = graph.nodes[kernel].kind is Kind.FUSIBLE, (kernel,)
     shown = behind_bitcasts(graph)
     return generated and any(shown[x] == gradient for op in ops for x in graph.nodes[op].operands)
-
-
-def _spread_over_channels(tasks: _Tasks, units: UnitGraph, order: Sequence[str], channels: int) -> None:
-    """Give the collectives to the channels in turn, in the order in which they are issued."""
-    starts = (token.removesuffix(".start") for token in order if token.endswith(".start"))
-    issued = [tasks.main[units.index[token]] for token in starts]
-    for turn, task in enumerate(task for task in issued if tasks.resource[task] > 0):
-        tasks.resource[task] = 1 + turn % channels
 
 
 def _predecessors(tasks: _Tasks, units: UnitGraph) -> Lists:

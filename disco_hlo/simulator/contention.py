@@ -1,19 +1,18 @@
 """What kernels and collectives cost each other while they run: the one place that says so, for compiled code.
 
-A simulated step is the compute stream, which runs one kernel after the other, and channels, each of which runs the
+A simulated step is the compute stream, which runs one kernel after the other, and the channel, which runs the
 collectives issued to it in turn. Whoever decides what comes next (an explicit order in ``engine``, the search's moves,
 the paper's ready queue) calls :func:`restart` once and then, as the step goes on, :func:`compute`, :func:`issue` and
 :func:`wait`; the ready queue, which has something to decide whenever anything ends, takes the smaller steps these are
 made of. ``docs/simulator.md`` has the model; ``tests/simulator/reference.py`` says the same, slowly.
 
-How contention stays exact and cheap: all collectives under way run at one speed, so it is enough to keep ``DONE``, the
-work that each of them did since a fixed moment, and for each channel the value of it at which its collective ends. Work
-is counted in millionths of a nanosecond of running alone, and whatever ends, ends at the first whole nanosecond at
-which its work is done.
+How contention stays exact and cheap: it is enough to keep ``DONE``, the work that collectives did since a fixed moment,
+and the value of it at which the one under way ends. Work is counted in millionths of a nanosecond of running alone, and
+whatever ends, ends at the first whole nanosecond at which its work is done.
 
-A collective at the head of its channel's queue is held until the compute stream goes on: it begins as soon as the
+A collective at the head of the channel's queue is held until the compute stream goes on: it begins as soon as the
 stream waits, or as the kernel that runs has done its hold, all of its thread blocks having found a place. One that
-begins while a kernel runs has its wait to do as well. So a channel may hold a collective that runs nothing.
+begins while a kernel runs has its wait to do as well. So the channel may hold a collective that runs nothing.
 
 A matmul loses to collectives if one was there when it began. One that began before them goes at full speed; but where
 it held one, it has to do besides half of what it would have lost during its hold: on half of the devices that
@@ -34,26 +33,21 @@ from disco_hlo.simulator.costs import BESIDE_COMPUTE, NO_COMPUTE, PPM, PRODUCT, 
 NOW: Final = 0
 """Time so far, in ns."""
 DONE: Final = 1
-"""Work that every collective under way did so far."""
+"""Work that collectives did so far."""
 BUSY: Final = 2
-"""Channels that run a collective."""
+"""1 while a collective is under way, else 0."""
 HELD: Final = 3
-"""Channels that hold one."""
-NEAREST: Final = 4
-"""Value of ``DONE`` at which the first of those under way ends."""
-_NUMBERS: Final = 5
-
-# Columns of Progress.lane.
-HEAD: Final = 0
+"""1 while one is held, else 0."""
+ENDS_AT: Final = 4
+"""Value of ``DONE`` at which the collective under way ends."""
+HEAD: Final = 5
 """Number of collectives finished."""
-TAIL: Final = 1
+TAIL: Final = 6
 """Number issued."""
-ENDS_AT: Final = 2
-"""Value of ``DONE`` at which the one that runs ends."""
-COLUMNS: Final = 3
+_NUMBERS: Final = 7
 
 IDLE: Final = 2**62
-"""``ENDS_AT`` of a channel that runs nothing, though it may hold a collective."""
+"""``ENDS_AT`` while nothing is under way, though a collective may be held."""
 NOT_YET: Final = -1
 """In place of what collectives take longer when they begin: that they do not."""
 
@@ -62,12 +56,10 @@ class Progress(NamedTuple):
     """How far a step is, and what happened when. Needs no initialising but by :func:`restart`."""
 
     number: NDArray[np.int64]
-    lane: NDArray[np.int64]
-    """``[channels, COLUMNS]``"""
     queue: NDArray[np.int64]
-    """``[2, channels, collectives]``: collectives in the order in which they were issued, and their durations."""
-    stands: NDArray[np.int64]
-    """``[2, collectives]``: channel of each collective that was issued, and where in its queue it stands."""
+    """``[2, collectives]``: collectives in the order in which they were issued, and their durations."""
+    turn: NDArray[np.int64]
+    """``[collectives]``: where in the queue each collective that was issued stands."""
     spans_ns: NDArray[np.int64]
     """``[2, collectives]``: start and end of each."""
     pace: Pace
@@ -77,28 +69,23 @@ class ProgressView(NamedTuple):
     """Pointers into :class:`Progress`."""
 
     number: Row
-    lane: Row
     queue: Row
     queued_ns: Row
-    channel: Row
     turn: Row
     start_ns: Row
     end_ns: Row
-    room: int
-    """Number of collectives that there is room for."""
-    channels: int
+    speeds: int
+    """Columns of ``speed_ppm``: 2, or 1 where collectives block the compute stream."""
     speed_ppm: Row
     wait_ns: int
 
 
 def new_progress(collectives: int, pace: Pace) -> Progress:
     """Room for simulations, one at a time, of steps with collectives of numbers below ``collectives``."""
-    channels = pace.speed_ppm.shape[1] - 1
     return Progress(
         np.zeros(_NUMBERS, np.int64),
-        np.zeros((channels, COLUMNS), np.int64),
-        np.zeros((2, channels, collectives), np.int64),
         np.zeros((2, collectives), np.int64),
+        np.zeros(collectives, np.int64),
         np.zeros((2, collectives), np.int64),
         Pace(np.ascontiguousarray(pace.speed_ppm), pace.wait_ns),
     )
@@ -107,18 +94,15 @@ def new_progress(collectives: int, pace: Pace) -> Progress:
 @inner
 def open_progress(progress: Any) -> Any:
     """Pointers into a record, valid while it lives."""
-    channels, room = progress.queue.shape[1], progress.queue.shape[2]
+    room = progress.turn.size
     return ProgressView(
         pointer_to(progress.number.ctypes.data),
-        pointer_to(progress.lane.ctypes.data),
         pointer_to(progress.queue.ctypes.data),
-        pointer_to(progress.queue.ctypes.data + 8 * channels * room),
-        pointer_to(progress.stands.ctypes.data),
-        pointer_to(progress.stands.ctypes.data + 8 * room),
+        pointer_to(progress.queue.ctypes.data + 8 * room),
+        pointer_to(progress.turn.ctypes.data),
         pointer_to(progress.spans_ns.ctypes.data),
         pointer_to(progress.spans_ns.ctypes.data + 8 * room),
-        room,
-        channels,
+        progress.pace.speed_ppm.shape[1],
         pointer_to(progress.pace.speed_ppm.ctypes.data),
         progress.pace.wait_ns,
     )
@@ -127,12 +111,8 @@ def open_progress(progress: Any) -> Any:
 @inner
 def restart(p: Any) -> None:
     """Go back to the beginning of a step."""
-    p.number[NOW] = p.number[DONE] = p.number[BUSY] = p.number[HELD] = 0
-    p.number[NEAREST] = IDLE
-    for channel in range(p.channels):
-        lane = COLUMNS * channel
-        p.lane[lane + HEAD] = p.lane[lane + TAIL] = 0
-        p.lane[lane + ENDS_AT] = IDLE
+    p.number[NOW] = p.number[DONE] = p.number[BUSY] = p.number[HELD] = p.number[HEAD] = p.number[TAIL] = 0
+    p.number[ENDS_AT] = IDLE
 
 
 @inner
@@ -159,10 +139,10 @@ def compute(p: Any, work_ns: Any, hold_ns: Any, row: Any, is_product: Any) -> No
         if 0 < work <= behind_hold:
             begun_ns = p.wait_ns
             if is_first and number[HELD] > 0:
-                lost = hold_ns * (PPM - p.speed_ppm[PRODUCT * (p.channels + 1) + 1]) // 2
+                lost = hold_ns * (PPM - p.speed_ppm[PRODUCT * p.speeds + 1]) // 2
                 work += lost
                 behind_hold += lost
-        if begun_ns != NOT_YET or number[DONE] >= number[NEAREST]:
+        if begun_ns != NOT_YET or number[DONE] >= number[ENDS_AT]:
             go_on(p, begun_ns)
     if work > 0:
         number[NOW] += alone_ns(work)
@@ -170,27 +150,25 @@ def compute(p: Any, work_ns: Any, hold_ns: Any, row: Any, is_product: Any) -> No
 
 @inner
 def compute_speed_ppm(p: Any, row: Any) -> Any:
-    """How fast the compute stream works beside the collectives under way, by a row of the table of speeds."""
-    return p.speed_ppm[row * (p.channels + 1) + p.number[BUSY]]
+    """How fast the compute stream works beside what is under way, by a row of the table of speeds."""
+    return p.speed_ppm[row * p.speeds + p.number[BUSY]]
 
 
 @inner
-def issue(p: Any, collective: Any, channel: Any, duration_ns: Any) -> None:
-    """Let a collective queue up for its channel."""
-    lane = COLUMNS * channel
-    own = p.lane[lane + TAIL]
-    p.channel[collective], p.turn[collective] = channel, own
-    p.queue[channel * p.room + own] = collective
-    p.queued_ns[channel * p.room + own] = duration_ns
-    p.lane[lane + TAIL] = own + 1
-    if p.lane[lane + HEAD] == own:
-        p.number[HELD] += 1
+def issue(p: Any, collective: Any, duration_ns: Any) -> None:
+    """Let a collective queue up for the channel."""
+    own = p.number[TAIL]
+    p.turn[collective] = own
+    p.queue[own], p.queued_ns[own] = collective, duration_ns
+    p.number[TAIL] = own + 1
+    if p.number[HEAD] == own:
+        p.number[HELD] = 1
 
 
 @inner
 def is_over(p: Any, collective: Any) -> Any:
     """Whether a collective that was issued has ended."""
-    return p.lane[COLUMNS * p.channel[collective] + HEAD] > p.turn[collective]
+    return p.number[HEAD] > p.turn[collective]
 
 
 @inner
@@ -209,7 +187,7 @@ def drain(p: Any) -> None:
 
 @inner
 def _end_next(p: Any) -> None:
-    """Let the compute stream idle, so that what is held begins, until the first collective ends."""
+    """Let the compute stream idle, so that what is held begins, until a collective ends."""
     if p.number[HELD] > 0:
         go_on(p, 0)
     idle(p)
@@ -218,12 +196,12 @@ def _end_next(p: Any) -> None:
 
 @inner
 def advance(p: Any, work: Any, speed: Any) -> Any:
-    """Let time pass until the compute stream has done ``work`` at ``speed`` or the first collective is done, whichever
-    comes first; how long that takes. :func:`go_on` then ends what is done."""
+    """Let time pass until the compute stream has done ``work`` at ``speed`` or the collective under way is done,
+    whichever comes first; how long that takes. :func:`go_on` then ends what is done."""
     beside = compute_speed_ppm(p, BESIDE_COMPUTE)
     elapsed = quotient(work, speed)
-    if p.number[DONE] + elapsed * beside >= p.number[NEAREST]:
-        elapsed = quotient(p.number[NEAREST] - p.number[DONE], beside)
+    if p.number[DONE] + elapsed * beside >= p.number[ENDS_AT]:
+        elapsed = quotient(p.number[ENDS_AT] - p.number[DONE], beside)
     p.number[NOW] += elapsed
     p.number[DONE] += elapsed * beside
     return elapsed
@@ -231,37 +209,28 @@ def advance(p: Any, work: Any, speed: Any) -> Any:
 
 @inner
 def idle(p: Any) -> None:
-    """Let time pass until the first collective is done, while the compute stream does nothing."""
+    """Let time pass until the collective under way is done, while the compute stream does nothing."""
     speed = compute_speed_ppm(p, NO_COMPUTE)
-    elapsed = quotient(p.number[NEAREST] - p.number[DONE], speed)
+    elapsed = quotient(p.number[ENDS_AT] - p.number[DONE], speed)
     p.number[NOW] += elapsed
     p.number[DONE] += elapsed * speed
 
 
 @inner
 def go_on(p: Any, begun_ns: Any) -> None:
-    """End collectives whose work is done and begin the next, which take ``begun_ns`` longer than their durations; where
-    that is ``NOT_YET`` they do not begin."""
+    """End the collective whose work is done and begin the next, which takes ``begun_ns`` longer than its duration;
+    where that is ``NOT_YET`` it does not begin."""
     number, done = p.number, p.number[DONE]
-    number[BUSY] = number[HELD] = 0
-    number[NEAREST] = IDLE
-    for channel in range(p.channels):
-        lane = COLUMNS * channel
-        if p.lane[lane + ENDS_AT] <= done:
-            p.end_ns[p.queue[channel * p.room + p.lane[lane + HEAD]]] = number[NOW]
-            p.lane[lane + HEAD] += 1
-            p.lane[lane + ENDS_AT] = IDLE
-        if p.lane[lane + HEAD] == p.lane[lane + TAIL]:
-            continue
-        if p.lane[lane + ENDS_AT] == IDLE and begun_ns != NOT_YET:
-            place = channel * p.room + p.lane[lane + HEAD]
-            p.start_ns[p.queue[place]] = number[NOW]
-            p.lane[lane + ENDS_AT] = done + (p.queued_ns[place] + begun_ns) * PPM
-        if p.lane[lane + ENDS_AT] == IDLE:
-            number[HELD] += 1
-        else:
-            number[BUSY] += 1
-            number[NEAREST] = min(number[NEAREST], p.lane[lane + ENDS_AT])
+    if number[ENDS_AT] <= done:
+        p.end_ns[p.queue[number[HEAD]]] = number[NOW]
+        number[HEAD] += 1
+        number[ENDS_AT] = IDLE
+    place = number[HEAD]
+    if place < number[TAIL] and number[ENDS_AT] == IDLE and begun_ns != NOT_YET:
+        p.start_ns[p.queue[place]] = number[NOW]
+        number[ENDS_AT] = done + (p.queued_ns[place] + begun_ns) * PPM
+    number[BUSY] = 1 if number[ENDS_AT] != IDLE else 0
+    number[HELD] = 1 if place < number[TAIL] and number[ENDS_AT] == IDLE else 0
 
 
 @inner

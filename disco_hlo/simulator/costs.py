@@ -49,7 +49,7 @@ class Pace(NamedTuple):
     """How tasks go beside each other, as the engines take it."""
 
     speed_ppm: NDArray[np.int64]
-    """``[rows, channels + 1]``, by row (:data:`COMPUTE`, ..) and number of collectives under way."""
+    """``[rows, 2]``, by row (:data:`COMPUTE`, ..) alone and beside a collective; ``[rows, 1]`` where these block."""
     wait_ns: int
     """What a collective has more to do, unless the compute stream idles when it begins."""
 
@@ -85,7 +85,7 @@ class MachineModel:
 
     name: str
     asynchronous: bool
-    """Whether collectives run on channels beside the compute stream (GPU). Where they do not (CPU),
+    """Whether collectives run on a channel beside the compute stream (GPU). Where they do not (CPU),
     an all-reduce occupies the compute stream and buckets have one token."""
     launch_ns: int = 0
     """Added to every kernel on the compute stream: the gap that launching it leaves."""
@@ -100,8 +100,6 @@ class MachineModel:
     transfer_wait_ns: int = 0
     """What a collective has more to do, whatever its size, unless the compute stream idles when it begins: its
     thread blocks wait for multiprocessors. Time of running alone, like its duration; 0 where collectives block."""
-    channels: int = 1
-    """Number of collectives that can be under way at once and divide the link; not looked at where they block."""
     memory_bytes_per_us: int = 0
     """Bytes read plus bytes written by a large copy; 0: the copies that buckets need take no time."""
 
@@ -115,8 +113,6 @@ class MachineModel:
             raise DiscoError(
                 f"Machine model {self.name}: transfer_wait_ns is {self.transfer_wait_ns}, expected 0 to {MAX_WAIT_NS}."
             )
-        if self.channels < 1:
-            raise DiscoError(f"Machine model {self.name}: {self.channels} channels, expected at least one.")
         speeds = self.speed_ppm()
         if speeds.min() < MIN_SPEED_PPM or speeds.max() > PPM:
             raise DiscoError(
@@ -125,7 +121,7 @@ class MachineModel:
             )
 
     def speed_ppm(self) -> NDArray[np.int64]:
-        """Speeds beside 0, 1, .. collectives, ``[4, channels + 1]``; ``[4, 1]`` where collectives block."""
+        """Speeds alone and beside a collective, ``[4, 2]``; ``[4, 1]`` where collectives block."""
         return self.pace().speed_ppm[:ANY_COMPUTE]
 
     @property
@@ -140,14 +136,11 @@ class MachineModel:
         return self.transfer_wait_ns if self.asynchronous else 0
 
     def pace(self) -> Pace:
-        """Speeds (``[5, channels + 1]``) and wait of this machine's collectives and kernels."""
-        count = self.channels if self.asynchronous else 0
-        compute = self.compute_speed_ppm
+        """Speeds (``[5, 2]``, or ``[5, 1]``) and wait of this machine's collectives and kernels."""
+        compute, transfer = self.compute_speed_ppm, self.transfer_speed_ppm
         products, others = self.product_speed_ppm or compute, self.other_speed_ppm or compute
-        alone = [PPM // max(k, 1) for k in range(count + 1)]
-        beside = [speed * self.transfer_speed_ppm // PPM for speed in alone]
-        of_others, of_products, of_any = ([PPM, *[speed] * count] for speed in (others, products, compute))
-        return Pace(np.array([of_others, alone, beside, of_products, of_any], np.int64), self.wait_ns)
+        speeds = [[PPM, others], [PPM, PPM], [transfer, transfer], [PPM, products], [PPM, compute]]
+        return Pace(np.array(speeds, np.int64)[:, : 1 + self.asynchronous], self.wait_ns)
 
     def copy_ns(self, size_bytes: int) -> int:
         """Time of a kernel that copies so much: into a bucket, or out of it."""

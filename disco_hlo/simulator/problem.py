@@ -1,4 +1,4 @@
-"""What the engine runs: tasks on a compute stream and on channels, as arrays that were checked.
+"""What the engine runs: tasks on a compute stream and on a channel, as arrays that were checked.
 
 A problem knows no HLO. It has an explicit order, as XLA's schedule does.
 """
@@ -90,25 +90,25 @@ class Problem:
     duration_ns: NDArray[np.int64]
     """``[tasks]``: time of each task when it runs alone."""
     resource: NDArray[np.int32]
-    """``[tasks]``: 0 for the compute stream, 1.. for the channels."""
+    """``[tasks]``: 0 for the compute stream, 1 for the channel."""
     predecessors: Lists
     """For each task, the tasks that must have finished before it starts."""
     communicates: NDArray[np.bool_]
-    """``[tasks]``: counted as communication; always so on a channel."""
+    """``[tasks]``: counted as communication; always so on the channel."""
     speed_ppm: NDArray[np.int64]
-    """``[4, channels + 1]``: speeds beside 0, 1, .. running collectives, of compute, of each collective
-    while the compute stream idles, of each collective while it computes, and of :attr:`products`."""
+    """``[4, 2]``, or ``[4, 1]`` without a channel: speeds alone and beside a running collective, of compute, of a
+    collective while the compute stream idles, of one while it computes, and of :attr:`products`."""
     products: NDArray[np.bool_]
     """``[tasks]``: tasks on the compute stream that go at the speeds of the last row if a collective ran when they
     began, at full speed if none did, and pay for what they hold (:mod:`disco_hlo.simulator.contention`)."""
     hold_ns: NDArray[np.int64]
-    """``[tasks]``: how much of a task on the compute stream must be done before one on a channel can begin during it,
+    """``[tasks]``: how much of a task on the compute stream must be done before one on the channel can begin during it,
     less than all, so that one which is held to the end begins during it, too."""
     order: NDArray[np.int32]
-    """What the compute stream goes through: ``i`` runs task i, or issues it to its channel; ``~i``
+    """What the compute stream goes through: ``i`` runs task i, or issues it to the channel; ``~i``
     waits until collective i has finished, which it must do once at least."""
     transfer_wait_ns: int = 0
-    """What a task on a channel has more to do, unless the compute stream idles when it begins."""
+    """What a task on the channel has more to do, unless the compute stream idles when it begins."""
     buffers: Buffers = field(default_factory=lambda: Buffers.of(()))
     resident_bytes: int = 0
     """Memory in use throughout: parameters and constants."""
@@ -123,11 +123,6 @@ class Problem:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    @property
-    def channels(self) -> int:
-        """Number of communication channels."""
-        return int(self.speed_ppm.shape[1]) - 1
 
     @cached_property
     def successors(self) -> Lists:
@@ -159,7 +154,7 @@ def _check_arrays(problem: Problem) -> None:
         ("communicates", problem.communicates, np.bool_, tasks),
         ("predecessors", problem.predecessors.offset, np.int32, (len(problem) + 1,)),
         ("predecessors", problem.predecessors.member, np.int32, problem.predecessors.member.shape),
-        ("speed_ppm", problem.speed_ppm, np.int64, (4, *problem.speed_ppm.shape[1:2])),
+        ("speed_ppm", problem.speed_ppm, np.int64, (4, 1 if problem.speed_ppm.shape[1:] == (1,) else 2)),
         ("products", problem.products, np.bool_, tasks),
         ("hold_ns", problem.hold_ns, np.int64, tasks),
     ]
@@ -220,7 +215,7 @@ def _check_unit(problem: Problem) -> None:
 
 def _check_lists(problem: Problem) -> None:
     every_task = np.arange(len(problem), dtype=np.int32)
-    _check_range(problem, "resource", problem.resource, problem.channels + 1, every_task)
+    _check_range(problem, "resource", problem.resource, problem.speed_ppm.shape[1], every_task)
     needed = problem.predecessors
     _check_range(problem, "predecessor", needed.member, len(problem), needed.owner)
     _check_range(problem, "buffer producer", problem.buffers.producer, len(problem))
@@ -233,7 +228,7 @@ def _check_lists(problem: Problem) -> None:
         )
     silent = np.flatnonzero((problem.resource > 0) & ~problem.communicates)
     if silent.size:
-        raise DiscoError(f"{problem.name(int(silent[0]))} runs on a channel but is not communication.")
+        raise DiscoError(f"{problem.name(int(silent[0]))} runs on the channel but is not communication.")
     if problem.buffers.size_bytes.size and problem.buffers.size_bytes.min() < 0:
         buffer = int(problem.buffers.size_bytes.argmin())
         raise DiscoError(

@@ -106,7 +106,7 @@ def evaluate(order: Any, duration_ns: Any, resource: Any, products: Any, hold_ns
         if entry < 0:
             wait(p, ~entry)
         elif resource[entry] > 0:
-            issue(p, entry, resource[entry] - 1, duration_ns[entry])
+            issue(p, entry, duration_ns[entry])
         else:
             p.start_ns[entry] = p.number[NOW]
             row = PRODUCT if products[entry] else COMPUTE

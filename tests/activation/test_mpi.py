@@ -1,5 +1,7 @@
 """The MPI channel under a real mpiexec: the ways jobs and MPI worlds relate, and dead ranks."""
 
+import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +67,13 @@ def test_a_launcher_of_another_mpi_is_an_error_where_mpi_is_insisted_on(tmp_path
     results, _ = run_alone("exchange", 2, tmp_path, PMI_SIZE=2, channel="mpi")
     assert results[0] == results[1]
     assert results[0]["error"].startswith("DISCO_CHANNEL=mpi, but ")
+
+
+def test_a_fork_of_a_rank_does_not_meet_the_others_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    mpi._finalize(os.getpid() + 1)
+    with pytest.raises(ImportError):
+        mpi._finalize(os.getpid())
 
 
 def test_waiting_for_a_rank_leaves_the_cores_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 from disco_hlo.core.legality import group_refusal, kernel, kernel_refusal
 from disco_hlo.core.rows import plain_rows
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
+from tests.graphs import graph_of
 
 
 def steps(*ops: tuple[str, tuple[int, ...], int], backend: str = "cpu") -> Graph:
@@ -71,24 +72,21 @@ def test_a_kernel_that_would_never_end_is_none_either() -> None:
     )
 
 
-CPU_STEP = Graph(
-    (
-        Node(0, "parameter", shape((8, 4)), (), Kind.PARAMETER, "p"),
-        Node(1, "negate", shape((8, 4)), (0,), Kind.FUSIBLE, "n"),
-        Node(2, "exponential", shape((8, 4)), (1,), Kind.FUSIBLE, "e"),
-        Node(3, "reduce", shape((8,)), (1,), Kind.FUSIBLE, "r", dimensions=(1,)),
-        Node(4, "gather", shape((8, 4)), (1,), Kind.FUSIBLE, "g"),
-        Node(5, "dot", shape((8, 4)), (1,), Kind.FIXED, "d"),
-        Node(6, "copy", shape((8, 4)), (0,), Kind.FUSIBLE, "c"),
-        Node(7, "bitcast", Shape("f32", (32,), (0,)), (2,), Kind.FREE, "b"),
-        Node(8, "scatter", shape((8, 4)), (1, 1, 1), Kind.FIXED, "s"),
-        Node(9, "transpose", Shape("f32", (8, 4), (0, 1)), (0,), Kind.FUSIBLE, "t"),
-        Node(10, "reverse", shape((8, 4)), (0,), Kind.FUSIBLE, "v"),
-        Node(11, "add", shape((8, 4)), (10, 1), Kind.FUSIBLE, "a"),
-        Node(12, "tuple", Shape("tuple"), (*range(2, 8), 8, 9, 11), Kind.FREE, "tuple"),
-    ),
-    12, (), "cpu", "jit_step", "f00d", inplace=((0, 11),),
-)  # fmt: skip
+CPU_STEP = graph_of("""
+    f32[8,4] param
+    f32[8,4] negate 0
+    f32[8,4] exponential 1
+    f32[8] reduce 1 {1}
+    f32[8,4] gather 1
+    f32[8,4] dot 1
+    f32[8,4] copy 0
+    f32[32] bitcast 2
+    f32[8,4] scatter 1 1 1
+    f32[8,4]{0,1} transpose 0
+    f32[8,4] reverse 0
+    f32[8,4] add 10 1
+    tuple 2 3 4 5 6 7 8 9 11
+""", inplace=((0, 11),))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -118,13 +116,12 @@ def test_what_may_be_one_kernel_on_cpu(members: set[int], results: list[int], re
 def test_64_operands_and_results_five_reductions_and_eight_emissions_are_the_most_on_cpu() -> None:
     def kernel_of(count: int, opcode: str) -> Graph:
         """A sum of so many ops, each of which reads a parameter of its own."""
-        nodes = [Node(x, "parameter", shape((8, 4)), (), Kind.PARAMETER, "p") for x in range(count)]
-        small = shape((8,)) if opcode == "reduce" else shape((8, 4))
-        nodes += [Node(count + x, opcode, small, (x,), Kind.FUSIBLE, "o") for x in range(count)]
+        small = "f32[8]" if opcode == "reduce" else "f32[8,4]"
+        lines = ["f32[8,4] param"] * count
+        lines += [f"{small} {opcode} {x}" for x in range(count)]
         for x in range(count - 1):
-            operands = (2 * count + x - 1 if x else count, count + 1 + x)
-            nodes.append(Node(2 * count + x, "add", small, operands, Kind.FUSIBLE, "a"))
-        return Graph(tuple(nodes), len(nodes) - 1, (), "cpu", "jit_step", "f00d")
+            lines.append(f"{small} add {2 * count + x - 1 if x else count} {count + 1 + x}")
+        return graph_of("\n".join(lines))
 
     for opcode, most, reason in (
         ("negate", 63, "65 operands and results, more than 64"),
@@ -135,15 +132,8 @@ def test_64_operands_and_results_five_reductions_and_eight_emissions_are_the_mos
             refusal = group_refusal(graph, range(count, len(graph)), [len(graph) - 1])
             assert refusal == (None if count == most else reason)
     for readers in (3, 4):
-        nodes = [Node(0, "parameter", shape((8,)), (), Kind.PARAMETER, "p")]
-        for x in range(readers):
-            nodes.append(Node(x + 1, "exponential", shape((8,)), (x,), Kind.FUSIBLE, "e"))
-            if x:
-                nodes[-1] = Node(x + 1, "concatenate", shape((8 << x,)), (x, x), Kind.FUSIBLE, f"c{x}")
-        nodes.append(
-            Node(len(nodes), "concatenate", shape((8 << readers,)), (readers, readers), Kind.FUSIBLE, "c")
-        )
-        graph = Graph(tuple(nodes), len(nodes) - 1, (), "cpu", "jit_step", "f00d")
+        doubled = [f"f32[{8 << x}] concatenate {x} {x}" for x in range(1, readers + 1)]
+        graph = graph_of("\n".join(["param", "exponential 0", *doubled]))
         refusal = group_refusal(graph, range(1, len(graph)), [len(graph) - 1])
         expected = "n1 (exponential) would be written 16 times into one kernel, more than 8"
         assert refusal == (None if readers == 3 else expected)

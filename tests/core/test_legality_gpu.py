@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from disco_hlo.core.gpu_facts import gpu_facts
@@ -10,8 +12,10 @@ from disco_hlo.core.legality_gpu import find_heroes
 from disco_hlo.core.rows import plain_rows
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph
+from tests import graphs
 from tests.captured import captured
-from tests.plan.small_graphs import gpu_graph as graph
+
+graph_of = partial(graphs.graph_of, backend="gpu")
 
 # What XLA itself does ---------------------------------------------------------------------------
 
@@ -55,7 +59,7 @@ def test_a_reduction_is_done_by_a_block_where_its_dimensions_are_neighbours_and_
 ) -> None:
     extents = shape.split(",")
     kept = ",".join(extent for i, extent in enumerate(extents) if str(i) not in dimensions.split(","))
-    step = graph(f"""
+    step = graph_of(f"""
         f32[{shape}] param
         f32[] const
         f32[{kept}] reduce 0 1 {{{dimensions}}}
@@ -80,7 +84,7 @@ def test_a_reduction_is_done_by_a_block_where_its_dimensions_are_neighbours_and_
 def test_a_transpose_is_done_by_tiles_where_neighbours_part(
     dtype: str, before: str, after: str, permutation: str, by_tiles: bool
 ) -> None:
-    step = graph(f"""
+    step = graph_of(f"""
         {dtype}[{before}] param
         {dtype}[{after}] transpose 0 {{{permutation}}}
     """)
@@ -94,53 +98,36 @@ def hero(graph: Graph, members: set[int], result: int) -> int:
     return w.heroes[0]
 
 
-def test_a_hero_stands_behind_trivial_ops() -> None:
-    step = graph("""
-        f32[512,1024] param
-        f32[] const
-        f32[512] reduce 0 1 {1}
-        bf16[512] convert 2
-        bf16[8,64] bitcast 3
-    """)
-    assert hero(step, {2, 3, 4}, 4) == 2
-    assert emitter_kind(step, {2, 3, 4}, [4]) == "input"
+REDUCED = "f32[512,1024] param; f32[] const; f32[512] reduce 0 1 {1}; "
+ONE_TURNED = "f32[64,128] param; f32[128,64] param; f32[128,64] transpose 0 {1,0}; f32[128,64] add 2 1"
+BOTH_TURNED = (
+    "f32[64,128] param; f32[64,128] param; f32[128,64] transpose 0 {1,0}; f32[128,64] transpose 1 {1,0}; "
+    "f32[128,64] add 2 3"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "members", "expected", "emitter"),
+    [
+        (REDUCED + "bf16[512] convert 2; bf16[8,64] bitcast 3", {2, 3, 4}, 2, "input"),  # behind trivial ops
+        (ONE_TURNED, {2, 3}, 2, "input"),  # behind ops of several operands
+        (BOTH_TURNED, {2, 3, 4}, 4, "loop"),  # of two transposes none
+        ("f32[8] param; f32[16] concatenate 0 0 {0}; f32[16] negate 1", {1, 2}, 1, "loop"),
+    ],
+)
+def test_a_hero_is_found_through_trivial_ops(
+    text: str, members: set[int], expected: int, emitter: str
+) -> None:
+    step, result = graph_of(text), max(members)
+    assert hero(step, members, result) == expected
+    assert emitter_kind(step, members, [result]) == emitter
 
 
 def test_a_reduction_that_two_operands_go_into_after_is_no_hero() -> None:
-    step = graph("""
-        f32[512,1024] param
-        f32[] const
-        f32[512] reduce 0 1 {1}
-        f32[512] param
-        f32[512] add 2 3
-    """)
+    step = graph_of(REDUCED + "f32[512] param; f32[512] add 2 3")
     assert hero(step, {2, 4}, 4) == 4
     reason = "n2 (reduce) would be repeated for every element of its readers"
     assert group_refusal(step, {2, 4}, [4]) == reason
-
-
-def test_a_transpose_stays_hero_behind_ops_of_several_operands() -> None:
-    step = graph("f32[64,128] param\nf32[128,64] param\nf32[128,64] transpose 0 {1,0}\nf32[128,64] add 2 1")
-    assert hero(step, {2, 3}, 3) == 2
-    assert emitter_kind(step, {2, 3}, [3]) == "input"
-
-
-def test_of_two_transposes_none_is_hero() -> None:
-    step = graph("""
-        f32[64,128] param
-        f32[64,128] param
-        f32[128,64] transpose 0 {1,0}
-        f32[128,64] transpose 1 {1,0}
-        f32[128,64] add 2 3
-    """)
-    assert hero(step, {2, 3, 4}, 4) == 4
-    assert emitter_kind(step, {2, 3, 4}, [4]) == "loop"
-
-
-def test_a_concatenate_is_hero_behind_trivial_ops_and_loops() -> None:
-    step = graph("f32[8] param\nf32[16] concatenate 0 0 {0}\nf32[16] negate 1")
-    assert hero(step, {1, 2}, 2) == 1
-    assert emitter_kind(step, {1, 2}, [2]) == "loop"
 
 
 # Several results ----------------------------------------------------------------------------------
@@ -175,16 +162,18 @@ SIBLINGS = """
     ],
 )
 def test_several_results_share_one_loop(results: tuple[int, ...], reason: str | None) -> None:
-    assert group_refusal(graph(SIBLINGS), set(results), results) == reason
+    assert group_refusal(graph_of(SIBLINGS), set(results), results) == reason
 
 
 def test_a_result_of_equal_elements_in_other_dimensions_shares_the_loop() -> None:
-    step = graph("f32[512,1024] param\nf32[524288] bitcast 0\nf32[512,1024] negate 0\nf32[524288] negate 1")
+    step = graph_of(
+        "f32[512,1024] param\nf32[524288] bitcast 0\nf32[512,1024] negate 0\nf32[524288] negate 1"
+    )
     assert group_refusal(step, {1, 2, 3}, [2, 3]) is None
 
 
 def test_a_nested_transpose_does_not_stand_beside_a_block_reduction() -> None:
-    step = graph("""
+    step = graph_of("""
         f32[8,64,128] param
         f32[] const
         f32[64,8,128] transpose 0 {1,0,2}
@@ -195,13 +184,13 @@ def test_a_nested_transpose_does_not_stand_beside_a_block_reduction() -> None:
 
 
 def test_a_kernel_does_not_go_on_from_a_result_that_it_reduced() -> None:
-    step = graph("f32[512,1024] param\nf32[] const\nf32[512] reduce 0 1 {1}\nf32[512] negate 2")
+    step = graph_of("f32[512,1024] param\nf32[] const\nf32[512] reduce 0 1 {1}\nf32[512] negate 2")
     assert group_refusal(step, {2, 3}, [3]) is None
     assert "no loop computes it" in str(group_refusal(step, {2, 3}, [2, 3]))
 
 
 def test_nothing_moves_elements_before_a_result_that_the_kernel_goes_on_from() -> None:
-    step = graph("""
+    step = graph_of("""
         f32[4,64,128] param
         f32[64,4,128] transpose 0 {1,0,2}
         f32[64,4,128] negate 1
@@ -217,13 +206,13 @@ def test_nothing_moves_elements_before_a_result_that_the_kernel_goes_on_from() -
 
 
 def test_no_reduction_of_a_reduction() -> None:
-    step = graph("f32[512,1024] param\nf32[] const\nf32[512] reduce 0 1 {1}\nf32[] reduce 2 1 {0}")
+    step = graph_of("f32[512,1024] param\nf32[] const\nf32[512] reduce 0 1 {1}\nf32[] reduce 2 1 {0}")
     assert group_refusal(step, {2, 3}, [3]) is not None
     assert group_refusal(step, {2}, [2]) is None
 
 
 def test_two_columns_fit_shared_memory_and_three_do_not() -> None:
-    step = graph("""
+    step = graph_of("""
         f32[512,1024] param
         f32[] const
         f32[512,1024] exponential 0
@@ -241,7 +230,7 @@ def test_eight_rows_are_the_most() -> None:
     opcodes = "negate exponential abs sine cosine tanh floor ceil sign"
     lines += [f"f32[512,1024] {opcode} 0" for opcode in opcodes.split()]
     lines += [f"f32[512] reduce {i} 1 {{1}}" for i in range(2, 11)]
-    step = graph("\n".join(lines))
+    step = graph_of("\n".join(lines))
     assert group_refusal(step, {*range(2, 10), *range(11, 19)}, list(range(11, 19))) is None
     assert group_refusal(step, range(2, 20), list(range(11, 20))) == "9 reductions, more than 8"
 
@@ -250,7 +239,7 @@ def test_96_operands_and_results_are_the_most() -> None:
     def sums(count: int) -> Graph:
         lines = ["f32[8] param"] * count + ["f32[8] add 0 1"]
         lines += [f"f32[8] add {count + i - 1} {i + 1}" for i in range(1, count - 1)]
-        return graph("\n".join(lines))
+        return graph_of("\n".join(lines))
 
     allowed, more = sums(95), sums(96)
     assert group_refusal(allowed, range(95, len(allowed)), [len(allowed) - 1]) is None
@@ -262,7 +251,7 @@ def test_96_operands_and_results_are_the_most() -> None:
 
 
 def test_a_buffer_is_read_where_it_is_overwritten_bitcasts_included() -> None:
-    step = graph(
+    step = graph_of(
         """
         f32[512,1024] param
         f32[524288] bitcast 0
@@ -308,9 +297,9 @@ SCATTER = """
 def test_a_scatter_takes_its_updates_along_and_nothing_else(
     members: set[int], results: list[int], reason: str | None
 ) -> None:
-    assert group_refusal(graph(SCATTER, inplace=((0, 4),)), members, results) == reason
+    assert group_refusal(graph_of(SCATTER, inplace=((0, 4),)), members, results) == reason
 
 
 def test_an_op_without_a_code_generator_stays_alone() -> None:
-    step = graph("f32[8] param\nu32[8] param\nf32[8] negate 0\nbf16[8] stochastic-convert 2 1")
+    step = graph_of("f32[8] param\nu32[8] param\nf32[8] negate 0\nbf16[8] stochastic-convert 2 1")
     assert group_refusal(step, {2, 3}, [3]) == "n3 (stochastic-convert) has no code generator"

@@ -15,15 +15,14 @@ from disco_hlo.estimator.analytic import (
 )
 from disco_hlo.estimator.kernel_tables import EXTENTS_AT, OPERANDS_AT, structure
 from disco_hlo.hlo.cost_model import Kernels
-from disco_hlo.hlo.graph import Shape
-from tests.estimator.kernels import f32, graph_of
+from tests.graphs import graph_of
 
 # 1 ns a byte, 1 ns a flop
 SLOW = DeviceModel(1e9, 1e9, hoists=True)
 
 STEP = graph_of(
-    "parameter[4,8]; constant[]; multiply[4,8] 0 0; log[4,8] 2; dot[4,4] 3 0; all-reduce[4,4] 4; "
-    "bitcast[16] 5; tuple[16] 6"
+    "f32[4,8] param; f32[] const; f32[4,8] multiply 0 0; f32[4,8] log 2; f32[4,4] dot 3 0; "
+    "f32[4,4] all-reduce 4; f32[16] bitcast 5; tuple 6"
 )
 
 
@@ -45,11 +44,11 @@ def test_streaming_follows_the_measured_curve():
     curve = ((100.0, 10.0), (300.0, 50.0), (600.0, 50.0))
     model = AnalyticModel(DeviceModel(1e9, 1e15, hoists=True, shortest_kernel_ns=7.0, streaming=curve))
     sizes = [1, 10, 25, 50, 100]
-    graph = graph_of(*[row for n in sizes for row in (("parameter", f32(n), ()), ("copy", f32(n), ()))])
+    graph = graph_of("; ".join(f"f32[{n}] param; f32[{n}] copy" for n in sizes))
     times = model.op_ns(graph).tolist()[1::2]
     # 4 bytes a result: 4, 40, 100, 200 and 400 bytes
     assert times == [7, 7, 10, 30, 50]
-    beyond = graph_of(("parameter", f32(300), ()), ("copy", f32(300), ()))
+    beyond = graph_of("f32[300] param; f32[300] copy")
     assert model.op_ns(beyond).tolist() == [0, 100]
 
 
@@ -71,7 +70,7 @@ def test_impossible_devices_are_refused(wrong):
 
 
 def test_a_tuple_of_what_a_bitcast_shows_needs_no_maps():
-    found = structure(graph_of("parameter[4,8]; bitcast[32] 0; negate[32] 1; tuple[32] 1 2"))
+    found = structure(graph_of("f32[4,8] param; f32[32] bitcast 0; f32[32] negate 1; tuple 1 2"))
     lengths = found.node[EXTENTS_AT] - found.node[OPERANDS_AT]
     assert lengths[:4].tolist() == [0, 2, 2, 0]
     assert found.edge[found.node[OPERANDS_AT, 2]] == 0
@@ -92,17 +91,17 @@ def ops_graph():
     for width in (16, 64, 128, 256, 512, 1024):
         first = len(rows)
         rows += [
-            ("parameter", f32(width, width), ()),
-            ("constant", f32(), ()),
-            ("add", f32(width, width), (first, first)),
-            ("multiply", f32(width, width), (first, first + 2)),
-            ("log", f32(width, width), (first,)),
-            ("exponential", f32(width, width), (first,)),
-            ("reduce", f32(width), (first, first + 1), (1,)),
-            ("reduce", f32(width), (first, first + 1), (0,)),
-            ("broadcast", f32(width, width), (first + 1,), ()),
+            f"f32[{width},{width}] param",
+            "f32[] const",
+            f"f32[{width},{width}] add {first} {first}",
+            f"f32[{width},{width}] multiply {first} {first + 2}",
+            f"f32[{width},{width}] log {first}",
+            f"f32[{width},{width}] exponential {first}",
+            f"f32[{width}] reduce {first} {first + 1} {{1}}",
+            f"f32[{width}] reduce {first} {first + 1} {{0}}",
+            f"f32[{width},{width}] broadcast {first + 1} {{}}",
         ]
-    return graph_of(*rows)
+    return graph_of("\n".join(rows))
 
 
 GRAPH = ops_graph()
@@ -147,12 +146,7 @@ def test_a_few_disturbed_measurements_move_little():
 
 def test_tiny_ops_alone_do_not_say_how_fast_large_ones_stream():
     """One scalar op in a profile once made a copy of 400 MB take minutes."""
-    graph = graph_of(
-        ("parameter", f32(2), ()),
-        ("negate", f32(2), (0,)),
-        ("parameter", f32(1 << 20), ()),
-        ("negate", f32(1 << 20), (2,)),
-    )
+    graph = graph_of("f32[2] param; f32[2] negate 0; f32[1048576] param; f32[1048576] negate 2")
     base = DeviceModel(memory_bandwidth=4e12, flops_per_s=4e14, hoists=False)
     device = calibrated(base, measured_ops([graph], {graph.nodes[1].key: 1000.0}))
     assert AnalyticModel(device).op_ns(graph).tolist() == [0, 1000, 0, 2097]
@@ -160,19 +154,13 @@ def test_tiny_ops_alone_do_not_say_how_fast_large_ones_stream():
 
 def test_a_bf16_matmul_is_estimated_at_the_rate_that_others_reached():
     """One that was not measured itself took as long as in f32: 3.8 ms on an H100, of which it needs 0.25."""
-    rows = [("parameter", Shape("bf16", (n, n), (1, 0)), ()) for n in (64, 1024, 2048, 4096)]
-    entry = graph_of(
-        *rows[:2], ("dot", Shape("bf16", (64, 64)), (0, 0)), ("dot", Shape("bf16", (1024, 1024)), (1, 1))
-    )
-    body = graph_of(rows[2], ("dot", Shape("bf16", (2048, 2048)), (0, 0)))
+    entry = graph_of("bf16[64,64] param; bf16[1024,1024] param; bf16[64,64] dot 0 0; bf16[1024,1024] dot 1 1")
+    body = graph_of("bf16[2048,2048] param; bf16[2048,2048] dot 0 0")
     times_ns = {entry.nodes[2].key: 5000.0, entry.nodes[3].key: 3579.0, body.nodes[1].key: 24_543.0}
     rates = library_flops_per_s([entry, body], times_ns)
     assert rates == {"bf16": pytest.approx(7e14, rel=1e-4)}
     unmeasured = graph_of(
-        rows[3],
-        ("dot", Shape("bf16", (4096, 4096)), (0, 0)),
-        ("parameter", f32(4096, 4096), ()),
-        ("dot", f32(4096, 4096), (2, 2)),
+        "bf16[4096,4096] param; bf16[4096,4096] dot 0 0; f32[4096,4096] param; f32[4096,4096] dot 2 2"
     )
     model = AnalyticModel(DeviceModel(3e12, 5e13, hoists=False), rates)
     assert model.op_ns(unmeasured).tolist() == [0, 196_344, 0, 2_748_779]

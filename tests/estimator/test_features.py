@@ -13,13 +13,13 @@ from disco_hlo.estimator.kernel_cost import kernels_ns
 from disco_hlo.estimator.samples import Grower
 from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Graph
-from tests.estimator.kernels import graph_of
 from tests.estimator.steps import DEVICE, transformer
+from tests.graphs import graph_of
 
 CPU = DeviceModel(1e9, 1e9, hoists=True, element_ns={"log": 2.0, "add": 0.5, "reduce": 1.0})
 
 SOFTENED = graph_of(
-    "parameter[4,8]; log[4,8] 0; reduce[4] 1 {1}; broadcast[4,8] 2 {0}; add[4,8] 1 3; tuple[4,8] 4"
+    "f32[4,8] param; f32[4,8] log 0; f32[4] reduce 1 {1}; f32[4,8] broadcast 2 {0}; f32[4,8] add 1 3; tuple 4"
 )
 
 
@@ -88,8 +88,8 @@ def test_the_estimate_is_the_analytical_model_s() -> None:
 
 def test_equal_structure_gives_equal_features_wherever_it_stands() -> None:
     again = graph_of(
-        "parameter[4,8]; parameter[4,8]; multiply[4,8] 0 1; log[4,8] 1; negate[4,8] 3; reduce[4] 3 {1}; "
-        "broadcast[4,8] 5 {0}; add[4,8] 3 6; tuple[4,8] 7 4 2"
+        "f32[4,8] param; f32[4,8] param; f32[4,8] multiply 0 1; f32[4,8] log 1; f32[4,8] negate 3; "
+        "f32[4] reduce 3 {1}; f32[4,8] broadcast 5 {0}; f32[4,8] add 3 6; tuple 7 4 2"
     )
     here, there = encoded(SOFTENED, (1, 2, 3, 4), (4,)), encoded(again, (3, 5, 6, 7), (7,))
     for mine, theirs in zip(here, there, strict=True):

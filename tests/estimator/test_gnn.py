@@ -27,9 +27,9 @@ from disco_hlo.hlo.cost_model import Kernels
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
-from tests.estimator.kernels import f32, graph_of
 from tests.estimator.steps import DEVICE, random_weights, transformer
 from tests.estimator.test_features import MANY
+from tests.graphs import graph_of
 
 GRAPH = transformer().graph
 KERNELS = unit_graph(GRAPH, read(transformer())).kernels(GRAPH)
@@ -83,7 +83,7 @@ def test_single_ops_are_estimated_too(model: GnnModel) -> None:
 
 
 def test_a_graph_without_fusible_ops_is_no_trouble(model: GnnModel) -> None:
-    graph = graph_of(("parameter", f32(4), ()), ("tuple", f32(4), (0,)))
+    graph = graph_of("param\ntuple 0")
     assert model.op_ns(graph).tolist() == [0, 0]
     assert model.kernels_ns(graph, Kernels.of_lists([], [])).tolist() == []
 

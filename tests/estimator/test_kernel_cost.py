@@ -1,5 +1,6 @@
 """Loop nests of fused kernels: what they move and how often they compute."""
 
+from dataclasses import replace
 from functools import cache
 from random import Random
 
@@ -10,10 +11,10 @@ from hypothesis import strategies as st
 
 from disco_hlo.estimator.analytic import AnalyticModel, DeviceModel
 from disco_hlo.estimator.kernel_cost import MAXIMUM_CONTEXTS, kernel_work
-from disco_hlo.hlo.graph import Kind, Shape
+from disco_hlo.hlo.graph import Kind
 from tests.captured import captured
-from tests.estimator.kernels import f32, graph_of
 from tests.estimator.obvious_cost import obvious_work
+from tests.graphs import graph_of
 
 # One evaluation of a log costs 1 ns, everything else nothing: work counts the evaluations of logs.
 LOGS = {"log": 1.0, "add": 0.0, "multiply": 0.0, "reduce": 0.0, "divide": 0.0}
@@ -28,19 +29,19 @@ def work_of(graph, members, results, device=CPU, tiled=False):
 
 
 def test_bytes_are_distinct_reads_and_results():
-    graph = graph_of("parameter[4,8]; multiply[4,8] 0 0; add[4,8] 1 0; log[4,8] 2; tuple[4,8] 3")
+    graph = graph_of("f32[4,8] param; f32[4,8] multiply 0 0; f32[4,8] add 1 0; f32[4,8] log 2; tuple 3")
     assert work_of(graph, {1}, {1}) == (256, 0, 0)
     assert work_of(graph, {1, 2, 3}, {3}) == (256, 32, 0)
     assert work_of(graph, {1, 2, 3}, {2, 3}) == (384, 32, 0)
 
 
 def test_scalar_constants_are_free():
-    graph = graph_of("parameter[4,8]; constant[]; broadcast[4,8] 1 {}; multiply[4,8] 0 2")
+    graph = graph_of("f32[4,8] param; f32[] const; f32[4,8] broadcast 1 {}; f32[4,8] multiply 0 2")
     assert work_of(graph, {2, 3}, {3}) == (256, 0, 0)
 
 
-ROWS = graph_of("parameter[4,8]; parameter[4]; log[4] 1; broadcast[4,8] 2 {0}; add[4,8] 0 3")
-COLUMNS = graph_of("parameter[4,8]; parameter[8]; log[8] 1; broadcast[4,8] 2 {1}; add[4,8] 0 3")
+ROWS = graph_of("f32[4,8] param; f32[4] param; f32[4] log 1; f32[4,8] broadcast 2 {0}; f32[4,8] add 0 3")
+COLUMNS = graph_of("f32[4,8] param; f32[8] param; f32[8] log 1; f32[4,8] broadcast 2 {1}; f32[4,8] add 0 3")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_a_broadcast_recomputes_where_it_cannot_be_hoisted(graph, device, logs, 
 
 
 def test_scalars_are_computed_once():
-    graph = graph_of("parameter[4,8]; parameter[]; log[] 1; broadcast[4,8] 2 {}; add[4,8] 0 3")
+    graph = graph_of("f32[4,8] param; f32[] param; f32[] log 1; f32[4,8] broadcast 2 {}; f32[4,8] add 0 3")
     assert work_of(graph, {2, 3, 4}, {4}, CPU)[1] == 1
     assert work_of(graph, {2, 3, 4}, {4}, GPU)[1] == 1
 
@@ -65,12 +66,8 @@ def test_scalars_are_computed_once():
 def softmax_like(reduced):
     kept = 1 - reduced
     return graph_of(
-        ("parameter", f32(4, 8), ()),
-        ("constant", f32(), ()),
-        ("log", f32(4, 8), (0,)),
-        ("reduce", f32((4, 8)[kept]), (2, 1), (reduced,)),
-        ("broadcast", f32(4, 8), (3,), (kept,)),
-        ("divide", f32(4, 8), (2, 4)),
+        f"f32[4,8] param; f32[] const; f32[4,8] log 0; f32[{(4, 8)[kept]}] reduce 2 1 {{{reduced}}}; "
+        f"f32[4,8] broadcast 3 {{{kept}}}; f32[4,8] divide 2 4"
     )
 
 
@@ -102,37 +99,39 @@ def test_reducing_columns_reads_across_the_grain():
     assert work_of(softmax_like(0), {2, 3}, {3}) == (128 + 32, 32, 32)
 
 
+def test_an_array_without_a_layout_is_row_major():
+    graph = graph_of("f32[4,8] param; f32[4,8] log 0; f32[4] reduce 1 {1}")
+    nodes = tuple(replace(node, shape=replace(node.shape, layout=())) for node in graph.nodes)
+    assert work_of(replace(graph, nodes=nodes), {1, 2}, {2}) == work_of(graph, {1, 2}, {2}) == (144, 32, 0)
+
+
 def test_what_is_read_straight_and_transposed_is_computed_twice():
-    graph = graph_of("parameter[4,4]; log[4,4] 0; transpose[4,4] 1 {1,0}; add[4,4] 1 2")
+    graph = graph_of("f32[4,4] param; f32[4,4] log 0; f32[4,4] transpose 1 {1,0}; f32[4,4] add 1 2")
     assert work_of(graph, {1, 2, 3}, {3}) == (128, 32, 16)
 
 
 def test_a_copy_to_another_layout_is_a_transpose():
-    graph = graph_of(("parameter", f32(4, 8), ()), ("copy", f32(4, 8, layout=(0, 1)), (0,)))
+    graph = graph_of("f32[4,8] param; f32[4,8]{0,1} copy 0")
     assert work_of(graph, {1}, {1}) == (256, 0, 32)
 
 
 def test_a_slice_reads_and_computes_only_its_part():
-    graph = graph_of("parameter[16,8]; log[16,8] 0; slice[4,8] 1; add[4,8] 2 2")
+    graph = graph_of("f32[16,8] param; f32[16,8] log 0; f32[4,8] slice 1; f32[4,8] add 2 2")
     assert work_of(graph, {1, 2, 3}, {3}) == (256, 32, 0)
 
 
-@pytest.mark.parametrize("base", ["parameter", "get-tuple-element", "bitcast"])
+@pytest.mark.parametrize("base", ["param", "get-tuple-element 0", "bitcast 0"])
 def test_an_update_of_what_comes_from_elsewhere_costs_the_update(base):
     """A loop's turn writes one layer of a stacked array; all layers were counted."""
     graph = graph_of(
-        ("parameter", f32(16, 8), ()),
-        (base, f32(16, 8), () if base == "parameter" else (0,)),
-        ("parameter", f32(1, 8), ()),
-        ("log", f32(1, 8), (2,)),
-        ("dynamic-update-slice", f32(16, 8), (1, 3)),
+        f"f32[16,8] param; f32[16,8] {base}; f32[1,8] param; f32[1,8] log 2; f32[16,8] dynamic-update-slice 1 3"
     )
     moved, logs, _ = work_of(graph, {3, 4}, {4}, GPU)
     assert (moved, logs) == (3 * 32, 8), "it also reads what it overwrites"
 
 
 def test_an_update_of_what_is_computed_before_writes_all():
-    graph = graph_of("parameter[16,8]; parameter[1,8]; add[16,8] 0 0; dynamic-update-slice[16,8] 2 1")
+    graph = graph_of("f32[16,8] param; f32[1,8] param; f32[16,8] add 0 0; f32[16,8] dynamic-update-slice 2 1")
     assert work_of(graph, {2, 3}, {3}, GPU)[0] == 512 + 512 + 32
 
 
@@ -140,84 +139,83 @@ def test_an_update_of_what_is_computed_before_writes_all():
 def test_an_update_of_an_update_in_one_kernel_writes_all(members, moved):
     """XLA writes in place only where the array comes from outside the kernel."""
     graph = graph_of(
-        "parameter[16,8]; parameter[1,8]; parameter[1,8]; dynamic-update-slice[16,8] 0 1; "
-        "dynamic-update-slice[16,8] 3 2"
+        "f32[16,8] param; f32[1,8] param; f32[1,8] param; f32[16,8] dynamic-update-slice 0 1; "
+        "f32[16,8] dynamic-update-slice 3 2"
     )
     assert work_of(graph, members, {max(members)}, GPU)[0] == moved
 
 
-@pytest.mark.parametrize("other", [(16, 8), (1, 8)])
-def test_an_update_beside_another_result_writes_all(other):
+@pytest.mark.parametrize("rows", [16, 1])
+def test_an_update_beside_another_result_writes_all(rows):
     """XLA writes in place only where all results are updates."""
     graph = graph_of(
-        ("parameter", f32(16, 8), ()),
-        ("parameter", f32(1, 8), ()),
-        ("parameter", f32(*other), ()),
-        ("dynamic-update-slice", f32(16, 8), (0, 1)),
-        ("add", f32(*other), (2, 2)),
+        f"f32[16,8] param; f32[1,8] param; f32[{rows},8] param; f32[16,8] dynamic-update-slice 0 1; "
+        f"f32[{rows},8] add 2 2"
     )
-    added = 2 * 4 * other[0] * other[1]
+    added = 2 * 4 * rows * 8
     assert work_of(graph, {3, 4}, {3, 4}, GPU)[0] == 512 + 32 + 512 + added
 
 
 def test_results_of_one_shape_share_their_loops():
-    graph = graph_of("parameter[4,8]; log[4,8] 0; add[4,8] 1 0; multiply[4,8] 1 0; tuple[4,8] 2 3")
+    graph = graph_of("f32[4,8] param; f32[4,8] log 0; f32[4,8] add 1 0; f32[4,8] multiply 1 0; tuple 2 3")
     assert work_of(graph, {1, 2, 3}, {2, 3}) == (384, 32, 0)
 
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_bitcasts_are_looked_through(listed):
-    graph = graph_of("parameter[4,8]; log[4,8] 0; bitcast[32] 1; add[32] 2 2")
+    graph = graph_of("f32[4,8] param; f32[4,8] log 0; f32[32] bitcast 1; f32[32] add 2 2")
     assert work_of(graph, {1, 2, 3} if listed else {1, 3}, {3}) == (256, 32, 0)
 
 
 def test_a_reshape_keeps_the_loops_of_dimensions_that_stay():
-    graph = graph_of("parameter[4]; log[4] 0; reshape[1,4,1] 1; reshape[4] 2; broadcast[4,8] 3 {0}")
+    graph = graph_of(
+        "f32[4] param; f32[4] log 0; f32[1,4,1] reshape 1; f32[4] reshape 2; f32[4,8] broadcast 3 {0}"
+    )
     assert work_of(graph, {1, 2, 3, 4}, {4}) == (16 + 128, 4, 0)
 
 
 def test_a_variadic_reduction_walks_its_first_operand():
-    pair = Shape("tuple", elements=(f32(4), f32(4)))
     graph = graph_of(
-        ("parameter", f32(4, 8), ()),
-        ("constant", f32(), ()),
-        ("log", f32(4, 8), (0,)),
-        ("reduce", pair, (2, 2, 1, 1), (1,)),
-        ("tuple", f32(4), (3,)),
+        "f32[4,8] param; f32[] const; f32[4,8] log 0; (f32[4],f32[4]) reduce 2 2 1 1 {1}; tuple 3"
     )
     assert work_of(graph, {2, 3}, {3})[1] == 32
 
 
 def test_dead_duplicates_cost_nothing():
-    graph = graph_of("parameter[4]; log[4] 0; add[4] 0 0; tuple[4] 2")
+    graph = graph_of("f32[4] param; f32[4] log 0; f32[4] add 0 0; tuple 2")
     assert work_of(graph, {1, 2}, {2}) == (32, 0, 0)
 
 
 @st.composite
 def kernels(draw):
     """A chain-like graph over arrays of up to three dimensions, and the kernel of all its ops."""
-    extents = (3, 5, 2)
-    rows = [("parameter", f32(*extents), ())]
+    shapes, lines = [(3, 5, 2)], ["f32[3,5,2] param"]
     for number in range(1, draw(st.integers(2, 9))):
         previous = draw(st.integers(max(0, number - 3), number - 1))
-        dims = rows[previous][1].dims
+        dims, operands, dimensions = shapes[previous], str(previous), ""
         opcode = draw(st.sampled_from(["log", "add", "transpose", "broadcast", "reduce"]))
         if opcode == "reduce" and len(dims) > 1:
             reduced = draw(st.integers(0, len(dims) - 1))
-            rows.append((opcode, f32(*dims[:reduced], *dims[reduced + 1 :]), (previous,), (reduced,)))
+            dims, dimensions = (*dims[:reduced], *dims[reduced + 1 :]), f" {{{reduced}}}"
         elif opcode == "broadcast" and len(dims) < 3:
             new = draw(st.integers(0, len(dims)))
-            kept = tuple(d for d in range(len(dims) + 1) if d != new)
-            rows.append((opcode, f32(*dims[:new], 4, *dims[new:]), (previous,), kept))
+            dimensions = f" {{{commas(d for d in range(len(dims) + 1) if d != new)}}}"
+            dims = (*dims[:new], 4, *dims[new:])
         elif opcode == "transpose":
             order = tuple(draw(st.permutations(range(len(dims)))))
-            rows.append((opcode, f32(*(dims[d] for d in order)), (previous,), order))
+            dims, dimensions = tuple(dims[d] for d in order), f" {{{commas(order)}}}"
         elif opcode == "add":
-            others = [i for i in range(number) if rows[i][1].dims == dims]
-            rows.append((opcode, f32(*dims), (previous, draw(st.sampled_from(others)))))
+            others = [i for i in range(number) if shapes[i] == dims]
+            operands += f" {draw(st.sampled_from(others))}"
         else:
-            rows.append(("log", f32(*dims), (previous,)))
-    return graph_of(*rows)
+            opcode = "log"
+        shapes.append(dims)
+        lines.append(f"f32[{commas(dims)}] {opcode} {operands}{dimensions}")
+    return graph_of("\n".join(lines))
+
+
+def commas(numbers):
+    return ",".join(map(str, numbers))
 
 
 @settings(max_examples=300, deadline=None)

@@ -5,9 +5,9 @@ import pytest
 from disco_hlo.core.legality import group_refusal
 from disco_hlo.estimator import samples
 from disco_hlo.estimator.samples import FusedOp, Grower, is_plain, single_ops
-from disco_hlo.hlo.graph import Shape, external_reads, readers
-from tests.estimator.kernels import f32, graph_of
+from disco_hlo.hlo.graph import external_reads, readers
 from tests.estimator.steps import transformer
+from tests.graphs import graph_of
 
 OWN = [FusedOp(o.nodes, o.results) for o in transformer().origins if o.role == "fusion" and o.results]
 
@@ -89,13 +89,12 @@ def test_single_ops_are_one_for_each_cost_key() -> None:
 
 def test_kernels_that_overwrite_a_buffer_are_no_samples() -> None:
     """A scatter in a pack wrote into the input that others read (two of them made XLA abort)."""
-    graph = graph_of("parameter[8]; while[8] 0; add[8] 1 0; tuple[8] 2")
+    graph = graph_of("f32[8] param; f32[8] while 0; f32[8] add 1 0; tuple 2")
     assert is_plain(graph, {2}, {2})
     assert not is_plain(graph, {1, 2}, {2})
 
 
 def test_kernels_that_read_or_return_tuples_are_no_samples() -> None:
-    pair = Shape("tuple", elements=(f32(4), f32(4)))
-    graph = graph_of(("parameter", pair, ()), ("reduce", pair, (0,)), ("add", f32(4), (1, 1)))
+    graph = graph_of("(f32[4],f32[4]) param; (f32[4],f32[4]) reduce 0; f32[4] add 1 1")
     assert not is_plain(graph, {1}, {1})
     assert not is_plain(graph, {2}, {2})

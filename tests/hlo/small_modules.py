@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxlib import _hlo
+from tests.modules import module_of
 
 CALLED = """
 %adding (a: f32[8]) -> f32[8] {
@@ -53,18 +53,9 @@ ARGUMENTS = "%x = f32[8]{0} parameter(0)\n%y = f32[8]{0} parameter(1)\n%n = s32[
 
 def small_module(entry: str, header: str = "") -> bytes:
     """A scheduled module with arguments x, y and n."""
-    root = entry.rsplit("ROOT", 1)[1].split("=", 1)[1].strip()
-    result = root[: root.index(")") + 1] if root.startswith("(") else root.split(" ")[0]
-    text = (
-        f"HloModule jit_step, is_scheduled=true{header}\n{CALLED}\n"
-        f"ENTRY %main (x: f32[8], y: f32[8], n: s32[]) -> {result} {{\n{ARGUMENTS}{entry}\n}}\n"
+    return module_of(
+        f"HloModule jit_step, is_scheduled=true{header}\n{CALLED}\nENTRY %main {{\n{ARGUMENTS}{entry}\n}}\n"
     )
-    return module_of(text)
-
-
-def module_of(text: str) -> bytes:
-    """The module that a text says, serialized."""
-    return bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
 
 
 RETURNED_AND_UPDATED = """%one = f32[8]{0} reverse(%x), dimensions={0}

@@ -13,18 +13,13 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import unfused
-from tests.hlo.small_modules import module_of
+from tests.modules import ADD, module_of
 
 CONFIG = 'backend_config={"operation_queue_id":"0"}'
 STEP = f"""
 HloModule jit_step, is_scheduled=true, input_output_alias={{ {{0}}: (0, {{}}, may-alias) }}
 
-%add (a: f32[], b: f32[]) -> f32[] {{
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
-}}
-
+{ADD}
 %negated (p0: f32[8]) -> f32[8] {{
   %p0 = f32[8]{{0}} parameter(0)
   ROOT %negate.1 = f32[8]{{0}} negate(%p0)

@@ -18,7 +18,8 @@ from disco_hlo.hlo.flatten import unpack_concatenated
 from disco_hlo.hlo.graph import Kind
 from disco_hlo.hlo.proto import Message
 from tests.captured import captured, stored
-from tests.hlo.small_modules import RETURNED_AND_UPDATED, module_of, small_module
+from tests.hlo.small_modules import RETURNED_AND_UPDATED, small_module
+from tests.modules import module_of
 
 DEFAULT, UNFUSED = "h200_transformer_default", "h200_transformer_unfused"
 SMALL = "h200_models/rnnlm"

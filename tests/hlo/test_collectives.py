@@ -27,7 +27,7 @@ from disco_hlo.hlo.proto import Module
 from disco_hlo.hlo.regions import Region, inner_collectives, not_simulated
 from tests.captured import captured
 from tests.cost_models import MadeUpCosts
-from tests.hlo.small_modules import module_of
+from tests.modules import ADD, module_of
 
 ARRAY, HALF = "f32[8,4]{1,0}", "f32[4,4]{1,0}"
 RESULTS = f"({ARRAY}, {HALF}, {HALF}, {ARRAY}, {ARRAY})"
@@ -35,12 +35,7 @@ EVERYONE = "replica_groups={{0,1,2,3}}, use_global_device_ids=true"
 STEP = f"""
 HloModule jit_step, is_scheduled=true, num_partitions=4
 
-%add (a: f32[], b: f32[]) -> f32[] {{
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
-}}
-
+{ADD}
 ENTRY %main (p: f32[8,4], q: f32[2,4]) -> {RESULTS} {{
   %p = {ARRAY} parameter(0)
   %q = f32[2,4]{{1,0}} parameter(1)

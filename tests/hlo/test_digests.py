@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
-from tests.hlo.small_modules import module_of
+from tests.modules import module_of
 
 Values = tuple[float, ...]
 COUNT = 5
@@ -100,7 +100,7 @@ DEFAULTS = {
 def graph_of(text: str, **values: float) -> Graph:
     for name, value in {**DEFAULTS, **values}.items():
         text = text.replace(name, str(value))
-    return canonicalize(module_of(f"HloModule jit_step, is_scheduled=true\n{text}")).graph
+    return canonicalize(module_of(text, scheduled=True)).graph
 
 
 def random_step(seed: int, values: Sequence[float], *, array: float = 1.5) -> Graph:

@@ -16,10 +16,10 @@ from disco_hlo.hlo.graph import (
     kernel_nodes,
     readers,
 )
-from tests.plan.small_graphs import graph
+from tests.graphs import graph_of
 from tests.search.steps import random_step
 
-STEP = graph("param\nneg 0\nbitcast 1\nbitcast 2\nadd 3 1\nbitcast 4\nmul 5\ntuple 5 6")
+STEP = graph_of("param\nneg 0\nbitcast 1\nbitcast 2\nadd 3 1\nbitcast 4\nmul 5\ntuple 5 6")
 
 
 def test_behind_a_row_of_bitcasts_lies_the_op() -> None:

@@ -15,7 +15,8 @@ from disco_hlo.hlo.storage import Storage, storage_of
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.variants import unfused
-from tests.hlo.small_modules import RETURNED_AND_UPDATED, module_of, small_module
+from tests.hlo.small_modules import RETURNED_AND_UPDATED, small_module
+from tests.modules import module_of
 
 
 def stored(entry: str) -> tuple[Storage, dict[str, int]]:

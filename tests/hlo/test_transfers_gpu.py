@@ -9,18 +9,13 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import Bucket
 from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.variants import one_bucket, unfused
-from tests.hlo.small_modules import module_of
+from tests.modules import ADD, module_of
 
 CONFIG = 'backend_config={"operation_queue_id":"0"}'
 STEP = f"""
 HloModule jit_step, is_scheduled=true, num_partitions=2
 
-%add (a: f32[], b: f32[]) -> f32[] {{
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
-}}
-
+{ADD}
 %scattering (s: f32[8,4]) -> f32[4,4] {{
   %s = f32[8,4]{{1,0}} parameter(0)
   ROOT %reduce-scatter.1 = f32[4,4]{{1,0}} reduce-scatter(%s), channel_id=1, replica_groups={{{{0,1}}}},

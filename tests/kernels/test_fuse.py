@@ -23,7 +23,8 @@ from disco_hlo.plugin.structure import Early, named_schedules
 from disco_hlo.structure.moves import Fuse, Move, Split, apply_moves, from_json, to_json
 from disco_hlo.structure.program import Program
 from tests.kernels.test_pattern import ADD, FOUND, GLOBAL, ROWS_BY, SUM
-from tests.structure.enact import module_of, opcodes, run_early
+from tests.modules import module_of
+from tests.structure.enact import opcodes, run_early
 
 if jax.__version_info__ < OLDEST_JAX:
     pytest.skip(f"jax {jax.__version__} lacks what the kernels use", allow_module_level=True)
@@ -44,12 +45,12 @@ def stand_in(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape,
       a = bf16[{m},{k}] parameter(0)
       b = bf16[{",".join(map(str, rest))}] parameter(1)"""
     if kernel == "all-gather-matmul":
-        return module_of(f"""HloModule k\nENTRY e {{ {operands}
+        return module_of(f"""ENTRY e {{ {operands}
           g = bf16[{devices * m},{k}] all-gather(a), dimensions={{0}}, {GLOBAL}
           ROOT r = bf16[{devices * m}{n}] dot(g, b), {ROWS_BY} }}""")
     assert devices == 2
     if kernel == "matmul-all-to-all":
-        return module_of(f"""HloModule k\nENTRY e {{ {operands}
+        return module_of(f"""ENTRY e {{ {operands}
           p = {whole} dot(a, b), {ROWS_BY}
           ROOT r = {whole} all-to-all(p), dimensions={{0}}, replica_groups={{{{0,1}}}} }}""")
     exchanges = kernel == "matmul-reduce-scatter"
@@ -61,7 +62,7 @@ def stand_in(kernel: str, tiles: MatmulTiles, devices: int, shapes: tuple[Shape,
         else f"{got} all-gather(p), dimensions={{0}}, {GLOBAL}"
     )
     part, columns = f"bf16[{rows}{n}]", f", [0:{rest[1]}]" if n else ""
-    return module_of(f"""HloModule k\nENTRY e {{ {operands}
+    return module_of(f"""ENTRY e {{ {operands}
       p = {whole} dot(a, b), {ROWS_BY}
       c = {collective}
       first = {part} slice(c), slice={{[0:{rows}]{columns}}}
@@ -109,7 +110,7 @@ def same_numbers(module: bytes, made: bytes) -> None:
 
 
 def entry(body: str) -> bytes:
-    return module_of(f"HloModule m\n{ADD}\nENTRY e {{{body}}}")
+    return module_of(f"{ADD}\nENTRY e {{{body}}}")
 
 
 # XLA gives a module of one device its replicas, not its partitions, when it runs here: no own shard is found.
@@ -153,9 +154,7 @@ def test_every_way_round_a_scattered_product_gives_the_same_numbers(
     same_numbers(module, fused(module))
 
 
-LOOP = f"""
-HloModule m
-{ADD}
+LOOP = f"""{ADD}
 body {{
   s = (s32[], bf16[512,512], bf16[3,256,512]) parameter(0)
   i = s32[] get-tuple-element(s), index=0
@@ -325,7 +324,7 @@ def test_a_sum_that_says_where_a_piece_begins_is_not_cut() -> None:
       s = bf16[256,512] dynamic-slice(q, counted, z), dynamic_slice_sizes={256,512}"""
     count = "count { l = s32[] parameter(0) m = s32[] parameter(1) ROOT n = s32[] add(l, m) }"
     body = CUT_BESIDE.replace("READS", reads)
-    made = fused(module_of(f"HloModule m\n{ADD}\n{count}\nENTRY e {{{body}}}"))
+    made = fused(module_of(f"{ADD}\n{count}\nENTRY e {{{body}}}"))
     assert "reduce-scatter" not in opcodes(made)
 
 
@@ -501,7 +500,7 @@ def custom_call(kernel: str, _: Any, devices: int, shapes: tuple[Shape, ...]) ->
     """A kernel as the move sees it."""
     (m, k), (_, n) = (shape for shape, _ in shapes)
     rows = devices * m if kernel == "all-gather-matmul" else m
-    return module_of(f"""HloModule k\nENTRY e {{
+    return module_of(f"""ENTRY e {{
       a = bf16[{m},{k}] parameter(0)
       b = bf16[{k},{n}] parameter(1)
       ROOT r = bf16[{rows},{n}] custom-call(a, b), custom_call_target="mosaic_gpu_v2" }}""")

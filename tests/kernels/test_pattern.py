@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from disco_hlo.kernels.pattern import FusedCall, fused_calls
-from tests.structure.enact import module_of, run
+from tests.modules import module_of
+from tests.structure.enact import run
 from tests.structure.steps import mesh
 
 ADD = """
@@ -31,7 +32,7 @@ def among(groups: str) -> str:
 
 def found(body: str) -> tuple[list[FusedCall], list[str]]:
     """Calls and reasons of an entry computation on two devices."""
-    calls, misses = fused_calls(module_of(f"HloModule m\n{ADD}\nENTRY e {{{body}}}"))
+    calls, misses = fused_calls(module_of(f"{ADD}\nENTRY e {{{body}}}"))
     return calls, [miss.reason for miss in misses]
 
 

@@ -17,8 +17,8 @@ from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Link, OpTime
 from disco_hlo.profiler.store import ProfileStore
 from tests.kernels.test_pattern import ADD, ROWS_BY, SUM
+from tests.modules import module_of
 from tests.plugin.test_structure import profile
-from tests.structure.enact import module_of
 
 GATHER = Size("all-gather-matmul", 2, "bf16", 4096, 4096, 4096)
 REDUCE = dataclasses.replace(GATHER, kernel="matmul-all-reduce")
@@ -83,7 +83,7 @@ def test_an_update_moves_its_arrays_and_gathers_as_well() -> None:
 
 def step(name: str) -> CanonicalModule:
     return canonicalize(
-        module_of(f"""HloModule m\nENTRY e {{
+        module_of(f"""ENTRY e {{
       a = bf16[4096,4096] parameter(0)
       b = bf16[4096,4096] parameter(1)
       {name} = bf16[8192,4096] custom-call(a, b), custom_call_target="mosaic_gpu_v2"
@@ -99,7 +99,7 @@ def step(name: str) -> CanonicalModule:
 ])  # fmt: skip
 def test_a_kernels_operations_are_those_of_its_product(other: str, result: str, flops: int) -> None:
     module = canonicalize(
-        module_of(f"""HloModule m\nENTRY e {{
+        module_of(f"""ENTRY e {{
       a = bf16[1024,512] parameter(0)
       b = {other} parameter(1)
       ROOT k = {result} custom-call(a, b), custom_call_target="mosaic_gpu_v2" }}""")
@@ -131,7 +131,7 @@ def test_what_one_step_measured_another_is_foretold(tmp_path: Path) -> None:
 
 
 def test_a_kernel_outside_of_loops_must_gain_what_it_takes_to_prepare() -> None:
-    module = module_of(f"""HloModule m\n{ADD}\nENTRY e {{
+    module = module_of(f"""{ADD}\nENTRY e {{
       x = bf16[512,512] parameter(0)
       d = bf16[512,512] dot(x, x), {ROWS_BY}
       ROOT r = bf16[512,512] all-reduce(d), {SUM} }}""")

@@ -24,14 +24,15 @@ from disco_hlo.structure.moves import apply_moves
 from disco_hlo.structure.program import Program
 from tests.kernels.test_fuse import on_hopper, same_numbers
 from tests.kernels.test_pattern import ADD, GLOBAL, SUM
-from tests.structure.enact import module_of, opcodes, run
+from tests.modules import module_of
+from tests.structure.enact import opcodes, run
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 import sharded_adam
 
 
 def update(work: str, root: str, scatters: str = f"reduce-scatter(g), dimensions={{0}}, {SUM}") -> bytes:
-    return module_of(f"""HloModule m\n{ADD}\nENTRY e {{
+    return module_of(f"""{ADD}\nENTRY e {{
       g = f32[4096] parameter(0)
       m = f32[2048] parameter(1)
       rate = f32[] parameter(2)
@@ -121,7 +122,7 @@ def test_shards_that_tiles_do_not_divide_are_left() -> None:
         return text.replace("4096", "1000").replace("2048", "500")
 
     module = module_of(
-        small(f"""HloModule m\n{ADD}\nENTRY e {{
+        small(f"""{ADD}\nENTRY e {{
       g = f32[4096] parameter(0)
       m = f32[2048] parameter(1)
       rate = f32[] parameter(2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +15,10 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.cost_model import Line
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import (
-    FORMAT,
-    VERSION,
     Candidate,
     Measured,
-    Plan,
     Prediction,
-    SearchRecord,
     Target,
-    by_region,
     encode,
 )
 from disco_hlo.plan.read import read
@@ -37,6 +31,7 @@ from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profi
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.timeline import MeasuredStep
 from disco_hlo.profiler.timeline import encode as encode_timelines
+from tests.made_plans import made_plan
 from tests.mutate import mutations as change
 
 _DATA = Path(__file__).parents[1] / "data"
@@ -74,17 +69,9 @@ def _plan_folder(folder: Path, data: bytes) -> None:
     source = canonicalize(data)
     strategy = normal_form(source.graph, replace(read(source), order=()))
     module = apply(strategy, source)
-    sha256 = hashlib.sha256(module).hexdigest()
-    plan = Plan(
-        format=FORMAT,
-        version=VERSION,
-        target=_target(source),
-        versions={"disco_hlo": "0.1.0", "jax": "0.11.2", "jaxlib": "0.11.2"},
-        strategies=by_region(strategy),
-        chosen="plan",
+    plan = made_plan(
+        _target(source), strategy, module,
         prediction=Prediction(98_000, 122_000, 215_000, 96_000, 97_000, 1 << 24),
-        search=SearchRecord("joint", {"alpha": 1.05, "seed": 0}, 2000, ((1, 122_000), (900, 98_000))),
-        module_sha256=sha256,
         notes=("a note",),
         measured=Measured(
             created="2026-01-02T03:04:05Z",
@@ -103,7 +90,7 @@ def _plan_folder(folder: Path, data: bytes) -> None:
     step = MeasuredStep(
         "plan", 1000, ("compute", "communication"), ((op, 0), ("x", -1)), ((0, 0, 10, 0), (1, 5, 9, 1))
     )
-    (folder / "timelines.json.gz").write_bytes(encode_timelines(sha256, [step]))
+    (folder / "timelines.json.gz").write_bytes(encode_timelines(plan.module_sha256, [step]))
 
 
 def profile_of(source: CanonicalModule) -> Profile:

@@ -44,7 +44,7 @@ from disco_hlo.simulator.costs import holds_ns
 from disco_hlo.structure.moves import SliceSend, apply_moves
 from disco_hlo.whatif.machine import load as load_machine
 from tests.estimator.steps import transformer
-from tests.hlo.small_modules import module_of
+from tests.modules import module_of
 from tests.report import plans
 
 PROFILES = Path(__file__).parents[2] / "disco_hlo" / "data" / "profiles"

@@ -32,7 +32,7 @@ from disco_hlo.search import restart, warm
 from disco_hlo.search.api import Dropped, Improvement, SearchResult, SearchSettings
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.build import resident_bytes
-from tests.plan.small_graphs import graph
+from tests.graphs import graph_of
 from tests.report import plans
 
 MODULE = Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb"
@@ -161,7 +161,7 @@ def test_a_plan_says_of_its_searches_what_they_read() -> None:
 def test_kernels_that_wait_for_themselves_without_xlas_recomputing_one_are_left_out_and_no_others() -> None:
     """4 writes over what 3 reads. XLA's kernel of 3 recomputes that and may run after 4. The search never lets it: 3 by
     itself comes before 4, so the kernel of 2 and 5 would have to run before 3 and after 4."""
-    step = graph(
+    step = graph_of(
         "param\nexp 0\nabs 0\nmul 1 2\ndot 1\nneg 4\nabs 0\nneg 6\ntuple 3 5 7",
         before=((3, 4),),
         inplace=((1, 4),),
@@ -175,7 +175,7 @@ def test_a_kernel_that_others_read_more_of_without_xlas_recomputing_one_is_left_
     None
 ):
     """3 reads 2, which XLA's kernel of 3 recomputes. By itself it has the other kernel return 2, a matmul, as well."""
-    step = graph(
+    step = graph_of(
         "param\nexp 0\ndot 0\nmul 1 2\ndot 1\nneg 2\nneg 4\ntuple 3 5 6", before=((3, 4),), inplace=((1, 4),)
     )
     xla = Strategy((Group((2, 5)), Group((3,), duplicates=(1, 2))))

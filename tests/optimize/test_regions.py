@@ -28,8 +28,8 @@ from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.problem import Lists, Problem
 from disco_hlo.simulator.timeline import simulate
 from tests.captured import captured
+from tests.graphs import graph_of
 from tests.machines import GPU
-from tests.plan.small_graphs import graph
 from tests.simulator.random_steps import TableCosts
 
 
@@ -99,7 +99,7 @@ def test_a_collective_before_a_loop_of_gathers_hides_nothing_behind_it() -> None
         assert told_ns == pytest.approx(every_turn_ns(source, strategy, case.costs), rel=0.001)
 
 
-STEP = graph("param\ndot 0\nall-reduce 1\nadd 2 0\ntuple 3", backend="gpu")
+STEP = graph_of("param\ndot 0\nall-reduce 1\nadd 2 0\ntuple 3", backend="gpu")
 COSTS = TableCosts((0, 1000, 0, 10, 0), line=LinearPieces.of((0, 0.0, 800.0)))
 
 
@@ -128,7 +128,7 @@ def test_a_fused_kernel_pays_for_the_overlap_and_t3_does_not() -> None:
 
 
 def test_a_collective_of_something_else_has_no_matmul_to_join() -> None:
-    step = graph("param\nmul 0\nall-reduce 1\nadd 2 0\ntuple 3", backend="gpu")
+    step = graph_of("param\nmul 0\nall-reduce 1\nadd 2 0\ntuple 3", backend="gpu")
     built = build(step, Strategy(buckets=(Bucket((2,)),)), COSTS, GPU)
     assert producers(built.problem) == {}
     same = with_producers(step, built, {}, 2, is_t3=True)

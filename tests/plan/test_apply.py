@@ -26,8 +26,8 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.executables import memory
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.graphs import Pairs, graph_of
 from tests.plan.executed import executed_difference
-from tests.plan.small_graphs import Pairs, graph
 from tests.steps import models
 from tests.steps.intercept import captured_step, intercept
 from tests.steps.strategies import random_strategy
@@ -238,7 +238,7 @@ OVERWRITTEN: dict[str, tuple[str, int, Pairs, bool]] = {
 @pytest.mark.parametrize("gradient", OVERWRITTEN)
 def test_a_gradient_is_overwritten_where_nobody_else_has_its_buffer(gradient: str) -> None:
     text, all_reduce, inplace, expected = OVERWRITTEN[gradient]
-    assert may_overwrite(graph(text, inplace=inplace, backend="gpu"), all_reduce) is expected
+    assert may_overwrite(graph_of(text, inplace=inplace, backend="gpu"), all_reduce) is expected
 
 
 def matrix(rows: int, columns: int) -> Shape:

@@ -14,7 +14,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.check_module import check_module, faults
 from disco_hlo.plan.read import read, verify
 from tests.captured import DATA, captured, stored
-from tests.plan.hlo_text import run_before
+from tests.modules import run_before
 
 # --- modules that were written, compiled, and gave wrong numbers or ended the process -----------------
 

@@ -7,7 +7,7 @@ import pytest
 from disco_hlo.errors import ModuleError, PlanError
 from disco_hlo.hlo import proto
 from disco_hlo.plan.check_module import check_module, faults
-from tests.plan.hlo_text import module
+from tests.modules import module
 
 
 def said(data: bytes, backend: str = "cpu") -> str:
@@ -546,15 +546,34 @@ def test_a_row_may_be_made_of_itself_or_of_another_row_by_any_shape(
     assert fused(kernel) == ("" if is_right else ELSEWHERE)
 
 
-def test_what_is_not_replaced_may_be_read_only_where_nothing_else_is_written() -> None:
-    kernel = """
+@pytest.mark.parametrize(
+    ("kernel", "again"),
+    [
+        (  # what is not replaced, where nothing else is written
+            """
         p = f32[12] parameter
         one = s32[] constant value=4
         c = f32[4] slice p starts=0
         w = f32[12] dynamic-update-slice p c one
-    """
+        """,
+            "n = f32[12] negate w",
+        ),
+        (  # all that was there, where one element is written
+            """
+        p = f32[4] parameter
+        i = s32[] parameter number=1
+        z = f32[] constant
+        r = f32[] reduce p z
+        u = f32[1] broadcast r dims=
+        w = f32[4] dynamic-update-slice p u i
+        """,
+            "v = f32[4] dynamic-update-slice w u i",
+        ),
+    ],
+)
+def test_an_update_may_be_made_of_other_elements_that_nothing_else_writes(kernel: str, again: str) -> None:
     assert fused(kernel) == ""
-    assert fused(f"{kernel}\nn = f32[12] negate w") == ELSEWHERE
+    assert fused(f"{kernel.rstrip()}\n{again}") == ELSEWHERE
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
@@ -605,19 +624,6 @@ def test_an_update_cut_from_a_result_beside_it_is_refused_on_gpu() -> None:
     assert said(module(text, {"kernel": kernel}), "gpu").startswith(
         "f writes f{1} over c and reads that at other"
     )
-
-
-def test_one_element_may_be_made_of_all_that_were_there_but_not_one_of_two() -> None:
-    kernel = """
-        p = f32[4] parameter
-        i = s32[] parameter number=1
-        z = f32[] constant
-        r = f32[] reduce p z
-        u = f32[1] broadcast r dims=
-        w = f32[4] dynamic-update-slice p u i
-    """
-    assert fused(kernel) == ""
-    assert fused(f"{kernel.rstrip()}\nv = f32[4] dynamic-update-slice w u i") == ELSEWHERE
 
 
 def test_a_reduction_beside_the_result_reads_where_that_is_written_on_gpu() -> None:

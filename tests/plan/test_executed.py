@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from tests.hlo.small_modules import module_of
+from tests.modules import ADD, module_of
 from tests.plan.executed import executed_difference
 
-GIVEN = """
-HloModule jit_step, is_scheduled=true
-
-%add (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
-}
-
+GIVEN = (
+    "HloModule jit_step, is_scheduled=true\n"
+    + ADD
+    + """
 ENTRY %main (x: f32[8]) -> (f32[8], f32[8]) {
   %x = f32[8]{0} parameter(0)
   %exponential = f32[8]{0} exponential(%x)
@@ -26,6 +21,7 @@ ENTRY %main (x: f32[8]) -> (f32[8], f32[8]) {
   ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%again, %reduced)
 }
 """
+)
 BARRIER = "  %barrier = (f32[8]{0}, f32[8]{0}) opt-barrier(%pair)\n"
 WITHOUT_BARRIER = GIVEN.replace(BARRIER, "").replace("%barrier", "%pair")
 

@@ -10,21 +10,14 @@ from msgspec import UNSET
 from disco_hlo.errors import PlanError
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.plan import Bucket, Candidate, Group, Measured, Plan, Strategy, decode, encode
+from tests.made_plans import made_plan
 
 
 def small_plan(median_ns: int = 90) -> Plan:
-    return Plan(
-        format=plans.FORMAT,
-        version=plans.VERSION,
-        target=plans.Target("a" * 64, "f" * 64, "jit_step", "cpu", "cpu", 2, 2),
-        versions={"jax": "0.12"},
-        strategies=plans.by_region(
-            Strategy((Group((1, 2, 3), (4,)),), (Bucket((5, 6)),), ("g0", "b0", "n7"))
-        ),
-        chosen="plan",
-        prediction=plans.Prediction(80, 100, 120, 60, 70),
-        search=plans.SearchRecord("backtracking", {"alpha": 1.05, "seed": 0}, 10, ((1, 90), (5, 80))),
-        module_sha256="b" * 64,
+    return made_plan(
+        plans.Target("a" * 64, "f" * 64, "jit_step", "cpu", "cpu", 2, 2),
+        Strategy((Group((1, 2, 3), (4,)),), (Bucket((5, 6)),), ("g0", "b0", "n7")),
+        b"module",
         measured=Measured(
             "2026-11-20T00:00:00", (Candidate("plan", 80, median_ns, 1, 5),), (), 1.0, 1.0, 1.0, 10.0
         ),

@@ -26,9 +26,9 @@ from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import Repeat, describe_difference, read, repeats, verify
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import normal_form, one_bucket, unfused
+from tests import modules
 from tests.captured import captured, stored
-from tests.plan import hlo_text
-from tests.plan.small_graphs import graph
+from tests.graphs import graph_of
 
 
 def module(step: Graph, *origins: Any) -> Any:
@@ -76,7 +76,7 @@ def test_a_kernel_that_repeats_what_another_returns_is_written_and_read() -> Non
 
 
 def test_a_kernel_that_only_a_repeat_reads_is_a_repeat_too() -> None:
-    step = graph("param\nneg 0\nexp 1\ntuple 2")
+    step = graph_of("param\nneg 0\nexp 1\ntuple 2")
     source = module(step, kernel(1), kernel(1, 2), kernel(2))
     assert read(source).groups == (Group((1, 2)),)
     assert read(source).order == ("g0",)
@@ -85,14 +85,14 @@ def test_a_kernel_that_only_a_repeat_reads_is_a_repeat_too() -> None:
 
 def test_a_kernel_computes_no_more_than_what_is_taken_from_it() -> None:
     """It returned node 2 as well, which nothing in it reads: a duplicate that nothing reads is no strategy."""
-    step = graph("param\nneg 0\nexp 1\nmul 1\ntuple 2 3")
+    step = graph_of("param\nneg 0\nexp 1\nmul 1\ntuple 2 3")
     source = module(step, kernel(1, 2), kernel(1, 2, 3, returns=(2, 3)))
     assert read(source).groups == (Group((1, 2)), Group((3,), (1,)))
 
 
 def test_a_kernel_that_reads_a_second_copy_of_what_was_overwritten_takes_it_in_time() -> None:
     """XLA computes 1 twice, since a loop overwrites it; node 2 is read before the loop begins, as one value."""
-    step = graph("param\nneg 0\nexp 1\ndot 1\nmul 2 3\ntuple 4", before=((2, 3),), inplace=((1, 3),))
+    step = graph_of("param\nneg 0\nexp 1\ndot 1\nmul 2 3\ntuple 4", before=((2, 3),), inplace=((1, 3),))
     source = module(step, kernel(1), kernel(3, role="op"), kernel(1), kernel(2, 4))
     assert read(source).groups == ()
     assert read(source).order == ("n1", "n2", "n3", "n4")
@@ -100,14 +100,14 @@ def test_a_kernel_that_reads_a_second_copy_of_what_was_overwritten_takes_it_in_t
 
 
 def test_a_kernel_that_recomputes_what_was_overwritten_stays_as_it_is() -> None:
-    step = graph("param\nneg 0\nexp 1\ndot 1\nmul 2 3\ntuple 4", before=((2, 3),), inplace=((1, 3),))
+    step = graph_of("param\nneg 0\nexp 1\ndot 1\nmul 2 3\ntuple 4", before=((2, 3),), inplace=((1, 3),))
     source = module(step, kernel(1), kernel(3, role="op"), kernel(1, 2, 4))
     assert read(source).groups == (Group((2, 4), (1,)),)
     assert read(source).order == ("n1", "n3", "g0")
 
 
 def test_a_kernel_that_would_wait_for_itself_runs_as_single_ops() -> None:
-    step = graph("param\nneg 0\ndot 1\nexp 2\nmul 0\ntuple 3 4")
+    step = graph_of("param\nneg 0\ndot 1\nexp 2\nmul 0\ntuple 3 4")
     source = module(step, kernel(1, 3, 4, returns=(1, 3, 4)), kernel(2, role="op"))
     assert read(source).groups == ()
     assert read(source).order == ("n1", "n2", "n3", "n4")
@@ -118,7 +118,7 @@ def test_a_kernel_that_no_rule_allows_without_one_of_its_results_runs_as_single_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("disco_hlo.plan.legal.group_refusal", lambda *_: "too much")
-    step = graph("param\nneg 0\nexp 1\nmul 2\ntuple 1 3")
+    step = graph_of("param\nneg 0\nexp 1\nmul 2\ntuple 1 3")
     source = module(step, kernel(1), kernel(1, 2, 3, returns=(1, 3)))
     assert read(source).groups == ()
     assert read(source).order == ("n1", "n2", "n3")
@@ -137,7 +137,7 @@ def random_module(dice: Random) -> Any:
         returned.add(node)
         if dice.random() < 0.8:
             returned.difference_update(read)
-    step = graph("\n".join([*lines, f"tuple {' '.join(map(str, sorted(returned)))}"]))
+    step = graph_of("\n".join([*lines, f"tuple {' '.join(map(str, sorted(returned)))}"]))
     there, origins = {0}, []
     while not returned <= there:
         node = dice.randrange(1, count)
@@ -196,7 +196,7 @@ def test_what_nothing_reads_is_read_where_it_stands() -> None:
         b = f32[8] tanh a
         c = f32[8] negate b
     """
-    source = canonicalize(hlo_text.module(text))
+    source = canonicalize(modules.module(text))
     (told,) = [f"n{node.id}" for node in source.graph.nodes if node.opcode == "custom-call"]
     xla = read(source)
     assert xla.order.index(told) == 1
@@ -224,7 +224,7 @@ def test_a_branch_that_acts_and_gives_nothing_is_kept() -> None:
         v = f32[8] parameter
         nothing = () tuple
     """
-    source = canonicalize(hlo_text.module(text, {"tell": tell, "keep_quiet": keep_quiet}))
+    source = canonicalize(modules.module(text, {"tell": tell, "keep_quiet": keep_quiet}))
     xla = read(source)
     assert [source.graph.nodes[int(token[1:])].opcode for token in xla.order] == [
         "negate", "conditional", "tanh",
@@ -236,7 +236,7 @@ def test_a_branch_that_acts_and_gives_nothing_is_kept() -> None:
         assert ops.count("conditional") == ops.count("custom-call") == 1
 
 
-STEP = graph("param\nmul 0\nneg 1\nadd 2\nexp 3\ntuple 3 4")
+STEP = graph_of("param\nmul 0\nneg 1\nadd 2\nexp 3\ntuple 3 4")
 
 
 def test_a_kernel_that_owns_nothing_is_a_repeat_and_runs_before_the_next_that_does() -> None:
@@ -254,7 +254,7 @@ def test_a_kernel_that_owns_something_is_none() -> None:
 
 
 def test_a_kernel_that_only_cuts_a_gradient_out_of_its_bucket_runs_before_the_first_that_reads_it() -> None:
-    source = module(graph("param\nmul 0\nallreduce 1\nneg 2\nexp 2\nadd 3 4"), kernel(1), kernel(3, 4, 5))
+    source = module(graph_of("param\nmul 0\nallreduce 1\nneg 2\nexp 2\nadd 3 4"), kernel(1), kernel(3, 4, 5))
     source.cut = (2,)
     assert repeats(source) == (Repeat((), (2,), before=3),)
 

@@ -17,8 +17,8 @@ from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.variants import one_bucket, unfused
 from tests.captured import captured, stored
+from tests.modules import module
 from tests.plan.executed import executed_difference
-from tests.plan.hlo_text import module
 
 STEPS = {
     "dp_scan": ("loop1", "loop2"),

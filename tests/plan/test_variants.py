@@ -16,25 +16,24 @@ from disco_hlo.plan.variants import (
     without_circles,
     without_unfit,
 )
-from tests.plan.small_graphs import graph
-from tests.plan.small_graphs import graph as small_graph
+from tests.graphs import graph_of
 from tests.steps.intercept import captured_step
 
 
 def test_transfers_one_behind_the_other_are_counted() -> None:
-    step = graph("param\nall-reduce 0\nnegate 1\nall-reduce 2\nadd 3 1\ntuple 4 0")
+    step = graph_of("param\nall-reduce 0\nnegate 1\nall-reduce 2\nadd 3 1\ntuple 4 0")
     assert all_reduce_depths(step) == [0, 0, 1, 1, 2, 2]
 
 
 def test_an_op_that_all_who_read_it_by_other_shapes_recompute_goes_to_the_first_of_them() -> None:
-    step = graph("param\nneg 0\nbitcast 1\nadd 2\nbitcast 2\nmul 4\ntuple 3 5")
+    step = graph_of("param\nneg 0\nbitcast 1\nadd 2\nbitcast 2\nmul 4\ntuple 3 5")
     later_first = Strategy((Group((5,), (1,)), Group((3,), (1,))), order=("g0", "g1"))
     assert normal_form(step, later_first) == Strategy((Group((1, 3)), Group((5,), (1,))), order=("g1", "g0"))
 
 
 def test_kernels_that_the_buckets_leave_no_place_for_are_taken_apart() -> None:
     # 3 is made of the first sum and 6 feeds the second: a kernel of both cannot stand beside one bucket of both.
-    step = small_graph("param\nmul 0\nall-reduce 1\nmul 2\nmul 0\nneg 4\nneg 5\nall-reduce 6\ntuple 3 7")
+    step = graph_of("param\nmul 0\nall-reduce 1\nmul 2\nmul 0\nneg 4\nneg 5\nall-reduce 6\ntuple 3 7")
     early, late = (Bucket((2,)), Bucket((7,))), (Bucket((2, 7)),)
     kernels = (Group((3, 6)), Group((4, 5)))
     assert without_circles(step, Strategy(kernels, early)).groups == kernels
@@ -43,7 +42,9 @@ def test_kernels_that_the_buckets_leave_no_place_for_are_taken_apart() -> None:
 
 def test_a_kernel_goes_with_another_that_computed_its_value_for_itself() -> None:
     # Node 1 is computed in both kernels; without the second the first has to return it, beside node 2 of another shape.
-    source: Any = Namespace(graph=small_graph("param\nmul 0\nneg 1\nadd 1\ntuple 2 3"), origins=())
+    source: Any = Namespace(
+        graph=graph_of("param\nmul 0\nneg 1\nadd 1\ntuple 2 3", elements=None), origins=()
+    )
     both = Strategy((Group((1, 2)), Group((3,), duplicates=(1,))))
     assert without_unfit(source, both) == both
     assert without_unfit(source, Strategy(both.groups[:1])).groups == ()
@@ -52,7 +53,9 @@ def test_a_kernel_goes_with_another_that_computed_its_value_for_itself() -> None
 def test_a_kernel_left_out_may_leave_no_place_for_another() -> None:
     # The kernel of 2 and 3 computes 1 for itself; it is refused, since it would return both, of different shapes.
     # Alone, 3 reads 1 from the kernel of 1 and 4, which reads 3.
-    source: Any = Namespace(graph=small_graph("param\nmul 0\nneg 0\nadd 1 2\nmul 3 1\ntuple 2 4"), origins=())
+    source: Any = Namespace(
+        graph=graph_of("param\nmul 0\nneg 0\nadd 1 2\nmul 3 1\ntuple 2 4", elements=None), origins=()
+    )
     refused, unplaced = Group((2, 3), duplicates=(1,)), Group((1, 4))
     unit_graph(source.graph, Strategy((refused, unplaced)))
     assert without_unfit(source, Strategy((refused, unplaced))).groups == ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from disco_hlo.plugin.step import captured
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
+from tests.made_plans import made_plan
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -104,28 +104,14 @@ def save_plan(
     strategy = unfused(step.source.graph)
     module = apply(strategy, step.source)
     times = ((DEFAULT, 100), ("no fusion", 90))
-    plan = plans.Plan(
-        format=plans.FORMAT,
-        version=plans.VERSION,
-        target=target(step.source.graph, session.facts),
-        versions={**versions_of(session.facts), **versions},
-        strategies=plans.by_region(strategy),
-        chosen="no fusion",
-        prediction=plans.Prediction(1, 2, 3, 1, 1),
-        search=plans.SearchRecord("none", {}, 0, ()),
-        module_sha256=hashlib.sha256(module).hexdigest(),
-        measured=plans.Measured(
-            "now",
-            tuple(
-                plans.Candidate(name, ns, ns, 0, 25, ratio=ns / 100, ratio_noise=noise) for name, ns in times
-            ),
-            (),
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-        ),
+    candidates = tuple(
+        plans.Candidate(name, ns, ns, 0, 25, ratio=ns / 100, ratio_noise=noise) for name, ns in times
     )
+    plan = made_plan(
+        target(step.source.graph, session.facts), strategy, module, chosen="no fusion",
+        versions={**versions_of(session.facts), **versions},
+        measured=plans.Measured("now", candidates, (), 0.0, 0.0, 0.0, 0.0),
+    )  # fmt: skip
     slot = session.slot(step.source.graph.key)
     if session.leads:
         slot.save(plans.encode(plan), module, "", step.module)

@@ -68,7 +68,8 @@ def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verd
 
 
 PLACES = (
-    "traced calls", "slice", "compile", "search", "room for real inputs", "a run of plan", "rounds", "change-over",
+    "traced calls", "agreed to hold", "slice", "compile", "search", "room for real inputs", "a run of plan", "rounds",
+    "change-over",
 )  # fmt: skip
 """Of a search, in turn: in a call under the profiler, while what is profiled has a call's arguments, before candidates
 are compiled, and so on."""
@@ -117,6 +118,7 @@ def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> No
     struck_in(Session, "stage", stage)
     struck_in(trials.Trial, "choose", lambda _, index: f"call {index}")
     struck_in(trials.Trial, "choose", chosen, after=True)
+    struck_in(trials.Trial, "_hold_for", lambda *_: "agreed to hold")
     struck_in(Watch, "settle", lambda *_: "change-over")
     struck_in(TracedCalls, "after_call", lambda *_: "traced calls")
     struck_in(Slices, "runner", lambda *_: "slice", after=True)

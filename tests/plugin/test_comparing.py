@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -407,10 +408,12 @@ def test_that_a_training_ends_says_nothing_of_a_program_and_hides_no_wrong_one(
             return Counter()
 
     monkeypatch.setattr(comparing, "Reference", Ended)
-    for method, result in {"settled": None, "_passes": [frozenset()], "_make_runner": None}.items():
+    survey = Survey([], [], [], not_finite=0)
+    for method, result in {"settled": survey, "_passes": [frozenset()], "_make_runner": None}.items():
         monkeypatch.setattr(comparing._Inputs, method, lambda *_, result=result: result)
     settings = Settings(search=True, directory=tmp_path)
-    session = Session(None, settings, None, LocalChannel(), over=lambda: ends)  # type: ignore[arg-type]
+    request: Any = SimpleNamespace(devices=())
+    session = Session(request, settings, None, LocalChannel(), over=lambda: ends)  # type: ignore[arg-type]
     default, *others = [Trial(name, None, 0) for name in ("default", "wrong", "right")]
     inputs: Any = object()
     with pytest.raises(ActivationError) if ends else contextlib.nullcontext():

@@ -34,9 +34,9 @@ from tests.steps.intercept import captured_step
 
 Array = Any
 FLOATS, WHOLE = np.float32, np.int32
-SPLIT, EVERYWHERE = PartitionSpec("data"), PartitionSpec()
+SPLIT = PartitionSpec("data")
 FOUR = Devices(1, 4)
-S32, U32 = 4, 8
+S32 = 4
 COLUMNS = ((0, 2), (1, 3))
 
 

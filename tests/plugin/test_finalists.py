@@ -29,10 +29,10 @@ from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
-from tests.plan.small_graphs import graph
+from tests.graphs import graph_of
 from tests.plugin.handled import in_session
 
-STEP = graph("param\nwhile 0\nexp 1\nall-reduce 2\ntuple 3")
+STEP = graph_of("param\nwhile 0\nexp 1\nall-reduce 2\ntuple 3")
 
 
 class Costs:
@@ -58,7 +58,7 @@ def said(
 def test_a_step_in_a_loop_is_told_how_little_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
     line = said(monkeypatch, default_ns=8_000_000, bound_ns=6_400_000, backend="cpu", cached=True)
     assert line == (
-        "a step is predicted to take 8.00 ms; a plan can change 25% of it, the rest lies in loops and branches that "
+        "a step is predicted to take 8 ms; a plan can change 25% of it, the rest lies in loops and branches that "
         "stay as XLA compiled them; another order and other buckets can make it 1.25x faster at best, other kernels "
         "perhaps more; next: search for up to 90 s (DISCO_BUDGET_S), then compile and measure the best plans "
         "for up to 110 s"

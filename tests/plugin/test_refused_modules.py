@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import re
@@ -28,7 +27,8 @@ from disco_hlo.plugin.session import join, target
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import captured
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from tests.plan.hlo_text import run_before
+from tests.made_plans import made_plan
+from tests.modules import run_before
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -97,17 +97,7 @@ def test_a_plan_that_reads_what_was_overwritten_is_not_enacted(
         module = spoiled(apply(strategy, step.source))
         with pytest.raises(PlanError, match=SENTENCE):
             verify(step.source, module, strategy)
-        plan = plans.Plan(
-            format=plans.FORMAT,
-            version=plans.VERSION,
-            target=target(step.source.graph, session.facts),
-            versions={},
-            strategies=plans.by_region(strategy),
-            chosen="no fusion",
-            prediction=plans.Prediction(1, 2, 3, 1, 1),
-            search=plans.SearchRecord("none", {}, 0, ()),
-            module_sha256=hashlib.sha256(module).hexdigest(),
-        )
+        plan = made_plan(target(step.source.graph, session.facts), strategy, module, chosen="no fusion")
         session.slot(step.source.graph.key).save(plans.encode(plan), module, "", step.module)
         with caplog.at_level(logging.INFO, "disco_hlo"):
             return enact_phase.enact(request, settings, step)

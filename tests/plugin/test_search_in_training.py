@@ -314,6 +314,38 @@ def test_a_training_goes_on_when_its_search_is_killed(
     assert (training.settings.directory / STORE_NAME).exists()
 
 
+_FORKS = """
+import os, sys, threading
+from disco_hlo.errors import DiscoError
+from disco_hlo.plugin.phases import finding
+
+begun, forked = threading.Event(), threading.Event()
+
+def run(folder, *_):
+    begun.set()
+    forked.wait(60)
+    print((folder / finding._ASKED).exists())
+    raise DiscoError("enough")
+
+finding._run, finding.to_json = run, lambda _: ""
+asked = finding.Settings(search=True, directory=finding.Path("/plans"))
+search = threading.Thread(target=finding.search_apart, args=(asked, b"", None, None, None))
+search.start()
+begun.wait(60)
+if (child := os.fork()) == 0:
+    sys.exit()
+os.waitpid(child, 0)
+forked.set()
+search.join()
+"""
+
+
+def test_a_fork_of_the_training_that_ends_leaves_the_search_its_files() -> None:
+    command = (sys.executable, "-c", _FORKS)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_a_candidate_that_computes_something_else_never_runs_a_call(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -404,6 +436,33 @@ def test_a_step_that_leaves_no_room_to_compile_beside_it_is_not_searched(
     assert losses == training.stock(len(losses))[0]
     [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert "leaves 30% of the memory that it takes free, and compiling beside it may take 50%" in line
+
+
+def test_searches_come_one_after_the_other_and_leave_python_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of a generator may still save what it found when that of the discriminator begins."""
+    switches_s, goes_on, began = sys.getswitchinterval(), threading.Event(), threading.Semaphore(0)
+
+    class Search:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def run(self) -> None:
+            began.release()
+            goes_on.wait(60)
+
+    monkeypatch.setattr(search_in_training, "SearchInTraining", Search)
+    both = [threading.Thread(target=training_phase._search, args=(None, None, None)) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    assert began.acquire(timeout=60)
+    assert not began.acquire(timeout=0.2)
+    goes_on.set()
+    for thread in both:
+        thread.join()
+    assert began.acquire(timeout=0)
+    assert sys.getswitchinterval() == switches_s
 
 
 def test_a_jax_that_loses_donation_is_told_how_to_search(

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxlib import _hlo
 
 from disco_hlo.elsewhere import elsewhere, here
 from disco_hlo.errors import IllegalMoveError, PlanError
@@ -50,6 +49,7 @@ from disco_hlo.profiler.profile import Platform, Profile
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.schedule import Scheduled
 from tests.hlo.test_transfers_gpu import STEP
+from tests.modules import ADD, module_of
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -84,7 +84,7 @@ def on_step(look: Callable[[CompileRequest], Any]) -> Any:
 
 
 def parsed(text: str) -> CanonicalModule:
-    return canonicalize(bytes(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()))
+    return canonicalize(module_of(text))
 
 
 def test_every_named_schedule_computes_the_same() -> None:
@@ -184,12 +184,10 @@ def test_why_no_structure_is_tried() -> None:
     assert answer("gpu", 100.0) == ""
 
 
-SCANNED = """
-HloModule jit_step, is_scheduled=true
-
-add { a = f32[] parameter(0)
-  b = f32[] parameter(1)
-  ROOT s = f32[] add(a, b) }
+SCANNED = (
+    "HloModule jit_step, is_scheduled=true\n"
+    + ADD
+    + """
 condition { p = (s32[], f32[65536]) parameter(0)
   i = s32[] get-tuple-element(p), index=0
   n = s32[] constant(4)
@@ -211,6 +209,7 @@ ENTRY main { x = f32[65536] parameter(0), backend_config={"operation_queue_id":"
   a = f32[65536] get-tuple-element(l), index=1
   ROOT r = (f32[65536], f32[65536], f32[65536]) tuple(a, g, h) }
 """
+)
 
 
 REDUCED = "all-reduce(x), channel_id=3, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=add"

@@ -223,7 +223,7 @@ def test_a_device_of_another_rank_that_holds_up_the_step_is_named() -> None:
     others[:] = [b'{"device 0": [47000000, 80000000]}']
     tell_of_uneven_devices(session(), mine)
     assert said == [
-        "the step's kernels take 47.00 to 80.00 ms on device 0 of rank 1, 45.30 to 45.40 ms on device 0 of rank 0: "
+        "the step's kernels take 47 ms to 80 ms on device 0 of rank 1, 45.3 ms to 45.4 ms on device 0 of rank 0: "
         "this device is hot, short of power, or shared with another job; the times measured now are right only "
         "while that lasts"
     ]

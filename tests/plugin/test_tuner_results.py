@@ -5,6 +5,7 @@ Ranks are threads here, each with a plan directory of its own, as on hosts that 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,6 +92,13 @@ def test_a_rank_that_cannot_write_its_directory_has_a_folder_for_itself(tmp_path
     own, alone = on_ranks(2, lambda one: hand_out(one, tmp_path / str(one.rank), 20.0))
     assert content(alone) == content(own) == {MATMUL: b"library"}
     assert tmp_path not in alone.parents
+
+
+def test_a_fork_of_the_training_leaves_its_folder(tmp_path: Path) -> None:
+    tuner_results._remove(tmp_path, os.getpid() + 1)
+    assert tmp_path.exists()
+    tuner_results._remove(tmp_path, os.getpid())
+    assert not tmp_path.exists()
 
 
 def test_a_directory_that_takes_nothing_new_is_copied(

@@ -29,7 +29,7 @@ from disco_hlo.profiler.collectives import (
     with_total_of,
 )
 from disco_hlo.profiler.keys import bodies_of, owners, travelling
-from tests.hlo.small_modules import module_of
+from tests.modules import ADD, module_of
 
 SIZES = sweep_sizes()
 
@@ -255,11 +255,6 @@ def test_two_traces_of_the_same_sizes_do_not_tell_latency_from_bytes():
     assert in_the_step(swept, apart, together) == with_latency_of(apart, swept)
 
 
-ADD = """%add (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
-}"""
 LOOP = f"""
 HloModule jit_step, is_scheduled=true, num_partitions=2
 

@@ -396,7 +396,7 @@ def test_two_gpus_of_which_one_lowers_its_clock_are_uneven() -> None:
     found = uneven(H100S)
     assert found is not None
     assert str(found) == (
-        "the step's kernels take 46.96 to 79.95 ms on device 0, 45.35 to 45.46 ms on device 1"
+        "the step's kernels take 46.96 ms to 79.95 ms on device 0, 45.35 ms to 45.46 ms on device 1"
     )
 
 
@@ -415,7 +415,7 @@ def test_a_device_that_is_slow_now_and_then_is_uneven_though_its_median_is_not()
     assert found is not None
     assert (found.slow, found.fast) == ("device 1", "device 0")
     alone = uneven({"device 0": [1_000_000, 1_000_000, 1_300_000]})
-    assert str(alone) == "the step's kernels take 1.00 to 1.30 ms on device 0"
+    assert str(alone) == "the step's kernels take 1 ms to 1.3 ms on device 0"
 
 
 def test_waiting_in_a_transfer_is_no_computing() -> None:

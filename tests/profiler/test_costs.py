@@ -10,12 +10,13 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import Kernels, LinearPieces
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, flat_lists
+from disco_hlo.hlo.graph import flat_lists
 from disco_hlo.profiler.collectives import AllReduceFit
 from disco_hlo.profiler.costs import NONE, Corrections, MeasuredCosts, Seen, corrections
 from disco_hlo.profiler.keys import group_key
 from disco_hlo.profiler.profile import Contention, OpTime, Platform, Profile
 from tests.cost_models import MadeUpCosts, listed
+from tests.graphs import graph_of
 from tests.profiler.test_keys import TWO_LAYERS
 
 PLATFORM = Platform("some cpu, 2 cores", "cpu", "", "0.12.0", "0.12.0")
@@ -44,7 +45,7 @@ def layer_measured():
 
 
 def test_measured_ops_come_first():
-    found = costs({"key of tanh": OpTime(70, 1, 9), "key of parameter": OpTime(9, 1, 9)})
+    found = costs({TWO_LAYERS.nodes[x].key: OpTime(time_ns, 1, 9) for x, time_ns in ((TANH, 70), (0, 9))})
     assert found.op_ns(TWO_LAYERS).tolist() == [0, 70, 1002, 1003, 70, 1005, 1006, 0]
     assert [node.opcode for node in found.unmeasured(TWO_LAYERS)] == ["add", "dot", "add", "add"]
 
@@ -106,16 +107,10 @@ def test_a_profile_without_a_sweep_says_so():
 
 
 def test_a_collective_that_no_plan_moves_follows_the_line_of_its_kind():
-    array = Shape("f32", (256,), (0,))
-    nodes = (
-        Node(0, "parameter", array, (), Kind.PARAMETER, "p"),
-        Node(1, "all-to-all", array, (0,), Kind.FIXED, "a"),
-        Node(2, "tuple", Shape("tuple"), (1,), Kind.FREE, "t"),
-    )
-    graph = Graph(nodes, 2, (), "gpu", "step", "f" * 64)
+    graph = graph_of("param; all-to-all 0; tuple 1", elements=256, backend="gpu")
     fitted = AllReduceFit(LinearPieces.of((0, 0.5, 100.0)), (), 0.0, 0.0)
     assert costs({}, all_reduce=fitted).op_ns(graph)[1] == 100 + 256  # 512 bytes of 1024, at half a ns each
-    assert costs({"a": OpTime(7, 0, 1)}, all_reduce=fitted).op_ns(graph)[1] == 7
+    assert costs({graph.nodes[1].key: OpTime(7, 0, 1)}, all_reduce=fitted).op_ns(graph)[1] == 7
 
 
 TANH, ADD, DOT, LATER_TANH, LATER_ADD = 1, 2, 3, 4, 5

@@ -11,41 +11,14 @@ from hypothesis import strategies as st
 
 from disco_hlo.hlo.canonical import Origin
 from disco_hlo.hlo.cost_model import Kernels
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.hlo.proto import Instruction, Module, serialize
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.keys import GROUP_PREFIX, group_key, kernel_keys, keyed_times, owners
 from disco_hlo.profiler.profile import OpTime
+from tests.graphs import graph_of
 from tests.search.steps import random_step
 
-F32 = Shape("f32", (64, 64), (1, 0))
-
-
-def graph_of(*rows):
-    """A graph from (opcode, operands) rows; the last row is the root."""
-    kinds = {
-        "parameter": Kind.PARAMETER,
-        "tuple": Kind.FREE,
-        "dot": Kind.FIXED,
-        "all-reduce": Kind.ALL_REDUCE,
-    }
-    nodes = tuple(
-        Node(number, opcode, F32, operands, kinds.get(opcode, Kind.FUSIBLE), f"key of {opcode}")
-        for number, (opcode, operands) in enumerate(rows)
-    )
-    return Graph(nodes, len(nodes) - 1, (), "cpu", "step", "f00")
-
-
-TWO_LAYERS = graph_of(
-    ("parameter", ()),  # 0
-    ("tanh", (0,)),  # 1
-    ("add", (1, 0)),  # 2
-    ("dot", (2, 2)),  # 3
-    ("tanh", (3,)),  # 4
-    ("add", (4, 3)),  # 5
-    ("add", (4, 2)),  # 6
-    ("tuple", (5, 6)),  # 7
-)
+TWO_LAYERS = graph_of("param; tanh 0; add 1 0; dot 2 2; tanh 3; add 4 3; add 4 2; tuple 5 6")
 
 
 def test_instructions_of_called_computations_belong_to_their_caller():
@@ -76,10 +49,7 @@ def test_times_are_found_under_keys_of_single_ops_and_of_kernels():
     def times(median):
         return InstructionTimes(median, 1, 6, median // 2)
 
-    graph = graph_of(
-        ("parameter", ()), ("tanh", (0,)), ("add", (1, 0)),
-        ("dot", (2, 2)), ("all-reduce", (3,)), ("tuple", (4,)),
-    )  # fmt: skip
+    graph = graph_of("param; tanh 0; add 1 0; dot 2 2; all-reduce 3; tuple 4")
     tiles = b'{"fusion_backend_config":{"kind":"__triton","block_level_fusion_config":{"num_warps":"2"}}}'
     triton = Instruction(opcode="fusion", fusion_kind="kCustom", backend_config=tiles)
     settings = '{"block_level_fusion_config":{"num_warps":"2"},"kind":"__triton"}'
@@ -99,17 +69,17 @@ def test_times_are_found_under_keys_of_single_ops_and_of_kernels():
         "triton.1": times(5),
     }
     assert keyed_times(graph, origins, measured) == {
-        "key of dot": OpTime(110, 10, 12),
+        graph.nodes[3].key: OpTime(110, 10, 12),
         group_key(graph, (1, 2), (2,)): OpTime(30, 1, 6),
         group_key(graph, (1, 2), (2,), f"triton {settings}"): OpTime(5, 1, 6),
     }
 
 
 def test_other_collectives_are_timed_from_their_last_arrival():
-    graph = graph_of(("parameter", ()), ("all-gather", (0,)), ("tuple", (1,)))
+    graph = graph_of("param; all-gather 0; tuple 1")
     measured = {"all-gather.1": InstructionTimes(80, 1, 6, 25)}
     assert keyed_times(graph, [origin("all-gather.1", "op", (1,), (1,))], measured) == {
-        "key of all-gather": OpTime(25, 1, 6)
+        graph.nodes[1].key: OpTime(25, 1, 6)
     }
 
 
@@ -132,7 +102,8 @@ def test_results_reads_and_emitter_make_another_key() -> None:
 
 def test_the_key_is_a_digest_of_this_text() -> None:
     """Profiles and stores of earlier versions hold such keys."""
-    lines = ["triton {}", f"read {F32} (1, 0)", "key of tanh 0", "key of add 1 0", "1 2"]
+    tanh, add = (TWO_LAYERS.nodes[x].key for x in (4, 5))
+    lines = ["triton {}", "read f32[8] (0,)", f"{tanh} 0", f"{add} 1 0", "1 2"]
     text = "\n".join(lines)
     found = group_key(TWO_LAYERS, (4, 5), (4, 5), "triton {}")
     assert found == GROUP_PREFIX + blake2b(text.encode(), digest_size=12).hexdigest()

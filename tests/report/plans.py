@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gzip
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from disco_hlo.hlo.cost_model import Line
 from disco_hlo.optimize.costs import costs_for
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import (
-    FORMAT,
-    VERSION,
     Candidate,
     Measured,
     Plan,
@@ -26,7 +23,6 @@ from disco_hlo.plan.plan import (
     Strategy,
     Structure,
     Target,
-    by_region,
     decode,
     encode,
 )
@@ -38,6 +34,7 @@ from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, to_j
 from disco_hlo.report.bundle import open_bundle
 from disco_hlo.report.data import page_data
 from tests.captured import DATA, captured, stored
+from tests.made_plans import made_plan
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -84,18 +81,15 @@ MEASURED = Measured(
 )
 
 
-def made_plan(
+def plan_of(
     source: CanonicalModule, strategy: Strategy, module: bytes, measured: Measured | None = MEASURED
 ) -> Plan:
     """A plan whose predictions and measurements are made up and whose strategy is ``strategy``."""
     graph = source.graph
-    return Plan(
-        format=FORMAT,
-        version=VERSION,
-        target=Target(graph.key, graph.fingerprint, graph.module_name, graph.backend, "NVIDIA H200", 2, 1),
-        versions={"disco_hlo": "0.1.0", "jax": "0.11.2", "jaxlib": "0.11.2"},
-        strategies=by_region(normal_form(graph, strategy)),
-        chosen="plan",
+    return made_plan(
+        Target(graph.key, graph.fingerprint, graph.module_name, graph.backend, "NVIDIA H200", 2, 1),
+        normal_form(graph, strategy),
+        module,
         prediction=Prediction(98_000_000, 122_000_000, 215_000_000, 96_000_000, 97_000_000, 1 << 34),
         search=SearchRecord(
             "backtracking",
@@ -103,7 +97,6 @@ def made_plan(
             20_000,
             tuple((i * i, 122_000_000 - i * 400_000) for i in range(1, 60)),
         ),
-        module_sha256=hashlib.sha256(module).hexdigest(),
         notes=("a note",),
         measured=measured,
     )
@@ -123,7 +116,7 @@ def save_plan(
     module = apply(strategy, source)
     (folder / "module.hlo.pb").write_bytes(module)
     (folder / "default.hlo.pb.gz").write_bytes(gzip.compress(default_module, 1))
-    (folder / "plan.json").write_bytes(encode(made_plan(source, strategy, module, measured)))
+    (folder / "plan.json").write_bytes(encode(plan_of(source, strategy, module, measured)))
     if profile is not None:
         (folder / "profile.json").write_text(to_json(profile))
     return folder

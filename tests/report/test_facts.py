@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.report.bundle import open_bundle
 from disco_hlo.report.facts import bucket_facts, bytes_saved, compare, group_facts, order_facts, step_times
-from tests.plan.small_graphs import graph
+from tests.graphs import graph_of
 from tests.report import plans
 
-CHAIN = graph("param\nadd 0 0\nmultiply 1 0\nnegate 2\ntuple 3")
+CHAIN = graph_of("param\nadd 0 0\nmultiply 1 0\nnegate 2\ntuple 3", elements=None)
 """Vectors of 4, 8, 12, 16 bytes."""
 
 
@@ -51,14 +51,14 @@ def test_groups_come_largest_first_with_their_ops_and_sources(cpu_plan: Path) ->
 
 def test_buckets_have_sizes_where_the_module_is_known() -> None:
     strategy = Strategy(buckets=(Bucket((1, 2)), Bucket((4,))))
-    known = graph("param\nall-reduce 0\nall-reduce 0\nadd 1 2\nall-reduce 3\ntuple 4")
+    known = graph_of("param\nall-reduce 0\nall-reduce 0\nadd 1 2\nall-reduce 3\ntuple 4", elements=None)
     assert [bucket.size_bytes for bucket in bucket_facts(strategy, known)] == [8 + 12, 20]
     assert [bucket.size_bytes for bucket in bucket_facts(strategy, None)] == [None, None]
 
 
 def test_step_times_are_those_of_the_chosen_candidate() -> None:
     source = plans.cpu()
-    plan = plans.made_plan(source, plans.early_all_reduces(source), b"")
+    plan = plans.plan_of(source, plans.early_all_reduces(source), b"")
     times = step_times(plan)
     assert times.measured_speedup == 1.23
     assert times.predicted_default == 122_000_000

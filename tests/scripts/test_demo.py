@@ -1,6 +1,5 @@
 """The demo with jobs that only pretend to train: what it prints, keeps and refuses, and how it ends jobs."""
 
-import hashlib
 import json
 import math
 import os
@@ -16,6 +15,7 @@ from disco_hlo.hlo.cost_model import Line
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.store import PlanStore
+from tests.made_plans import made_plan
 
 MODULE = b"module"
 BEST = "plan 2"
@@ -38,16 +38,13 @@ def plan_of(chosen: str = BEST, left_out: str = "", failed: str = "") -> plans.P
         if name != left_out
     ]
     lines = (Line(0, 0.5, 200_000.0), Line(1_048_576, 0.25, -62_144.0))
-    return plans.Plan(
-        format=plans.FORMAT,
-        version=plans.VERSION,
-        target=plans.Target("ab" * 32, "ab" * 32, "jit_train_step", "cpu", "cpu", 2, 2),
-        versions={"jax": "0.12.0"},
-        strategies=plans.by_region(Strategy()),
+    return made_plan(
+        plans.Target("ab" * 32, "ab" * 32, "jit_train_step", "cpu", "cpu", 2, 2),
+        Strategy(),
+        MODULE,
         chosen=chosen,
         prediction=plans.Prediction(49_000_001, 98_000_000, 120_000_000, 40_000_000, 45_000_000),
         search=plans.SearchRecord("backtracking", {}, 6561, ()),
-        module_sha256=hashlib.sha256(MODULE).hexdigest(),
         measured=plans.Measured("2026-01-01", tuple(candidates), lines, 20.4, 7.5, 43.2, 874.8),
     )
 

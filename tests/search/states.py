@@ -34,11 +34,8 @@ from tests.search.steps import random_step
 
 FUSE = NUMBERS["fuse"]
 DUPLICATE = NUMBERS["duplicate"]
-MERGE = NUMBERS["merge"]
 UNFUSE = NUMBERS["unfuse"]
-ABSORB = NUMBERS["absorb"]
 SPLIT = NUMBERS["split"]
-HAND_OVER = NUMBERS["hand_over"]
 REORDER = NUMBERS["reorder"]
 SIBLING = NUMBERS["sibling"]
 

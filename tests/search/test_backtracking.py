@@ -30,10 +30,11 @@ from disco_hlo.search.ready_queue import schedule
 from disco_hlo.search.run import search
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
+from tests.graphs import graph_of
 from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts, TrafficCosts
 from tests.search.states import Bench, moved
-from tests.search.steps import chain, random_step
+from tests.search.steps import random_step
 from tests.simulator.reference import simulate_slowly
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +82,7 @@ def test_it_stops_after_so_many_candidates_without_improvement() -> None:
 
 
 def test_nothing_to_fuse_ends_at_once_with_the_start() -> None:
-    graph = chain("param\ndot 0\ntuple 1", backend="gpu")
+    graph = graph_of("param\ndot 0\ntuple 1", backend="gpu")
     result = search(graph, TrafficCosts(), GPU, start=unfused(graph), settings=replace(PAPER, unchanged=5))
     assert result.predicted_ns == result.start_ns
     assert result.strategy.groups == ()
@@ -89,7 +90,7 @@ def test_nothing_to_fuse_ends_at_once_with_the_start() -> None:
 
 def test_two_all_reduces_of_fixed_cost_travel_together() -> None:
     # 1000 ns a transfer whatever its size, and nothing else takes time worth mentioning.
-    graph = chain("param\ndot 0\ndot 1\nall-reduce 1\nall-reduce 2\ntuple 3 4", backend="gpu")
+    graph = graph_of("param\ndot 0\ndot 1\nall-reduce 1\nall-reduce 2\ntuple 3 4", backend="gpu")
     costs = TrafficCosts(LinearPieces.of((0, 0.0, 1000.0)))
     result = search(graph, costs, GPU, start=unfused(graph), settings=replace(PAPER, evaluations=60))
     assert [sorted(bucket.all_reduces) for bucket in result.strategy.buckets] == [[3, 4]]
@@ -148,7 +149,7 @@ WAITING = replace(BUSY, transfer_wait_ns=40)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(8, 50),
-    machine=st.sampled_from([CPU, GPU, BUSY, WAITING, replace(WAITING, channels=2)]),
+    machine=st.sampled_from([CPU, GPU, BUSY, WAITING]),
 )
 def test_the_queue_of_the_search_is_that_of_the_reference(seed: int, count: int, machine) -> None:
     bench, _ = moved(seed, count, machine)
@@ -185,7 +186,7 @@ def test_where_collectives_block_the_cost_is_the_sum(seed: int, count: int) -> N
 
 def test_a_gradient_travels_while_the_device_computes() -> None:
     # exp (8 elements: 32 + 8 ns) makes the gradient, dot works on meanwhile.
-    graph = chain("param\nexponential 0\nall-reduce 1\ndot 0\nnegate 2\ntuple 3 4", backend="gpu")
+    graph = graph_of("param\nexponential 0\nall-reduce 1\ndot 0\nnegate 2\ntuple 3 4", backend="gpu")
     bench = Bench(graph, GPU)
     transfer = int(bench.model.collective(ALL_REDUCE)(np.array([32]))[0])
     assert transfer == 332
@@ -206,7 +207,7 @@ class _Times(TrafficCosts):
 
 def queued(text: str, *ns: int) -> tuple[int, tuple[str, ...]]:
     """Makespan and order of an unfused step by the ready queue."""
-    bench = Bench(chain(text, backend="gpu"), GPU, _Times(ns=ns))
+    bench = Bench(graph_of(text, backend="gpu"), GPU, _Times(ns=ns))
     return bench.makespan_ns(), bench.strategy().order
 
 

@@ -25,10 +25,11 @@ from disco_hlo.search.moves.move import random_unit
 from disco_hlo.search.ordering import sort_runs
 from disco_hlo.search.restart import KERNEL_MOVES
 from disco_hlo.search.strategies import prepare
+from tests.graphs import graph_of
 from tests.machines import CPU, GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.states import Bench
-from tests.search.steps import chain, random_step
+from tests.search.steps import random_step
 
 
 @compiled
@@ -59,7 +60,7 @@ def test_whatever_is_sorted_is_sorted_at_once(values: list[int]) -> None:
 
 def test_a_unit_is_drawn_where_none_begins_with_what_is_drawn_from() -> None:
     """A kernel of XLA's may begin with an op that may not be fused, and be the only one."""
-    graph = chain("param\nnegate 0\nexponential 1\ntuple 2")
+    graph = graph_of("param\nnegate 0\nexponential 1\ntuple 2")
     bench = Bench(graph, start=Strategy((Group((1, 2)),)))
     pools = np.array([2], np.int64), np.zeros(0, np.int64)
     assert drawn_unit(bench.step, bench.state, bench.scratch, seeded(1), pools) == 1

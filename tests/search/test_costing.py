@@ -19,10 +19,11 @@ from disco_hlo.search.restart import KERNEL_MOVES
 from disco_hlo.search.strategies import prepare
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.timeline import simulate
+from tests.graphs import graph_of
 from tests.machines import GPU
 from tests.search.cost_models import LookingCosts, TrafficCosts
 from tests.search.states import Bench
-from tests.search.steps import chain, random_step
+from tests.search.steps import random_step
 
 MACHINE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
 SEEDS = st.integers(0, 2**32)
@@ -109,7 +110,7 @@ class Fractions(TrafficCosts):
 
 def test_fractions_of_a_nanosecond_are_rounded_as_the_simulator_does() -> None:
     """They were cut off, and two kernels of a search took two nanoseconds less than it predicted."""
-    graph = chain("param\ndot 0\ndot 1\ntuple 2", backend="gpu")
+    graph = graph_of("param\ndot 0\ndot 1\ntuple 2", backend="gpu")
     bench = Bench(graph, GPU, Fractions())
     built = build(graph, unfused(graph), Fractions(), GPU)
     assert int(bench.state.word[at.TOTAL, at.COMPUTE_NS]) == simulate(built.problem).makespan_ns

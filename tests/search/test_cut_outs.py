@@ -31,10 +31,11 @@ from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.costs import PPM
 from disco_hlo.simulator.timeline import simulate
 from tests.captured import captured
+from tests.graphs import graph_of
 from tests.machines import GPU
 from tests.search.cost_models import TrafficCosts
 from tests.search.states import SPLIT, UNFUSE, Bench, check_consistent, undo
-from tests.search.steps import chain, random_step
+from tests.search.steps import random_step
 from tests.search.test_segments import Followed, followed_moves, run
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ def check(followed: Followed, expected_ns: int, names: list[str]) -> None:
 
 def one_of_tritons() -> Followed:
     """Two gradients in one bucket, read through bitcasts; the kernel that reads the first is Triton's."""
-    graph = chain(
+    graph = graph_of(
         "param\nnegate 0\nnegate 0\nall-reduce 1\nall-reduce 2\nbitcast 3\nbitcast 4\n"
         "add 5 0\nnegate 7\nadd 6 0\nnegate 9\ntuple 8 10",
         backend="gpu",
@@ -102,7 +103,7 @@ def test_a_gradient_that_travels_alone_is_where_it_lies() -> None:
 
 
 def test_what_several_kernels_cannot_find_is_cut_out_once_before_the_first_of_them() -> None:
-    graph = chain(
+    graph = graph_of(
         "param\nnegate 0\nnegate 0\nall-reduce 1\nall-reduce 2\n"
         "add 3 0\nnegate 5\nadd 3 0\nnegate 7\nadd 4 0\ntuple 6 8 9",
         backend="gpu",
@@ -118,7 +119,7 @@ def test_what_several_kernels_cannot_find_is_cut_out_once_before_the_first_of_th
 
 
 def test_what_the_root_returns_is_cut_out_behind_everything() -> None:
-    graph = chain(
+    graph = graph_of(
         "param\nnegate 0\nnegate 0\nall-reduce 1\nall-reduce 2\nadd 3 0\ntuple 3 4 5", backend="gpu"
     )
     followed = Followed(Bench(graph, MACHINE, TrafficCosts(), Strategy((), (Bucket((3, 4)),))))
@@ -131,7 +132,7 @@ def test_a_transfer_begins_beside_what_cuts_out_not_beside_the_product_behind_it
             return np.array([0.5 * (node.opcode == "dot") for node in graph.nodes])
 
     # The third gradient's transfer is issued when the bucket has arrived, in front of the dot that reads it.
-    graph = chain(
+    graph = graph_of(
         "param\nnegate 0\nnegate 0\nall-reduce 1\nall-reduce 2\nadd 4 0\nall-reduce 5\ndot 3 0\ntuple 6 7",
         backend="gpu",
     )

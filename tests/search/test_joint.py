@@ -39,16 +39,17 @@ from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
 from tests.cost_models import listed
+from tests.graphs import graph_of
 from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts
 from tests.search.exhaustive import least_ns, small_steps
-from tests.search.steps import chain, random_step
+from tests.search.steps import random_step
 from tests.simulator.random_steps import random_step as small_random_step
 
 SLOW_LAUNCH = replace(GPU, launch_ns=3000)
 SMALL = SearchSettings(evaluations=2000, seeds=2)
 STEP = random_step(Random(5), 60, backend="gpu")
-NOTHING_TO_CHOOSE = chain("param\ndot 0\ntuple 1")
+NOTHING_TO_CHOOSE = graph_of("param\ndot 0\ntuple 1")
 
 
 def run(
@@ -505,7 +506,7 @@ def test_a_memory_limit_holds_for_everything_that_is_returned() -> None:
 
 def test_a_search_ends_though_everything_it_finds_is_refused() -> None:
     """It came to one bucket again and again, each time as if to something new."""
-    graph = chain("param\nall-reduce 0\nall-reduce 0\nnegate 1\ntuple 2 3")
+    graph = graph_of("param\nall-reduce 0\nall-reduce 0\nnegate 1\ntuple 2 3")
     result = run(graph, CPU, seeds=1, evaluations=None, memory_limit_bytes=1)
     assert result.stopped == "unchanged"
     assert result.strategy.buckets == unfused(graph).buckets

@@ -22,6 +22,7 @@ from disco_hlo.search.moves.table import MOVES, NAMES
 from disco_hlo.search.restart import BUCKET_MOVES, FIRST_MOVES, KERNEL_MOVES, ORDER_MOVES
 from disco_hlo.search.state import MAXIMUM_MEMBERS
 from tests.captured import captured
+from tests.graphs import graph_of
 from tests.machines import GPU
 from tests.search.states import (
     FUSE,
@@ -35,7 +36,7 @@ from tests.search.states import (
     snapshot,
     undo,
 )
-from tests.search.steps import chain, random_step
+from tests.search.steps import random_step
 
 SEEDS = st.integers(0, 2**32)
 MACHINE = st.sampled_from(MACHINES)
@@ -61,7 +62,7 @@ def test_moves_that_are_priced_one_by_one_leave_a_legal_strategy(seed: int, coun
 
 
 def test_an_op_amid_a_group_stays() -> None:
-    graph = chain("param\nnegate 0\nexponential 1\nnegate 2\ntuple 3")
+    graph = graph_of("param\nnegate 0\nexponential 1\nnegate 2\ntuple 3")
     bench = Bench(graph, start=Strategy((Group((1, 2, 3)),)))
     assert not bench.move(UNFUSE, 1, 2)
     assert bench.move(UNFUSE, 1, 3)
@@ -74,7 +75,7 @@ def test_cutting_a_bucket_in_two_writes_no_gradient_anew_for_each_other_one(last
     gradients = range(count, 0, -1) if last_is_first else range(1, count + 1)
     lines = ["param", *(f"negate {x}" for x in range(count)), *(f"all-reduce {x}" for x in gradients)]
     reduces = range(count + 1, 2 * count + 1)
-    graph = chain("\n".join([*lines, "tuple " + " ".join(map(str, reduces))]))
+    graph = graph_of("\n".join([*lines, "tuple " + " ".join(map(str, reduces))]))
     bench = Bench(graph, start=Strategy((), (Bucket(tuple(reduces)),)))
     for rank in (1, count // 2, count - 1):
         before = snapshot(bench)
@@ -88,7 +89,7 @@ def test_cutting_a_bucket_in_two_writes_no_gradient_anew_for_each_other_one(last
 
 def test_a_kernel_beyond_the_limit_neither_grows_nor_ends_up_beyond_it() -> None:
     lines = ["param", *(f"negate {x}" for x in range(MAXIMUM_MEMBERS + 3))]
-    graph = chain("\n".join([*lines, f"tuple {len(lines) - 1}"]))
+    graph = graph_of("\n".join([*lines, f"tuple {len(lines) - 1}"]))
     last = MAXIMUM_MEMBERS + 2
     for first, leaves in ((1, False), (2, True)):
         bench = Bench(graph, start=Strategy((Group(tuple(range(first, last + 1))),)))
@@ -124,7 +125,7 @@ def test_a_refused_move_changes_nothing(seed: int, count: int) -> None:
 
 def test_an_op_taken_out_makes_what_it_reads_a_result_of_a_third_kernel() -> None:
     # The second group recomputes 2 for 3 and 5; taken out, 3 reads it from the first, whose result it becomes.
-    graph = chain(
+    graph = graph_of(
         "param\nnegate 0\nexponential 1\nnegate 2\nexponential 3\nmultiply 2 4\nnegate 2\ntuple 5 6"
     )
     bench = Bench(graph, start=Strategy((Group((1, 2, 6)), Group((3, 4, 5), (1, 2)))))
@@ -136,7 +137,7 @@ def test_an_op_taken_out_makes_what_it_reads_a_result_of_a_third_kernel() -> Non
 
 def test_a_copy_given_up_rids_a_third_kernel_of_a_result() -> None:
     # 5 recomputes 4 and reads 3 for it; reading 4 from its owner, who recomputes 3, it leaves 3 to its own kernel.
-    graph = chain(
+    graph = graph_of(
         "param\nnegate 0\nexponential 1\nnegate 2\nexponential 3\nnegate 4\nexponential 4\nnegate 3\ntuple 5 6 7"
     )
     start = Strategy((Group((1, 2, 3, 7)), Group((4, 6), (3,)), Group((5,), (4,))))

@@ -31,6 +31,7 @@ from disco_hlo.search.moves.table import random_move
 from disco_hlo.search.ordering import mark_copies, predecessors, settle
 from disco_hlo.search.state import copy_state, new_scratch, roll_back
 from tests.captured import captured
+from tests.graphs import graph_of
 from tests.machines import GPU
 from tests.search.states import (
     DUPLICATE,
@@ -41,7 +42,6 @@ from tests.search.states import (
     check_topological,
     moved,
 )
-from tests.search.steps import chain
 
 
 @compiled
@@ -157,7 +157,7 @@ def test_units_are_moved_where_most_slots_are_empty_the_longest_most_often() -> 
     """Nine of ten proposals were of an empty slot here, and 19 of 20 on one of the captured steps."""
     alone = "\n".join("negate 0" for _ in range(6))
     large = "\n".join(f"add {x} {x}" for x in (0, *range(7, 67)))
-    graph = chain(f"param\n{alone}\n{large}\ntuple 1 2 3 4 5 6 67", backend="gpu")
+    graph = graph_of(f"param\n{alone}\n{large}\ntuple 1 2 3 4 5 6 67", backend="gpu")
     bench = Bench(graph, GPU, start=Strategy((Group(tuple(range(7, 68))),)))
     found = drawn_places(bench, 1, 2000)
     assert len(bench.heads()) == 7
@@ -169,7 +169,7 @@ def test_units_are_moved_where_most_slots_are_empty_the_longest_most_often() -> 
 
 
 def test_a_step_of_buckets_alone_has_no_unit_to_move() -> None:
-    bench = Bench(chain("param\nall-reduce 0\ntuple 1", backend="gpu"), GPU)
+    bench = Bench(graph_of("param\nall-reduce 0\ntuple 1", backend="gpu"), GPU)
     assert set(drawn_places(bench, 1, 20)) == {(-1, -1)}
 
 

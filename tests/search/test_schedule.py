@@ -26,11 +26,11 @@ from disco_hlo.search.strategies import prepare
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.orders import list_schedule
 from disco_hlo.simulator.timeline import simulate
+from tests.graphs import graph_of
 from tests.machines import CPU, GPU
-from tests.plan.small_graphs import graph
 from tests.search.cost_models import OneDevice, ResultCosts, TrafficCosts
 from tests.search.states import check_consistent, check_topological, moved
-from tests.search.steps import chain, random_step
+from tests.search.steps import random_step
 from tests.simulator.random_steps import TableCosts
 
 
@@ -70,7 +70,7 @@ def test_no_gradient_no_run() -> None:
 
 
 def test_a_step_on_one_device_is_ordered_without_all_reduce_times() -> None:
-    found = best_buckets(graph("param\nexp 0\nneg 1\ntuple 2"), (), OneDevice(), GPU)
+    found = best_buckets(graph_of("param\nexp 0\nneg 1\ntuple 2"), (), OneDevice(), GPU)
     assert found.strategy.buckets == ()
 
 
@@ -89,7 +89,9 @@ def test_no_other_cut_ends_earlier(gradients: list[tuple[int, int]]) -> None:
 
 # A weight (1) is gathered (b0, 17 ns) for two matmuls (3, 4), the second of which makes a gradient (b1, 29 ns). Two
 # kernels wait for nothing: n6 takes not quite as long as the first collective, n7 as long as the last.
-STEP = graph("param\nconvert 0\nall-reduce 1\ndot 2\ndot 3\nall-reduce 4\nexp 0\nexp 0\ntuple 5 6 7")
+STEP = graph_of(
+    "param\nconvert 0\nall-reduce 1\ndot 2\ndot 3\nall-reduce 4\nexp 0\nexp 0\ntuple 5 6 7", elements=None
+)
 COSTS = TableCosts((0, 10, 0, 20, 20, 0, 12, 30, 0))
 BUCKETS = (Bucket((2,)), Bucket((5,)))
 
@@ -112,7 +114,7 @@ def test_where_collectives_block_the_order_is_that_of_the_rules() -> None:
 
 def test_an_order_within_the_memory_limit_is_taken() -> None:
     """What runs during the collective leaves results that lie there until they are read."""
-    step = graph("param\nall-reduce 0\nexp 0\nexp 0\ndot 1\ndot 2 4\ndot 3 5\ntuple 6")
+    step = graph_of("param\nall-reduce 0\nexp 0\nexp 0\ndot 1\ndot 2 4\ndot 3 5\ntuple 6", elements=None)
     strategy, costs = Strategy(buckets=(Bucket((1,)),)), TableCosts((0, 0, 10, 10, 10, 10, 10, 0))
     fast = ("b0.start", "n2", "n3", "b0.done", "n4", "n5", "n6")
     small = ("b0.start", "b0.done", "n4", "n2", "n5", "n3", "n6")
@@ -195,7 +197,7 @@ def test_what_computes_small_gradients_runs_beside_the_last_large_one() -> None:
         all-reduce 6
         tuple 3 5 7
     """
-    graph = chain(small, backend="gpu")
+    graph = graph_of(small, backend="gpu")
     large = Shape("f32", (1 << 19,), (0,))
     nodes = [replace(node, shape=large) if node.id in (4, 5) else node for node in graph.nodes]
     graph = replace(graph, nodes=tuple(nodes))

@@ -23,18 +23,17 @@ from disco_hlo.search.strategies import to_strategy
 from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import PPM, MachineModel
 from disco_hlo.simulator.timeline import simulate
+from tests.graphs import graph_of
 from tests.machines import CPU, GPU
 from tests.search.cost_models import HoldingCosts, TrafficCosts
 from tests.search.states import FUSE, REORDER, Bench, count_order, moved, recount_order, undo
-from tests.search.steps import chain, random_step
+from tests.search.steps import random_step
 
 SEEDS = st.integers(0, 2**32)
 ALONE = replace(GPU, launch_ns=3, memory_bytes_per_us=2000)
 MACHINES = [
-    replace(ALONE, channels=channels, compute_speed_ppm=speed,
-            transfer_speed_ppm=900_000, transfer_wait_ns=wait)
-    for channels in (1, 2) for speed in (PPM, 870_000)
-    for wait in (0, 25)
+    replace(ALONE, compute_speed_ppm=speed, transfer_speed_ppm=900_000, transfer_wait_ns=wait)
+    for speed in (PPM, 870_000) for wait in (0, 25)
 ]  # fmt: skip
 FAST_LINK = TrafficCosts(LinearPieces.of((0, 0.02, 30.0)))
 
@@ -76,7 +75,7 @@ class Followed:
         if machine.transfer_wait_ns:  # a nanosecond may decide whether a transfer has it
             units += 2 * machine.transfer_wait_ns * bench.ranked.size
         assert abs(engine_ns - found_ns) <= units
-        if machine.channels == 1 and not machine.transfer_wait_ns:
+        if not machine.transfer_wait_ns:
             assert found_ns <= engine_ns
 
 
@@ -134,7 +133,7 @@ def test_the_digest_tells_orders_apart_and_nothing_else(seed: int, count: int) -
 def test_long_runs_of_kernels_are_added_up_by_blocks() -> None:
     # 400 kernels, and a transfer of the last parameter's gradient that is issued first and awaited last.
     kernels = "\n".join(f"negate {i}" for i in [0, *range(3, 402)])
-    graph = chain(f"param\nnegate 0\nall-reduce 1\n{kernels}\nadd 402 2\ntuple 403", backend="gpu")
+    graph = graph_of(f"param\nnegate 0\nall-reduce 1\n{kernels}\nadd 402 2\ntuple 403", backend="gpu")
     followed = Followed(Bench(graph, ALONE))
     state, mark = followed.bench.state, int(followed.bench.scratch.number[at.LOGGED])
     negate_ns, add_ns = (int(state.times[x, at.MAIN]) for x in (1, 403))
@@ -151,7 +150,7 @@ def test_kernels_beside_a_transfer_are_rounded_up_together() -> None:
     # Kernels of 43 ns: one, then a transfer of 200 ns beside the first of four more, at 0.7 of their speed.
     # The engine ends them at 105, 167, 229 and, 9.8 ns being done when the transfer ends at 243, at 277.
     # Together 140 of their 172 ns are done by then.
-    graph = chain(
+    graph = graph_of(
         "param\nnegate 0\nall-reduce 1\nnegate 0\nnegate 3\nnegate 4\nnegate 5\ntuple 2 6", backend="gpu"
     )
     costs = TrafficCosts(LinearPieces.of((0, 0.0, 200.0)))
@@ -168,7 +167,7 @@ def holding(product_ppm: int, compute_ppm: int = PPM, **more: int) -> Followed:
         def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
             return np.array([0.5 * (node.opcode == "dot") for node in graph.nodes])
 
-    graph = chain("param\nnegate 0\nall-reduce 1\ndot 0\nnegate 3\nnegate 4\ntuple 2 5", backend="gpu")
+    graph = graph_of("param\nnegate 0\nall-reduce 1\ndot 0\nnegate 3\nnegate 4\ntuple 2 5", backend="gpu")
     machine = replace(ALONE, product_speed_ppm=product_ppm, compute_speed_ppm=compute_ppm, **more)
     return Followed(Bench(graph, machine, Held(LinearPieces.of((0, 0.0, 100.0)))))
 
@@ -205,7 +204,7 @@ def test_one_transfer_is_held_as_in_the_engine(seed: int, count: int, wait: int)
 def test_a_slot_changed_among_holes_leaves_the_digest() -> None:
     # 1 and 2 became one unit, which stands at 2's slot; 1's is a hole, and moving there passes nobody.
     followed = Followed(
-        Bench(chain("param\nnegate 0\nexponential 1\nnegate 2\ntuple 3", backend="gpu"), ALONE)
+        Bench(graph_of("param\nnegate 0\nexponential 1\nnegate 2\ntuple 3", backend="gpu"), ALONE)
     )
     bench = followed.bench
     assert bench.move(FUSE, 2, 1)
@@ -225,7 +224,6 @@ ORDERED_MACHINES = [
     replace(CPU, launch_ns=2, memory_bytes_per_us=900),
     GPU,
     BUSY,
-    replace(BUSY, channels=2),
     replace(BUSY, transfer_wait_ns=40),
     replace(BUSY, product_speed_ppm=300_000, other_speed_ppm=950_000),
 ]

@@ -33,10 +33,11 @@ from disco_hlo.simulator.build import build
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import simulate
 from tests.captured import captured
+from tests.graphs import graph_of
 from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts
 from tests.search.states import MACHINES, Bench, check_consistent, check_legal, moved, ranked, refusal_of
-from tests.search.steps import chain, random_step
+from tests.search.steps import random_step
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def test_the_unfused_step_survives_the_round_trip(h200: CanonicalModule) -> None
 
 def test_an_op_that_every_reader_recomputes_finds_an_owner() -> None:
     # 1 is read by 2 and 3 only, and both recompute it.
-    graph = chain("param\nnegate 0\nexponential 1\nnegate 1\ntuple 2 3")
+    graph = graph_of("param\nnegate 0\nexponential 1\nnegate 1\ntuple 2 3")
     start = Strategy((Group((2,), (1,)), Group((3,), (1,))))
     bench = Bench(graph, start=start)
     assert bench.heads() == [1, 3]
@@ -151,7 +152,7 @@ def test_an_op_that_every_reader_recomputes_finds_an_owner() -> None:
 
 
 def test_emitter_settings_and_forms_come_out_as_they_went_in() -> None:
-    graph = chain("param\nnegate 0\nexponential 1\nall-reduce 2\nall-reduce 1\ntuple 3 4")
+    graph = graph_of("param\nnegate 0\nexponential 1\nall-reduce 2\nall-reduce 1\ntuple 3 4")
     start = Strategy((Group((1, 2), kind="triton", config='{"tiles":4}'),), (Bucket((4, 3), "variadic"),))
     assert without_order(Bench(graph, start=start).strategy()) == without_order(start)
 
@@ -160,7 +161,7 @@ def test_a_start_may_duplicate_more_ops_than_the_step_has() -> None:
     # Five readers recompute the same four ops: 20 duplicates, 11 nodes.
     ops = "param\nnegate 0\nnegate 1\nnegate 2\nnegate 3"
     readers = "\n".join("exponential 4" for _ in range(5))
-    graph = chain(f"{ops}\n{readers}\ntuple 5 6 7 8 9")
+    graph = graph_of(f"{ops}\n{readers}\ntuple 5 6 7 8 9")
     bench = Bench(graph, start=Strategy(tuple(Group((x,), (1, 2, 3, 4)) for x in range(5, 10))))
     assert normal_form(graph, bench.strategy()).groups[1:] == tuple(
         Group((x,), (1, 2, 3, 4)) for x in range(6, 10)
@@ -169,7 +170,7 @@ def test_a_start_may_duplicate_more_ops_than_the_step_has() -> None:
 
 
 def test_a_kernel_takes_along_the_bitcasts_through_which_it_reads() -> None:
-    graph = chain("param\nnegate 0\nbitcast 1\nexponential 2\ndot 2\ntuple 3 4")
+    graph = graph_of("param\nnegate 0\nbitcast 1\nexponential 2\ndot 2\ntuple 3 4")
     bench = Bench(graph)
     assert bench.move(0, 3, 1)
     bench.costs.price_changed(bench.state, bench.scratch)
@@ -183,7 +184,7 @@ TILED = '{"tiles":4}'
 
 
 def bench_with(group: Group, graph=None) -> Bench:
-    graph = graph or chain("param\nnegate 0\nexponential 1\nnegate 1\ntuple 2 3", backend="gpu")
+    graph = graph or graph_of("param\nnegate 0\nexponential 1\nnegate 1\ntuple 2 3", backend="gpu")
     return Bench(graph, GPU, ResultCosts(), Strategy((group,)))
 
 
@@ -202,7 +203,7 @@ def test_the_same_kernel_made_by_loops_may() -> None:
 
 def test_a_kernel_that_the_rules_refuse_stands_while_it_returns_what_it_did() -> None:
     # Two results of different shapes, which the rules of XLA:CPU forbid.
-    graph = chain("param\nnegate 0\nexponential 1\nnegate 1\ntuple 2 3")
+    graph = graph_of("param\nnegate 0\nexponential 1\nnegate 1\ntuple 2 3")
     wide = replace(graph.nodes[2], shape=replace(graph.nodes[2].shape, dims=(4,)))
     graph = replace(graph, nodes=(*graph.nodes[:2], wide, *graph.nodes[3:]))
     given = Bench(graph, start=Strategy((Group((1, 2)),)))

@@ -24,13 +24,12 @@ def problem(
     compute_speed: float = 1.0,
     product_speed: float | None = None,
     transfer_speed: float = 1.0,
-    shared_link: bool = True,
     wait_ns: int = 0,
     holds: str = "",
     buffers: Sequence[BufferRow] = (),
     resident_bytes: int = 0,
 ) -> Problem:
-    """A problem from lines such as ``x 8 on 1 after a b``: transfer x on channel 1 once a and b are done.
+    """A problem from lines such as ``x 8 on 1 after a b``: transfer x on the channel once a and b are done.
 
     ``on 0`` is a collective that runs on the compute stream. ``order`` is a line such as
     ``a x b ~x c``; without one the tasks run as they are listed, one at a time. Speeds are those beside the other kind;
@@ -41,12 +40,10 @@ def problem(
     rows = [line.split() for line in text.strip().splitlines()]
     index = {row[0]: i for i, row in enumerate(rows)}
     resources = [int(row[row.index("on") + 1]) if "on" in row else 0 for row in rows]
-    channels = max(resources, default=0)
-    alone = [PPM // max(k, 1) if shared_link else PPM for k in range(channels + 1)]
-    beside = [round(speed * transfer_speed) for speed in alone]
-    compute = [PPM, *[round(PPM * compute_speed)] * channels]
-    product = [
-        PPM, *[round(PPM * (compute_speed if product_speed is None else product_speed))] * channels,
+    product_speed = compute_speed if product_speed is None else product_speed
+    beside = round(PPM * transfer_speed)
+    speeds = [
+        [PPM, round(PPM * compute_speed)], [PPM, PPM], [beside, beside], [PPM, round(PPM * product_speed)]
     ]  # fmt: skip
     one_by_one = (f"{row[0]} ~{row[0]}" if on else row[0] for row, on in zip(rows, resources, strict=True))
     order = order or " ".join(one_by_one)
@@ -60,7 +57,7 @@ def problem(
             [index[name] for name in row[row.index("after") + 1 :]] if "after" in row else [] for row in rows
         ),
         communicates=np.array(["on" in row for row in rows], np.bool_),
-        speed_ppm=np.array([compute, alone, beside, product], np.int64),
+        speed_ppm=np.array(speeds, np.int64)[:, : max(resources, default=0) + 1],
         products=np.array([name.startswith("p") for name in index], np.bool_),
         hold_ns=np.array([held.get(name, 0) for name in index], np.int64),
         transfer_wait_ns=wait_ns,
@@ -73,7 +70,7 @@ def problem(
 
 
 def spans(timeline: Timeline, resource: int) -> list[tuple[int, int, int]]:
-    """Task, start and end of what runs on the compute stream (0) or on a channel (1..), in time order."""
+    """Task, start and end of what runs on the compute stream (0) or on the channel (1), in time order."""
     tasks = [task for task in timeline.started if timeline.problem.resource[task] == resource]
     return [(task, *timeline.spans_ns[:, task].tolist()) for task in tasks]
 
@@ -81,7 +78,7 @@ def spans(timeline: Timeline, resource: int) -> list[tuple[int, int, int]]:
 def draw(timeline: Timeline) -> list[str]:
     """One line per resource, from time 0 to the makespan: the name of what runs, ``.`` for nothing."""
     lines = []
-    for resource in range(timeline.problem.channels + 1):
+    for resource in range(timeline.problem.speed_ppm.shape[1]):
         line = ["."] * timeline.makespan_ns
         for task, start_ns, end_ns in spans(timeline, resource):
             for moment in range(start_ns, end_ns):
@@ -97,7 +94,7 @@ DURATIONS = (
 )
 
 
-def random_problem(seed: int, tasks: int, channels: int) -> Problem:
+def random_problem(seed: int, tasks: int, *, channel: bool = True) -> Problem:
     """Tasks with random ids, dependencies, durations of one of three scales, speeds and buffers."""
     random = Random(seed)
     topological = random.sample(range(tasks), tasks)
@@ -106,11 +103,11 @@ def random_problem(seed: int, tasks: int, channels: int) -> Problem:
         count = random.choice((0, 1, 1, 2, 3))
         near = topological[max(0, place - random.choice((3, 30))) : place]
         rows[task] = sorted(random.sample(near, min(count, len(near))))
-    share = random.choice((0.1, 0.5)) if channels else 0.0
-    resource = [random.randint(1, channels) if random.random() < share else 0 for _ in range(tasks)]
+    share = random.choice((0.1, 0.5)) if channel else 0.0
+    resource = [int(random.random() < share) for _ in range(tasks)]
     duration, longer = random.choice(DURATIONS), random.choice((1, 30))
     slowest = random.choice((MIN_SPEED_PPM, PPM))
-    speeds = [[random.randint(slowest, PPM) for _ in range(channels + 1)] for _ in range(4)]
+    speeds = [[random.randint(slowest, PPM) for _ in range(1 + channel)] for _ in range(4)]
     speeds[0][0] = speeds[3][0] = PPM
     readers = random.randrange(min(4, tasks))
     durations_ns = [duration(random) * (longer if r else 1) for r in resource]

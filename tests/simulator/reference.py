@@ -68,7 +68,7 @@ class Simulation:
     def begin(self, policy: ReadyQueue | InOrder) -> None:
         """Let every idle resource take what the policy has for it, then foresee what ends when."""
         op_before = self.running.get(0)
-        for resource in range(self.problem.channels + 1):
+        for resource in (0, 1):
             if resource in self.running:
                 continue
             task = policy.next_task(resource)
@@ -178,15 +178,14 @@ class InOrder:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.order = deque(simulation.problem.order.tolist())
-        self.queues: dict[int, deque[int]] = {}
+        self.queue: deque[int] = deque()
 
     def finished(self, tasks: list[int]) -> None:
         """Nothing becomes ready: the order says what comes next."""
 
     def next_task(self, resource: int) -> int | None:
         if resource > 0:
-            queue = self.queues.get(resource)
-            return queue.popleft() if queue else None
+            return self.queue.popleft() if self.queue else None
         while self.order:
             entry = self.order[0]
             if entry < 0 and ~entry not in self.simulation.end:
@@ -194,10 +193,9 @@ class InOrder:
             self.order.popleft()
             if entry < 0:
                 continue
-            channel = int(self.simulation.problem.resource[entry])
-            if channel == 0:
+            if self.simulation.problem.resource[entry] == 0:
                 return entry
-            self.queues.setdefault(channel, deque()).append(entry)
+            self.queue.append(entry)
         return None
 
 

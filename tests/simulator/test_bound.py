@@ -144,7 +144,6 @@ def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
     step, table = random_step(random, nodes, dots=random.choice((0, 8)))
     machine = replace(
         random.choice((CPU, GPU)),
-        channels=random.choice((1, 1, 2)),
         launch_ns=random.choice((0, 2)),
         memory_bytes_per_us=random.choice((0, 9000)),
         compute_speed_ppm=random.choice((1_000_000, 700_000)),

@@ -21,13 +21,15 @@ from disco_hlo.simulator.build import build, in_orders
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.problem import Problem
 from disco_hlo.simulator.timeline import simulate
+from tests.graphs import graph_of
 from tests.machines import CPU, GPU
-from tests.plan.small_graphs import graph
 from tests.simulator.random_steps import LoopCosts, TableCosts, random_step, random_strategy
 from tests.simulator.reference import simulate_slowly
 
 # Two gradients of 12 and 24 bytes, each reduced and applied to the parameter.
-STEP = graph("param\ndot 0\nmul 1\nall-reduce 2\nadd 3 0\nmul 1\nall-reduce 5\nadd 6 0\ntuple 4 7")
+STEP = graph_of(
+    "param\ndot 0\nmul 1\nall-reduce 2\nadd 3 0\nmul 1\nall-reduce 5\nadd 6 0\ntuple 4 7", elements=None
+)
 SEPARATE = (Bucket((3,)), Bucket((6,)))
 TOGETHER = (Bucket((3, 6)),)
 COSTS = TableCosts((0, 50, 10, 0, 4, 20, 0, 5, 0))
@@ -132,7 +134,7 @@ def test_a_bucket_is_packed_and_kernels_read_their_gradients_in_it() -> None:
 
 
 def test_gradients_are_unpacked_for_readers_that_do_not_cut() -> None:
-    step = graph("param\nneg 0\nall-reduce 1\nexp 0\nall-reduce 3\ndot 2\ntuple 5 4")
+    step = graph_of("param\nneg 0\nall-reduce 1\nexp 0\nall-reduce 3\ndot 2\ntuple 5 4", elements=None)
     gpu = replace(GPU, memory_bytes_per_us=4000)
     built = build(step, Strategy(buckets=(Bucket((2, 4)),)), COSTS, gpu)
     assert order_of(built.problem) == "n1 n3 b0.pack b0 ~b0 b0.unpack2 n5 b0.unpack4"
@@ -147,14 +149,8 @@ def test_a_variadic_bucket_needs_no_packing() -> None:
     assert listed(build(STEP, Strategy(buckets=bucket), COSTS, CPU).problem)["b0"][0] == 16 + 5 + 28 + 5
 
 
-def test_transfers_take_channels_in_turn() -> None:
-    order = ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4")
-    problem = build(STEP, Strategy((), SEPARATE, order), COSTS, replace(GPU, channels=2)).problem
-    assert [listed(problem)[name][1] for name in ("b1", "b0")] == [1, 2]
-
-
 def test_duplicated_ops_cost_their_readers_and_no_longer_run() -> None:
-    chain = graph("param\nneg 0\nexp 1\nmul 2\nadd 2\ntuple 3 4")
+    chain = graph_of("param\nneg 0\nexp 1\nmul 2\nadd 2\ntuple 3 4", elements=None)
     both = Strategy((Group((3,), duplicates=(1, 2)), Group((4,), duplicates=(1, 2))))
     built = build(chain, both, TableCosts((0, 3, 5, 7, 11)), CPU)
     assert listed(built.problem) == {"g0": (15, 0, ""), "g1": (19, 0, "")}
@@ -175,13 +171,13 @@ def test_a_packed_bucket_frees_its_gradients_once_they_are_packed() -> None:
 
 def test_an_op_in_place_needs_no_memory_of_its_own() -> None:
     text = "param\nexp 0\ndot 1\nneg 2\ntuple 3"
-    apart, shared = graph(text), graph(text, inplace=((1, 2),))
+    apart, shared = graph_of(text, elements=None), graph_of(text, inplace=((1, 2),), elements=None)
     assert simulate(build(apart, Strategy(), COSTS, CPU).problem).peak_bytes == 4 + 12 + 16
     assert simulate(build(shared, Strategy(), COSTS, CPU).problem).peak_bytes == 4 + 8 + 16
 
 
 def test_an_op_in_place_of_a_donated_parameter_needs_none_either() -> None:
-    donated = graph("param\nbitcast 0\ndot 1\ntuple 2", inplace=((1, 2),))
+    donated = graph_of("param\nbitcast 0\ndot 1\ntuple 2", inplace=((1, 2),), elements=None)
     assert simulate(build(donated, Strategy(), COSTS, CPU).problem).peak_bytes == 4
 
 
@@ -192,7 +188,7 @@ def test_random_strategies_become_sound_problems(machine: MachineModel, seed: in
     random = Random(seed)
     step, costs = random_step(random, nodes)
     strategy = random_strategy(random, step, asynchronous=machine.asynchronous)
-    model = replace(machine, channels=2, launch_ns=3, memory_bytes_per_us=7)
+    model = replace(machine, launch_ns=3, memory_bytes_per_us=7)
     built = build(step, strategy, costs, model)
     slowly = simulate_slowly(built.problem)
     assert simulate(built.problem).makespan_ns == slowly.now
@@ -205,16 +201,15 @@ def test_random_strategies_become_sound_problems(machine: MachineModel, seed: in
 
 
 def test_orders_posed_together_are_posed_alike() -> None:
-    """In one a collective overlaps with a kernel and takes another channel."""
-    machine = replace(GPU, channels=2)
+    """In one a collective overlaps with a kernel."""
     orders = [
         (),
         ("n1", "n2", "b0.start", "n5", "b1.start", "b0.done", "n4", "b1.done", "n7"),
         ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4"),
     ]
     strategy = Strategy((), SEPARATE)
-    for built, order in zip(in_orders(STEP, strategy, orders, COSTS, machine), orders, strict=True):
-        alone = build(STEP, replace(strategy, order=order), COSTS, machine).problem
+    for built, order in zip(in_orders(STEP, strategy, orders, COSTS, GPU), orders, strict=True):
+        alone = build(STEP, replace(strategy, order=order), COSTS, GPU).problem
         assert (listed(built.problem), order_of(built.problem)) == (listed(alone), order_of(alone))
         assert simulate(built.problem).makespan_ns == simulate(alone).makespan_ns
 
@@ -295,7 +290,7 @@ def test_a_gradient_that_xla_cuts_out_of_its_bucket_is_copied_before_its_first_r
 def test_what_a_loop_carries_lives_until_the_last_reader_of_its_member() -> None:
     """The loop n3 carries n1 and n2. Only n5, a reader of the second member, comes after n6."""
     text = "param\nexp 0\nneg 0\nwhile 1 2\nget-tuple-element 3\ndot 4\nexp 0\ntuple 5 6"
-    step = graph(text)
+    step = graph_of(text, elements=None)
     carrying = replace(
         step,
         nodes=tuple(
@@ -314,7 +309,7 @@ def test_what_a_loop_carries_lives_until_the_last_reader_of_its_member() -> None
 
 def test_an_asynchronous_start_allocates_what_it_writes_alone() -> None:
     """Its tuple names the buffer that it reads as well: here a slice of a large array."""
-    step = graph("param\nexp 0\nasync-start 1\nasync-done 2\nneg 3\ntuple 4")
+    step = graph_of("param\nexp 0\nasync-start 1\nasync-done 2\nneg 3\ntuple 4", elements=None)
     large, part = step.nodes[1].shape, step.nodes[3].shape
     nodes = [*step.nodes]
     nodes[2] = replace(nodes[2], shape=Shape("tuple", (), (), (large, part)))

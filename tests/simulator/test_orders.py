@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.simulator.orders import Prefetch, list_schedule
 from tests.captured import captured
-
-KINDS = {"param": Kind.PARAMETER, "dot": Kind.FIXED, "all-reduce": Kind.ALL_REDUCE, "tuple": Kind.FREE}
+from tests.graphs import graph_of
 
 
 def units_of(text: str) -> UnitGraph:
-    """One node a line, ``opcode operand operand``, numbered from 0; the last one is the root."""
-    nodes = []
-    for i, line in enumerate(text.strip().splitlines()):
-        opcode, *operands = line.split()
-        kind = KINDS.get(opcode, Kind.FUSIBLE)
-        nodes.append(Node(i, opcode, Shape("f32", (i + 1,)), tuple(map(int, operands)), kind, key=opcode))
-    graph = Graph(tuple(nodes), len(nodes) - 1, (), "gpu", "jit_step", "f00d")
+    graph = graph_of(text, backend="gpu")
     return unit_graph(graph, Strategy(buckets=tuple(Bucket((n,)) for n in graph.all_reduces)))
 
 

@@ -45,7 +45,7 @@ def test_lists_and_their_reverse() -> None:
         ({"transfer_wait_ns": -1}, r"transfers wait -1 ns, expected 0 to 10000000"),
         ({"resource": int32(0, 0, 2, 0)}, r"resource of task 2 \(x\) is 2, expected 0 to 1"),
         ({"resource": int32(0, 0, -1, 0)}, r"resource of task 2 \(x\) is -1, expected 0 to 1"),
-        ({"communicates": np.zeros(4, np.bool_)}, r"task 2 \(x\) runs on a channel but is not communication"),
+        ({"communicates": np.zeros(4, np.bool_)}, r"task 2 \(x\) runs on the channel but is not communication"),
         ({"predecessors": Lists.of([[], [0], [7], [2]])}, r"predecessor of task 2 \(x\) is 7, expected 0 to"),
         ({"predecessors": Lists.of([[], [0], [0]])}, r"predecessors is int32\[4\], expected int32\[5\]"),
         ({"speed_ppm": np.zeros((4, 2), np.int64)}, r"speeds are .*, expected 100000 to 1000000"),

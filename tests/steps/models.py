@@ -472,18 +472,18 @@ def printing(dtype: Any = np.float32) -> Step:
     return trained("printing_step", loss, parameters, (random(2, 8, 32, dtype=dtype),), optax.sgd(0.1))
 
 
+def _three_layers(p: Any, x: Any) -> Any:
+    for i in range(3):
+        x = jnp.tanh(x @ p[f"w{i}"])
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
 def mapped_by_hand(dtype: Any = np.float32) -> Step:
     """The same kind of step written with shard_map and an explicit psum."""
     parameters = {f"w{i}": random(i, 32, 32, dtype=dtype) for i in range(3)}
 
     def local(p: Any, x: Any) -> Any:
-        def loss(p: Any) -> Any:
-            y = x
-            for i in range(3):
-                y = jnp.tanh(y @ p[f"w{i}"])
-            return jnp.mean(y.astype(jnp.float32) ** 2)
-
-        gradients = jax.tree.map(lambda g: jax.lax.pmean(g, "data"), jax.grad(loss)(p))
+        gradients = jax.tree.map(lambda g: jax.lax.pmean(g, "data"), jax.grad(_three_layers)(p, x))
         return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradients)
 
     def shard_map_step(p: Any, x: Any) -> Any:
@@ -504,13 +504,7 @@ def pmapped(dtype: Any = np.float32) -> Step:
     parameters = {f"w{i}": np.stack([random(i, 32, 32, dtype=dtype)] * DEVICES) for i in range(3)}
 
     def pmap_step(p: Any, x: Any) -> Any:
-        def loss(p: Any) -> Any:
-            y = x
-            for i in range(3):
-                y = jnp.tanh(y @ p[f"w{i}"])
-            return jnp.mean(y.astype(jnp.float32) ** 2)
-
-        gradients = jax.lax.pmean(jax.grad(loss)(p), "data")
+        gradients = jax.lax.pmean(jax.grad(_three_layers)(p, x), "data")
         return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradients)
 
     step = jax.pmap(pmap_step, axis_name="data", devices=jax.devices()[:DEVICES], donate_argnums=(0,))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -117,15 +116,3 @@ def run_early(module: bytes, shards: Sequence[Sequence[NDArray[Any]]]) -> list[N
     ]
     results = compiled.execute_sharded(arguments).disassemble_into_single_device_arrays()
     return [np.asarray(part) for result in results for part in result]
-
-
-@lru_cache(maxsize=1)
-def _parser() -> Callable[[str], Any]:
-    from jaxlib import _hlo
-
-    return _hlo.hlo_module_from_text  # type: ignore[no-any-return]
-
-
-def module_of(text: str) -> bytes:
-    """A module written as HLO text."""
-    return bytes(_parser()(text).as_serialized_hlo_module_proto())

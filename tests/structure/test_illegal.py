@@ -23,14 +23,14 @@ from disco_hlo.structure.moves import (
     apply_moves,
 )
 from disco_hlo.structure.program import Program
-from tests.structure.enact import module_of, opcodes
+from tests.modules import ADD, module_of
+from tests.structure.enact import opcodes
 
 TABLE = Path(__file__).parents[2] / "docs" / "structure.md"
 
-COMPUTATIONS = """
-add { a = f32[] parameter(0)
-      b = f32[] parameter(1)
-      ROOT s = f32[] add(a, b) }
+COMPUTATIONS = (
+    ADD
+    + """
 mul { a = f32[] parameter(0)
       b = f32[] parameter(1)
       ROOT s = f32[] multiply(a, b) }
@@ -45,15 +45,13 @@ two { a = f32[] parameter(0)
       t = f32[] add(b, d)
       ROOT r = (f32[], f32[]) tuple(s, t) }
 """
+)
 GLOBAL = "channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true"
 
 
-LOOPS = """
-HloModule m
-
-add { a = f32[] parameter(0)
-  b = f32[] parameter(1)
-  ROOT s = f32[] add(a, b) }
+LOOPS = (
+    ADD
+    + """
 first_condition { p = (s32[], f32[4,2], f32[4]) parameter(0)
   i = s32[] get-tuple-element(p), index=0
   n = s32[] constant(4)
@@ -99,6 +97,7 @@ ENTRY main { w = f32[4,2] parameter(0)
   second = (s32[], f32[4,2], f32[4]) while(u), condition=second_condition, body=second_body
   ROOT b = f32[4] get-tuple-element(second), index=2 }
 """
+)
 """Two loops that gather the same entries, upward and downward."""
 
 

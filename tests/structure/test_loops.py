@@ -19,18 +19,16 @@ from disco_hlo.structure.loops import Loop, read_loop
 from disco_hlo.structure.moves import Double, Hoist, Move, Prefetch, apply_moves, from_json, to_json
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose import loop_schedules
+from tests.modules import ADD, module_of
 from tests.structure import steps
-from tests.structure.enact import Run, module_of, opcodes, run, run_early
+from tests.structure.enact import Run, opcodes, run, run_early
 from tests.structure.test_illegal import LOOPS, NESTED
 
 P = steps.P
 WIDTH = 8
-REDUCING = """
-HloModule m
-
-add { a = f32[] parameter(0)
-  b = f32[] parameter(1)
-  ROOT s = f32[] add(a, b) }
+REDUCING = (
+    ADD
+    + """
 condition { p = (s32[], f32[4], f32[4,4], f32[4]) parameter(0)
   i = s32[] get-tuple-element(p), index=0
   n = s32[] constant(4)
@@ -64,6 +62,7 @@ ENTRY main { w = f32[4,4] parameter(0)
   c = f32[4] get-tuple-element(l), index=3
   ROOT r = (f32[4], f32[4,4], f32[4]) tuple(a, b, c) }
 """
+)
 """A loop that reduces into the rows of an array, from the last to the first, and into a sum."""
 COUNTED = (
     'body=first_body, backend_config={"known_trip_count":{"n":"4"},"known_init_step":{"init":"0","step":"1"}}'

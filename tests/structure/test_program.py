@@ -13,8 +13,9 @@ from disco_hlo.structure import program as literals
 from disco_hlo.structure.moves import Chunk, Reorder, Split, apply_moves
 from disco_hlo.structure.program import Program, evaluate
 from disco_hlo.structure.propose import schedules
+from tests.modules import module_of
 from tests.structure import steps
-from tests.structure.enact import assert_same, module_of, opcodes, run
+from tests.structure.enact import assert_same, opcodes, run
 from tests.structure.legal import legal_moves
 from tests.structure.test_illegal import module
 
@@ -23,9 +24,7 @@ def doubling(links: int) -> Program:
     """``partition-id`` doubled again and again: every link reads the one before twice."""
     chain = "".join(f"x{i + 1} = u32[] add(x{i}, x{i})\n" for i in range(links))
     return Program(
-        module_of(
-            f"HloModule m\nENTRY main {{\nx0 = u32[] partition-id()\n{chain}ROOT r = u32[] negate(x{links})\n}}"
-        )
+        module_of(f"ENTRY main {{\nx0 = u32[] partition-id()\n{chain}ROOT r = u32[] negate(x{links})\n}}")
     )
 
 
@@ -51,7 +50,7 @@ def test_a_longer_chain_is_not_followed() -> None:
 
 @pytest.mark.parametrize(("dtype", "value"), [("s8", -3), ("u8", 200), ("s16", -300), ("u16", 40000)])
 def test_numbers_of_few_bits_are_read(dtype: str, value: int) -> None:
-    text = f"HloModule m\nENTRY main {{\nROOT c = {dtype}[2] constant({{{value}, 1}})\n}}"
+    text = f"ENTRY main {{\nROOT c = {dtype}[2] constant({{{value}, 1}})\n}}"
     [constant] = Program(module_of(text)).instructions
     found = literals.literal_value(constant)
     assert found is not None
@@ -131,7 +130,7 @@ def test_what_something_waits_for_by_control_stays_though_nothing_reads_it() -> 
 
 def test_a_sum_that_says_where_a_slice_begins_is_no_obstacle_to_schedules() -> None:
     source = module_of(
-        "HloModule m\nadd { a = s32[] parameter(0)\n b = s32[] parameter(1)\n ROOT s = s32[] add(a, b) }\n"
+        "add { a = s32[] parameter(0)\n b = s32[] parameter(1)\n ROOT s = s32[] add(a, b) }\n"
         "ENTRY main {\nx = f32[8] parameter(0)\ni = s32[] parameter(1)\n"
         "r = s32[] all-reduce(i), channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=add\n"
         "ROOT y = f32[4] dynamic-slice(x, r), dynamic_slice_sizes={4}\n}\n"

@@ -19,8 +19,9 @@ from disco_hlo.errors import IllegalMoveError
 from disco_hlo.structure.moves import SliceSend, apply_moves, from_json, to_json
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose import schedules, slice_sends
+from tests.modules import module_of
 from tests.structure import steps
-from tests.structure.enact import Run, module_of, opcodes, run
+from tests.structure.enact import Run, opcodes, run
 from tests.structure.legal import legal_moves
 
 P = steps.P
@@ -139,7 +140,7 @@ def random_send(seed: int) -> tuple[bytes, bool]:
     sent = rng.randrange(14)
     lines.append(f"ROOT s = f32[4] collective-permute(x{sent}), channel_id=90, {STAGES}")
     sums = "a { p = f32[] parameter(0)\nq = f32[] parameter(1)\nROOT r = f32[] add(p, q) }\n"
-    return module_of(f"HloModule m\n{sums}ENTRY main {{\n" + "\n".join(lines) + "\n}\n"), alike[sent]
+    return module_of(f"{sums}ENTRY main {{\n" + "\n".join(lines) + "\n}\n"), alike[sent]
 
 
 def test_of_random_graphs_exactly_the_sends_of_equal_values_are_sliced() -> None:
@@ -158,8 +159,7 @@ def test_of_random_graphs_exactly_the_sends_of_equal_values_are_sliced() -> None
     assert 40 < sum(told) < 160
 
 
-CARRIED = """HloModule m
-a { p = f32[] parameter(0)
+CARRIED = """a { p = f32[] parameter(0)
   q = f32[] parameter(1)
   ROOT r = f32[] add(p, q) }
 condition { p = (s32[], f32[8]) parameter(0)
@@ -204,8 +204,7 @@ def test_two_loops_that_share_a_body_slice_its_send_once() -> None:
 
 
 def test_what_an_asynchronous_send_delivers_differs() -> None:
-    module = module_of("""HloModule m
-a { p = f32[] parameter(0)
+    module = module_of("""a { p = f32[] parameter(0)
   q = f32[] parameter(1)
   ROOT r = f32[] add(p, q) }
 ENTRY main { x = f32[8] parameter(0)

@@ -13,11 +13,12 @@ from disco_hlo.hlo.proto import DetailedInstruction, Message
 from disco_hlo.structure.moves import Reorder, apply_moves
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.sharded import SameValues, groups_of
+from tests.modules import module_of
 from tests.structure import steps
-from tests.structure.enact import Run, assert_same, module_of, run
+from tests.structure.enact import Run, assert_same, run
 
 P = steps.P
-EMPTY = module_of("HloModule m\nENTRY main { ROOT x = f32[8] parameter(0) }")
+EMPTY = module_of("ENTRY main { ROOT x = f32[8] parameter(0) }")
 
 
 def collective() -> Message:
@@ -109,9 +110,7 @@ def test_an_operand_sharded_along_the_gathered_axis_is_not() -> None:
 
 def test_the_partition_number_differs_and_what_follows_from_it() -> None:
     program = Program(
-        module_of(
-            "HloModule m\nENTRY main { p = u32[] partition-id()\nc = u32[] constant(1)\nROOT s = u32[] add(p, c) }"
-        )
+        module_of("ENTRY main { p = u32[] partition-id()\nc = u32[] constant(1)\nROOT s = u32[] add(p, c) }")
     )
     same = SameValues(program, ((0, 1),))
     assert [i.opcode for i in program.instructions if i.id in same.proven] == ["constant"]

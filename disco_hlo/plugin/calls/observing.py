@@ -31,6 +31,8 @@ _FEWEST_OPS = 8
 """An op on a sharded array, outside of any ``jit``, has fewer."""
 CALLS_BEFORE_SEARCH = 24
 """A step that is called less often gains nothing by a search."""
+_MOST_SEARCHES = 3
+"""For one step, which a script may have JAX load again and again: each ends with what was loaded."""
 
 Wanted = Callable[[CompileRequest], bool]
 ChannelOf = Callable[[CompileRequest], Channel]
@@ -63,11 +65,11 @@ class Observation:
         self._timeout_s = timeout_s
         self._wanted = _on_several_devices if wanted is None else wanted
         self._search = search
-        self._searched: set[str] = set()
         self._times = DeviceTimes()
         self._trials: list[weakref.ref[Trial]] = []
         self._decided: dict[str, LoadedExecutable | None] = {}
         self._loaded: Counter[str] = Counter()
+        self._begun: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
         """Of the modules that are or were watched, by name."""
@@ -115,7 +117,7 @@ class Observation:
     @property
     def searched(self) -> bool:
         """Whether a search has begun for any step."""
-        return bool(self._searched)
+        return bool(self._begun)
 
     def _observe(self, module: LoadedModule) -> Execute | None:
         request = module.request
@@ -129,7 +131,7 @@ class Observation:
             if winner is not None:
                 module.settle(winner)
             return None
-        if digest in self._searched:  # JAX loads it anew while a search for it is under way
+        if self._begun[digest] >= _MOST_SEARCHES:
             return None
         with self._lock:
             number = self._loaded[digest]
@@ -154,13 +156,20 @@ class Observation:
         return execute
 
     def _due(self, trial: Trial) -> bool:
-        """Whether it is the step, called often enough, and no search for another one is under way."""
+        """Whether it is the step, called often enough, and no other one that is still called is searched for."""
         if self._search is None or trial.watch.calls < CALLS_BEFORE_SEARCH:
             return False
-        return not any(one.begun for one in self.trials) and self.steps()[:1] == [trial]
+        others_forgotten = all(one.watch.is_forgotten for one in self._searched_for())
+        return others_forgotten and self.steps()[:1] == [trial]
+
+    def _searched_for(self) -> list[Trial]:
+        return [one for one in self.trials if one.begun and not one.is_over]
 
     def _begin(self, trial: Trial) -> None:
-        self._searched.add(trial.watch.request.digest)
+        self._begun[trial.watch.request.digest] += 1
+        for one in self._searched_for():
+            if one is not trial:
+                one.give_up("the script goes on with another step")
         if self._search is not None:
             self._search(trial)
 

@@ -18,6 +18,10 @@ from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.profiler import trace as tracing
 
+_LONGEST_CALL_S = 120.0
+"""A trace that goes on for longer, because the script saves or evaluates, or is done with the step, is given up: its
+events fill the memory."""
+
 
 class TracedCalls(Hold):
     """So many calls, the first of which is the one that waits for it; once it is ``due``."""
@@ -34,6 +38,8 @@ class TracedCalls(Hold):
         """What starting and stopping took."""
         self._profiler = jaxlink.OwnTrace()
         self._mark: Any = None
+        self._entered_s = 0.0
+        """When a call last began; 0 before the first."""
 
     def ready(self) -> bool:
         """As of :class:`Hold`."""
@@ -49,11 +55,15 @@ class TracedCalls(Hold):
         self.held_s += time.monotonic() - began
         self._enter()
 
-    def after_call(self) -> bool:
-        """As of :class:`Hold`: on to the next call, or stop."""
+    def call_ended(self) -> None:
+        """As of :class:`Hold`: what comes now is not of the call, though its module may have the same name."""
         mark, self._mark = self._mark, None
         if mark is not None:
             mark.__exit__(None, None, None)
+
+    def after_call(self) -> bool:
+        """As of :class:`Hold`: on to the next call, or stop."""
+        self.call_ended()
         self.calls -= 1
         if (
             self.calls > 0
@@ -77,6 +87,9 @@ class TracedCalls(Hold):
             while not self._ended.wait(LOOK_S):
                 if over():
                     raise ActivationError(f"{self.what}: the step is not called any more")
+                if self._entered_s and time.monotonic() - self._entered_s > _LONGEST_CALL_S:
+                    self.error = f"the script did not call the step for {_LONGEST_CALL_S:.0f} s"
+                    self._stop()
         finally:
             if not self._ended.is_set():
                 self._stop()
@@ -84,6 +97,7 @@ class TracedCalls(Hold):
     def _enter(self) -> None:
         import jax.profiler
 
+        self._entered_s = time.monotonic()
         self._mark = jax.profiler.TraceAnnotation(tracing.RUN_MARK)
         self._mark.__enter__()
 

@@ -63,7 +63,8 @@ class Trial:
         self.watch = watch
         self._channel = channel
         self._timeout_s = timeout_s
-        self._tag = tag
+        self.tag = tag
+        """See above."""
         self._stretch = Stretch(0, FIRST_MEETING, (DEFAULT,))
         self._compared: list[Stretch] = []
         self._times_ns: dict[int, int] = {}
@@ -134,6 +135,11 @@ class Trial:
         """Say that the search on this rank has failed, so that all go on with XLA's default."""
         self.refuse(_SEARCH, reason)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody searches for it any more on this rank: it runs what won, or the search was given up."""
+        return self.outcome is not None or _SEARCH in self._refused
+
     def complete(self) -> None:
         """No more candidates will come; on rank 0. When the order is clear, the calls are given back."""
         self._complete = True
@@ -165,6 +171,7 @@ class Trial:
         if hold.calls:
             self._under_way = hold
             self._stretch = replace(self._stretch, end=index + hold.calls)
+            self.watch.drain_before_next()
 
     def _after_traced(self, hold: Hold) -> None:
         self.watch.drain()
@@ -174,6 +181,8 @@ class Trial:
             if self.hold is hold:  # the other thread may have the next one ready
                 self.hold = None
             self._held_since(began_ns)
+        else:
+            self.watch.drain_before_next()
 
     def _held_since(self, began_ns: int) -> None:
         """Note when calls may be held again."""
@@ -194,7 +203,7 @@ class Trial:
                 index,
                 answer,
                 lambda common, failures: self._with_search(self._plan(index, common, failures)),
-                tag=self._tag,
+                tag=self.tag,
                 timeout_s=self._timeout_s,
             )
         except ActivationError as error:
@@ -220,6 +229,7 @@ class Trial:
     def _note(self, sample: Sample) -> None:
         """In the thread that times. The calls of a stretch end when the next one has begun."""
         if (traced := self._under_way) is not None:
+            traced.call_ended()
             traced.device_ns.append(sample.device_ns)
         elif sample.name == DEFAULT:
             self._latest_ns.append(sample.device_ns)
@@ -293,8 +303,11 @@ class Hold:
         while its script has the profiler."""
         return not self._ended.is_set() and not jaxlink.profiler_runs()
 
+    def call_ended(self) -> None:
+        """Once a call that goes on under it has ended on the devices; in the thread that times."""
+
     def after_call(self) -> bool:
-        """After each call that goes on under it, which has ended; whether that was the last one."""
+        """Before the call that follows one that went on under it; whether that was the last one."""
         return True
 
     def wait(self) -> None:

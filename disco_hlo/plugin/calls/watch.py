@@ -90,7 +90,7 @@ class Watch:
         self._choose: Choose | None = None
         self.calls = 0
         """How many calls began, until it was settled."""
-        self._before_ns = times.total_ns
+        self._before_ns = self._latest_ns = times.total_ns
         self.device_ns = 0
         """Of all calls that were timed."""
         self.timed = 0
@@ -133,6 +133,11 @@ class Watch:
         return Seen(self.calls, self.device_ns, self._times.total_ns - self._before_ns)
 
     @property
+    def is_forgotten(self) -> bool:
+        """Whether the devices were busy for longer since its last call than with all of its calls."""
+        return self._times.total_ns - self._latest_ns > self.device_ns
+
+    @property
     def settled(self) -> str | None:
         """What runs all calls from now on, out of our sight; None while they are watched."""
         return self._settled
@@ -154,6 +159,10 @@ class Watch:
     def drain(self) -> None:
         """Return when every call so far has ended and was timed."""
         self._times.drain()
+
+    def drain_before_next(self) -> None:
+        """Have the next call, of any module that is watched with this one, wait as :meth:`drain` does."""
+        self._times.drains_next = True
 
     def swap(self, choose: Choose | None) -> None:
         """From the next call on ``choose`` says what runs it, asked of one at a time; None: XLA's default."""
@@ -179,6 +188,7 @@ class Watch:
 
     def execute(self, arguments: Sequence[Any]) -> tuple[Any, Any]:
         """Run one call; see :data:`disco_hlo.plugin.xla.jaxlink.Execute`."""
+        self._times.drain_if_asked()
         with self._choosing:
             index, self.calls = self.calls, self.calls + 1
             self.arguments = list(arguments)
@@ -233,6 +243,7 @@ class Watch:
         with self._reporting:
             self.device_ns += device_ns
             self.timed += 1
+            self._latest_ns = self._times.total_ns
         if self.on_sample is not None:
             self.on_sample(Sample(index, name, device_ns))
 
@@ -266,6 +277,14 @@ class DeviceTimes:
         self._starting = threading.Lock()
         self.total_ns = 0
         """Of all executions that were timed."""
+        self.drains_next = False
+        """See :meth:`Watch.drain_before_next`."""
+
+    def drain_if_asked(self) -> None:
+        """Before a call is dispatched."""
+        if self.drains_next:
+            self.drains_next = False
+            self.drain()
 
     def note(self, token: Any, dispatched_ns: int, devices: Sequence[int], report: Report) -> None:
         """Have ``report`` told, in the other thread, how long the execution with this token took.
@@ -287,7 +306,7 @@ class DeviceTimes:
         """End the thread once the executions noted so far have ended, or go on without it after 5 s."""
         with self._starting:
             thread, self._thread = self._thread, None
-        if thread is not None:
+        if thread is not None and thread.is_alive():  # in a fork of the process it is not
             atexit.unregister(self.close)
             self._executions.put(None)
             thread.join(_END_S)

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.backends import backend_of
-from disco_hlo.errors import IllegalStrategyError, UnsupportedError
+from disco_hlo.errors import IllegalStrategyError, UnsupportedError, shared
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.inputs.arguments import SAMPLES, RealInputs, compile_changes
 from disco_hlo.plugin.measuring.lockstep import Guard, all_have, anywhere, run_on_all
@@ -110,7 +110,8 @@ def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | 
             inputs must stand in the session's request.
 
     Raises:
-        UnsupportedError: the default cannot be run on these inputs, or memory does not do for comparing.
+        UnsupportedError: the default cannot be run on these inputs, or what it computes in the training is mostly not
+            finite, or memory does not do for comparing.
         ActivationError: it cannot on another rank.
     """
     seed, hardly = session.settings.seed, Counter[str]()
@@ -203,6 +204,10 @@ class _Inputs:
     def compare(self) -> Counter[str]:
         """Compare the programs; returns which outputs are hardly compared, with the number of their elements."""
         survey = self.settled()
+        half = survey.elements * len(self.session.request.devices) // 2
+        if self.real is not None and self._not_finite(survey) > half:
+            why = "the training computes infinities and NaNs, by which candidates cannot be compared"
+            raise shared(UnsupportedError(why))
         hardly = Counter[str]()
         every = self._passes(survey)
         first, self.first = self.first if len(every) == 1 else None, None

@@ -10,6 +10,7 @@ whose strategies are checked like those of any plan.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ from disco_hlo.plugin.measuring.profiling import kernel_times, kernels_of
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import why_not
+from disco_hlo.printable import time_text
 from disco_hlo.profiler.profile import OpTime, Profile, load, to_json
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchResult, SearchSettings
@@ -246,7 +248,7 @@ def outlook(settings: Settings, case: Case) -> str:
     if settings.when == "training":
         after = "while the training goes on; then the best plans take turns with XLA's default in running it"
     return (
-        f"a step is predicted to take {default_ns / 1e6:.2f} ms{closed}; another order and other buckets can make it "
+        f"a step is predicted to take {time_text(default_ns)}{closed}; another order and other buckets can make it "
         f"{gain}, other kernels perhaps more; next: {code}search for up to {times}{settings.budget_s:g} s "
         f"(DISCO_BUDGET_S), {after}"
     )
@@ -370,12 +372,15 @@ def search_apart(
         OSError: it cannot be started.
     """
     asked = {**settings.as_dict(), "room_bytes": room_bytes}
-    with tempfile.TemporaryDirectory(prefix="disco-search-") as name:
-        folder = Path(name)
+    # Not a TemporaryDirectory, which a fork of the training would remove at its own end.
+    folder = Path(tempfile.mkdtemp(prefix="disco-search-"))
+    try:
         files = {_MODULE: module, PROFILE_NAME: to_json(profile).encode(), _ASKED: msgspec.json.encode(asked)}
         replace_files(folder, files)
         _run(folder, longest_s(settings), stop)
         found = read_bounded(folder / _FOUND, _MOST_PLANS * MAX_BYTES)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     try:
         return msgspec.json.decode(found or b"", type=FoundPlans)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -122,7 +122,7 @@ class SearchInTraining:
         trial = self._calls()
         if trial is None:
             return
-        trial.on_outcome, trial.share = self._note, self._settings.share
+        trial.on_outcome, trial.share, tag = self._note, self._settings.share, trial.tag
         self._request = request = trial.watch.request
         request.trains, request.training_peaks_bytes = True, peaks_bytes(request)
         del trial
@@ -130,7 +130,7 @@ class SearchInTraining:
         try:
             _end_with_process()
             with jaxlink.ours(), jax.transfer_guard("allow"):
-                session = join_beside(request, self._settings, f"search {request.digest[:16]}", self._over)
+                session = join_beside(request, self._settings, f"search {tag}", self._over)
                 self._search(
                     replace(
                         session,
@@ -420,7 +420,7 @@ class SearchInTraining:
     def _over(self) -> bool:
         """Whether the step is not called any more, or the process ends."""
         trial = self._calls()
-        return self._ends or trial is None or trial.outcome is not None
+        return self._ends or trial is None or trial.is_over
 
     def _ended(self) -> bool:
         """Whether it was ended from outside."""

@@ -23,6 +23,8 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, keep_tuner_results
 
 _SWITCH_S = 0.5e-3
+_one_at_a_time = threading.Lock()
+"""A step's search begins once that of the one before has saved what it found."""
 
 
 def handle(request: CompileRequest, _: Settings) -> None:
@@ -80,7 +82,7 @@ def say_if_not_begun(settings: Settings) -> None:
 
 
 def _search(trial: weakref.ref[Trial], settings: Settings, trains: threading.Thread) -> None:
-    with _quick_switches():
+    with _one_at_a_time, _quick_switches():
         from disco_hlo.plugin.phases.search_in_training import SearchInTraining
 
         SearchInTraining(trial, settings, trains).run()

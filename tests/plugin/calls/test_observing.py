@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import jax
@@ -9,9 +10,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from disco_hlo.plugin.calls.observing import ArrayType, Observation, keeps_state, steps
+from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plugin.calls import trial as trials
+from disco_hlo.plugin.calls.observing import (
+    _MOST_SEARCHES,
+    CALLS_BEFORE_SEARCH,
+    ArrayType,
+    Observation,
+    keeps_state,
+    steps,
+)
+from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import Seen
-from tests.plugin.calls.training import SPLIT, WHOLE, batch, fresh_state, jitted, loss_of, named, train
+from tests.plugin.calls.training import (
+    SPLIT,
+    WHOLE,
+    batch,
+    counted_python_calls,
+    fresh_state,
+    jitted,
+    loss_of,
+    named,
+    train,
+)
 
 
 def names(observation: Observation) -> list[str]:
@@ -105,6 +126,64 @@ def test_both_steps_of_a_gan(observation: Observation) -> None:
             *states[which], loss = call(*states[which], x)
             loss.block_until_ready()
     assert sorted(names(observation)) == ["jit_discriminator", "jit_generator"]
+
+
+def searched_for(observation: Observation, monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+    """Steps for which a search began, in turn; none ends by itself."""
+    begun: list[Trial] = []
+    observation._search = begun.append
+    monkeypatch.setattr(trials, "_LONGEST_PAUSE", 8)
+    return begun
+
+
+def test_a_search_for_a_step_that_the_script_left_makes_room_for_the_next(
+    observation: Observation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer sequence makes another module of the same function, and the first one is called no more."""
+    begun, call = searched_for(observation, monkeypatch), jitted("lengthened")
+    losses, state = train(call, 2 * CALLS_BEFORE_SEARCH)
+    [first] = begun
+    while len(begun) == 1:
+        more, state = train(call, 8, state, rows=64)
+        losses += more
+        assert len(losses) < 100 * CALLS_BEFORE_SEARCH, "the search for the first waits on and on"
+    assert begun[1].watch.request.digest != first.watch.request.digest
+    assert [one.is_over for one in begun] == [True, False]
+    train(call, 8, state)  # an epoch's last batch, say
+    assert first.outcome == DEFAULT
+
+
+def test_of_two_steps_in_turn_the_second_waits_for_the_search_for_the_first(
+    observation: Observation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, call, state = searched_for(observation, monkeypatch), jitted("in_turn"), fresh_state()
+    for _ in range(4 * CALLS_BEFORE_SEARCH):
+        _, state = train(call, 1, state)
+        _, state = train(call, 3, state, rows=64)
+    [only] = begun
+    assert not only.is_over
+
+
+@pytest.mark.parametrize("anew", ["clear_caches", "another function"])
+def test_a_step_that_jax_loads_anew_is_searched_for_again_but_not_each_time(
+    observation: Observation, monkeypatch: pytest.MonkeyPatch, anew: str
+) -> None:
+    monkeypatch.setattr(trials, "_LONGEST_PAUSE", 8)
+    digests: list[str] = []
+    observation._search = lambda trial: digests.append(trial.watch.request.digest)
+    call = jitted("loaded_anew")
+    for _ in range(_MOST_SEARCHES + 2):
+        train(call, 3 * CALLS_BEFORE_SEARCH)
+        if anew == "clear_caches":
+            jax.clear_caches()
+        else:
+            call = jitted("loaded_anew")
+        gc.collect()
+    assert len(digests) == _MOST_SEARCHES
+    assert len(set(digests)) == 1
+    with counted_python_calls() as taken:
+        train(call, 20)
+    assert taken() < 10, "the last one is watched"
 
 
 def test_ops_outside_of_any_jit_are_left_alone(observation: Observation) -> None:

@@ -277,6 +277,23 @@ def test_what_is_wrong_for_the_trainings_numbers_alone_is_refused(
     assert "differs from XLA's default at" in found[0].error
 
 
+def test_a_training_of_nans_compares_nothing(observation: Observation, tmp_path: Path) -> None:
+    """All candidates compute the same NaNs, a wrong one too."""
+    call, (weights, key) = jitted("compared_step"), fresh_state()
+    *state, _ = call(jax.tree.map(lambda w: w * jnp.nan, weights), key, batch(0))
+    watch = trial_of(observation.trials, "jit_compared_step").watch
+    candidate = changed(watch)
+
+    def choose(_: int) -> str:
+        with pytest.raises(UnsupportedError, match="infinities and NaNs"):
+            compare_in_call(observation, tmp_path, candidate)
+        return DEFAULT
+
+    watch.swap(choose)
+    call(*state, batch(1))[2].block_until_ready()
+    assert watch.settled is None
+
+
 def test_where_the_host_has_no_room_inputs_are_made_up_and_a_line_says_so(
     observation: Observation,
     tmp_path: Path,

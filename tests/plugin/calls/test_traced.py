@@ -16,7 +16,7 @@ from disco_hlo.plugin.calls.traced import TracedCalls
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.hook import module_name
 from disco_hlo.profiler import trace as tracing
-from tests.plugin.calls.training import batch, fresh_state, jitted, stock, trial_of
+from tests.plugin.calls.training import batch, fresh_state, jitted, named, stock, trial_of
 
 pytestmark = pytest.mark.product_only
 _MOST = 60
@@ -51,6 +51,50 @@ def test_real_calls_are_traced_and_the_training_is_what_it_was(observation: Obse
     assert losses == stock(len(losses))[0]
 
 
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_module_of_the_same_name_between_two_calls_is_not_of_them(
+    observation: Observation, watched: bool
+) -> None:
+    """One function makes two where sequences or batches differ."""
+    traced = TracedCalls("profiling", 3, lambda: True)
+    call, state = jitted("traced_step"), fresh_state()
+    other = call if watched else jax.jit(named("traced_step", lambda w, k, x: (x @ w["in"]).sum()))
+    for number in range(_MOST):
+        *state, loss = call(*state, batch(number))
+        ran = other(*state, batch(number, rows=512))
+        if watched:
+            *state, loss = ran
+        loss.block_until_ready()
+        if number == 0:
+            trial = observation.trials[0]
+            trial.hold, trial.begun = traced, True
+        if traced._ended.is_set():
+            break
+    [module, *_] = observation.trials
+    name = module_name(executables.read_executable(module.watch.request.call_default()))
+    seen = tracing.read(traced.trace)
+    own = [one for one in seen.executions if one.module == name]
+    assert len({one.run for one in own}) == 3
+    ops = {one.op for one in own if one.run == own[0].run}
+    assert all({one.op for one in own if one.run == run} == ops for run in {one.run for one in own})
+
+
+def test_a_trace_is_given_up_where_the_step_is_not_called_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the script does instead would be under the profiler."""
+    monkeypatch.setattr(calls_traced, "_LONGEST_CALL_S", 0.0)
+    traced = TracedCalls("profiling", 2, lambda: True)
+    traced.wait()
+    thread = threading.Thread(target=traced.taken, args=(lambda: False,))
+    thread.start()
+    end = time.monotonic() + 60
+    while traced._profiler._session is not None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert [traced.after_call(), traced.after_call()] == [False, True]
+    thread.join()
+    assert traced.trace == b""
+    assert "did not call the step" in traced.error
+
+
 def test_no_call_is_traced_while_the_script_has_a_trace_of_its_own(
     observation: Observation, tmp_path: Path
 ) -> None:
@@ -67,7 +111,7 @@ def test_a_trace_gives_way_to_one_of_the_scripts(observation: Observation, tmp_p
     begun: list[int] = []
 
     def begin() -> None:
-        assert traced._mark is not None
+        assert traced._profiler._session is not None
         jax.profiler.start_trace(str(tmp_path))
         begun.append(1)
 

@@ -52,6 +52,9 @@ class Calls:
     def drain(self) -> None:
         pass
 
+    def drain_before_next(self) -> None:
+        pass
+
     def swap(self, choose: Callable[[int], str]) -> None:
         self._choose = choose
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import signal
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -399,6 +401,21 @@ class Token:
         assert self.ended.wait(60)
         if self.error is not None:
             raise self.error
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_fork_of_the_training_ends_though_the_queue_was_in_use_as_it_began() -> None:
+    times, token = DeviceTimes(), SimpleNamespace(block_until_ready=lambda: None)
+    times.note(token, 0, [0], lambda _: None)
+    times.drain()
+    with times._executions.mutex:
+        if (child := os.fork()) == 0:
+            signal.alarm(10)
+            times.close()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    times.close()
+    assert status == 0
 
 
 def test_executions_are_reported_in_order_and_a_failed_one_as_such() -> None:

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_hlo.report.printable import printable, size_text, time_text
+from disco_hlo.printable import printable, size_text, time_text
 
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:

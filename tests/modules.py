@@ -1,6 +1,7 @@
-"""Scheduled HLO modules written as a few lines of text, so that a test shows the whole of what it checks.
+"""HLO modules written as a few lines of text, so that a test shows the whole of what it checks.
 
-A computation is lines of ``name = shape opcode operands``, in their schedule, the root last:
+:func:`module_of` takes HLO text. :func:`module` takes less, and what XLA would not parse: a computation is lines of
+``name = shape opcode operands``, as in :mod:`tests.graphs` but for the names, in their schedule, the root last:
 
     x = f32[8] parameter
     y = f32[2,4]{0,1} bitcast x
@@ -12,14 +13,34 @@ Parameters and members of tuples are numbered by ``number=``; ``calls=``, ``dims
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.proto import Message
+from tests.graphs import shape_of
 
-_NUMBERS = {name: number for number, name in proto.DTYPES.items()}
-_ARRAY = re.compile(r"(\w+)(?:\[([\d,]*)\])?(?:\{([\d,]*)\})?$")
+ADD = """
+add { a = f32[] parameter(0)
+      b = f32[] parameter(1)
+      ROOT s = f32[] add(a, b) }
+"""
+"""What a sum over devices applies."""
+
+
+@cache
+def _parser() -> Callable[[str], Any]:
+    from jaxlib import _hlo
+
+    return _hlo.hlo_module_from_text  # type: ignore[no-any-return]
+
+
+def module_of(text: str, *, scheduled: bool = False) -> bytes:
+    """A module written as HLO text, which may leave out its header; serialized."""
+    if "HloModule" not in text:
+        text = f"HloModule jit_step{', is_scheduled=true' * scheduled}\n{text}"
+    return bytes(_parser()(text).as_serialized_hlo_module_proto())
 
 
 def module(
@@ -64,7 +85,7 @@ def _fill(computation: Message, text: str, numbers: Mapping[str, int], fused: se
         shape, opcode, *words = rest.split()
         ids[name] = computation.id * 1000 + place
         instruction = computation.instructions.add(name=name, opcode=opcode, id=ids[name])
-        instruction.shape.CopyFrom(_shape(shape))
+        instruction.shape.CopyFrom(proto.shape_to_proto(shape_of(shape)))
         said = dict(word.split("=") for word in words if "=" in word)
         instruction.operand_ids.extend(ids.get(word, 999) for word in words if "=" not in word)
         instruction.parameter_number = instruction.tuple_index = int(said.get("number", 0))
@@ -86,30 +107,6 @@ def _fill(computation: Message, text: str, numbers: Mapping[str, int], fused: se
             alias = instruction.output_operand_aliasing.add(operand_index=int(operand))
             alias.output_shape_index.extend(map(int, filter(None, result.split("."))))
     computation.root_id = ids[name]
-
-
-def _shape(text: str) -> Message:
-    if text.startswith("("):
-        parts = proto.ShapeProto(element_type=_NUMBERS["tuple"])
-        depth, start = 0, 1
-        for place, letter in enumerate(text):
-            depth += (letter in "([{") - (letter in ")]}")
-            if (letter == "," and depth == 1) or (depth == 0 and place > start):
-                parts.tuple_shapes.append(_shape(text[start:place]))
-                start = place + 1
-        return parts
-    found = _ARRAY.match(text)
-    assert found is not None, text
-    dtype, dims, layout = found.groups()
-    shape = proto.ShapeProto(element_type=_NUMBERS[dtype])
-    shape.dimensions.extend(map(int, filter(None, (dims or "").split(","))))
-    order = (
-        list(map(int, filter(None, layout.split(","))))
-        if layout
-        else range(len(shape.dimensions) - 1, -1, -1)
-    )
-    shape.layout.minor_to_major.extend(order)
-    return shape
 
 
 def run_before(module: bytes, computation: str, moved: str, other: str) -> bytes:
