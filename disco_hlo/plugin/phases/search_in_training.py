@@ -124,10 +124,10 @@ class SearchInTraining:
             return
         trial.on_outcome, trial.share, tag = self._note, self._settings.share, trial.tag
         self._request = request = trial.watch.request
-        request.trains, request.training_peaks_bytes = True, peaks_bytes(request)
         del trial
         _under_way.add(self)
         try:
+            request.trains, request.training_peaks_bytes = True, peaks_bytes(request)
             _end_with_process()
             with jaxlink.ours(), jax.transfer_guard("allow"):
                 session = join_beside(request, self._settings, f"search {tag}", self._over)
@@ -221,18 +221,24 @@ class SearchInTraining:
         def work() -> None:
             began, share = time.monotonic(), self._settings.share
             over = lambda: self._over() or ended.is_set()  # noqa: E731
-            with jaxlink.ours():
-                stood_s = reserve(self._request.local_devices, asked, share, over)
-            self._held_s.extend(stood_s)
-            LOGGER.debug("%d MiB of the host a device: %.2f s", asked >> 20, time.monotonic() - began)
-            self._reserved_bytes = asked
-            ended.set()
+            try:
+                with jaxlink.ours():
+                    stood_s = reserve(self._request.local_devices, asked, share, over)
+                self._held_s.extend(stood_s)
+                LOGGER.debug("%d MiB of the host a device: %.2f s", asked >> 20, time.monotonic() - began)
+                self._reserved_bytes = asked
+            except Exception as error:
+                LOGGER.debug("no memory of the host is made ready: %s", one_line(error))
+            finally:  # on all ranks holds wait for it
+                ended.set()
 
-        threading.Thread(target=work, name="disco-reserve", daemon=True).start()
+        thread = threading.Thread(target=work, name="disco-reserve", daemon=True)
+        thread.start()
         try:
             yield
         finally:
             ended.set()
+            thread.join()  # JAX must not take its clients down meanwhile
 
     def _refuse(self, step: Step) -> None:
         """Refuse what cannot be tried, before it has cost anything."""
