@@ -425,6 +425,23 @@ def test_a_script_too_short_for_a_search_is_told_so(
     ]
 
 
+def test_a_script_whose_modules_are_no_steps_is_not_told_to_train_for_longer(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    call, state = jitted("rare_step"), fresh_state()
+    *state, loss = call(*state, batch(0))
+    [trial] = training.observation.trials
+    trial.least_share = 2.0  # than which it can take no more
+    for number in range(2 * CALLS_BEFORE_SEARCH):
+        loss.block_until_ready()
+        *state, loss = call(*state, batch(number))
+    training_phase.say_if_not_begun(training.settings)
+    assert [one.getMessage() for one in caplog.records] == [
+        "no training step was found by its calls (jit_rare_step: it takes 100% of the devices' time); "
+        "DISCO_WHEN=compile goes by all-reduces instead"
+    ]
+
+
 def test_a_step_that_leaves_no_room_to_compile_beside_it_is_not_searched(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

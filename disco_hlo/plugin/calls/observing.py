@@ -73,6 +73,8 @@ class Observation:
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
         """Of the modules that are or were watched, by name."""
+        self.given_back: dict[str, str] = {}
+        """Those that go on with XLA's default, by name, and why."""
 
     def start(self) -> None:
         """Observe what JAX loads from now on.
@@ -144,7 +146,7 @@ class Observation:
             self._timeout_s,
             f"calls {digest[:16]} {number}",
         )
-        watch.on_settled = lambda name, executable: self._decide(own, name, executable)
+        watch.on_settled = lambda name, executable: self._decide(trial, name, executable)
         trial.due, trial.begin = self._due, self._begin
         with self._lock:
             self._trials.append(weakref.ref(trial))
@@ -173,9 +175,12 @@ class Observation:
         if self._search is not None:
             self._search(trial)
 
-    def _decide(self, digest: str, name: str, executable: LoadedExecutable) -> None:
+    def _decide(self, trial: Trial, name: str, executable: LoadedExecutable) -> None:
         """Remember it for the life of this process: JAX may load the module again."""
-        self._decided[digest] = None if name == DEFAULT else executable
+        _, own = trial.watch.request.digests
+        self._decided[own] = None if name == DEFAULT else executable
+        if name == DEFAULT:
+            self.given_back[trial.watch.module_name] = trial.why
 
 
 def _on_several_devices(request: CompileRequest) -> bool:

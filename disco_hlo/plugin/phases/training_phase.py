@@ -11,6 +11,7 @@ import functools
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 
 from disco_hlo.activation.channel import Channel
@@ -73,7 +74,17 @@ def say_if_not_begun(settings: Settings) -> None:
             "DISCO_WHEN=compile goes by all-reduces instead"
         )
         return
-    [(name, calls)] = observation.calls.most_common(1)
+    watched = Counter({
+        name: calls for name, calls in observation.calls.items() if name not in observation.given_back
+    })  # fmt: skip
+    if not watched:
+        given_back = "; ".join(f"{name}: {why}" for name, why in observation.given_back.items())
+        LOGGER.warning(
+            "no training step was found by its calls (%s); DISCO_WHEN=compile goes by all-reduces instead",
+            given_back,
+        )
+        return
+    [(name, calls)] = watched.most_common(1)
     LOGGER.info(
         "the script ended after %d calls of %s, before a search for it began: nothing is saved; a longer job is "
         "searched while it trains, DISCO_WHEN=compile searches before the first step",
