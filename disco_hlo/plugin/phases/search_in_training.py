@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import os
 import threading
 import time
 import weakref
@@ -504,14 +505,16 @@ def _end_with_process() -> None:
         for search in list(_under_way):
             search.end()
 
-    def end_late() -> None:
+    def end_late(process: int) -> None:
+        if os.getpid() != process:  # a fork of the training
+            return
         end()
         for search in list(_under_way):
             search.say_nothing_saved()
 
     # The last one to be registered is the first to be called.
     getattr(threading, "_register_atexit", atexit.register)(end)
-    atexit.register(end_late)
+    atexit.register(end_late, os.getpid())
 
 
 @dataclass(frozen=True)
