@@ -127,9 +127,9 @@ class Observation:
             return None
         if not keeps_state(_types(module.takes), _types(module.returns)):
             return None
-        digest, own = request.digests
-        if own in self._decided:
-            winner = self._decided[own]
+        digest = request.digest
+        if digest in self._decided:
+            winner = self._decided[digest]
             if winner is not None:
                 module.settle(winner)
             return None
@@ -176,9 +176,11 @@ class Observation:
             self._search(trial)
 
     def _decide(self, trial: Trial, name: str, executable: LoadedExecutable) -> None:
-        """Remember it for the life of this process: JAX may load the module again."""
-        _, own = trial.watch.request.digests
-        self._decided[own] = None if name == DEFAULT else executable
+        """Remember it for the life of this process: JAX may load the module again, but nobody knows on which ranks it
+        is the same where it holds addresses."""
+        request = trial.watch.request
+        if not request.holds_addresses:
+            self._decided[request.digest] = None if name == DEFAULT else executable
         if name == DEFAULT:
             self.given_back[trial.watch.module_name] = trial.why
 

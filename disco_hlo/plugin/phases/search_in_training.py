@@ -81,6 +81,8 @@ _END_S = 10.0
 _ENDED = "the training ended before the search for {} did"
 _NEXT = "the next job goes on from there, or DISCO_WHEN=compile searches before the first step"
 _under_way: weakref.WeakSet[SearchInTraining] = weakref.WeakSet()
+_process_ends = threading.Event()
+"""No search begins any more, such as one that waited for that of another step."""
 
 
 class SearchInTraining:
@@ -121,7 +123,7 @@ class SearchInTraining:
         import jax
 
         trial = self._calls()
-        if trial is None:
+        if trial is None or _process_ends.is_set():
             return
         trial.on_outcome, trial.share, tag = self._note, self._settings.share, trial.tag
         self._request = request = trial.watch.request
@@ -502,6 +504,7 @@ def _end_with_process() -> None:
     and once more after that, where :mod:`atexit` has its turn, as a worker may have been compiling."""
 
     def end() -> None:
+        _process_ends.set()
         for search in list(_under_way):
             search.end()
 
