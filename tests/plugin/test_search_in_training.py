@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import pytest
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import DiscoError
+from disco_hlo.errors import ActivationError, DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.store import PROFILE_NAME, PlanStore
@@ -437,8 +437,24 @@ def test_a_script_whose_modules_are_no_steps_is_not_told_to_train_for_longer(
         *state, loss = call(*state, batch(number))
     training_phase.say_if_not_begun(training.settings)
     assert [one.getMessage() for one in caplog.records] == [
-        "no training step was found by its calls (jit_rare_step: it takes 100% of the devices' time); "
+        "no training step was found: calls of jit_rare_step are left alone (it takes 100% of the devices' time); "
         "DISCO_WHEN=compile goes by all-reduces instead"
+    ]
+
+
+def test_a_script_whose_ranks_differ_is_told_no_other_reason(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def differ(*_: Any) -> Any:
+        raise ActivationError("the ranks differ in DISCO_SEED")
+
+    monkeypatch.setattr(training_phase, "join", differ)
+    jitted("differing_step")(*fresh_state(), batch(0))
+    training_phase.say_if_not_begun(training.settings)
+    assert [one.getMessage() for one in caplog.records] == [
+        "calls of jit_differing_step are not watched: the ranks differ in DISCO_SEED",
+        "no training step was found: calls of jit_differing_step are left alone (the ranks differ in DISCO_SEED); "
+        "DISCO_WHEN=compile goes by all-reduces instead",
     ]
 
 

@@ -22,7 +22,7 @@ from disco_hlo.activation.channel import Channel
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import LEAST_SHARE, DeviceTimes, Seen, Watch
-from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
@@ -74,7 +74,7 @@ class Observation:
         self.calls: Counter[str] = Counter()
         """Of the modules that are or were watched, by name."""
         self.given_back: dict[str, str] = {}
-        """Those that go on with XLA's default, by name, and why."""
+        """Those that go on with XLA's default, or never were watched, by name, and why."""
 
     def start(self) -> None:
         """Observe what JAX loads from now on.
@@ -140,12 +140,12 @@ class Observation:
             self._loaded[digest] += 1
         LOGGER.debug("calls of %s (%s, load %d) are watched", request.module_name, digest[:16], number)
         watch = Watch(module, self._times)
-        trial = Trial(
-            watch,
-            self._channel_of(request),
-            self._timeout_s,
-            f"calls {digest[:16]} {number}",
-        )
+        try:
+            channel = self._channel_of(request)
+        except Exception as error:
+            self.given_back[request.module_name] = one_line(error)
+            raise
+        trial = Trial(watch, channel, self._timeout_s, f"calls {digest[:16]} {number}")
         watch.on_settled = lambda name, executable: self._decide(trial, name, executable)
         trial.due, trial.begin = self._due, self._begin
         with self._lock:
