@@ -471,6 +471,19 @@ def test_a_step_that_leaves_no_room_to_compile_beside_it_is_not_searched(
     assert "leaves 30% of the memory that it takes free, and compiling beside it may take 50%" in line
 
 
+def test_a_device_whose_memory_cannot_be_read_is_one_line_and_the_calls_are_given_back(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unread(_: Any) -> tuple[int, ...]:
+        raise RuntimeError("no statistics")
+
+    monkeypatch.setattr(search_in_training, "peaks_bytes", unread)
+    training.until_over(jitted("unread_step"))
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == [
+        "the search for jit_unread_step has ended, and the training goes on: no statistics"
+    ]
+
+
 def test_searches_come_one_after_the_other_and_leave_python_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
