@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -482,6 +483,23 @@ def test_a_device_whose_memory_cannot_be_read_is_one_line_and_the_calls_are_give
     assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == [
         "the search for jit_unread_step has ended, and the training goes on: no statistics"
     ]
+
+
+@pytest.mark.parametrize(("failed", "expected"), [(True, "interrupted"), (False, DEFAULT)])
+def test_a_search_that_failed_on_another_rank_does_not_save_that_the_default_won(
+    failed: bool, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All ranks then go on with XLA's default, which nobody has compared with anything."""
+    saved: list[str] = []
+    monkeypatch.setattr(search_in_training, "save_interrupted", lambda _: saved.append("interrupted"))
+    monkeypatch.setattr(search_in_training, "save", lambda _, winner: saved.append(winner.name))
+    given_up: Any = lambda: SimpleNamespace(is_over=True)  # noqa: E731
+    settings = Settings(search=True, directory=tmp_path)
+    search = search_in_training.SearchInTraining(given_up, settings, threading.current_thread())
+    search._note(DEFAULT, [])
+    outcome: Any = SimpleNamespace(trials=[SimpleNamespace(name=DEFAULT, times_ns=[])])
+    search._save(outcome, failed)
+    assert saved == [expected]
 
 
 def test_searches_come_one_after_the_other_and_leave_python_as_it_was(

@@ -207,7 +207,8 @@ class SearchInTraining:
             finally:
                 if found is not None and profile is not None and (self._ended() or not failed):
                     took_s = time.monotonic() - started
-                    self._save(Outcome(session, step, slot, found, profile, trials, profile_s, took_s))
+                    outcome = Outcome(session, step, slot, found, profile, trials, profile_s, took_s)
+                    self._save(outcome, failed)
 
     @contextlib.contextmanager
     def _reserving(self, session: Session) -> Iterator[None]:
@@ -326,7 +327,7 @@ class SearchInTraining:
             if one.error:
                 session.say("%s is not tried: %s", one.name, one.error)
         while not self._settled.wait(_LOOK_S):
-            if self._over():
+            if self._over() and not self._settled.is_set():  # which comes before the calls are given back
                 raise ActivationError("no candidate has won so far")
 
     def _compare(self, session: Session, default: Trial, tried: Sequence[Trial]) -> None:
@@ -406,10 +407,11 @@ class SearchInTraining:
         self._winner, self._rounds = winner, rounds
         self._settled.set()
 
-    def _save(self, outcome: Outcome) -> None:
-        """Save the plan with the times of real calls; the search's best where none was settled."""
+    def _save(self, outcome: Outcome, failed: bool) -> None:
+        """Save the plan with the times of real calls; the search's best where none was settled, or XLA's default only
+        because the search, on whichever rank, had ``failed`` before any candidate ran."""
         self._saved = True
-        if not self._settled.is_set() or (self._tried and not self._rounds):
+        if not self._settled.is_set() or ((self._tried or failed) and not self._rounds):
             if self._gone():
                 save_interrupted(outcome, _ENDED.format(self._request.module_name), _NEXT)
             else:
