@@ -46,7 +46,7 @@ def install_from_environment() -> None:
         watch()
     if not capture:
         atexit.unregister(_say_if_nothing_was_found)
-        atexit.register(_say_if_nothing_was_found, settings)
+        atexit.register(_say_if_nothing_was_found, settings, os.getpid())
 
 
 def when_to_search(settings: Settings) -> str:
@@ -123,9 +123,9 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
             leave()
 
 
-def _say_if_nothing_was_found(settings: Settings) -> None:
-    """At the end of a training that compiled something, but nothing that the phase could act on."""
-    if not _compiled or _is_helper():
+def _say_if_nothing_was_found(settings: Settings, process: int) -> None:
+    """At the end of a training that compiled something, but nothing that the phase could act on; not of its forks."""
+    if not _compiled or _is_helper() or os.getpid() != process:
         return
     reason = ""
     if settings.module is not None and not settings.may_be_key:

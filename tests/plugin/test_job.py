@@ -54,6 +54,9 @@ def test_what_is_left_is_a_part_of_the_most_that_was_in_use() -> None:
     assert job.left_at_peak(request) == 0.2
     request.training_peaks_bytes = (0, 0)
     assert job.left_at_peak(request) is None
+    request.training_peaks_bytes = (800, 1000)
+    request.local_devices = [SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": 1000})] * 2
+    assert job.left_at_peak(request) is None
 
 
 def test_who_initializes_again_is_in_another_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import pytest
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import DiscoError
+from disco_hlo.errors import ActivationError, DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.store import PROFILE_NAME, PlanStore
@@ -425,6 +426,39 @@ def test_a_script_too_short_for_a_search_is_told_so(
     ]
 
 
+def test_a_script_whose_modules_are_no_steps_is_not_told_to_train_for_longer(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    call, state = jitted("rare_step"), fresh_state()
+    *state, loss = call(*state, batch(0))
+    [trial] = training.observation.trials
+    trial.least_share = 2.0  # than which it can take no more
+    for number in range(2 * CALLS_BEFORE_SEARCH):
+        loss.block_until_ready()
+        *state, loss = call(*state, batch(number))
+    training_phase.say_if_not_begun(training.settings)
+    assert [one.getMessage() for one in caplog.records] == [
+        "no training step was found: calls of jit_rare_step are left alone (it takes 100% of the devices' time); "
+        "DISCO_WHEN=compile goes by all-reduces instead"
+    ]
+
+
+def test_a_script_whose_ranks_differ_is_told_no_other_reason(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def differ(*_: Any) -> Any:
+        raise ActivationError("the ranks differ in DISCO_SEED")
+
+    monkeypatch.setattr(training_phase, "join", differ)
+    jitted("differing_step")(*fresh_state(), batch(0))
+    training_phase.say_if_not_begun(training.settings)
+    assert [one.getMessage() for one in caplog.records] == [
+        "calls of jit_differing_step are not watched: the ranks differ in DISCO_SEED",
+        "no training step was found: calls of jit_differing_step are left alone (the ranks differ in DISCO_SEED); "
+        "DISCO_WHEN=compile goes by all-reduces instead",
+    ]
+
+
 def test_a_step_that_leaves_no_room_to_compile_beside_it_is_not_searched(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -436,6 +470,36 @@ def test_a_step_that_leaves_no_room_to_compile_beside_it_is_not_searched(
     assert losses == training.stock(len(losses))[0]
     [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
     assert "leaves 30% of the memory that it takes free, and compiling beside it may take 50%" in line
+
+
+def test_a_device_whose_memory_cannot_be_read_is_one_line_and_the_calls_are_given_back(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unread(_: Any) -> tuple[int, ...]:
+        raise RuntimeError("no statistics")
+
+    monkeypatch.setattr(search_in_training, "peaks_bytes", unread)
+    training.until_over(jitted("unread_step"))
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == [
+        "the search for jit_unread_step has ended, and the training goes on: no statistics"
+    ]
+
+
+@pytest.mark.parametrize(("failed", "expected"), [(True, "interrupted"), (False, DEFAULT)])
+def test_a_search_that_failed_on_another_rank_does_not_save_that_the_default_won(
+    failed: bool, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All ranks then go on with XLA's default, which nobody has compared with anything."""
+    saved: list[str] = []
+    monkeypatch.setattr(search_in_training, "save_interrupted", lambda _: saved.append("interrupted"))
+    monkeypatch.setattr(search_in_training, "save", lambda _, winner: saved.append(winner.name))
+    given_up: Any = lambda: SimpleNamespace(is_over=True)  # noqa: E731
+    settings = Settings(search=True, directory=tmp_path)
+    search = search_in_training.SearchInTraining(given_up, settings, threading.current_thread())
+    search._note(DEFAULT, [])
+    outcome: Any = SimpleNamespace(trials=[SimpleNamespace(name=DEFAULT, times_ns=[])])
+    search._save(outcome, failed)
+    assert saved == [expected]
 
 
 def test_searches_come_one_after_the_other_and_leave_python_as_it_was(

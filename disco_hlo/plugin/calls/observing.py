@@ -22,7 +22,7 @@ from disco_hlo.activation.channel import Channel
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import LEAST_SHARE, DeviceTimes, Seen, Watch
-from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
@@ -73,6 +73,8 @@ class Observation:
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
         """Of the modules that are or were watched, by name."""
+        self.given_back: dict[str, str] = {}
+        """Those that go on with XLA's default, or never were watched, by name, and why."""
 
     def start(self) -> None:
         """Observe what JAX loads from now on.
@@ -125,9 +127,9 @@ class Observation:
             return None
         if not keeps_state(_types(module.takes), _types(module.returns)):
             return None
-        digest, own = request.digests
-        if own in self._decided:
-            winner = self._decided[own]
+        digest = request.digest
+        if digest in self._decided:
+            winner = self._decided[digest]
             if winner is not None:
                 module.settle(winner)
             return None
@@ -138,13 +140,13 @@ class Observation:
             self._loaded[digest] += 1
         LOGGER.debug("calls of %s (%s, load %d) are watched", request.module_name, digest[:16], number)
         watch = Watch(module, self._times)
-        trial = Trial(
-            watch,
-            self._channel_of(request),
-            self._timeout_s,
-            f"calls {digest[:16]} {number}",
-        )
-        watch.on_settled = lambda name, executable: self._decide(own, name, executable)
+        try:
+            channel = self._channel_of(request)
+        except Exception as error:
+            self.given_back[request.module_name] = one_line(error)
+            raise
+        trial = Trial(watch, channel, self._timeout_s, f"calls {digest[:16]} {number}")
+        watch.on_settled = lambda name, executable: self._decide(trial, name, executable)
         trial.due, trial.begin = self._due, self._begin
         with self._lock:
             self._trials.append(weakref.ref(trial))
@@ -173,9 +175,14 @@ class Observation:
         if self._search is not None:
             self._search(trial)
 
-    def _decide(self, digest: str, name: str, executable: LoadedExecutable) -> None:
-        """Remember it for the life of this process: JAX may load the module again."""
-        self._decided[digest] = None if name == DEFAULT else executable
+    def _decide(self, trial: Trial, name: str, executable: LoadedExecutable) -> None:
+        """Remember it for the life of this process: JAX may load the module again, but nobody knows on which ranks it
+        is the same where it holds addresses."""
+        request = trial.watch.request
+        if not request.holds_addresses:
+            self._decided[request.digest] = None if name == DEFAULT else executable
+        if name == DEFAULT:
+            self.given_back[trial.watch.module_name] = trial.why
 
 
 def _on_several_devices(request: CompileRequest) -> bool:

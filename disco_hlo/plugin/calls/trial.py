@@ -98,6 +98,11 @@ class Trial:
         return self.watch.settled
 
     @property
+    def why(self) -> str:
+        """Of what runs the calls now; empty where nothing is to be said."""
+        return self._stretch.why
+
+    @property
     def rounds(self) -> list[Round]:
         """What was measured so far, on this rank."""
         times_ns = dict(self._times_ns)

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import os
 import threading
 import time
 import weakref
@@ -80,6 +81,8 @@ _END_S = 10.0
 _ENDED = "the training ended before the search for {} did"
 _NEXT = "the next job goes on from there, or DISCO_WHEN=compile searches before the first step"
 _under_way: weakref.WeakSet[SearchInTraining] = weakref.WeakSet()
+_process_ends = threading.Event()
+"""No search begins any more, such as one that waited for that of another step."""
 
 
 class SearchInTraining:
@@ -120,14 +123,14 @@ class SearchInTraining:
         import jax
 
         trial = self._calls()
-        if trial is None:
+        if trial is None or _process_ends.is_set():
             return
         trial.on_outcome, trial.share, tag = self._note, self._settings.share, trial.tag
         self._request = request = trial.watch.request
-        request.trains, request.training_peaks_bytes = True, peaks_bytes(request)
         del trial
         _under_way.add(self)
         try:
+            request.trains, request.training_peaks_bytes = True, peaks_bytes(request)
             _end_with_process()
             with jaxlink.ours(), jax.transfer_guard("allow"):
                 session = join_beside(request, self._settings, f"search {tag}", self._over)
@@ -204,7 +207,8 @@ class SearchInTraining:
             finally:
                 if found is not None and profile is not None and (self._ended() or not failed):
                     took_s = time.monotonic() - started
-                    self._save(Outcome(session, step, slot, found, profile, trials, profile_s, took_s))
+                    outcome = Outcome(session, step, slot, found, profile, trials, profile_s, took_s)
+                    self._save(outcome, failed)
 
     @contextlib.contextmanager
     def _reserving(self, session: Session) -> Iterator[None]:
@@ -221,18 +225,24 @@ class SearchInTraining:
         def work() -> None:
             began, share = time.monotonic(), self._settings.share
             over = lambda: self._over() or ended.is_set()  # noqa: E731
-            with jaxlink.ours():
-                stood_s = reserve(self._request.local_devices, asked, share, over)
-            self._held_s.extend(stood_s)
-            LOGGER.debug("%d MiB of the host a device: %.2f s", asked >> 20, time.monotonic() - began)
-            self._reserved_bytes = asked
-            ended.set()
+            try:
+                with jaxlink.ours():
+                    stood_s = reserve(self._request.local_devices, asked, share, over)
+                self._held_s.extend(stood_s)
+                LOGGER.debug("%d MiB of the host a device: %.2f s", asked >> 20, time.monotonic() - began)
+                self._reserved_bytes = asked
+            except Exception as error:
+                LOGGER.debug("no memory of the host is made ready: %s", one_line(error))
+            finally:  # on all ranks holds wait for it
+                ended.set()
 
-        threading.Thread(target=work, name="disco-reserve", daemon=True).start()
+        thread = threading.Thread(target=work, name="disco-reserve", daemon=True)
+        thread.start()
         try:
             yield
         finally:
             ended.set()
+            thread.join()  # JAX must not take its clients down meanwhile
 
     def _refuse(self, step: Step) -> None:
         """Refuse what cannot be tried, before it has cost anything."""
@@ -317,7 +327,7 @@ class SearchInTraining:
             if one.error:
                 session.say("%s is not tried: %s", one.name, one.error)
         while not self._settled.wait(_LOOK_S):
-            if self._over():
+            if self._over() and not self._settled.is_set():  # which comes before the calls are given back
                 raise ActivationError("no candidate has won so far")
 
     def _compare(self, session: Session, default: Trial, tried: Sequence[Trial]) -> None:
@@ -397,10 +407,11 @@ class SearchInTraining:
         self._winner, self._rounds = winner, rounds
         self._settled.set()
 
-    def _save(self, outcome: Outcome) -> None:
-        """Save the plan with the times of real calls; the search's best where none was settled."""
+    def _save(self, outcome: Outcome, failed: bool) -> None:
+        """Save the plan with the times of real calls; the search's best where none was settled, or XLA's default only
+        because the search, on whichever rank, had ``failed`` before any candidate ran."""
         self._saved = True
-        if not self._settled.is_set() or (self._tried and not self._rounds):
+        if not self._settled.is_set() or ((self._tried or failed) and not self._rounds):
             if self._gone():
                 save_interrupted(outcome, _ENDED.format(self._request.module_name), _NEXT)
             else:
@@ -495,17 +506,20 @@ def _end_with_process() -> None:
     and once more after that, where :mod:`atexit` has its turn, as a worker may have been compiling."""
 
     def end() -> None:
+        _process_ends.set()
         for search in list(_under_way):
             search.end()
 
-    def end_late() -> None:
+    def end_late(process: int) -> None:
+        if os.getpid() != process:  # a fork of the training
+            return
         end()
         for search in list(_under_way):
             search.say_nothing_saved()
 
     # The last one to be registered is the first to be called.
     getattr(threading, "_register_atexit", atexit.register)(end)
-    atexit.register(end_late)
+    atexit.register(end_late, os.getpid())
 
 
 @dataclass(frozen=True)

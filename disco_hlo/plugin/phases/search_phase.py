@@ -1,4 +1,5 @@
-"""The search phase, ``ENABLE_SEARCH=1`` (DisCo, section 3.1), run while the step's compile waits.
+"""The search phase (DisCo, section 3.1), run while the step's compile waits: ``ENABLE_SEARCH=1`` as
+``DISCO_WHEN=compile`` has it.
 
 Capture the step, profile it, search on rank 0, measure the finalists beside XLA's default, compare the fastest with it,
 save that as a plan, and hand its executable to JAX, so that the training goes on with it.

@@ -11,6 +11,7 @@ import functools
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 
 from disco_hlo.activation.channel import Channel
@@ -67,18 +68,20 @@ def say_if_not_begun(settings: Settings) -> None:
     observation = observe(settings)
     if observation.searched:
         return
-    if not observation.calls:
-        LOGGER.warning(
-            "no training step was found: nothing that ran on several devices returns the state that it takes; "
-            "DISCO_WHEN=compile goes by all-reduces instead"
-        )
+    given_back = observation.given_back
+    if watched := Counter({name: n for name, n in observation.calls.items() if name not in given_back}):
+        [(name, calls)] = watched.most_common(1)
+        LOGGER.info(
+            "the script ended after %d calls of %s, before a search for it began: nothing is saved; a longer job is "
+            "searched while it trains, DISCO_WHEN=compile searches before the first step",
+            calls, name,
+        )  # fmt: skip
         return
-    [(name, calls)] = observation.calls.most_common(1)
-    LOGGER.info(
-        "the script ended after %d calls of %s, before a search for it began: nothing is saved; a longer job is "
-        "searched while it trains, DISCO_WHEN=compile searches before the first step",
-        calls, name,
-    )  # fmt: skip
+    why = "; ".join(f"calls of {name} are left alone ({reason})" for name, reason in given_back.items())
+    LOGGER.warning(
+        "no training step was found: %s; DISCO_WHEN=compile goes by all-reduces instead",
+        why or "nothing that ran on several devices returns the state that it takes",
+    )
 
 
 def _search(trial: weakref.ref[Trial], settings: Settings, trains: threading.Thread) -> None:

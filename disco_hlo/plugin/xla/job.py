@@ -76,11 +76,12 @@ def may_rise_bytes(request: CompileRequest, share: float) -> int | None:
 
 def left_at_peak(request: CompileRequest) -> float | None:
     """What a local device has left when the training has the most in use, as a part of that, the least of them; None
-    where devices have no memory of their own."""
+    where devices have no memory of their own, or do not say how much."""
+    every = [device.memory_stats() or {} for device in request.local_devices]
     known = [
-        (int(device.memory_stats()["bytes_limit"]) - peak) / peak
-        for peak, device in zip(request.training_peaks_bytes, request.local_devices, strict=True)
-        if peak
+        (int(one["bytes_limit"]) - peak) / peak
+        for peak, one in zip(request.training_peaks_bytes, every, strict=True)
+        if peak and "bytes_limit" in one
     ]
     return min(known, default=None)
 

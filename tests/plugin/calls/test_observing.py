@@ -22,6 +22,7 @@ from disco_hlo.plugin.calls.observing import (
 )
 from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import Seen
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.plugin.calls.training import (
     SPLIT,
     WHOLE,
@@ -184,6 +185,22 @@ def test_a_step_that_jax_loads_anew_is_searched_for_again_but_not_each_time(
     with counted_python_calls() as taken:
         train(call, 20)
     assert taken() < 10, "the last one is watched"
+
+
+def test_what_was_decided_is_forgotten_of_a_module_that_holds_addresses(
+    observation: Observation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaded anew it may have the same ones on one rank and others on another, or another function there."""
+    call = jitted("partitioned")
+    for holds in (True, False):
+        monkeypatch.setattr(CompileRequest, "holds_addresses", holds)
+        train(call, 2)
+        for trial in observation.trials:
+            trial.watch.settle(DEFAULT)
+        assert observation.trials == []
+        jax.clear_caches()
+        train(call, 2)
+        assert bool(observation.trials) == holds
 
 
 def test_ops_outside_of_any_jit_are_left_alone(observation: Observation) -> None:

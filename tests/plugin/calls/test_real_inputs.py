@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from disco_hlo.activation.channel import LocalChannel
+from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.observing import Observation
@@ -392,6 +394,28 @@ def test_no_call_is_held_while_memory_of_the_host_is_made_ready(
     while thread.is_alive():
         *state, _ = call(*state, batch(0))
     assert held == [True]
+
+
+def test_calls_are_held_where_no_memory_of_the_host_can_be_made_ready(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks would wait for this one to hold its call as long as the training lasts."""
+
+    def reserve(*_: Any) -> list[float]:
+        raise ValueError("no such memory kind")
+
+    call, state = jitted("reserving_step"), fresh_state()
+    call(*state, batch(0))
+    calls = trial_of(observation.trials, "jit_reserving_step")
+    session = session_of(calls.watch.request, tmp_path)
+    search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
+    search._request = calls.watch.request
+    queues = replace(BACKENDS["cpu"], queues=True)
+    monkeypatch.setattr(search_in_training, "BACKENDS", {"cpu": queues})
+    monkeypatch.setattr(search_in_training, "reserve", reserve)
+    with search._reserving(session):
+        assert search._reserving_ends.wait(60)
+        assert search._reserved_bytes == 0
 
 
 def test_no_run_begins_once_the_user_has_interrupted(observation: Observation) -> None:

@@ -91,19 +91,25 @@ class CompileRequest:
         self.mlir_module.operation.write_bytecode(written)
         return written.getvalue()
 
-    @functools.cached_property
-    def digests(self) -> tuple[str, str]:
-        """Of what is compiled, for which devices, by which options of the script's; not of where the script has it.
-        The first is the same on all ranks: the second also tells apart by which Python functions custom calls are
-        partitioned, which a module names by their addresses (cuDNN's attention has such calls)."""
-        options = sorted((name, str(value)) for name, value in self.options.env_option_overrides)
-        text = f"{[device.id for device in self.devices]} {options} {self.mlir_module}"
-        return _sha256(_ADDRESS.sub(_NO_ADDRESS, text)), _sha256(text)
-
     @property
     def digest(self) -> str:
-        """The one that is the same on all ranks."""
-        return self.digests[0]
+        """Of what is compiled, for which devices, by which options of the script's; not of where the script has it.
+        The same on all ranks."""
+        return self._digest_and_addresses[0]
+
+    @property
+    def holds_addresses(self) -> bool:
+        """Whether the module names Python functions that partition its custom calls by their addresses (cuDNN's
+        attention has such calls). The digest is without: other ranks have them elsewhere, and a later module may have
+        another function there."""
+        return self._digest_and_addresses[1]
+
+    @functools.cached_property
+    def _digest_and_addresses(self) -> tuple[str, bool]:
+        options = sorted((name, str(value)) for name, value in self.options.env_option_overrides)
+        text = f"{[device.id for device in self.devices]} {options} {self.mlir_module}"
+        without, count = _ADDRESS.subn(_NO_ADDRESS, text)
+        return hashlib.sha256(without.encode()).hexdigest(), count > 0
 
     @property
     def local_devices(self) -> tuple[Any, ...]:
@@ -122,10 +128,6 @@ class CompileRequest:
             with hook.ordinary_compile(self.module_name):
                 self._default = self._compile_default()
         return self._default
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class _Thread(threading.local):
