@@ -229,6 +229,8 @@ class Bans:
             if is_mark and OwnedFile(path).is_alive():
                 continue
             mark = _decoded(path)
+            if mark is None and not os.path.lexists(path):
+                continue  # its owner has taken it back since its name was read
             if name is None or mark is None or mark.module != name["module"]:
                 _discard(path)
             elif not mark.speaks():

@@ -353,6 +353,16 @@ def test_what_is_no_record_is_one_line_and_bans_nothing_else(
     assert len(names(tmp_path)) == 1
 
 
+def test_a_mark_that_its_owner_takes_back_meanwhile_is_nothing_to_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two ranks of a host have one plan directory: what one had just compiled the other called no readable record."""
+    gone = tmp_path / named("a", "compiling")
+    monkeypatch.setattr(Bans, "_named", lambda *_: [gone])
+    assert Bans(tmp_path).all() == []
+    assert caplog.records == []
+
+
 def test_files_of_others_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("died-young.txt", "compiling-linux.md", "banned-words", f"died-{B}", f"banned-{B}.txt"):
         (tmp_path / name).write_text("mine")
