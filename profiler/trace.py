@@ -38,8 +38,6 @@ from disco_hlo.errors import ProfileError
 RUN_MARK = "disco_hlo:run"
 """Name of the host event that :func:`collect` puts around each run."""
 _END_MARK = "end: "
-_CLOCKS_APART_NS = 50_000
-"""By how much a device's clock may be ahead of its host's, by which a call ends."""
 SETTLE_S = 0.02
 """Completion events are written a little after the caller wakes up; a trace closed at once lacks some."""
 ENTRY_UNIT = re.compile(r"[bgn]\d+(?=[._])")
@@ -249,37 +247,36 @@ def _numbered(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> tuple[Executio
             "take it with disco_hlo.profiler.trace.collect"
         )
     starts = [window.start_ns for window in windows]
-    ends = [window.end_ns + _CLOCKS_APART_NS for window in windows]
     runs: dict[tuple[int, int], int] = {}
     raw = sorted(raw, key=lambda one: (one.start_ns, -one.end_ns, one.device, one.op))
-    within = _within(raw, list(zip(starts, ends, strict=True)))
+    strange = _outside(raw, windows)
     executions = []
     for start_ns, end_ns, device, op, module, kernel, run_id in raw:
-        window = max(bisect_right(starts, start_ns) - 1, 0)
-        if windows and not (start_ns <= ends[window] if run_id is None else (module, run_id) in within):
+        if (module, run_id) in strange:
             continue
-        key = (1, run_id) if run_id is not None else (0, window)
+        key = (1, run_id) if run_id is not None else (0, max(bisect_right(starts, start_ns) - 1, 0))
         run = runs.setdefault(key, len(runs))
         executions.append(Execution(op, module, run, device, start_ns, end_ns, kernel))
     return tuple(executions)
 
 
-def _within(raw: list[_Raw], windows: list[tuple[int, int]]) -> set[tuple[str, int]]:
-    """The runs that windows (start, end) are of, by module. A script may run another module of the same name between
-    two calls of a step, and ends of it may lie in a window: the run of most executions counts, of as many the last to
-    begin."""
+def _outside(raw: list[_Raw], windows: tuple[RunWindow, ...]) -> set[tuple[str, int | None]]:
+    """Runs that no window is of, by module, where every window has one of that module. A script may run another module
+    of the same name between two calls of a step, and ends of it may lie in a window: the run of most executions counts,
+    of as many the last to begin. Where a window has none, as of runs that nobody waited for in it, all count."""
     begun: dict[tuple[str, int], list[int]] = defaultdict(list)
     for one in raw:
         if one.run_id is not None:
             begun[one.module, one.run_id].append(one.start_ns)
-    found: dict[tuple[tuple[int, int], str], tuple[str, int]] = {}
+    found: dict[str, dict[RunWindow, tuple[str, int]]] = defaultdict(dict)
     for run, starts_ns in begun.items():
         for window in windows:
-            if window[0] <= starts_ns[0] and starts_ns[-1] <= window[1]:
-                before = found.get((window, run[0]))
+            if window.start_ns <= starts_ns[0] and starts_ns[-1] <= window.end_ns:
+                before = found[run[0]].get(window)
                 if before is None or len(begun[before]) <= len(starts_ns):
-                    found[window, run[0]] = run
-    return set(found.values())
+                    found[run[0]][window] = run
+    whole = {module: set(of.values()) for module, of in found.items() if len(of) == len(windows)}
+    return {run for run in begun if run[0] in whole and run not in whole[run[0]]}
 
 
 def is_transfer(execution: Execution) -> bool:

@@ -107,13 +107,7 @@ class Training:
 
     def until_over(self, call: Callable[..., Any]) -> tuple[list[float], Any]:
         """Train until a search has come and gone, and the calls were given back."""
-        begun = [False]
-
-        def done() -> bool:
-            begun[0] = begun[0] or bool(searches())
-            return begun[0] and not self.observation.trials
-
-        return self.train(call, done)
+        return self.train(call, lambda: self.observation.searched and not self.observation.trials)
 
 
 def searches() -> list[threading.Thread]:
@@ -481,7 +475,7 @@ def test_a_device_whose_memory_cannot_be_read_is_one_line_and_the_calls_are_give
     monkeypatch.setattr(search_in_training, "peaks_bytes", unread)
     training.until_over(jitted("unread_step"))
     assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == [
-        "the search for jit_unread_step has ended, and the training goes on: no statistics"
+        "the search for jit_unread_step has ended, and the training goes on: RuntimeError: no statistics"
     ]
 
 
