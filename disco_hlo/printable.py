@@ -1,6 +1,6 @@
-"""Names from modules and plans, made safe to print: they may hold anything, terminal commands included.
+"""What is printed for people: times and sizes in the unit that suits, names from modules and plans made safe.
 
-Names repeat a lot, so a report has every text once (:class:`Strings`).
+Names may hold anything, terminal commands included, and repeat a lot: a report has every text once (:class:`Strings`).
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Trial:
         self._channel = channel
         self._timeout_s = timeout_s
         self.tag = tag
-        """See above."""
+        """Names this module among those that the ranks meet about; equal on all."""
         self._stretch = Stretch(0, FIRST_MEETING, (DEFAULT,))
         self._compared: list[Stretch] = []
         self._times_ns: dict[int, int] = {}

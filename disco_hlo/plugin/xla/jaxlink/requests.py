@@ -35,6 +35,7 @@ _REQUEST_ARGUMENTS = {
 }  # fmt: skip
 _COMPILE_ARGUMENTS = {"backend", "module", "executable_devices", "options", "host_callbacks"}
 _ADDRESS, _NO_ADDRESS = re.compile(r'backend_config = "\d{6,}"'), 'backend_config = ""'
+"""JAX writes where a Python function lies as a number in decimal, and nothing else of a custom call so."""
 EARLY, LATE = "PRE_SCHEDULER", "POST_SCHEDULER"
 """Stages of the hook: before XLA lays out, fuses and orders; when all is decided."""
 _registering = threading.Lock()
