@@ -90,8 +90,8 @@ DeviceList: replica_groups 1 ReplicaGroup*, iota_replica_group_list 2 IotaGroups
 SourceTarget: source 1 int64, target 2 int64
 MeshGroups: mesh 1 Mesh, axes 2 AxisRef*
 DeviceAssignment: replica_count 1 int32, computation_count 2 int32
-Instruction: literal 8 Literal, dynamic_slice_sizes 20 int64*, padding_config 21 PaddingConfig,
-    gather_dimension_numbers 33 GatherDimensionNumbers, gather_slice_sizes 34 int64*,
+Instruction: literal 8 Literal, exponent_bits 18 int32, mantissa_bits 19 int32, dynamic_slice_sizes 20 int64*,
+    padding_config 21 PaddingConfig, gather_dimension_numbers 33 GatherDimensionNumbers, gather_slice_sizes 34 int64*,
     scatter_dimension_numbers 48 ScatterDimensionNumbers, replica_groups 49 ReplicaGroup*,
     source_target_pairs 52 SourceTarget*, comparison_direction 63 string, use_global_device_ids 71 bool,
     collective_device_list 87 DeviceList, iota_groups 92 IotaGroups, mesh_axes_groups 93 MeshGroups

@@ -15,8 +15,10 @@ import msgspec
 from msgspec import Meta
 
 from disco_hlo.errors import IllegalMoveError, PlanError
+from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import MOST_PARTS, chunk
-from disco_hlo.structure.gather_once import gather_once, hoist, hoist_repeated
+from disco_hlo.structure.hoist import hoist, hoist_repeated
+from disco_hlo.structure.keep import keep, keep_turns
 from disco_hlo.structure.loops import read_loop
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.rotation import double, finish_later, prefetch
@@ -95,18 +97,33 @@ class Double:
     loop: Path
 
 
+_Pairs = Annotated[tuple[tuple[Position, Position], ...], Meta(min_length=1)]
+
+
 @dataclass(frozen=True, slots=True)
-class GatherOnce:
-    """A loop reads what an earlier loop gathered."""
+class Keep:
+    """What a computation makes again is read where it was made first."""
+
+    loop: Annotated[tuple[Position, ...], Meta(max_length=16)]
+    """Path to the loop whose body it is; empty for the entry."""
+    pairs: _Pairs
+    """Of each value where it is made first, and where again."""
+    opcodes: tuple[tuple[Opcode, Opcode], ...]
+    """Of both."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepTurns:
+    """What the turns of a loop make again they read from those of an earlier loop, which keep it."""
 
     loop: Path
     """The earlier one."""
-    gather: Position
-    """In its body."""
     later: Position
     """The other loop, in the same computation."""
-    again: Position
-    """In its body."""
+    pairs: _Pairs
+    """Of each value where it is made in the earlier loop's body, and where in the other's."""
+    opcodes: tuple[tuple[Opcode, Opcode], ...]
+    """Of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +131,7 @@ class Hoist:
     """What the loops in a loop gather in every turn of it is gathered before it."""
 
     loop: Path
-    gathers: Annotated[tuple[tuple[Position, Position], ...], Meta(min_length=1)]
+    gathers: _Pairs
     """Of each the inner loop, in the body, and the all-gather, in the inner loop's."""
 
 
@@ -167,14 +184,14 @@ class SliceSend:
     """Along which the shards lie."""
 
 
-OfLoops = Prefetch | FinishLater | Double | GatherOnce | Hoist | HoistRepeated
-Move = Split | Reorder | Chunk | Fuse | SliceSend | OfLoops
+OfLoops = Prefetch | FinishLater | Double | KeepTurns | Hoist | HoistRepeated
+Move = Split | Reorder | Chunk | Fuse | SliceSend | Keep | OfLoops
 Fuser = Callable[["Program", "Fuse"], None]
 """Replaces the pairs of a move; needs JAX, so it comes from above."""
 
 _KINDS: dict[str, type[Any]] = {
     "split": Split, "reorder": Reorder, "chunk": Chunk, "prefetch": Prefetch, "finish-later": FinishLater,
-    "double": Double, "gather-once": GatherOnce, "hoist": Hoist, "hoist-repeated": HoistRepeated,
+    "double": Double, "keep": Keep, "keep-turns": KeepTurns, "hoist": Hoist, "hoist-repeated": HoistRepeated,
     "fuse": Fuse, "slice-send": SliceSend,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
@@ -234,6 +251,11 @@ def apply_to(program: Program, move: Move, fuser: Fuser | None = None) -> None:
         slice_send(inner, send, grouped, move.dimension)
         for computation in computations[1:]:
             computation.flush()
+    elif isinstance(move, Keep):
+        computations = _along(program, move.loop)
+        keep(computations[-1], _pairs(move, computations[-1], computations[-1]))
+        for computation in computations[1:]:
+            computation.flush()
     else:
         chunk(program, _members(program, move), move.parts)
 
@@ -262,14 +284,11 @@ def _apply_to_loop(program: Program, move: OfLoops) -> None:
         loops = [*inner.values(), *loops]
     else:
         loops.append(read_loop(caller, caller.at(move.later, "while")))
-        gathers = [
-            loop.body.at(at, "all-gather") for loop, at in zip(loops, (move.gather, move.again), strict=True)
-        ]
         if move.later <= move.loop[-1]:
             raise IllegalMoveError(
-                f"{loops[1].instruction.name} (while): it comes before the loop that gathers"
+                f"{loops[1].instruction.name} (while): it comes before the loop that keeps"
             )
-        gather_once(loops[0], gathers[0], loops[1], gathers[1])
+        keep_turns(loops[0], loops[1], _pairs(move, loops[0].body, loops[1].body))
     for loop in loops:
         loop.flush()
     for between in callers[1:]:
@@ -282,6 +301,15 @@ def _along(program: Program, path: Sequence[int]) -> list[Program]:
     for position in path:
         found.append(found[-1].inside(found[-1].at(position, "while").called_computation_ids[0]))
     return found
+
+
+def _pairs(move: Keep | KeepTurns, first: Program, again: Program) -> list[tuple[Message, Message]]:
+    if len(move.opcodes) != len(move.pairs):
+        raise IllegalMoveError(
+            f"expected opcodes of each pair, got {len(move.opcodes)} for {len(move.pairs)}"
+        )
+    pairs = zip(move.pairs, move.opcodes, strict=True)
+    return [(first.at(at, opcode), again.at(other, its)) for (at, other), (opcode, its) in pairs]
 
 
 def _members(program: Program, move: Chunk) -> dict[int, int]:

@@ -28,7 +28,7 @@ from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, DetailedModule, Mes
 from disco_hlo.hlo.storage import Storage, leaf_at, readers_of, storage_of
 
 _NOT_COPIED = ("original_value", "statistics_viz", "control_predecessor_ids", "sharding")
-_KEPT = SIDE_EFFECTS | frozenset({"parameter", "custom-call", "while", "conditional", "call", "after-all"})
+_KEPT = SIDE_EFFECTS | frozenset({"parameter", "while", "conditional", "call", "after-all"})
 _FIELDS: dict[str, tuple[str, type[Any]]] = {
     "pred": ("preds", np.bool_),
     "s8": ("s8s", np.int8),
@@ -324,7 +324,8 @@ class Program:
 
     def _may_go(self, instruction: Message) -> bool:
         ordered = bool(instruction.control_predecessor_ids) or instruction.id in self._waited_for
-        return instruction.id != self.root and instruction.opcode not in _KEPT and not ordered
+        acts = instruction.opcode in _KEPT or instruction.custom_call_has_side_effect
+        return instruction.id != self.root and not acts and not ordered
 
 
 def computations(program: Program, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Program]]:

@@ -18,7 +18,7 @@ from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.loops import Loop, read_loop
 from disco_hlo.structure.moves import Double, Hoist, Move, Prefetch, apply_moves, from_json, to_json
 from disco_hlo.structure.program import Program
-from disco_hlo.structure.propose import loop_schedules
+from disco_hlo.structure.propose_loops import loop_schedules
 from tests.modules import ADD, module_of
 from tests.structure import steps
 from tests.structure.enact import Run, opcodes, run, run_early

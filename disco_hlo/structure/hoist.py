@@ -1,9 +1,7 @@
-"""Gather once what several loops, or all turns of an outer loop, gather again and again.
+"""Gather before a loop what all its turns, or all turns of loops in it, gather.
 
-The backward pass of a scanned, fully sharded step (ZeRO-3) gathers each layer's weights that the forward pass gathered.
-Here the first loop writes what it gathers into an array of all turns, and the second slices that: a third of the step's
-communication less, for the memory of all weights gathered. Where a loop over microbatches runs both, all entries are
-gathered before that loop (*hoisted*), once a step.
+The turns of a loop over microbatches each gather all layers' weights again. They are gathered before it, once a step,
+for the memory of all of them.
 """
 
 from __future__ import annotations
@@ -11,22 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.proto import Message
+from disco_hlo.structure.keep import Entry, index_in_turn, read_by_turns
 from disco_hlo.structure.loops import (
     Loop,
-    become,
     behind_copies,
-    constant,
-    element,
     extend,
     narrow_barriers,
     through_barrier,
 )
-from disco_hlo.structure.program import dims, dtype, evaluate, physical, resized, scalar
+from disco_hlo.structure.program import dims, dtype, physical
 from disco_hlo.structure.rotation import foreseen, gathered_value, written
 from disco_hlo.structure.sharded import groups_of
 
@@ -34,22 +28,17 @@ _MOST_TURNS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """What a gather gives in each turn: entry ``index`` of a stacked array, gathered and converted."""
+class Gathered(Entry):
+    """What a gather gives in each turn: entry ``index`` of a stacked array, gathered and converted
+    (:func:`gathered_value`)."""
 
-    value: Message
-    """In the loop's body; see :func:`gathered_value`."""
     number: int
     """Of the stacked array in the loop's state."""
-    index: Message
-    """In the body."""
     indices: tuple[int, ...]
     """Of all turns."""
     dimension: int
     """Of the stacked array that is gathered."""
     groups: Groups
-    has_first: bool
-    """Whether the value has the first dimension still, of one element."""
 
 
 def gathered(loop: Loop, gather: Message) -> Gathered:
@@ -82,10 +71,10 @@ def gathered(loop: Loop, gather: Message) -> Gathered:
         raise _other(gather)
     index = body.operands(one)[1]
     turns = range(loop.turns if loop.turns <= _MOST_TURNS else 0)
-    indices = tuple(i for turn in turns if (i := _index(loop, index, turn)) is not None)
+    indices = tuple(i for turn in turns if (i := index_in_turn(loop, index, turn)) is not None)
     if sizes[1:] != list(dims(array))[1:] or len(indices) != loop.turns:
         raise _other(gather)
-    return Gathered(value, number, index, indices, dimension, groups_of(body, gather), has_first)
+    return Gathered(value, index, has_first, number, indices, dimension, groups_of(body, gather))
 
 
 def _other(gather: Message) -> IllegalMoveError:
@@ -106,31 +95,6 @@ def _keeps_elements(one: Message, other: Message) -> bool:
         less.shape
     )
     return same or (dims(more) == dims(less) and physical(more.shape) == physical(less.shape))
-
-
-def _index(loop: Loop, value: Message, turn: int) -> int | None:
-    """A scalar of index arithmetic in a turn; None where it is anything else."""
-    counted = np.array(loop.start + turn * loop.step)
-    known = {i: counted for i, number in loop.elements.items() if number == loop.counter}
-    found = evaluate(loop.body, value, known=known)
-    return None if found is None or found.size != 1 else int(found)
-
-
-def gather_once(first: Loop, gather: Message, second: Loop, again: Message) -> None:
-    """Let a second loop, which comes later in the same caller, read in the place of its all-gather ``again`` what the
-    first one's ``gather`` gathered. Both are rewritten in place.
-
-    Raises:
-        IllegalMoveError: the second gathers anything else than the first.
-    """
-    made, needed = gathered(first, gather), gathered(second, again)
-    where, entries = f"{again.name} ({again.opcode})", _entries(first, made)
-    if what_is_gathered(first, made) != what_is_gathered(second, needed):
-        raise IllegalMoveError(f"{where}: it gathers another array than {gather.name} does")
-    if not set(needed.indices) <= set(made.indices) <= set(range(entries)):
-        raise IllegalMoveError(f"{where}: it gathers what {gather.name} does not, in some turn")
-    stack = _written_by_turns(first, made, entries)
-    _read_by_turns(second, needed, stack)
 
 
 def what_is_gathered(loop: Loop, one: Gathered) -> tuple[object, ...]:
@@ -165,7 +129,7 @@ def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
         raise IllegalMoveError(f"{gather.name} ({gather.opcode}): what it gathers changes in the outer loop")
     stack = _written_before(outer, number, gather, first)
     for (other, _), one in zip(gathers, needed, strict=True):
-        _read_by_turns(other, one, stack)
+        read_by_turns(other, one, stack)
 
 
 def repeated_gathers(loop: Loop) -> list[Message]:
@@ -214,56 +178,3 @@ def _written_before(outer: Loop, number: int, gather: Message, made: Gathered) -
     whole.dimensions[:] = [made.dimension]
     caller.place([*steps, whole], caller.position(outer.instruction))
     return extend(outer, [whole])[0]
-
-
-def _written_by_turns(loop: Loop, made: Gathered, entries: int) -> Message:
-    """The values of all turns in one array; returns it in the caller, behind the loop."""
-    caller, body, value = loop.caller, loop.body, made.value
-    entry = _with_first(_without_first(value.shape) if made.has_first else value.shape, 1)
-    zero = constant(caller, made.index, 0)
-    converted = caller.make("convert", "nothing", scalar(value.shape, value.shape.element_type), [zero])
-    empty = caller.make("broadcast", "nothing", _with_first(_without_first(entry), entries), [converted])
-    caller.place([zero, converted, empty], caller.position(loop.instruction))
-    (stack,) = extend(loop, [empty])
-    new = body.make("reshape", f"{value.name}.entry", entry, [value])
-    start = constant(body, made.index, 0)
-    rest = [start] * (len(entry.dimensions) - 1)
-    update = body.make(
-        "dynamic-update-slice", f"{value.name}.kept", empty.shape, [stack, new, made.index, *rest]
-    )
-    body.place([new, start, update], body.position(loop.root))
-    become(loop, [stack], [update])
-    kept = element(caller, loop.instruction, stack.tuple_index)
-    caller.place([kept], caller.position(loop.instruction) + 1)
-    return kept
-
-
-def _read_by_turns(loop: Loop, needed: Gathered, stack: Message) -> None:
-    body, value = loop.body, needed.value
-    (array,) = extend(loop, [stack])
-    entry = resized(stack.shape, 0, 1)
-    start = constant(body, needed.index, 0)
-    rest = [start] * (len(entry.dimensions) - 1)
-    taken = body.make("dynamic-slice", f"{value.name}.kept", entry, [array, needed.index, *rest])
-    taken.dynamic_slice_sizes.extend(entry.dimensions)
-    shape = entry if needed.has_first else _without_first(entry)
-    read = body.make("reshape", f"{value.name}.read", shape, [taken])
-    ours = body.make("copy", f"{value.name}.read", value.shape, [read])
-    is_laid_out = physical(shape) == physical(value.shape)
-    body.place([start, taken, read, *([] if is_laid_out else [ours])], body.position(needed.index) + 1)
-    body.redirect(value, read if is_laid_out else ours)
-    body.sweep()
-    narrow_barriers(body)
-
-
-def _with_first(shape: Message, size: int) -> Message:
-    """A shape with one more, outermost, first dimension."""
-    made = type(shape)(element_type=shape.element_type, dimensions=[size, *shape.dimensions])
-    made.layout.minor_to_major.extend([*(d + 1 for d in physical(shape)[::-1]), 0])
-    return made
-
-
-def _without_first(shape: Message) -> Message:
-    made = type(shape)(element_type=shape.element_type, dimensions=shape.dimensions[1:])
-    made.layout.minor_to_major.extend(d - 1 for d in physical(shape)[::-1] if d)
-    return made

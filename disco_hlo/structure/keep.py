@@ -1,0 +1,602 @@
+"""Keep what is computed again: the backward pass of a recomputing step reads what the forward pass has made.
+
+Recomputation (``jax.checkpoint``; Chen et al., "Training deep nets with sublinear memory cost", 2016) trades time for
+memory, and is chosen by hand for the largest model that somebody runs. Where a device has memory left, the trade is
+taken back: of values that are computed twice, the second is replaced by the first, and what only it needed goes. An
+unrolled step holds both in one computation; of scanned layers one loop makes them and a later loop makes them again, so
+the first writes them into an array of all turns, which the second slices.
+
+Values are equal where the same ops make them of equal values (:class:`Numbers`); optimization barriers, copies and
+precision that a type does not have change none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from disco_hlo.errors import IllegalMoveError
+from disco_hlo.hlo.collectives import Groups
+from disco_hlo.hlo.opcodes import ASYNCHRONOUS, DATA_MOVEMENT, ELEMENTWISE, FREE, PRODUCTS, SIDE_EFFECTS
+from disco_hlo.hlo.proto import DetailedInstruction, Message, shape_of
+from disco_hlo.structure.loops import (
+    Loop,
+    become,
+    constant,
+    element,
+    extend,
+    narrow_barriers,
+    through_barrier,
+)
+from disco_hlo.structure.program import (
+    Buffers,
+    Program,
+    dims,
+    dtype,
+    evaluate,
+    is_zero,
+    physical,
+    resized,
+    scalar,
+)
+from disco_hlo.structure.rotation import foreseen
+from disco_hlo.structure.sharded import groups_of
+
+What = Literal["gathers", "kernels", "operands"]
+"""What is kept: weights that are gathered again; or results of whatever reduces, sends or is a kernel of a library; or
+the pointwise results, too, that such kernels read."""
+
+_OF_ONE_INSTRUCTION = (
+    "name", "id", "operand_ids", "metadata", "original_value", "statistics_viz", "sharding",
+    "called_computation_ids", "channel_id", "control_predecessor_ids",
+)  # fmt: skip
+_NEVER_ALIKE = SIDE_EFFECTS | ASYNCHRONOUS | {"while", "conditional", "call", "after-all", "parameter"}
+_PRECISION = {"bf16": (8, 7), "f16": (5, 10), "f32": (8, 23)}
+"""Bits of exponent and mantissa."""
+_AS_SMALL = frozenset({"bitcast", "broadcast", "convert", "copy", "reshape", "transpose"})
+"""Ops whose operand is kept instead where it is no larger."""
+_LAID_OUT = _AS_SMALL | {"all-gather", "dynamic-slice", "slice"}
+_MOST_TURNS = 4096
+
+
+_Dims = tuple[int, ...]
+
+
+class Numbers:
+    """Numbers of values: two with the same number are equal on every device.
+
+    What is only laid out otherwise is numbered in one order of its ops, whatever order XLA wrote them in: converted,
+    gathered, then reshaped.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._dims: dict[int, _Dims] = {}
+        self._flat: dict[int, int] = {}
+        """Of a reshaped value, what it was before."""
+        self._shards: dict[int, tuple[int, Groups, int]] = {}
+        """Of a gathered value, what each device has of it, and groups and dimension."""
+        self._contents: dict[int, Hashable] = {}
+
+    def of(self, program: Program, given: Mapping[int, Hashable]) -> dict[int, int]:
+        """The numbers of a computation's values, by id.
+
+        Args:
+            program: the computation.
+            given: by id, keys of values that are known otherwise; equal keys, equal values. An int is a number.
+        """
+        found: dict[int, int] = {}
+        for one in program.instructions:
+            if one.id in given:
+                key = given[one.id]
+                found[one.id] = key if isinstance(key, int) else self._number(key, dims(one))
+            else:
+                found[one.id] = self._of(program, one, found)
+        return found
+
+    def _of(self, program: Program, one: Message, found: Mapping[int, int]) -> int:
+        same = under(program, one)
+        if same.id != one.id:
+            return found[same.id]
+        operands = [found[operand] for operand in one.operand_ids]
+        if one.opcode in _NEVER_ALIKE or one.custom_call_has_side_effect or one.control_predecessor_ids:
+            return self._number(("itself", program.entry.id, one.id), dims(one))
+        if one.opcode == "convert":
+            return self._converted(operands[0], dtype(one))
+        if one.opcode == "reshape":
+            return self._reshaped(operands[0], dims(one))
+        if one.opcode == "all-gather" and len(operands) == 1:
+            try:
+                return self._gathered(operands[0], groups_of(program, one), one.dimensions[0])
+            except IllegalMoveError:  # groups in another form
+                pass
+        is_filled = one.opcode == "broadcast" and not self._dims[operands[0]]
+        if is_filled or (one.opcode in ELEMENTWISE and {self._dims[o] for o in operands} == {dims(one)}):
+            short = _long(dims(one))
+            said = (
+                self._what(program, one, short),
+                *(self._reshaped(o, short) if self._dims[o] else o for o in operands),
+            )
+            return self._reshaped(self._number(said, short), dims(one))
+        return self._number((self._what(program, one), *operands), dims(one))
+
+    def _number(self, key: Hashable, shape: _Dims) -> int:
+        number = self._numbers.setdefault(key, len(self._numbers))
+        self._dims[number] = shape
+        return number
+
+    def _converted(self, value: int, to: str) -> int:
+        if value in self._flat:
+            return self._reshaped(self._converted(self._flat[value], to), self._dims[value])
+        if value in self._shards:
+            shard, groups, dimension = self._shards[value]
+            return self._gathered(self._converted(shard, to), groups, dimension)
+        return self._number(("convert", value, to), self._dims[value])
+
+    def _reshaped(self, value: int, to: _Dims) -> int:
+        flat = self._flat.get(value, value)
+        if self._dims[flat] == to:
+            return flat
+        made = self._number(("reshape", flat, to), to)
+        self._flat[made] = flat
+        return made
+
+    def _gathered(self, value: int, groups: Groups, dimension: int) -> int:
+        shard = self._dims[value]
+        whole = (*shard[:dimension], shard[dimension] * len(groups[0]), *shard[dimension + 1 :])
+        flat = self._flat.get(value, value)
+        long = [d for d, size in enumerate(self._dims[flat]) if size > 1]
+        if flat != value and shard[dimension] > 1 and _long(self._dims[flat]) == _long(shard):
+            found = self._gathered(flat, groups, long[len(_long(shard[:dimension]))])
+            return self._reshaped(found, whole)
+        made = self._number(("all-gather", value, groups, dimension), whole)
+        self._shards[made] = value, groups, dimension
+        return made
+
+    def _what(self, program: Program, one: Message, shape: _Dims | None = None) -> Hashable:
+        """All that an instruction says but for its operands and its name; of a result of another shape."""
+        said = DetailedInstruction()
+        said.CopyFrom(one)
+        if shape is not None:
+            said.shape.dimensions[:] = shape
+        for field in _OF_ONE_INSTRUCTION:
+            said.ClearField(field)
+        _forget_layouts(said.shape)
+        called = tuple(self._content(program, identifier) for identifier in one.called_computation_ids)
+        return said.SerializeToString(deterministic=True), one.channel_id > 0, called
+
+    def _content(self, program: Program, identifier: int) -> Hashable:
+        """Equal for computations that are written alike."""
+        if identifier not in self._contents:
+            computation = program.computation(identifier)
+            place = {one.id: number for number, one in enumerate(computation.instructions)}
+            self._contents[identifier] = (
+                place[computation.root_id],
+                tuple(
+                    (self._what(program, one), *(place[operand] for operand in one.operand_ids))
+                    for one in computation.instructions
+                ),
+            )
+        return self._contents[identifier]
+
+
+def _long(shape: _Dims) -> _Dims:
+    return tuple(size for size in shape if size > 1)
+
+
+def _forget_layouts(shape: Message) -> None:
+    shape.ClearField("layout")
+    for one in shape.tuple_shapes:
+        _forget_layouts(one)
+
+
+def under(program: Program, value: Message) -> Message:
+    """What a value is the same as: before barriers, copies, and a precision that its type does not exceed."""
+    while True:
+        before = through_barrier(program, value)
+        exponent, mantissa = _PRECISION.get(dtype(value), (64, 64))
+        is_precise = value.exponent_bits >= exponent and value.mantissa_bits >= mantissa
+        if value.opcode == "copy" or (value.opcode == "reduce-precision" and is_precise):
+            before = program.operands(value)[0]
+        if before.id == value.id:
+            return value
+        value = before
+
+
+@dataclass(frozen=True)
+class Twice:
+    """What a computation makes again that itself or an earlier one has made."""
+
+    program: Program
+    """That makes it again."""
+    numbers: Mapping[int, int]
+    made: Mapping[int, Message]
+    """By number, what has made a value first."""
+    there: Collection[int] = ()
+    """Ids of values of ``program`` that need no computing."""
+
+    def first(self, value: Message) -> Message | None:
+        """What has made a value before; None where nothing has."""
+        found = self.made.get(self.numbers[value.id])
+        return None if found is None or found.id == value.id or value.id in self.there else found
+
+    def kept(self, what: What) -> list[tuple[Message, Message]]:
+        """Pairs of a value and the same value made again, so that what is still made again is of another kind."""
+        program = self.program
+        new = [one for one in program.instructions if self.first(under(program, one)) is None]
+        kernels = [one for one in new if one.opcode in PRODUCTS]
+        read = {i for one in kernels for operand in program.operands(one) for i in self._as_small(operand)}
+        waiting = [operand for one in new for operand in program.operands(one)]
+        found: dict[int, tuple[Message, Message]] = {}
+        seen: set[int] = set()
+        while waiting:
+            value = under(program, waiting.pop())
+            before = None if value.id in seen else self.first(value)
+            seen.add(value.id)
+            if before is None:
+                continue
+            if self._is_kept(value, what, read):
+                found[value.id] = before, value
+            else:
+                waiting += program.operands(value)
+        place = {one.id: at for at, one in enumerate(program.instructions)}
+        return [found[i] for i in sorted(found, key=place.__getitem__)]
+
+    def _is_kept(self, value: Message, what: What, read: Collection[int]) -> bool:
+        is_cheap = value.opcode in ELEMENTWISE | DATA_MOVEMENT | FREE
+        is_scalar = not dims(value) and not value.shape.tuple_shapes
+        before = [self.program.by_id[i] for i in self._as_small(value)[1:]]
+        if value.opcode in FREE or is_scalar or any(self.first(one) is not None for one in before):
+            return False
+        if self._is_given(value):
+            return what == "gathers" and "all-gather" in self._laid_out(value)[0]
+        if not is_cheap:
+            return what != "gathers"
+        return what == "operands" and value.id in read and value.opcode not in ("slice", "dynamic-slice")
+
+    def _as_small(self, value: Message) -> list[int]:
+        """Ids of a value and of what it is made of by moving data alone, each no larger than the one before it."""
+        found = [value.id]
+        while value.opcode in _AS_SMALL:
+            before = under(self.program, self.program.operands(value)[0])
+            if not dims(before) or _bytes(before) > _bytes(value):
+                break
+            value = before
+            found.append(value.id)
+        return found
+
+    def _is_given(self, value: Message) -> bool:
+        """Whether a value is one that the step or the loop is given, as weights are: gathered, converted, laid out."""
+        source = self._laid_out(value)[1]
+        if source.opcode == "get-tuple-element":
+            source = self.program.operands(source)[0]
+        return source.opcode == "parameter"
+
+    def _laid_out(self, value: Message) -> tuple[set[str], Message]:
+        """Opcodes of what gathers, converts and lays out a value, and what that is done to."""
+        opcodes: set[str] = set()
+        while value.opcode in _LAID_OUT and value.id not in self.there:
+            opcodes.add(value.opcode)
+            value = under(self.program, self.program.operands(value)[0])
+        return opcodes, value
+
+
+def _bytes(value: Message) -> int:
+    return shape_of(value.shape).size_bytes
+
+
+def twice(program: Program) -> Twice:
+    """What a computation makes twice."""
+    numbers = Numbers().of(program, {})
+    made: dict[int, Message] = {}
+    for one in program.instructions:
+        made.setdefault(numbers[one.id], one)
+    return Twice(program, numbers, made)
+
+
+@dataclass(frozen=True)
+class TwiceInTurns:
+    """What the turns of a loop make again that those of an earlier loop of the same caller have made."""
+
+    twice: Twice
+    """Of the second loop's body; what has made a value first is in the first's."""
+    written: Message
+    """Which entry of an array of all turns a turn writes: an integer scalar of the first body."""
+    read: Message
+    """Of the second body: which entry holds what the turn makes again."""
+
+
+def twice_in_turns(first: Loop, second: Loop) -> TwiceInTurns:
+    """What the second loop makes again.
+
+    Raises:
+        IllegalMoveError: they turn differently often, or no turn of one can be told to belong to one of the other.
+    """
+    where = f"{second.instruction.name} (while)"
+    turns = range(first.turns if first.turns <= _MOST_TURNS else 0)
+    if second.turns != len(turns):
+        raise IllegalMoveError(
+            f"{where}: it turns {second.turns} times, {first.instruction.name} {first.turns}"
+        )
+    numbers = Numbers()
+    outside = numbers.of(first.caller, {})
+    ours = _given(first, first, turns, outside)
+    of_first = numbers.of(first.body, ours)
+    made: dict[int, Message] = {}
+    for one in first.body.instructions:
+        if one.id not in ours:
+            made.setdefault(of_first[one.id], one)
+    stacks = _stacks(first, ours)
+    found: TwiceInTurns | None = None
+    most = 0
+    for order in (turns[::-1], turns):
+        given = _given(second, first, order, outside)
+        index = _entry(first, ours, second, given)
+        read = _stacks_read(first, ours, stacks, second, given)
+        of_second = numbers.of(second.body, given | {i: of_first[update.id] for i, update in read.items()})
+        alike = Twice(second.body, of_second, made, given.keys() | read.keys())
+        repeated = sum(alike.first(one) is not None for one in second.body.instructions)
+        if index is not None and repeated > most:
+            most, found = repeated, TwiceInTurns(alike, *index)
+    if found is None:
+        raise IllegalMoveError(f"{where}: no turn of it makes what one of {first.instruction.name} has made")
+    return found
+
+
+def _given(loop: Loop, first: Loop, order: Sequence[int], outside: Mapping[int, int]) -> dict[int, Hashable]:
+    """Keys of what a body does not compute of the turn's own values, by id: state that stays as it is, other state, and
+    index arithmetic, whose key is what it gives in all turns, in this order."""
+    unchanged, known = loop.unchanged(), foreseen(loop)
+    given: dict[int, Hashable] = {}
+    for i, number in loop.elements.items():
+        if number in unchanged:
+            given[i] = outside[_origin(loop.caller, loop.begins[number], first).id]
+        else:
+            given[i] = "state", loop.instruction.id, number
+    for one in loop.body.instructions:
+        if known.get(one.id) and not dims(one) and dtype(one) in ("s32", "s64", "u32"):
+            values = tuple(index_in_turn(loop, one, turn) for turn in order)
+            if None not in values:
+                given[one.id] = "index", values
+    return given
+
+
+def index_in_turn(loop: Loop, value: Message, turn: int) -> int | None:
+    """A scalar of index arithmetic in a turn; None where it is anything else."""
+    counted = np.array(loop.start + turn * loop.step)
+    known = {i: counted for i, number in loop.elements.items() if number == loop.counter}
+    found = evaluate(loop.body, value, known=known)
+    return None if found is None or found.size != 1 else int(found)
+
+
+def _origin(caller: Program, value: Message, first: Loop) -> Message:
+    """What a value is, before a loop that hands it on as it is."""
+    value = under(caller, value)
+    is_result = value.opcode == "get-tuple-element" and value.operand_ids[0] == first.instruction.id
+    is_unchanged = is_result and value.tuple_index in first.unchanged()
+    return under(caller, first.begins[value.tuple_index]) if is_unchanged else value
+
+
+def _entry(
+    first: Loop, ours: Mapping[int, Hashable], second: Loop, given: Mapping[int, Hashable]
+) -> tuple[Message, Message] | None:
+    """Index scalars of both bodies that are equal in turns that belong together, and different in all others."""
+    there = {given[one.id]: one for one in reversed(second.body.instructions) if one.id in given}
+    for one in first.body.instructions:
+        if sorted(_entries(ours, one)) == list(range(first.turns)) and ours[one.id] in there:
+            return one, there[ours[one.id]]
+    return None
+
+
+def _entries(given: Mapping[int, Hashable], index: Message) -> tuple[int, ...]:
+    """What index arithmetic gives in all turns; nothing of anything else."""
+    key = given.get(index.id)
+    return key[1] if isinstance(key, tuple) and key[0] == "index" else ()
+
+
+def _stacks(loop: Loop, ours: Mapping[int, Hashable]) -> dict[int, Message]:
+    """By number of the loop's state, the update of which each turn writes an entry of its own into an array."""
+    found: dict[int, Message] = {}
+    for number, end in enumerate(loop.ends):
+        end = under(loop.body, end)
+        if end.opcode != "dynamic-update-slice":
+            continue
+        array, update, *starts = loop.body.operands(end)
+        is_entry = dims(update) == (1, *dims(array)[1:]) and all(is_zero(one) for one in starts[1:])
+        entries = _entries(ours, starts[0])
+        is_its_own = loop.elements.get(under(loop.body, array).id) == number
+        is_each_once = len(set(entries)) == loop.turns and set(entries) <= set(range(dims(array)[0]))
+        if is_entry and is_its_own and is_each_once:
+            found[number] = end
+    return found
+
+
+def _stacks_read(
+    first: Loop,
+    ours: Mapping[int, Hashable],
+    stacks: Mapping[int, Message],
+    second: Loop,
+    given: Mapping[int, Hashable],
+) -> dict[int, Message]:
+    """By id of what reads an entry in the second loop's body, the update that has written it in the first's."""
+    found: dict[int, Message] = {}
+    body, elements, unchanged = second.body, second.elements, second.unchanged()
+    for one in body.instructions:
+        if one.opcode != "dynamic-slice" or list(one.dynamic_slice_sizes)[:1] != [1]:
+            continue
+        array, *starts = body.operands(one)
+        number = elements.get(under(body, array).id, -1)
+        begin = under(second.caller, second.begins[number]) if number in unchanged else None
+        if (
+            begin is None
+            or begin.opcode != "get-tuple-element"
+            or begin.operand_ids[0] != first.instruction.id
+        ):
+            continue
+        written = stacks.get(begin.tuple_index)
+        is_entry = dims(one) == (1, *dims(array)[1:]) and all(is_zero(start) for start in starts[1:])
+        if written is not None and is_entry:
+            index = first.body.operands(written)[2]
+            if ours[index.id] == given.get(starts[0].id):
+                found[one.id] = first.body.operands(written)[1]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A value that each turn makes: entry ``index`` of an array of all turns."""
+
+    value: Message
+    """In the loop's body."""
+    index: Message
+    """In the body."""
+    has_first: bool
+    """Whether the value has the first dimension still, of one element."""
+
+
+def kept_in(program: Program, what: What) -> list[tuple[Message, Message]]:
+    """Pairs that :func:`keep` may keep."""
+    both, buffers = twice(program), Buffers(program)
+    return [pair for pair in both.kept(what) if not _refusal(both, pair, buffers)]
+
+
+def keep(program: Program, pairs: Sequence[tuple[Message, Message]]) -> None:
+    """Read in the place of the second value of each pair the first; the computation is rewritten in place.
+
+    Raises:
+        IllegalMoveError: they may differ, or the first may be overwritten before it is read.
+    """
+    both, buffers = twice(program), Buffers(program)
+    for pair in pairs:
+        if reason := _refusal(both, pair, buffers):
+            raise IllegalMoveError(reason)
+    for value, again in pairs:
+        program.redirect(again, value)
+    program.sweep()
+
+
+def kept_in_turns(first: Loop, second: Loop, what: What) -> list[tuple[Message, Message]]:
+    """Pairs that :func:`keep_turns` may keep.
+
+    Raises:
+        IllegalMoveError: as :func:`twice_in_turns`.
+    """
+    both, buffers = twice_in_turns(first, second).twice, Buffers(first.body)
+    return [pair for pair in both.kept(what) if not _refusal(both, pair, buffers)]
+
+
+def keep_turns(first: Loop, second: Loop, pairs: Sequence[tuple[Message, Message]]) -> None:
+    """Let each turn of a later loop of the same caller read, in the place of the second value of each pair, the first,
+    which the turn of ``first`` that belongs to it has made. Both are rewritten in place.
+
+    Raises:
+        IllegalMoveError: they may differ, or the first may be overwritten before it is kept.
+    """
+    both, buffers = twice_in_turns(first, second), Buffers(first.body)
+    for pair in pairs:
+        if reason := _refusal(both.twice, pair, buffers):
+            raise IllegalMoveError(reason)
+    stacks: dict[int, Message] = {}
+    for value, again in [arrays for pair in pairs for arrays in _arrays(first.body, second.body, *pair)]:
+        if value.id not in stacks:
+            stacks[value.id] = written_by_turns(first, Entry(value, both.written, False), first.turns)
+        read_by_turns(second, Entry(again, both.read, False), stacks[value.id])
+
+
+def _refusal(both: Twice, pair: tuple[Message, Message], buffers: Buffers) -> str:
+    """Why the second value of a pair cannot be read in the place of the first; empty where it can."""
+    value, again = pair
+    before = both.first(again)
+    if before is None or before.id != value.id:
+        return f"{again.name} ({again.opcode}): it may be another value than {value.name}"
+    if not _lie_alike(value.shape, again.shape):
+        return f"{again.name} ({again.opcode}): {value.name} lies otherwise in memory"
+    if buffers.program is not both.program:
+        is_kept = not buffers.program.copies or buffers.is_only_read(value)
+        return "" if is_kept else f"{value.name} ({value.opcode}): it may be overwritten before it is kept"
+    try:
+        for reader in both.program.readers(again):
+            buffers.check_read(value, reader)
+    except IllegalMoveError as error:
+        return str(error)
+    return ""
+
+
+def _lie_alike(one: Message, other: Message) -> bool:
+    parts = zip(one.tuple_shapes, other.tuple_shapes, strict=True)
+    return physical(one) == physical(other) and all(_lie_alike(a, b) for a, b in parts)
+
+
+def _arrays(
+    first: Program, second: Program, value: Message, again: Message
+) -> Iterator[tuple[Message, Message]]:
+    """The arrays of a value and of the same value made again, as far as something reads them."""
+    if not again.shape.tuple_shapes:
+        yield value, again
+        return
+    taken = {int(one.tuple_index): one for one in first.readers(value) if one.opcode == "get-tuple-element"}
+    for reader in second.readers(again):
+        if reader.opcode != "get-tuple-element":
+            raise IllegalMoveError(f"{reader.name} ({reader.opcode}): it reads several arrays at once")
+        number = int(reader.tuple_index)
+        if number not in taken:
+            taken[number] = element(first, value, number)
+            first.place([taken[number]], first.position(value) + 1)
+        yield taken[number], reader
+
+
+def written_by_turns(loop: Loop, made: Entry, entries: int) -> Message:
+    """Write the values of all turns into one array; returns it in the caller, behind the loop."""
+    caller, body, value = loop.caller, loop.body, made.value
+    entry = _with_first(_without_first(value.shape) if made.has_first else value.shape, 1)
+    zero = constant(caller, made.index, 0)
+    converted = caller.make("convert", "nothing", scalar(value.shape, value.shape.element_type), [zero])
+    empty = caller.make("broadcast", "nothing", _with_first(_without_first(entry), entries), [converted])
+    caller.place([zero, converted, empty], caller.position(loop.instruction))
+    (stack,) = extend(loop, [empty])
+    new = body.make("reshape", f"{value.name}.entry", entry, [value])
+    start = constant(body, made.index, 0)
+    rest = [start] * (len(entry.dimensions) - 1)
+    update = body.make(
+        "dynamic-update-slice", f"{value.name}.kept", empty.shape, [stack, new, made.index, *rest]
+    )
+    body.place([new, start, update], body.position(loop.root))
+    become(loop, [stack], [update])
+    kept = element(caller, loop.instruction, stack.tuple_index)
+    caller.place([kept], caller.position(loop.instruction) + 1)
+    return kept
+
+
+def read_by_turns(loop: Loop, needed: Entry, stack: Message) -> None:
+    """Read a value of each turn from an array of all, which is there before the loop."""
+    body, value = loop.body, needed.value
+    (array,) = extend(loop, [stack])
+    entry = resized(stack.shape, 0, 1)
+    start = constant(body, needed.index, 0)
+    rest = [start] * (len(entry.dimensions) - 1)
+    taken = body.make("dynamic-slice", f"{value.name}.kept", entry, [array, needed.index, *rest])
+    taken.dynamic_slice_sizes.extend(entry.dimensions)
+    shape = entry if needed.has_first else _without_first(entry)
+    read = body.make("reshape", f"{value.name}.read", shape, [taken])
+    ours = body.make("copy", f"{value.name}.read", value.shape, [read])
+    is_laid_out = physical(shape) == physical(value.shape)
+    body.place([start, taken, read, *([] if is_laid_out else [ours])], body.position(needed.index) + 1)
+    body.redirect(value, read if is_laid_out else ours)
+    body.sweep()
+    narrow_barriers(body)
+
+
+def _with_first(shape: Message, size: int) -> Message:
+    """A shape with one more, outermost, first dimension."""
+    made = type(shape)(element_type=shape.element_type, dimensions=[size, *shape.dimensions])
+    made.layout.minor_to_major.extend([*(d + 1 for d in physical(shape)[::-1]), 0])
+    return made
+
+
+def _without_first(shape: Message) -> Message:
+    made = type(shape)(element_type=shape.element_type, dimensions=shape.dimensions[1:])
+    made.layout.minor_to_major.extend(d - 1 for d in physical(shape)[::-1] if d)
+    return made

@@ -1,0 +1,230 @@
+"""Which moves of loops a module has, and what it makes twice, as named schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from disco_hlo.errors import IllegalMoveError
+from disco_hlo.hlo.opcodes import TRANSFERS
+from disco_hlo.hlo.proto import Message
+from disco_hlo.structure.hoist import gathered, repeated_gathers, what_is_gathered
+from disco_hlo.structure.keep import What, kept_in, kept_in_turns
+from disco_hlo.structure.loops import Loop, read_loop
+from disco_hlo.structure.moves import (
+    Double,
+    FinishLater,
+    Hoist,
+    HoistRepeated,
+    Keep,
+    KeepTurns,
+    Move,
+    Prefetch,
+    apply_moves,
+)
+from disco_hlo.structure.program import Program, computations
+from disco_hlo.structure.rotation import foreseen_gathers, late_reductions
+
+_Place = tuple[tuple[int, ...], Program, Message]
+"""A loop: its path, its caller, the instruction."""
+_Candidates = Callable[[list[_Place], int], Iterable[Move]]
+"""Of the loops that there are and one of them, what to try on it."""
+
+
+def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ...]]:
+    """Named schedules of a module's loops that communicate, and of what it makes twice; those that it has the pattern
+    for, those that change most first.
+
+    * ``prefetch``: each turn of a loop gathers for the next turn.
+    * ``finish-later``: each turn makes the reductions of the turn before it; ``rotate``: both.
+    * ``double``: loops run two turns in one; ``prefetch-double``: both.
+    * ``hoist``: a loop over microbatches gathers nothing; all its loops gather is gathered before it.
+    * ``keep-kernels``: the backward pass reads the results of kernels that it would compute again; ``keep``: and what
+      kernels read; with ``-gather-once`` and ``-rotate``: that, too.
+    * ``gather-once``: the backward pass reads the weights that the forward pass gathered; ``gather-once-prefetch``: and
+      the gathers that are left are made a turn ahead; ``gather-once-rotate``: and the reductions a turn later.
+    """
+    builder = _Builder(module, copies)
+    prefetched = builder.with_each((), _prefetches)
+    once = builder.kept((), "gathers")
+    hoisted = builder.with_each((), _hoists, as_often_as_there_is=True)
+    found = {
+        "prefetch": prefetched,
+        "double": builder.with_each((), _doubles),
+        "gather-once": once,
+        "hoist": builder.with_each(hoisted, _hoists_repeated, every_loop=True),
+        "finish-later": builder.with_each((), _finishes),
+    }
+    found["rotate"] = prefetched and builder.with_each(prefetched, _finishes)
+    found["prefetch-double"] = prefetched and builder.with_each(prefetched, _doubles)
+    found["gather-once-prefetch"] = once and builder.with_each(once, _prefetches)
+    found["gather-once-rotate"] = once and builder.with_each(found["gather-once-prefetch"], _finishes)
+    levels: dict[str, What] = {"keep-kernels": "kernels", "keep": "operands"}
+    for name, what in levels.items():
+        found[name] = kept = builder.kept((), what)
+        if kept:
+            gathered_once = builder.kept(kept, "gathers")
+            name += "-gather-once" * (gathered_once != kept)
+            rotated = builder.with_each(builder.with_each(gathered_once, _prefetches), _finishes)
+            found[name + "-rotate" * (rotated != gathered_once)] = rotated
+    first: dict[tuple[Move, ...], str] = {}
+    for name, moves in found.items():
+        first.setdefault(moves, name)
+    return {name: moves for moves, name in reversed(first.items()) if moves}
+
+
+class _Builder:
+    """Lists of moves, each legal after those before it; one refused is left out."""
+
+    def __init__(self, module: bytes, copies: bool) -> None:
+        self.copies = copies
+        self.every = [one.name for _, _, one in _loops(Program(module, copies=copies), every_loop=True)]
+        self._made: dict[tuple[Move, ...], bytes] = {(): module}
+        places = _loops(Program(module, copies=copies))
+        self.names = [one.name for _, caller, one in places if _communicates(caller, one)]
+
+    def with_each(
+        self,
+        moves: tuple[Move, ...],
+        candidates: _Candidates,
+        *,
+        as_often_as_there_is: bool = False,
+        every_loop: bool = False,
+    ) -> tuple[Move, ...]:
+        """``moves``, then of each loop the first legal candidate, once or as long as there is one."""
+        for name in self.every if every_loop else self.names:
+            grown = True
+            while grown:
+                before = Program(self._applied(moves), copies=self.copies)
+                places = list(_loops(before, every_loop=every_loop))
+                at = next(number for number, place in enumerate(places) if place[2].name == name)
+                found = next(filter(None, (self._legal(moves, one) for one in candidates(places, at))), None)
+                grown = found is not None and as_often_as_there_is
+                moves = found or moves
+        return moves
+
+    def kept(self, moves: tuple[Move, ...], what: What) -> tuple[Move, ...]:
+        """``moves``, then everything of a kind kept that is made twice: in one computation, and in loops."""
+        before = Program(self._applied(moves), copies=self.copies)
+        # What goes of a computation moves its loops, and so all paths into them.
+        for path, inside in sorted(computations(before), key=lambda one: -len(one[0])):
+            if pairs := kept_in(inside, what):
+                moves = self._legal(moves, Keep(path, *_written(inside, inside, pairs))) or moves
+        return self.with_each(moves, _keeps(what), as_often_as_there_is=True, every_loop=True)
+
+    def _legal(self, moves: tuple[Move, ...], move: Move) -> tuple[Move, ...] | None:
+        try:
+            self._applied((*moves, move))
+        except IllegalMoveError:
+            return None
+        return (*moves, move)
+
+    def _applied(self, moves: tuple[Move, ...]) -> bytes:
+        if moves not in self._made:
+            before = self._applied(moves[:-1])
+            self._made[moves] = apply_moves(before, moves[-1:], copies=self.copies)
+        return self._made[moves]
+
+
+def _gathers(
+    caller: Program, instruction: Message, of: Callable[[Loop], list[Message]] = foreseen_gathers
+) -> tuple[int, ...]:
+    """Positions of the gathers that the turn before can make; none where the loop is in another form."""
+    try:
+        loop = read_loop(caller, instruction)
+        return tuple(loop.body.position(one) for one in of(loop))
+    except IllegalMoveError:
+        return ()
+
+
+def _prefetches(places: list[_Place], at: int) -> Iterator[Move]:
+    """A loop's gathers a turn ahead."""
+    path, caller, instruction = places[at]
+    if gathers := _gathers(caller, instruction):
+        yield Prefetch(path, gathers)
+
+
+def _finishes(places: list[_Place], at: int) -> Iterator[Move]:
+    """A loop's reductions a turn later."""
+    path, caller, instruction = places[at]
+    try:
+        loop = read_loop(caller, instruction)
+        found = late_reductions(loop)
+    except IllegalMoveError:
+        return
+    if found:
+        positions = tuple(loop.body.position(one) for one in found)
+        yield FinishLater(path, positions, tuple(one.opcode for one in found))
+
+
+def _doubles(places: list[_Place], at: int) -> Iterator[Move]:
+    yield Double(places[at][0])
+
+
+def _hoists_repeated(places: list[_Place], at: int) -> Iterator[Move]:
+    """What a loop gathers alike in every turn gathered before it."""
+    path, caller, instruction = places[at]
+    if gathers := _gathers(caller, instruction, repeated_gathers):
+        yield HoistRepeated(path, gathers)
+
+
+def _hoists(places: list[_Place], at: int) -> Iterator[Move]:
+    """A loop's gathers and those of the loops beside it, each before the loop around them."""
+    path, body, _ = places[at]
+    together: dict[object, list[tuple[int, int]]] = {}
+    for other, its_caller, instruction in places if len(path) > 1 else ():
+        if its_caller is not body:
+            continue
+        for gather in _gathers(body, instruction):
+            try:
+                loop = read_loop(body, instruction)
+                what = what_is_gathered(loop, gathered(loop, loop.body.instructions[gather]))
+            except IllegalMoveError:
+                continue
+            together.setdefault(what, []).append((other[-1], gather))
+    yield from (Hoist(path[:-1], tuple(gathers)) for gathers in together.values())
+
+
+def _keeps(what: What) -> _Candidates:
+    """What a loop makes again of what an earlier loop of the same caller has made."""
+
+    def candidates(places: list[_Place], at: int) -> Iterator[Move]:
+        path, caller, instruction = places[at]
+        for other, its_caller, earlier in places:
+            if its_caller is not caller or not other < path:
+                continue
+            try:
+                first, second = read_loop(caller, earlier), read_loop(caller, instruction)
+                pairs = kept_in_turns(first, second, what)
+            except IllegalMoveError:
+                continue
+            if pairs:
+                yield KeepTurns(other, path[-1], *_written(first.body, second.body, pairs))
+
+    return candidates
+
+
+def _written(
+    first: Program, second: Program, pairs: Sequence[tuple[Message, Message]]
+) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[str, str], ...]]:
+    """Positions and opcodes of pairs of values."""
+    here = {one.id: at for at, one in enumerate(first.instructions)}
+    there = {one.id: at for at, one in enumerate(second.instructions)}
+    positions = tuple((here[value.id], there[again.id]) for value, again in pairs)
+    return positions, tuple((value.opcode, again.opcode) for value, again in pairs)
+
+
+def _communicates(caller: Program, loop: Message) -> bool:
+    body = caller.computation(loop.called_computation_ids[0])
+    return any(one.opcode in TRANSFERS for one in body.instructions)
+
+
+def _loops(program: Program, path: tuple[int, ...] = (), *, every_loop: bool = False) -> Iterator[_Place]:
+    """The loops that hold no others, wherever they are, or every loop."""
+    for position, instruction in enumerate(program.instructions):
+        if instruction.opcode != "while":
+            continue
+        body = program.inside(instruction.called_computation_ids[0])
+        inner = list(_loops(body, (*path, position), every_loop=every_loop))
+        yield from inner
+        if every_loop or not inner:
+            yield (*path, position), program, instruction
