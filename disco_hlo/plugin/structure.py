@@ -32,6 +32,10 @@ EXPOSED_SHARE = 0.03
 """Share of a step that its communication must leave exposed before any structure is tried."""
 INSIDE_SHARE = 0.02
 """Share of a step's op time that must lie between transfers; a data-parallel step has none there."""
+KEEPS = "keep"
+"""With this begin the names of schedules that gain where nothing communicates, too."""
+_RECOMPUTED = "rematted_computation"
+"""In the names of ops that ``jax.checkpoint`` computes again."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,8 @@ def why_not(case: Case, times: StepTimes) -> str:
     Args:
         times: of the step as it would be executed without.
     """
+    if recomputes(case.source):
+        return ""
     graph, costs = case.source.graph, case.costs
     if not costs.machine.asynchronous:
         return "collectives block on this device, so nothing can overlap them"
@@ -206,6 +212,15 @@ def why_not(case: Case, times: StepTimes) -> str:
     if not lies_inside(case.source, nodes_ns):
         return f"only {inside_share(graph, nodes_ns):.1%} of the ops' time lies between transfers"
     return ""
+
+
+def recomputes(source: CanonicalModule) -> bool:
+    """Whether a step's backward pass computes again what the forward pass has computed."""
+    return any(
+        _RECOMPUTED in one.metadata.op_name
+        for inside in source.module.computations
+        for one in inside.instructions
+    )
 
 
 def lies_inside(source: CanonicalModule, weights: Sequence[int]) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.collectives import Groups
-from disco_hlo.hlo.opcodes import ASYNCHRONOUS, DATA_MOVEMENT, ELEMENTWISE, FREE, PRODUCTS, SIDE_EFFECTS
+from disco_hlo.hlo.opcodes import ASYNCHRONOUS, DATA_MOVEMENT, ELEMENTWISE, FREE, PRODUCTS
 from disco_hlo.hlo.proto import DetailedInstruction, Message, shape_of
 from disco_hlo.structure.loops import (
     Loop,
@@ -53,7 +53,6 @@ _OF_ONE_INSTRUCTION = (
     "name", "id", "operand_ids", "metadata", "original_value", "statistics_viz", "sharding",
     "called_computation_ids", "channel_id", "control_predecessor_ids",
 )  # fmt: skip
-_NEVER_ALIKE = SIDE_EFFECTS | ASYNCHRONOUS | {"while", "conditional", "call", "after-all", "parameter"}
 _PRECISION = {"bf16": (8, 7), "f16": (5, 10), "f32": (8, 23)}
 """Bits of exponent and mantissa."""
 _AS_SMALL = frozenset({"bitcast", "broadcast", "convert", "copy", "reshape", "transpose"})
@@ -102,11 +101,12 @@ class Numbers:
         if same.id != one.id:
             return found[same.id]
         operands = [found[operand] for operand in one.operand_ids]
-        if one.opcode in _NEVER_ALIKE or one.custom_call_has_side_effect or one.control_predecessor_ids:
+        is_odd = one.opcode in ASYNCHRONOUS or one.opcode == "parameter" or one.control_predecessor_ids
+        if is_odd or program.acts(one):
             return self._number(("itself", program.entry.id, one.id), dims(one))
         if one.opcode == "convert":
             return self._converted(operands[0], dtype(one))
-        if one.opcode == "reshape":
+        if one.opcode == "reshape" or (one.opcode == "bitcast" and _reshapes(program, one)):
             return self._reshaped(operands[0], dims(one))
         if one.opcode == "all-gather" and len(operands) == 1:
             try:
@@ -160,18 +160,18 @@ class Numbers:
         """All that an instruction says but for its operands and its name; of a result of another shape."""
         said = DetailedInstruction()
         said.CopyFrom(one)
-        if shape is not None:
-            said.shape.dimensions[:] = shape
         for field in _OF_ONE_INSTRUCTION:
             said.ClearField(field)
-        _forget_layouts(said.shape)
+        said.shape.CopyFrom(_bare(one.shape, shape))
         called = tuple(self._content(program, identifier) for identifier in one.called_computation_ids)
         return said.SerializeToString(deterministic=True), one.channel_id > 0, called
 
     def _content(self, program: Program, identifier: int) -> Hashable:
-        """Equal for computations that are written alike."""
+        """Equal for computations that are written alike and have no effects."""
+        computation = program.computation(identifier)
+        if any(map(program.acts, computation.instructions)):
+            return object()
         if identifier not in self._contents:
-            computation = program.computation(identifier)
             place = {one.id: number for number, one in enumerate(computation.instructions)}
             self._contents[identifier] = (
                 place[computation.root_id],
@@ -183,14 +183,24 @@ class Numbers:
         return self._contents[identifier]
 
 
+def _reshapes(program: Program, bitcast: Message) -> bool:
+    """Whether a bitcast gives the same elements in the same order, in other dimensions."""
+    before = program.operands(bitcast)[0]
+    orders = [physical(one.shape) for one in (before, bitcast)]
+    return dtype(before) == dtype(bitcast) and all(order == sorted(order) for order in orders)
+
+
 def _long(shape: _Dims) -> _Dims:
     return tuple(size for size in shape if size > 1)
 
 
-def _forget_layouts(shape: Message) -> None:
-    shape.ClearField("layout")
-    for one in shape.tuple_shapes:
-        _forget_layouts(one)
+def _bare(shape: Message, other: _Dims | None = None) -> Message:
+    """A shape without layouts, perhaps with other dimensions."""
+    made = type(shape)(
+        element_type=shape.element_type, dimensions=shape.dimensions if other is None else other
+    )
+    made.tuple_shapes.extend(_bare(one) for one in shape.tuple_shapes)
+    return made
 
 
 def under(program: Program, value: Message) -> Message:
@@ -247,7 +257,7 @@ class Twice:
 
     def _is_kept(self, value: Message, what: What, read: Collection[int]) -> bool:
         is_cheap = value.opcode in ELEMENTWISE | DATA_MOVEMENT | FREE
-        is_scalar = not dims(value) and not value.shape.tuple_shapes
+        is_scalar = not value.operand_ids or not (dims(value) or value.shape.tuple_shapes)
         before = [self.program.by_id[i] for i in self._as_small(value)[1:]]
         if value.opcode in FREE or is_scalar or any(self.first(one) is not None for one in before):
             return False
@@ -273,7 +283,7 @@ class Twice:
         source = self._laid_out(value)[1]
         if source.opcode == "get-tuple-element":
             source = self.program.operands(source)[0]
-        return source.opcode == "parameter"
+        return bool(source.opcode == "parameter")
 
     def _laid_out(self, value: Message) -> tuple[set[str], Message]:
         """Opcodes of what gathers, converts and lays out a value, and what that is done to."""
@@ -383,12 +393,24 @@ def _origin(caller: Program, value: Message, first: Loop) -> Message:
 def _entry(
     first: Loop, ours: Mapping[int, Hashable], second: Loop, given: Mapping[int, Hashable]
 ) -> tuple[Message, Message] | None:
-    """Index scalars of both bodies that are equal in turns that belong together, and different in all others."""
-    there = {given[one.id]: one for one in reversed(second.body.instructions) if one.id in given}
-    for one in first.body.instructions:
-        if sorted(_entries(ours, one)) == list(range(first.turns)) and ours[one.id] in there:
-            return one, there[ours[one.id]]
+    """Index scalars of both bodies that are equal in turns that belong together, and different in all others. After
+    copy insertion the counter itself may be counted on before an entry is written or read."""
+    here, there = (
+        {
+            given[one.id]: one
+            for one in reversed(loop.body.instructions)
+            if one.id in given and _lasts(loop, one)
+        }
+        for loop, given in ((first, ours), (second, given))
+    )
+    for key, one in here.items():
+        if sorted(_entries(ours, one)) == list(range(first.turns)) and key in there:
+            return one, there[key]
     return None
+
+
+def _lasts(loop: Loop, value: Message) -> bool:
+    return not loop.body.copies or Buffers(loop.body).is_only_read(value)
 
 
 def _entries(given: Mapping[int, Hashable], index: Message) -> tuple[int, ...]:

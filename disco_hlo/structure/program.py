@@ -28,7 +28,7 @@ from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, DetailedModule, Mes
 from disco_hlo.hlo.storage import Storage, leaf_at, readers_of, storage_of
 
 _NOT_COPIED = ("original_value", "statistics_viz", "control_predecessor_ids", "sharding")
-_KEPT = SIDE_EFFECTS | frozenset({"parameter", "while", "conditional", "call", "after-all"})
+_ACTING = SIDE_EFFECTS | frozenset({"after-all"})
 _FIELDS: dict[str, tuple[str, type[Any]]] = {
     "pred": ("preds", np.bool_),
     "s8": ("s8s", np.int8),
@@ -307,6 +307,12 @@ class Program:
         """Where an instruction stands in the list."""
         return next(at for at, i in enumerate(self.instructions) if i.id == instruction.id)
 
+    def acts(self, instruction: Message) -> bool:
+        """Whether an instruction, or one that it calls, does more than give a value."""
+        inside = (self.computation(called) for called in instruction.called_computation_ids)
+        acts = instruction.opcode in _ACTING or instruction.custom_call_has_side_effect
+        return bool(acts) or any(self.acts(one) for computation in inside for one in computation.instructions)
+
     def _sweep(self, suspects: list[int]) -> None:
         """Remove the suspects that nothing reads, and what only they read."""
         removed: set[int] = set()
@@ -324,8 +330,8 @@ class Program:
 
     def _may_go(self, instruction: Message) -> bool:
         ordered = bool(instruction.control_predecessor_ids) or instruction.id in self._waited_for
-        acts = instruction.opcode in _KEPT or instruction.custom_call_has_side_effect
-        return instruction.id != self.root and not acts and not ordered
+        is_given = instruction.id == self.root or instruction.opcode == "parameter"
+        return not (is_given or ordered or self.acts(instruction))
 
 
 def computations(program: Program, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Program]]:
@@ -477,13 +483,18 @@ class Buffers:
 
     @cached_property
     def _storage(self) -> Storage:
-        """Values and buffers, each donated argument in one with the result that takes its place."""
+        """Values and buffers, each donated argument in one with the result that takes its place, and each element of a
+        loop's state with what it becomes."""
         program, place = self.program, self._place
         found = storage_of(program.instructions, self._operands, ModuleIndex(program.module))
         parameters = {i.parameter_number: i for i in program.instructions if i.opcode == "parameter"}
         root = program.by_id[program.root]
-        donated = program.module.input_output_alias.entries
-        for entry in donated if program.entry.id == program.module.entry_computation_id else ():
+        if program.entry.id != program.module.entry_computation_id:
+            before, after = (found.of_op[place[one.id]] for one in (parameters[0], root))
+            for state, becomes in zip(before, after, strict=True):
+                found.join(state, becomes)
+            return found
+        for entry in program.module.input_output_alias.entries:
             given = parameters.get(entry.parameter_number)
             results = found.of_op[place[root.id]]
             result = leaf_at(root.shape, entry.output_shape_index)

@@ -109,7 +109,7 @@ class _Builder:
         for path, inside in sorted(computations(before), key=lambda one: -len(one[0])):
             if pairs := kept_in(inside, what):
                 moves = self._legal(moves, Keep(path, *_written(inside, inside, pairs))) or moves
-        return self.with_each(moves, _keeps(what), as_often_as_there_is=True, every_loop=True)
+        return self.with_each(moves, _keeps(what), every_loop=True)
 
     def _legal(self, moves: tuple[Move, ...], move: Move) -> tuple[Move, ...] | None:
         try:

@@ -59,7 +59,7 @@ from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, sw
 from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, called_step
-from disco_hlo.plugin.structure import Restructured
+from disco_hlo.plugin.structure import Restructured, recomputes
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
@@ -288,8 +288,9 @@ class SearchInTraining:
     ) -> list[Trial]:
         """Candidates of another structure, each searched in a process of its own."""
         settings = self._settings
-        if not BACKENDS[session.facts.backend].asynchronous and settings.forced_structure is None:
-            return []  # collectives block there
+        overlaps = BACKENDS[session.facts.backend].asynchronous
+        if not overlaps and settings.forced_structure is None and not recomputes(step.source):
+            return []
         before: Found | None = None
         with session.stage("the step as it is"):
             if found is not None and profile is not None:

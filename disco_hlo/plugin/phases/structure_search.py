@@ -42,12 +42,14 @@ from disco_hlo.plugin.phases.finding import SHORTEST_COMPILING_S, Found, all_sea
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
+    KEEPS,
     Early,
     Restructured,
     early_module,
     lies_inside,
     named_schedules,
     no_kernel_runs,
+    recomputes,
     restructured,
     why_not,
 )
@@ -129,7 +131,9 @@ class Making:
         self._structures: Future[Structures] | None = None
         sizes_bytes = [node.shape.size_bytes for node in source.graph.nodes]
         overlaps = BACKENDS[source.graph.backend].asynchronous and settings.structure != "off"
-        if settings.forced_structure is not None or (overlaps and lies_inside(source, sizes_bytes)):
+        self._only_keeps = not (overlaps and lies_inside(source, sizes_bytes))
+        keeps = settings.structure != "off" and recomputes(source)
+        if settings.forced_structure is not None or keeps or not self._only_keeps:
             self._structures = self._pool.submit(self._begin)
 
     def structures(self) -> Structures:
@@ -161,6 +165,8 @@ class Making:
         with jaxlink.ours():
             early = early_module(self._session.request, runner(self._source))
             schedules = _wanted(self._session, early, None if self._profile is None else self._pays)
+        if self._only_keeps and self._session.settings.forced_structure is None:
+            schedules = {name: moves for name, moves in schedules.items() if name.startswith(KEEPS)}
         made = {name: self._pool.submit(self._made, early, name, moves) for name, moves in schedules.items()}
         return Structures(early, made)
 
