@@ -64,7 +64,7 @@ from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
 from disco_hlo.plugin.xla.host_memory import reserve
-from disco_hlo.plugin.xla.job import left_at_peak, may_rise_bytes, peaks_bytes
+from disco_hlo.plugin.xla.job import left_at_peak, may_rise_bytes, peak_told, peaks_bytes
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.schedule import Scheduled
 
@@ -271,7 +271,7 @@ class SearchInTraining:
     def _profile(self, session: Session, step: Step, slot: PlanSlot) -> tuple[Profile | None, float]:
         """The step's profile, on rank 0, and how long it took."""
         xla, started = read(step.source), time.monotonic()
-        with measured_times(session) as store:
+        with peak_told(self._request, "profile"), measured_times(session) as store:
             profiled = profile_step(session, step.source, xla, store, slot)
         self._say_held(session, "profiling")
         return None if profiled is None else profiled.profile, time.monotonic() - started
@@ -302,7 +302,7 @@ class SearchInTraining:
             plans = search_apart(asked, one.module, case.costs.profile, case.room_bytes, self._stop)
             return plans.best, sum(plans.searches_s)
 
-        with measured_times(session) as store:
+        with peak_told(self._request, "structures"), measured_times(session) as store:
             trials = restructured_trials(session, slot, store, before, making, search)
         self._say_held(session, "profiling structures")
         return sorted(trials, key=lambda one: one.predicted_ns)
@@ -312,23 +312,27 @@ class SearchInTraining:
         structures = [one for one in trials if one.restructured is not None][:_MOST_STRUCTURES]
         others = [one for one in trials if one.restructured is None]
         tried = [*likeliest(others, _MOST_TRIED - bool(structures)), *structures]
-        compile_trials(session, step.source, tried, tag="candidates")
+        with peak_told(self._request, "candidates"):
+            compile_trials(session, step.source, tried, tag="candidates")
         exchange(session)
         trials[0].executable = self._request.call_default()
         at_once = compiles_at_once(session)
         if not share_memory(self._request):
-            with session.stage("compiling the comparison"):
+            what = "compiling the comparison"
+            with session.stage(what), peak_told(self._request, what):
                 compile_comparison(self._request.local_devices, trials[0].executable, at_once)
-        self._compare(session, trials[0], tried)
+        with peak_told(self._request, "comparing"):
+            self._compare(session, trials[0], tried)
         self._say_held(session, "comparing")
         self._offer([one for one in tried if one.compared])
         for one in (trials[0], *tried):
             one.executable = None
             if one.error:
                 session.say("%s is not tried: %s", one.name, one.error)
-        while not self._settled.wait(_LOOK_S):
-            if self._over() and not self._settled.is_set():  # which comes before the calls are given back
-                raise ActivationError("no candidate has won so far")
+        with peak_told(self._request, "trials"):
+            while not self._settled.wait(_LOOK_S):
+                if self._over() and not self._settled.is_set():  # which comes before the calls are given back
+                    raise ActivationError("no candidate has won so far")
 
     def _compare(self, session: Session, default: Trial, tried: Sequence[Trial]) -> None:
         """Compare candidates with XLA's default, on the arguments of a call, where the hosts have room for a copy of

@@ -28,8 +28,10 @@ from disco_hlo.plugin.xla.jaxlink.requests import (
     renamed,
     unsupported,
 )
+from disco_hlo.plugin.xla.job import peak_told
 
 _PASSES_OFF = "xla_disable_hlo_passes"
+_COMPILE = "a compile"
 _REMATERIALIZATION = "rematerialization"
 """The one pass of XLA:GPU's behind the hook that changes what is computed when: short of memory, it moves and repeats
 ops, and nobody checks any more which value lies in which buffer."""
@@ -94,7 +96,7 @@ def compile_module(
         jax.errors.JaxRuntimeError: XLA cannot compile the user's own module.
     """
     if module is None and structure is None:
-        with hook.ordinary_compile(request.module_name):
+        with hook.ordinary_compile(request.module_name), peak_told(request, _COMPILE):
             return compile_past_cache(request, request.mlir_module, extra_options or {})
     return _compiled(request, OwnCompile(replacement=module, structure=structure), extra_options)
 
@@ -229,7 +231,8 @@ def _own_compile(
     with hook.own_compile(request.module_name, own, apart=request.trains) as name:
         module = request.mlir_module if name == request.module_name else renamed(request.stablehlo, name)
         try:
-            return compile_past_cache(request, module, extra)
+            with peak_told(request, _COMPILE):
+                return compile_past_cache(request, module, extra)
         except Exception:  # Ctrl-C inside the hook reaches us as an XLA error
             if own.interrupt is not None:
                 raise own.interrupt from None

@@ -6,12 +6,15 @@ have far less than its host. What goes beyond is killed, the training with it.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from disco_hlo.backends import backend_of
+from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 _FILES = (
@@ -90,6 +93,21 @@ def peaks_bytes(request: CompileRequest) -> tuple[int, ...]:
     """The most memory that was ever in use on each local device; 0 where one has none of its own."""
     every = [device.memory_stats() or {} for device in request.local_devices]
     return tuple(int(one.get("peak_bytes_in_use", 0)) for one in every)
+
+
+@contextlib.contextmanager
+def peak_told(request: CompileRequest, what: str) -> Iterator[None]:
+    """Say at the log's finest level, once the body has ended, what the most memory that was ever in use on each local
+    device was before and after it; nothing where devices have none of their own. ``what`` the body is, in words."""
+    before = peaks_bytes(request) if LOGGER.isEnabledFor(logging.DEBUG) else ()
+    try:
+        yield
+    finally:
+        if any(before):
+            listed = [
+                f"{old >> 20} to {new >> 20}" for old, new in zip(before, peaks_bytes(request), strict=True)
+            ]
+            LOGGER.debug("%s: peak memory of each device went from %s MiB", what, ", ".join(listed))
 
 
 def free_host_bytes(root: Path = Path("/")) -> int | None:
