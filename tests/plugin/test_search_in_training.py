@@ -30,7 +30,7 @@ from disco_hlo.plugin.calls import trial as trials
 from disco_hlo.plugin.calls.observing import CALLS_BEFORE_SEARCH, Observation
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.calls.trial import Hold
-from disco_hlo.plugin.measuring import lending
+from disco_hlo.plugin.measuring import lending, room
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.plugin.phases import enact_phase, finding, search_in_training, training_phase
 from disco_hlo.plugin.phases.finding import FoundPlans, search_apart
@@ -453,17 +453,39 @@ def test_a_script_whose_ranks_differ_is_told_no_other_reason(
     ]
 
 
-def test_a_step_that_leaves_no_room_to_compile_beside_it_is_not_searched(
-    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", ["chunk-2"])
+def test_a_step_that_leaves_no_room_to_compile_beside_it_is_held_for_each_compile(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, structure: str
 ) -> None:
-    """XLA:GPU's autotuner runs kernels on arrays of its own: with them a step may find no memory, and fail."""
-    tuning = replace(BACKENDS["cpu"], autotunes=True)
-    monkeypatch.setattr(search_in_training, "BACKENDS", {"cpu": tuning})
-    monkeypatch.setattr(search_in_training, "left_at_peak", lambda _: 0.3)
+    """XLA:GPU's autotuner runs kernels on arrays of its own: beside a step it may find no memory, or the step none."""
+    caplog.set_level(logging.DEBUG, "disco_hlo")
+    let_win(monkeypatch, structure)
+    monkeypatch.setattr(room, "BACKENDS", {"cpu": replace(BACKENDS["cpu"], autotunes=True)})
+    monkeypatch.setattr(room, "may_rise_at_peak_bytes", lambda *_: 0)
+    held: dict[str, list[bool]] = {"capture": [], "compile_module": []}
+
+    def noted(name: str) -> None:
+        original = getattr(compiles, name)
+
+        def noting(*arguments: Any, **options: Any) -> Any:
+            [search] = search_in_training._under_way
+            held[name].append(search._hold is not None)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(compiles, name, noting)
+
+    for name in held:
+        noted(name)
     losses, _ = training.until_over(jitted("large_step"))
-    assert losses == training.stock(len(losses))[0]
-    [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    assert "leaves 30% of the memory that it takes free, and compiling beside it may take 50%" in line
+    assert losses == pytest.approx(training.stock(len(losses))[0], rel=1e-5)
+    assert f"jit_large_step: {structure} from call" in caplog.text
+    # The step and its structure; then, profiled or tried, modules of theirs.
+    assert held["capture"] == [True, True]
+    assert len(held["compile_module"]) > 2
+    assert all(held["compile_module"])
+    assert "there is room for 0 beside a step" in caplog.text
+    assert "candidates, compiled while a call is held: " in caplog.text
 
 
 def test_a_device_whose_memory_cannot_be_read_is_one_line_and_the_calls_are_given_back(
