@@ -2,6 +2,7 @@
 
 python -m tests.plugin.searched_training end HOW              one process; ends by HOW (raise, kill) as a search runs
 python -m tests.plugin.searched_training end held             one process; ends as a worker waits to hold a call
+python -m tests.plugin.searched_training enact                one process, which prints; with the plan in DISCO_DIR
 python -m tests.plugin.searched_training rank ADDRESS FOLDER  one of two processes under mpiexec; with FAULT_AT (a
                                                               place, or several) and FAULT_HOW it strikes itself there
 """
@@ -195,7 +196,7 @@ def rank(address: str, folder: Path) -> None:
     schedule.verdict = verdict  # type: ignore[assignment]
     # As where devices have no room for the autotuner beside a step.
     search_in_training.with_room_to_compile = lambda session: replace(session, compiles_between_steps=True)
-    training = Training("searched")
+    training = Training("searched", told=True)
     observation = training_phase.observe(Settings.from_environment())  # as JAX found us
     training.step()
     [trial] = observation.trials
@@ -219,8 +220,21 @@ def rank(address: str, folder: Path) -> None:
     jax.distributed.shutdown()
 
 
+def enact() -> None:
+    """Five steps of a training that prints."""
+    from tests.plugin.calls.training import batch, fresh_state, jitted, telling
+
+    call, state = jitted("telling_step", telling), fresh_state()
+    for number in range(5):
+        *state, loss = call(*state, batch(number))
+        loss.block_until_ready()
+    jax.effects_barrier()
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "end":
+    if sys.argv[1] == "enact":
+        enact()
+    elif sys.argv[1] == "end":
         end(sys.argv[2])
     else:
         rank(sys.argv[2], Path(sys.argv[3]))

@@ -88,4 +88,6 @@ def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     assert listed.problem == ""
     said = (tmp_path / "0.txt").read_text()
     assert "disco: the training was held for" in said
+    told = [float(line.split()[1]) for line in said.splitlines() if line.startswith("loss ")]
+    assert told == pytest.approx(reports[0]["losses"], rel=1e-4)
     assert f"jit_searched: {SEARCHED} from call" in said

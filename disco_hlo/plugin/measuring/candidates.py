@@ -43,7 +43,6 @@ from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, coming_back, repeated, run_on_all
 from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, lack_of_memory
 from disco_hlo.plugin.measuring.runner import AT_ONCE_NS, LOOKS, Runner, at_once_of, time_once
-from disco_hlo.plugin.refusals import calls_python
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
@@ -98,13 +97,6 @@ class Trial:
     def structure(self) -> bytes | None:
         """What takes the place of the step's early module."""
         return None if self.restructured is None else self.restructured.early
-
-
-def local_module(source: CanonicalModule, strategy: Strategy, received: bytes) -> bytes:
-    """The bytes this rank compiles: the master's, unless they hold calls into the master's Python."""
-    if calls_python(received):
-        return apply(strategy, source)
-    return received
 
 
 def compile_trials(
@@ -215,7 +207,6 @@ def _compile(
                 LOGGER.debug("comparing is not prepared: %s", one_line(error))
         else:
             own = trial.source(source)
-            trial.module = local_module(own, trial.strategy, trial.module)
             verified.verify(own, trial.module, trial.strategy)
             with marked(session, trial, "compile"):
                 trial.executable = compiles.compile_module(
