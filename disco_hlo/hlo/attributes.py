@@ -2,8 +2,7 @@
 
 Fingerprints and cost keys rest on :func:`attribute_digest`: it keeps every attribute that changes
 what an instruction computes, and leaves out names, metadata, channel numbers, shardings already
-applied, parallel partitions, stream numbers, autotuned algorithms, and the process-local handles
-of Python callbacks.
+applied, parallel partitions, stream numbers and autotuned algorithms.
 
 The hook hands over a module as XLA holds it; an executable's module comes back through a proto,
 and XLA fills in defaults on the way (the precision of a library call, the type of a comparison).
@@ -119,8 +118,6 @@ def _without(value: Any, names: frozenset[str]) -> Any:
 
 
 def _config_digest_bytes(instruction: Message) -> bytes:
-    if is_callback(instruction):
-        return b"callback"
     config = backend_config(instruction)
     if not config:
         # No JSON: the attributes of a call through the FFI, in MLIR's way of writing, or an older call's own bytes.

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 from disco_hlo.backends import backend_of_module
 from disco_hlo.errors import ModuleError
@@ -430,10 +431,12 @@ def _aliases(module: Message, nodes: tuple[Node, ...], root: int) -> tuple[tuple
 def _control_pairs(
     flat: FlatComputation, numbering: Numbering, digests: ComputationDigests
 ) -> list[tuple[int, int]]:
-    """Control dependencies of what acts beyond its results, itself or in a loop. All others are XLA's: those
-    that keep a buffer until it is read follow from the buffers, and the rest is its schedule."""
+    """Control dependencies of what acts beyond its results, itself or in a loop; calls of Python stay in the order that
+    XLA has them in. All others are XLA's: those that keep a buffer until it is read follow from the buffers, and the
+    rest is its schedule."""
     pairs = []
-    for before, after in flat.control:
+    told = [number for number, source in enumerate(flat.sources) if digests.calls_python(source.proto)]
+    for before, after in (*flat.control, *pairwise(told)):
         first, then = (_live_nodes(flat.sources[number], numbering) for number in (before, after))
         if any(digests.acts(flat.sources[number].proto) for number in (before, after)):
             pairs += [(a, b) for a in first for b in then if a != b]

@@ -188,7 +188,7 @@ class ComputationDigests:
         self.bodies: dict[int, Body] = {}
         """The computations asked for so far, by id."""
         self._known: dict[int, str] = {}
-        self._acting: dict[int, bool] = {}
+        self._doing: dict[tuple[Callable[[Message], bool], int], bool] = {}
 
     def __call__(self, computation_id: int) -> str:
         """Digest of the computation with this id."""
@@ -210,13 +210,20 @@ class ComputationDigests:
     def acts(self, proto: Message) -> bool:
         """Whether an op does more than compute its result, itself or in what it calls: a loop or branch with a callback
         inside runs though nothing reads its result."""
-        return has_side_effect(proto) or any(map(self._has_acting, proto.called_computation_ids))
+        return self._does(has_side_effect, proto)
 
-    def _has_acting(self, computation_id: int) -> bool:
-        found = self._acting.get(computation_id)
+    def calls_python(self, proto: Message) -> bool:
+        """Whether an op calls Python functions, itself or in what it calls."""
+        return self._does(is_callback, proto)
+
+    def _does(self, does: Callable[[Message], bool], proto: Message) -> bool:
+        return does(proto) or any(self._has(does, called) for called in proto.called_computation_ids)
+
+    def _has(self, does: Callable[[Message], bool], computation_id: int) -> bool:
+        found = self._doing.get((does, computation_id))
         if found is None:
-            found = any(map(self.acts, self.index.computation(computation_id).instructions))
-            self._acting[computation_id] = found
+            inside = self.index.computation(computation_id).instructions
+            found = self._doing[does, computation_id] = any(self._does(does, one) for one in inside)
         return found
 
 

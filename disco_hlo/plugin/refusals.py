@@ -1,6 +1,6 @@
 """What keeps a step from being run on made-up inputs: said before the work starts, with the way out where there is one.
 
-* It calls back into Python, which would happen there as well.
+* It waits for Python, which would be called there as well.
 * The script has switched something on in JAX that makes another step of it, or has the one profiler.
 * Another step may run meanwhile. What ranks run together they must run alone, and all of them the same: the all-reduces
   of whatever else runs would meet those of the search. Several threads of a script may compile, each in an order of its
@@ -9,31 +9,36 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from weakref import WeakSet
 
 from disco_hlo.activation.agree import Proposal, agree
 from disco_hlo.errors import ActivationError, UnsupportedError, shared
+from disco_hlo.hlo.attributes import is_callback
+from disco_hlo.hlo.graph import Shape
+from disco_hlo.hlo.proto import parse, shape_of
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
-_PYTHON_CALLBACK = re.compile(rb"xla(?:_ffi)?(?:_partitioned)?_python_[a-z]+_callback")
 
-
-def calls_python(module: bytes) -> bool:
-    """Whether a serialized module calls back into Python (``jax.debug.print``, ``io_callback``, ...)."""
-    return _PYTHON_CALLBACK.search(module) is not None
+def waits_for_python(module: bytes) -> bool:
+    """Whether a serialized module needs what Python returns (``pure_callback``), or the token that keeps calls in order
+    (``ordered=True``). A call that returns nothing, as of ``jax.debug.print``, is left out where we run the step."""
+    return b"callback" in module and any(
+        is_callback(one) and shape_of(one.shape) != Shape("tuple")
+        for body in parse(module).computations
+        for one in body.instructions
+    )
 
 
 def refuse_callbacks(module: bytes, name: str) -> None:
-    """Raise UnsupportedError where :func:`calls_python`: such a step is not run on made-up inputs."""
-    if calls_python(module):
+    """Raise UnsupportedError where :func:`waits_for_python`: such a step is not run beside the training."""
+    if waits_for_python(module):
         raise shared(
             UnsupportedError(
-                f"{name} calls back into Python (jax.debug.print, io_callback): made-up inputs could have effects "
-                "there; search it without that call"
+                f"{name} waits for Python (pure_callback, io_callback, ordered=True), and runs of ours could have "
+                "effects there; search it without that call"
             )
         )
 

@@ -75,6 +75,10 @@ class Session:
     """And its calls."""
     over: Gone = nobody_gone
     """Whether that training, this process or the search is ended from outside."""
+    compiles_at_once: int = 8
+    """The most modules that are compiled at once."""
+    compiles_between_steps: bool = False
+    """Whether they may take memory that the devices lack beside a step of the training that goes on."""
 
     @property
     def leads(self) -> bool:
@@ -93,6 +97,17 @@ class Session:
             what: it is, in words; the same on all ranks.
         """
         return contextlib.nullcontext() if self.between_steps is None else self.between_steps(what)
+
+    @contextlib.contextmanager
+    def compiling(self, what: str) -> Iterator[None]:
+        """Around compiles of as many modules as may be compiled at once, on all ranks, ``what`` in words: while these
+        hold a call, where they must. All go on at once, as a rank that did so earlier would wait for the others in a
+        collective."""
+        if not self.compiles_between_steps:
+            yield
+            return
+        with self.alone(f"compiling: {what}"), self.stage(f"{what}, compiled while a call is held"):
+            yield
 
     def slot(self, key: str) -> PlanSlot:
         """Where the plan of the step with this key lies for a job like this one."""

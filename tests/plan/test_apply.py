@@ -103,7 +103,7 @@ def test_xla_executes_the_strategy_and_computes_the_same_numbers(name: str) -> N
     def body(request: CompileRequest) -> None:
         source = canonicalize(compiles.capture(request))
         default = compiles.compile_module(request, None)
-        expected = Runner(request, default, seed=1, allow_callbacks=True).outputs()
+        expected = Runner(request, default, seed=1).outputs()
         donated = memory(default).aliased_bytes
         for title, strategy in strategies(source, name).items():
             module = apply(strategy, source)
@@ -114,7 +114,7 @@ def test_xla_executes_the_strategy_and_computes_the_same_numbers(name: str) -> N
             if jaxlink.keeps_donation():
                 assert memory(executable).aliased_bytes == donated, title
                 assert executed.graph.fingerprint == source.graph.fingerprint, title
-            outputs = Runner(request, executable, seed=1, allow_callbacks=True).outputs()
+            outputs = Runner(request, executable, seed=1).outputs()
             for want, got in zip(expected, outputs, strict=True):
                 for one, other in zip(want, got, strict=True):
                     assert_close(one, other, title)

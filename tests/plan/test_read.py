@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_hlo.errors import ModuleError, PlanError
+from disco_hlo.errors import IllegalStrategyError, ModuleError, PlanError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
@@ -204,6 +204,29 @@ def test_what_nothing_reads_is_read_where_it_stands() -> None:
         others = [token for token in xla.order if token != told]
         strategy = replace(xla, order=(*others[:place], told, *others[place:]))
         verify(source, apply(strategy, source), strategy)
+
+
+def test_python_is_called_in_the_order_that_xla_has() -> None:
+    """Two lines of ``jax.debug.print`` may come one after the other; readers of a log take them so."""
+    text = """
+        x = f32[8] parameter
+        a = f32[8] negate x
+        one = () custom-call a target=xla_ffi_python_cpu_callback
+        two = () custom-call x target=xla_ffi_python_cpu_callback
+        other = f32[8] custom-call x target=no_python
+        b = f32[8] add a other
+    """
+    source = canonicalize(modules.module(text))
+    xla = read(source)
+    one, two, other = (
+        f"n{[node.name for node in source.graph.nodes].index(name)}" for name in ("one", "two", "other")
+    )
+    assert xla.order.index(one) < xla.order.index(two) < xla.order.index(other)
+    first = [token for token in xla.order if token != two]
+    with pytest.raises(IllegalStrategyError, match="before"):
+        apply(replace(xla, order=(two, *first)), source)
+    strategy = replace(xla, order=(other, *(token for token in xla.order if token != other)))
+    verify(source, apply(strategy, source), strategy)
 
 
 def test_a_branch_that_acts_and_gives_nothing_is_kept() -> None:

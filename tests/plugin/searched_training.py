@@ -2,6 +2,7 @@
 
 python -m tests.plugin.searched_training end HOW              one process; ends by HOW (raise, kill) as a search runs
 python -m tests.plugin.searched_training end held             one process; ends as a worker waits to hold a call
+python -m tests.plugin.searched_training enact                one process, which prints; with the plan in DISCO_DIR
 python -m tests.plugin.searched_training rank ADDRESS FOLDER  one of two processes under mpiexec; with FAULT_AT (a
                                                               place, or several) and FAULT_HOW it strikes itself there
 """
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +70,8 @@ def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verd
 
 
 PLACES = (
-    "traced calls", "agreed to hold", "slice", "compile", "search", "room for real inputs", "a run of plan", "rounds",
-    "change-over",
+    "traced calls", "agreed to hold", "held compile", "slice", "compile", "search", "room for real inputs",
+    "a run of plan", "rounds", "change-over",
 )  # fmt: skip
 """Of a search, in turn: in a call under the profiler, while what is profiled has a call's arguments, before candidates
 are compiled, and so on."""
@@ -84,6 +86,7 @@ _LONGEST_S = 300.0
 def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> None:
     """Have this process kill or stop itself once at each of these places of its search."""
     from disco_hlo.plugin.calls.traced import TracedCalls
+    from disco_hlo.plugin.measuring import candidates
     from disco_hlo.plugin.measuring.lending import Slices
     from disco_hlo.plugin.phases import search_in_training
     from disco_hlo.plugin.session import Session
@@ -121,6 +124,7 @@ def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> No
     struck_in(trials.Trial, "_hold_for", lambda *_: "agreed to hold")
     struck_in(Watch, "settle", lambda *_: "change-over")
     struck_in(TracedCalls, "after_call", lambda *_: "traced calls")
+    struck_in(candidates, "_compile", lambda *_: "held compile")
     struck_in(Slices, "runner", lambda *_: "slice", after=True)
     struck_in(search_in_training, "compile_trials", lambda *_: "compile")
 
@@ -179,6 +183,7 @@ def environment_of(directory: Path, devices: int, patience: int = 50) -> dict[st
 
 def rank(address: str, folder: Path) -> None:
     """Train with another process until a plan runs, and some steps more."""
+    from disco_hlo.plugin.phases import search_in_training
     from tests.plugin.calls.rank import Training
 
     if place := os.environ.get("FAULT_AT"):
@@ -189,7 +194,9 @@ def rank(address: str, folder: Path) -> None:
     jax.distributed.initialize(address, num_processes=2, process_id=own, heartbeat_timeout_seconds=patience_s)
     trials._LONGEST_PAUSE = 8
     schedule.verdict = verdict  # type: ignore[assignment]
-    training = Training("searched")
+    # As where devices have no room for the autotuner beside a step.
+    search_in_training.with_room_to_compile = lambda session: replace(session, compiles_between_steps=True)
+    training = Training("searched", told=True)
     observation = training_phase.observe(Settings.from_environment())  # as JAX found us
     training.step()
     [trial] = observation.trials
@@ -213,8 +220,21 @@ def rank(address: str, folder: Path) -> None:
     jax.distributed.shutdown()
 
 
+def enact() -> None:
+    """Five steps of a training that prints."""
+    from tests.plugin.calls.training import batch, fresh_state, jitted, telling
+
+    call, state = jitted("telling_step", telling), fresh_state()
+    for number in range(5):
+        *state, loss = call(*state, batch(number))
+        loss.block_until_ready()
+    jax.effects_barrier()
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "end":
+    if sys.argv[1] == "enact":
+        enact()
+    elif sys.argv[1] == "end":
         end(sys.argv[2])
     else:
         rank(sys.argv[2], Path(sys.argv[3]))

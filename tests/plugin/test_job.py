@@ -49,15 +49,32 @@ def test_memory_may_rise_to_a_part_above_the_most_that_was_in_use() -> None:
     assert job.may_rise_bytes(request, 0.1) is None
 
 
-def test_what_is_left_is_a_part_of_the_most_that_was_in_use() -> None:
+def test_beside_a_step_memory_may_rise_by_what_is_left_at_its_peak() -> None:
     devices = [SimpleNamespace(memory_stats=lambda: {"bytes_limit": 1200})] * 2
-    request: Any = SimpleNamespace(local_devices=devices, training_peaks_bytes=(800, 1000))
-    assert job.left_at_peak(request) == 0.2
+    request: Any = SimpleNamespace(local_devices=devices, training_peaks_bytes=(800, 1100))
+    assert job.may_rise_at_peak_bytes(request, 0.15) == 100
+    assert job.may_rise_at_peak_bytes(request, 0.05) == 40
     request.training_peaks_bytes = (0, 0)
-    assert job.left_at_peak(request) is None
+    assert job.may_rise_at_peak_bytes(request, 0.15) is None
     request.training_peaks_bytes = (800, 1000)
     request.local_devices = [SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": 1000})] * 2
-    assert job.left_at_peak(request) is None
+    assert job.may_rise_at_peak_bytes(request, 0.15) == 120
+
+
+def test_the_log_says_how_the_most_memory_in_use_has_grown(caplog: pytest.LogCaptureFixture) -> None:
+    peaks = [1000 << 20, 900 << 20]
+
+    def device(number: int) -> Any:
+        return SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": peaks[number]})
+
+    request: Any = SimpleNamespace(local_devices=[device(0), device(1)])
+    caplog.set_level(logging.DEBUG)
+    with job.peak_told(request, "profile"):
+        peaks[1] = 1234 << 20
+    request.local_devices = [SimpleNamespace(memory_stats=lambda: None)]
+    with job.peak_told(request, "on CPU"):
+        pass
+    assert caplog.messages == ["profile: peak memory of each device went from 1000 to 1000, 900 to 1234 MiB"]
 
 
 def test_the_log_says_how_the_most_memory_in_use_has_grown(caplog: pytest.LogCaptureFixture) -> None:

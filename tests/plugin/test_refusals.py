@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -23,11 +24,17 @@ from disco_hlo.plugin.install import compiles_no_step
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.phases import capture_phase, enact_phase, search_phase
 from disco_hlo.plugin.phases.finding import looks
-from disco_hlo.plugin.refusals import may_be_run, refuse_other_threads, refuse_switched_on
+from disco_hlo.plugin.refusals import (
+    may_be_run,
+    refuse_other_threads,
+    refuse_switched_on,
+    waits_for_python,
+)
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import captured
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests import modules
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -171,11 +178,42 @@ def test_a_script_without_jit_is_told_once(caplog: pytest.LogCaptureFixture) -> 
     assert line.endswith("switch it off (JAX_DISABLE_JIT=0)")
 
 
-def test_a_step_that_calls_python_is_refused_before_it_is_profiled_and_searched(tmp_path: Path) -> None:
+def asking() -> models.Step:
+    """A step that uses what Python returns."""
+
+    def loss(p: Any, x: Any) -> Any:
+        answer = jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct((), jnp.float32), x.sum())
+        return jnp.mean(jnp.tanh(x @ p["w"]) ** 2) + answer
+
+    batch = (models.random(2, 8, 32),)
+    return models.trained("asking_step", loss, {"w": models.random(0, 32, 32)}, batch, optax.sgd(0.1))
+
+
+def test_a_step_that_waits_for_python_is_refused_before_it_is_profiled_and_searched(tmp_path: Path) -> None:
     settings = Settings(search=True, directory=tmp_path)
-    with pytest.raises(UnsupportedError, match="calls back into Python"):
-        intercept(*models.printing(), lambda request: search_phase.handle(request, settings))
+    with pytest.raises(UnsupportedError, match="waits for Python"):
+        intercept(*asking(), lambda request: search_phase.handle(request, settings))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("called", "waits"),
+    [
+        ("told = () custom-call a target=xla_ffi_python_cpu_callback", False),
+        ("told = f32[8] custom-call a target=xla_ffi_python_cpu_callback", True),
+        ("told = token[] custom-call a target=xla_ffi_python_gpu_callback", True),
+        ("told = (f32[8]) custom-call a target=xla_buffer_python_cpu_callback", True),
+        ("told = f32[8] custom-call a target=other", False),
+    ],
+)
+def test_what_waits_for_python_is_what_python_returns_something_to(called: str, waits: bool) -> None:
+    inner = f"""
+        a = f32[8] parameter
+        {called}
+        b = f32[8] negate a
+    """
+    module = modules.module("x = f32[8] parameter\nb = f32[8] call x calls=inner", {"inner": inner})
+    assert waits_for_python(module) == waits
 
 
 def test_a_step_whose_devices_decide_by_their_numbers_is_refused_before_it_is_run(tmp_path: Path) -> None:
@@ -196,13 +234,13 @@ def test_a_step_whose_devices_decide_by_their_numbers_is_refused_before_it_is_ru
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_enacts_a_step_that_calls_python_is_not_told_to_search_it(tmp_path: Path) -> None:
+def test_who_enacts_a_step_that_waits_for_python_is_not_told_to_search_it(tmp_path: Path) -> None:
     def reason(request: object) -> str:
         session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
         return enact_phase._propose(session, step, session.slot(step.source.graph.key)).reason
 
-    assert intercept(*models.printing(), reason).endswith("; a step that calls Python is not searched")
-    assert intercept(*models.mlp(), reason).endswith("; search first (ENABLE_SEARCH=1)")
+    assert intercept(*asking(), reason).endswith("; a step that waits for Python is not searched")
+    assert intercept(*models.printing(), reason).endswith("; search first (ENABLE_SEARCH=1)")
 
 
 @pytest.mark.parametrize("error", [OSError("Stale file handle"), RecursionError("nested too deeply")])

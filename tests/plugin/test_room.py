@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,14 +22,17 @@ from disco_hlo.plugin.measuring.room import (
     RankMemory,
     compiles_at_once,
     fewest_cores,
+    in_turn,
     least_bytes,
     room_bytes,
+    with_room_to_compile,
 )
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
-from disco_hlo.plugin.xla.executables import Memory
+from disco_hlo.plugin.xla.executables import Memory, tuning_bytes
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.modules import module_of
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -130,6 +135,60 @@ def test_a_rank_with_many_cores_goes_at_the_pace_of_the_others(
 ) -> None:
     monkeypatch.setattr(room, "own_cores", lambda: host(96))
     assert at_once(TwoHosts(["elsewhere", [4, 5]]), tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("rise", "more", "other", "at_once", "held"),
+    [
+        (400, 0, (700, 0, 80), 3, False),  # 90 % of what is free, for 100 bytes each
+        (400, 300, (100, 500, 100), 5, True),  # the least of all ranks
+        (5000, 0, (None, 0, 0), 8, False),
+        (0, 50, (0, 50, 100), 1, True),  # JAX's own compile had no more
+    ],
+)
+def test_modules_are_compiled_between_steps_where_memory_is_short_on_some_rank(
+    rise: int, more: int, other: Any, at_once: int, held: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(room, "may_rise_at_peak_bytes", lambda *_: rise)
+    monkeypatch.setattr(room, "memory", lambda _: SimpleNamespace(temporaries_bytes=more))
+    monkeypatch.setattr(room, "read_executable", lambda _: b"")
+    monkeypatch.setattr(room, "tuning_bytes", lambda _: 100)
+    request, facts = SimpleNamespace(call_default=object), SimpleNamespace(backend="gpu")
+    channel, settings = TwoHosts(other), Settings(search=True, directory=tmp_path)
+    session = Session(request, settings, facts, channel, between_steps=contextlib.nullcontext)  # type: ignore[arg-type]
+    monkeypatch.setattr(Session, "stage", lambda *_: contextlib.nullcontext())
+    found = with_room_to_compile(session)
+    assert (found.compiles_at_once, found.compiles_between_steps) == (at_once, held)
+    # So many are compiled in one piece; beside the steps all, some at a time.
+    modules = list(range(20))
+    assert [len(one) for one in in_turn(found, modules, 6)] == ([6, 6, 6, 2] if held else [20])
+
+
+def test_a_kernel_is_tried_on_its_operands_and_two_of_its_results() -> None:
+    text = """
+        fused { p = f32[1000] parameter(0)
+                q = f32[] parameter(1)
+                f = f32[1000000] broadcast(q), dimensions={}
+                s = f32[1000] slice(f), slice={[0:1000]}
+                ROOT a = f32[1000] add(p, s) }
+        body { v = (f32[1000], f32[]) parameter(0)
+               x = f32[1000] get-tuple-element(v), index=0
+               y = f32[] get-tuple-element(v), index=1
+               k = f32[1000] fusion(x, y), kind=kLoop, calls=fused
+               ROOT t = (f32[1000], f32[]) tuple(k, y) }
+        forever { v = (f32[1000], f32[]) parameter(0)
+                  ROOT c = pred[] constant(true) }
+        ENTRY e { x = f32[1000] parameter(0)
+                  y = f32[] parameter(1)
+                  v = (f32[1000], f32[]) tuple(x, y)
+                  ROOT w = (f32[1000], f32[]) while(v), condition=forever, body=body }"""
+    assert tuning_bytes(module_of(text)) == 4 * (1000 + 1) + 2 * 4 * 1000
+
+
+def test_a_backend_that_tries_nothing_on_its_devices_compiles_beside_the_steps(tmp_path: Any) -> None:
+    facts: Any = SimpleNamespace(backend="cpu")
+    session = Session(None, Settings(search=True, directory=tmp_path), facts, LocalChannel())  # type: ignore[arg-type]
+    assert with_room_to_compile(session) is session
 
 
 def test_a_process_has_a_core() -> None:

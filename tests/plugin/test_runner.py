@@ -504,24 +504,34 @@ def test_values_depend_on_seed_parameter_and_for_sharded_floats_on_the_device() 
 # --- what is not run --------------------------------------------------------------------------------
 
 
-def test_a_module_that_calls_python_is_not_run_unless_allowed() -> None:
+def test_what_a_module_tells_python_is_told_in_calls_of_the_training_alone() -> None:
     called: list[float] = []
 
     def look(request: CompileRequest) -> None:
         executable = request.call_default()
-        with pytest.raises(UnsupportedError, match="jit_talking calls back into Python"):
-            Runner(request, executable)
-        Runner(request, executable, allow_callbacks=True).outputs()
+        runner = Runner(request, executable)
+        runner.run(), runner.run_in_a_row(2), runner.outputs()
+        jax.effects_barrier()
+        assert called == []
 
-    def talking(x: jax.Array) -> jax.Array:
+    def telling(x: jax.Array) -> jax.Array:
         jax.debug.callback(lambda value: called.append(float(value)), x.sum())
         return x * 2
 
-    seen(look, talking, np.full(4, 25, np.float32))
+    seen(look, telling, np.full(4, 25, np.float32))
     jax.effects_barrier()
-    assert len(called) == 2
-    assert called[0] != 100.0
-    assert called[1] == 100.0
+    assert called == [100.0]
+
+
+def test_a_module_that_waits_for_python_is_not_run() -> None:
+    def asking(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(lambda one: one, jax.ShapeDtypeStruct(x.shape, x.dtype), x) * 2
+
+    def look(request: CompileRequest) -> None:
+        with pytest.raises(UnsupportedError, match="jit_asking waits for Python"):
+            Runner(request, request.call_default())
+
+    seen(look, asking, np.full(4, 25, np.float32))
 
 
 def test_a_parameter_with_a_layout_of_its_own_is_unsupported() -> None:

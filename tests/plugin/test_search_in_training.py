@@ -30,7 +30,7 @@ from disco_hlo.plugin.calls import trial as trials
 from disco_hlo.plugin.calls.observing import CALLS_BEFORE_SEARCH, Observation
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.calls.trial import Hold
-from disco_hlo.plugin.measuring import lending
+from disco_hlo.plugin.measuring import lending, room
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.plugin.phases import enact_phase, finding, search_in_training, training_phase
 from disco_hlo.plugin.phases.finding import FoundPlans, search_apart
@@ -41,10 +41,22 @@ from disco_hlo.profiler.keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import Profile, load
 from tests.compiled_search import compile_search
 from tests.known_times import know_all
-from tests.plugin.calls.training import WHOLE, batch, fresh_state, jitted, loss_of, named, numbers
+from tests.plugin.calls.training import (
+    WHOLE,
+    batch,
+    fresh_state,
+    jitted,
+    loss_of,
+    named,
+    numbers,
+    step,
+    telling,
+)
 
 pytestmark = pytest.mark.product_only
 _LONGEST_S = 120.0
+_TOLD = 5
+"""Lines that a call of the step that prints has."""
 _STEP_S = 0.01
 """The cores are the search's, too; and a training of thousands of steps would have to be repeated."""
 _CASE = Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb"
@@ -96,10 +108,10 @@ class Training:
             time.sleep(_STEP_S)
         return losses, (weights, key)
 
-    def stock(self, count: int) -> tuple[list[float], Any]:
+    def stock(self, count: int, function: Callable[..., Any] = step) -> tuple[list[float], Any]:
         """The same training without us, who see no more calls."""
         self.observation.stop()
-        call, state, losses = jitted("stock"), fresh_state(), []
+        call, state, losses = jitted("stock", function), fresh_state(), []
         for number in range(count):
             *state, loss = call(*state, batch(number))
             losses.append(float(loss))
@@ -206,6 +218,46 @@ def test_a_step_is_searched_while_it_trains_and_goes_on_with_its_plan(
         again.append(float(loss))
     assert again == pytest.approx(expected[:5], rel=1e-5)
     assert "enacts the plan of jit_searched_step" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_step_that_prints_is_searched_and_prints_each_line_once_and_in_order(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: Any
+) -> None:
+    """Runs that are profiled, timed or compared are no calls of the training; tried candidates are."""
+    let_win(monkeypatch, SEARCHED)
+    (training.settings.directory / STORE_NAME).unlink()
+
+    def told(count: int) -> list[list[str]]:
+        """What each of so many calls printed, in the stock training."""
+        jax.effects_barrier()
+        lines = capfd.readouterr().out.splitlines()
+        assert len(lines) == _TOLD * count
+        return [lines[first : first + _TOLD] for first in range(0, len(lines), _TOLD)]
+
+    def say(lines: list[list[str]]) -> list[list[str]]:
+        return [[one.split()[0] for one in call] for call in lines]
+
+    def values(lines: list[list[str]]) -> list[float]:
+        return [float(one.split()[1]) for call in lines for one in call]
+
+    losses, _ = training.until_over(jitted("telling_step", telling))
+    own = told(len(losses))
+    assert f"jit_telling_step: {SEARCHED} from call" in caplog.text
+    expected, _ = training.stock(len(losses), telling)
+    stock = told(len(losses))
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert say(own) == say(stock) == [["loss", "inside", "inside", "inside", "behind"]] * len(losses)
+    assert values(own) == pytest.approx(values(stock), rel=1e-4)
+
+    # In another process its callbacks lie elsewhere.
+    command = (sys.executable, "-m", "tests.plugin.searched_training", "enact")
+    environment = {**os.environ, "ENABLE_SEARCH": "0", "DISCO_DIR": str(training.settings.directory)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
+    assert "disco: enacts the plan of jit_telling_step" in done.stderr
+    again = done.stdout.splitlines()
+    assert [one.split()[0] for one in again] == ["loss", "inside", "inside", "inside", "behind"] * 5
+    assert [float(one.split()[1]) for one in again] == pytest.approx(values(stock)[: 5 * _TOLD], rel=1e-4)
 
 
 @pytest.mark.slow
@@ -453,17 +505,39 @@ def test_a_script_whose_ranks_differ_is_told_no_other_reason(
     ]
 
 
-def test_a_step_that_leaves_no_room_to_compile_beside_it_is_not_searched(
-    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", ["chunk-2"])
+def test_a_step_that_leaves_no_room_to_compile_beside_it_is_held_for_each_compile(
+    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, structure: str
 ) -> None:
-    """XLA:GPU's autotuner runs kernels on arrays of its own: with them a step may find no memory, and fail."""
-    tuning = replace(BACKENDS["cpu"], autotunes=True)
-    monkeypatch.setattr(search_in_training, "BACKENDS", {"cpu": tuning})
-    monkeypatch.setattr(search_in_training, "left_at_peak", lambda _: 0.3)
+    """XLA:GPU's autotuner runs kernels on arrays of its own: beside a step it may find no memory, or the step none."""
+    caplog.set_level(logging.DEBUG, "disco_hlo")
+    let_win(monkeypatch, structure)
+    monkeypatch.setattr(room, "BACKENDS", {"cpu": replace(BACKENDS["cpu"], autotunes=True)})
+    monkeypatch.setattr(room, "may_rise_at_peak_bytes", lambda *_: 0)
+    held: dict[str, list[bool]] = {"capture": [], "compile_module": []}
+
+    def noted(name: str) -> None:
+        original = getattr(compiles, name)
+
+        def noting(*arguments: Any, **options: Any) -> Any:
+            [search] = search_in_training._under_way
+            held[name].append(search._hold is not None)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(compiles, name, noting)
+
+    for name in held:
+        noted(name)
     losses, _ = training.until_over(jitted("large_step"))
-    assert losses == training.stock(len(losses))[0]
-    [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    assert "leaves 30% of the memory that it takes free, and compiling beside it may take 50%" in line
+    assert losses == pytest.approx(training.stock(len(losses))[0], rel=1e-5)
+    assert f"jit_large_step: {structure} from call" in caplog.text
+    # The step and its structure; then, profiled or tried, modules of theirs.
+    assert held["capture"] == [True, True]
+    assert len(held["compile_module"]) > 2
+    assert all(held["compile_module"])
+    assert "there is room for 0 beside a step" in caplog.text
+    assert "candidates, compiled while a call is held: " in caplog.text
 
 
 def test_a_device_whose_memory_cannot_be_read_is_one_line_and_the_calls_are_given_back(

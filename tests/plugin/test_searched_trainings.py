@@ -61,7 +61,10 @@ def test_a_training_that_ends_while_a_worker_waits_to_hold_a_call_ends_with_one_
     ]
 
 
-@pytest.mark.parametrize(("victim", "places", "how"), [(1, ("slice",), "kill"), (0, PLACES, "stop")])
+@pytest.mark.parametrize(
+    ("victim", "places", "how"),
+    [(1, ("slice",), "kill"), (1, ("held compile",), "kill"), (0, PLACES, "stop")],
+)
 def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     victim: int, places: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
@@ -85,4 +88,6 @@ def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     assert listed.problem == ""
     said = (tmp_path / "0.txt").read_text()
     assert "disco: the training was held for" in said
+    told = [float(line.split()[1]) for line in said.splitlines() if line.startswith("loss ")]
+    assert told == pytest.approx(reports[0]["losses"], rel=1e-4)
     assert f"jit_searched: {SEARCHED} from call" in said

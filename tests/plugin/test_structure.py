@@ -293,6 +293,13 @@ def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
     assert reason in line
 
 
+def not_held(settings: Settings, channel: Any) -> Any:
+    """A session whose structures are made by threads."""
+    return SimpleNamespace(
+        settings=settings, request=None, leads=True, channel=channel, compiles_between_steps=False
+    )
+
+
 @pytest.mark.parametrize(
     ("op", "structure", "made"),
     [
@@ -324,7 +331,7 @@ def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
     settings = Settings(search=True, directory=tmp_path, structure=structure)
     alone = SimpleNamespace(size=1)
-    session: Any = SimpleNamespace(settings=settings, request=None, leads=True, channel=alone)
+    session = not_held(settings, alone)
     source = parsed(SCANNED.replace("OP", op))
     making = Making(session, source)
     making.end(unmade=False)
@@ -384,7 +391,7 @@ def test_structures_that_would_not_be_compiled_in_time_are_not_begun(
     def errors(processes: int = 1, **settings: Any) -> list[type | None]:
         asked = Settings(search=True, directory=tmp_path, **settings)
         channel = SimpleNamespace(size=processes)
-        session: Any = SimpleNamespace(settings=asked, request=None, leads=True, channel=channel)
+        session = not_held(asked, channel)
         making = Making(session, source)
         found = [type(one.exception()) for one in making.structures().made.values()]
         making.end()
@@ -411,9 +418,9 @@ def test_a_process_leaves_no_structure_out_for_which_another_may_wait_in_a_compi
     monkeypatch.setattr(structure_search, "early_module", lambda *_: SimpleNamespace(key="f00d"))
     monkeypatch.setattr(structure_search, "named_schedules", lambda *_: {name: [] for name in "abc"})
     monkeypatch.setattr(structure_search, "restructured", make)
-    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 0)
+    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
     channel, settings = SimpleNamespace(size=processes), Settings(search=True, directory=tmp_path)
-    session: Any = SimpleNamespace(settings=settings, request=None, leads=True, channel=channel)
+    session = not_held(settings, channel)
     making = Making(session, parsed(SCANNED.replace("OP", REDUCED)))
     assert begun.wait(20)
     made = making.structures().made

@@ -41,9 +41,8 @@ from disco_hlo.plugin.measuring.comparing import (
 )
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, coming_back, repeated, run_on_all
-from disco_hlo.plugin.measuring.room import compiles_at_once, lack_of_memory
+from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, lack_of_memory
 from disco_hlo.plugin.measuring.runner import AT_ONCE_NS, LOOKS, Runner, at_once_of, time_once
-from disco_hlo.plugin.refusals import calls_python
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
@@ -100,13 +99,6 @@ class Trial:
         return None if self.restructured is None else self.restructured.early
 
 
-def local_module(source: CanonicalModule, strategy: Strategy, received: bytes) -> bytes:
-    """The bytes this rank compiles: the master's, unless they hold calls into the master's Python."""
-    if calls_python(received):
-        return apply(strategy, source)
-    return received
-
-
 def compile_trials(
     session: Session,
     source: CanonicalModule,
@@ -117,7 +109,8 @@ def compile_trials(
 ) -> None:
     """Compile ``trials`` on every rank; what goes wrong anywhere is noted in them, not raised.
 
-    Several are compiled at once where a rank has the cores: XLA uses one for each.
+    Several are compiled at once where a rank has the cores: XLA uses one for each. Where they are compiled between
+    steps (:meth:`Session.compiling`), a call is held for so many.
 
     Args:
         then: done with each that is compiled, while others are compiled; what it raises counts as the compile's.
@@ -133,10 +126,12 @@ def compile_trials(
     if any(trial.marks is not None and trial.marks.bans.suspects(_sha256(trial.module)) for trial in waiting):
         at_once = 1
     verified = _Verified()
-    with ThreadPoolExecutor(at_once, "disco-compile") as pool:
-        failures = list(
-            pool.map(lambda trial: _compile(session, source, trial, verified, at_once, then), waiting)
-        )
+    failures: list[Exception | None] = []
+    for some in in_turn(session, waiting, at_once):
+        with session.compiling(tag), ThreadPoolExecutor(at_once, "disco-compile") as pool:
+            failures += pool.map(
+                lambda trial: _compile(session, source, trial, verified, at_once, then), some
+            )
     LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
     for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
         try:
@@ -212,7 +207,6 @@ def _compile(
                 LOGGER.debug("comparing is not prepared: %s", one_line(error))
         else:
             own = trial.source(source)
-            trial.module = local_module(own, trial.strategy, trial.module)
             verified.verify(own, trial.module, trial.strategy)
             with marked(session, trial, "compile"):
                 trial.executable = compiles.compile_module(

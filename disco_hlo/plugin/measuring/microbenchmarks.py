@@ -210,7 +210,7 @@ def collective_runner(
     count = max(1, -(-size_bytes // element.itemsize))
     with together():
         executable = in_clean_thread(lambda: compile_chain(request, kind, count, element, repeats, chain))
-        return Runner(request, executable, seed, allow_callbacks=True, inputs_of=inputs_of, of_step=False)
+        return Runner(request, executable, seed, inputs_of=inputs_of, of_step=False)
 
 
 @dataclass(frozen=True)

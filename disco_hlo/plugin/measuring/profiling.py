@@ -131,7 +131,7 @@ def profile_step(
     """
     known, wanted = _known_and_wanted(session, source, xla, store)
     if wanted["device"]:
-        with session.stage("device constants"):
+        with session.compiling("device constants"), session.stage("device constants"):
             constants = kept.constants if kept is not None else None
             constants = constants or measure_constants(session)
             if known is not None and constants is not None:

@@ -14,19 +14,27 @@ from __future__ import annotations
 import json
 import socket
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from disco_hlo.activation.channel import name_ranks
+from disco_hlo.backends import BACKENDS
 from disco_hlo.cores import own_cores
+from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.executables import LoadedExecutable, Memory, memory
-from disco_hlo.plugin.xla.job import free_device_bytes, free_host_bytes, may_rise_bytes
+from disco_hlo.plugin.xla.executables import LoadedExecutable, Memory, memory, read_executable, tuning_bytes
+from disco_hlo.plugin.xla.job import (
+    free_device_bytes,
+    free_host_bytes,
+    may_rise_at_peak_bytes,
+    may_rise_bytes,
+)
 
 _USABLE = 0.9
 """Part of the free memory that may be taken: what is free lies in pieces."""
-_COMPILES_AT_ONCE = 8
+Module = TypeVar("Module")
 MAY_RISE = 0.15
 """Part of the most memory that a training had in use, by which what we run between its calls may exceed that."""
 
@@ -118,7 +126,50 @@ def compiles_at_once(session: Session) -> int:
     mine = json.dumps([socket.gethostname(), own_cores()]).encode()
     answers = session.channel.all_gather(mine, tag="cores", timeout_s=session.timeout_s)
     fewest = fewest_cores(json.loads(answer) for answer in answers)
-    return min(_COMPILES_AT_ONCE, fewest if session.between_steps is None else max(1, fewest - 1))
+    beside = session.between_steps is not None and not session.compiles_between_steps
+    return min(session.compiles_at_once, max(1, fewest - 1) if beside else fewest)
+
+
+def with_room_to_compile(session: Session) -> Session:
+    """A session that compiles, beside a training and on all ranks alike, only what memory has room for.
+
+    XLA:GPU's autotuner runs a kernel on arrays of its own. Where a step leaves too little for these, modules are
+    compiled between two calls: what a step takes for temporaries is free then, as it was when JAX compiled the step.
+    Raises UnsupportedError: XLA's default cannot be read; ActivationError: ranks were silent.
+    """
+    request, most = session.request, session.compiles_at_once
+    if not BACKENDS[session.facts.backend].autotunes:
+        return session
+    with session.stage("room to compile"):
+        default = request.call_default()
+        asked = tuning_bytes(read_executable(default))
+        mine = may_rise_at_peak_bytes(request, MAY_RISE), memory(default).temporaries_bytes, asked
+    answers = session.channel.all_gather(
+        json.dumps(mine).encode(), tag="room to compile", timeout_s=session.timeout_s
+    )
+    every = [json.loads(answer) for answer in answers]
+    asked = max(1, *(needs for _, _, needs in every))
+    rises = [
+        (_USABLE * rise // asked, _USABLE * (rise + more) // asked)
+        for rise, more, _ in every
+        if rise is not None
+    ]
+    if not rises:
+        return session
+    beside, between = (int(min(counts)) for counts in zip(*rises, strict=True))
+    LOGGER.debug(
+        "a compile may take %d MiB of a device; there is room for %d beside a step, for %d between two",
+        asked >> 20, beside, between,
+    )  # fmt: skip
+    return replace(
+        session, compiles_at_once=min(most, max(1, beside or between)), compiles_between_steps=not beside
+    )
+
+
+def in_turn(session: Session, modules: Sequence[Module], at_once: int) -> list[Sequence[Module]]:
+    """``modules`` in the parts for which :meth:`Session.compiling` is entered, so many each where that holds a call."""
+    size = at_once if session.compiles_between_steps else max(1, len(modules))
+    return [modules[first : first + size] for first in range(0, len(modules), size)]
 
 
 def fewest_cores(ranks: Iterable[tuple[str, list[int]]]) -> int:

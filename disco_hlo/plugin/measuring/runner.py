@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -67,8 +67,8 @@ class Runner:
         module: what the executable runs, where that has been read.
 
     Raises:
-        UnsupportedError: the module calls Python and ``allow_callbacks`` is false, or takes arguments that
-            cannot be made here (:func:`disco_hlo.plugin.xla.executables.parameters`).
+        UnsupportedError: the module waits for Python, or takes arguments that cannot be made here
+            (:func:`disco_hlo.plugin.xla.executables.parameters`).
     """
 
     def __init__(
@@ -77,7 +77,6 @@ class Runner:
         executable: LoadedExecutable,
         seed: int = 0,
         *,
-        allow_callbacks: bool = False,
         inputs_of: Runner | None = None,
         together: Together = contextlib.nullcontext,
         of_step: bool = True,
@@ -87,8 +86,7 @@ class Runner:
     ) -> None:
         module = self.module = module or executables.read_executable(executable)
         """What it runs, read once: of 14,000 instructions that takes up to a second."""
-        if not allow_callbacks:
-            refuse_callbacks(module, request.module_name)
+        refuse_callbacks(module, request.module_name)
         self._executable = executable
         self._outputs = executables.count_results(module)
         known = inputs_of is not None and inputs_of.runs_on.request is request
@@ -130,7 +128,8 @@ class Runner:
         handlers = self._handlers(self._next_of) if self.runs_on.is_lent else None
         arguments = self.runs_on.fresh()
         self._meeting.wait()
-        with contextlib.nullcontext() if self._has_run else coming_back(self.runs_on.request.module_name):
+        coming = contextlib.nullcontext() if self._has_run else coming_back(self.runs_on.request.module_name)
+        with coming, self._silently():
             start = time.perf_counter_ns()
             result = executables.execute(self._executable, arguments)
             executables.wait(result)
@@ -178,6 +177,17 @@ class Runner:
         after = _largest(outputs[self._next_of[index]] for index in looked_at)
         self.runs_on.diverges = not after <= _GROWN * max(1.0, before)
 
+    @contextlib.contextmanager
+    def _silently(self) -> Iterator[None]:
+        """Around runs, until they have ended: Python functions that the step calls do nothing, as no call of the
+        training's is under way."""
+        silent = self.runs_on.request.silent
+        silent.set()
+        try:
+            yield
+        finally:
+            silent.clear()
+
     def _handlers(self, handed_on: Mapping[int, int]) -> list[Any]:
         like = self.runs_on.like
         chosen = {output: jaxlink.array_handler(like(index)) for index, output in handed_on.items()}
@@ -205,7 +215,7 @@ class Runner:
         handlers = self._handlers(handed_on)
         tokens: list[Any] = []
         outputs: list[Any] = []
-        with ThreadPoolExecutor(1) as clock:
+        with ThreadPoolExecutor(1) as clock, self._silently():
             first_ended_ns: Future[int] | None = None
             for number, arguments in enumerate(prepared):
                 if number:
@@ -241,7 +251,8 @@ class Runner:
         import jax
 
         arguments = self.runs_on.fresh() if arguments is None else arguments
-        with coming_back(self.runs_on.request.module_name), jax.transfer_guard("allow"):
+        name = self.runs_on.request.module_name
+        with coming_back(name), jax.transfer_guard("allow"), self._silently():
             arrays = executables.result_arrays(executables.execute(self._executable, arguments))
             jax.block_until_ready(arrays)
         self.runs_on.learn_donation(arguments)

@@ -37,7 +37,7 @@ from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.lockstep import Guard
 from disco_hlo.plugin.phases.second_trial import doubt, other_versions, takes_turns
-from disco_hlo.plugin.refusals import calls_python, may_be_run, refuse_others, switched_on
+from disco_hlo.plugin.refusals import may_be_run, refuse_others, switched_on, waits_for_python
 from disco_hlo.plugin.session import Session, join, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
@@ -129,7 +129,7 @@ def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | 
     """Rank 0's plan and module on every rank, or None and the reason."""
     mine, reason = None, ""
     advice = switched_on() or "search first (ENABLE_SEARCH=1)"
-    advice = "a step that calls Python is not searched" if calls_python(step.module) else advice
+    advice = "a step that waits for Python is not searched" if waits_for_python(step.module) else advice
     if session.leads:
         try:
             stored = slot.load()
@@ -169,18 +169,16 @@ def _check_target(session: Session, source: CanonicalModule, plan: Plan) -> None
 
 def _own_module(source: CanonicalModule, plan: Plan, received: PlanBytes, other: bool) -> bytes:
     """The bytes this rank hands to XLA: the master's where they are this rank's step executed by the
-    plan, and its own rewrite where they are of a step with other constants, or call this process's Python."""
+    plan, and its own rewrite where they are of a step with other constants."""
     if received.module_sha256 != plan.module_sha256:
         raise PlanError("the optimized module is not the one the plan was saved with; search again")
-    if not other and not calls_python(received.module):
+    if not other:
         verify(source, received.module, plan.strategy)
         return received.module
     try:
         module = apply(plan.strategy, source)
         verify(source, module, plan.strategy)
     except DiscoError as error:
-        if not other:
-            raise
         raise PlanError(
             f"the plan was found under other constants and does not fit this step: {error}; search again"
         ) from error
@@ -195,12 +193,9 @@ def _refuse_banned(session: Session, slot: PlanSlot, module: bytes) -> None:
 
 
 def _comparable(proposed: Proposed) -> bytes:
-    """What must be equal on all ranks: the module's bytes, or the plan where each rank writes its own or there is
-    nothing to write."""
+    """What must be equal on all ranks: the module's bytes, or the plan where there is nothing to write."""
     assert proposed.plan is not None
-    if not proposed.module or calls_python(proposed.module):
-        return plans.encode(proposed.plan)
-    return proposed.module
+    return proposed.module or plans.encode(proposed.plan)
 
 
 def _enact(

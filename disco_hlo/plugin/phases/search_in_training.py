@@ -50,6 +50,7 @@ from disco_hlo.plugin.measuring.room import (
     lack_of_memory,
     needed_on_host_bytes,
     room_bytes,
+    with_room_to_compile,
 )
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, shown, trials_of
 from disco_hlo.plugin.phases.finding import Found, FoundPlans, longest_s, search_apart
@@ -64,7 +65,7 @@ from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
 from disco_hlo.plugin.xla.host_memory import reserve
-from disco_hlo.plugin.xla.job import left_at_peak, may_rise_bytes, peak_told, peaks_bytes
+from disco_hlo.plugin.xla.job import may_rise_bytes, peak_told, peaks_bytes
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.schedule import Scheduled
 
@@ -72,9 +73,6 @@ _MOST_TRIED = 2
 """Candidates that are compared with XLA's default, and tried."""
 _MOST_STRUCTURES = 2
 """Of another structure, in the place of the last of them and besides."""
-_TUNING = 0.5
-"""What compiling beside the training may take (XLA's autotuner runs kernels on arrays of its own), as a part of the
-most that the training has in use: on two H100s that rose by 0.35 on one of them."""
 _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
@@ -175,7 +173,8 @@ class SearchInTraining:
             "%s is the training step by its calls; it goes on while a plan is searched",
             self._request.module_name,
         )
-        with session.stage("step"):
+        session = with_room_to_compile(session)
+        with session.compiling("the step"), session.stage("step"):
             step = called_step(self._request, self._settings)
             self._refuse(step)
             fit_inputs(self._request, step.source)
@@ -250,12 +249,6 @@ class SearchInTraining:
         refuse_callbacks(step.module, name)
         if reason := switched_on():
             raise UnsupportedError(reason)
-        left = left_at_peak(self._request) if BACKENDS[step.source.graph.backend].autotunes else None
-        if left is not None and left < _TUNING:
-            raise UnsupportedError(
-                f"{name} leaves {left:.0%} of the memory that it takes free, and compiling beside it may take "
-                f"{_TUNING:.0%}; DISCO_WHEN=compile searches it"
-            )
         try:
             refuse_other_threads(self._request, self._trains)
         except UnsupportedError as error:
@@ -320,7 +313,7 @@ class SearchInTraining:
         at_once = compiles_at_once(session)
         if not share_memory(self._request):
             what = "compiling the comparison"
-            with session.stage(what), peak_told(self._request, what):
+            with session.compiling(what), session.stage(what), peak_told(self._request, what):
                 compile_comparison(self._request.local_devices, trials[0].executable, at_once)
         with peak_told(self._request, "comparing"):
             self._compare(session, trials[0], tried)

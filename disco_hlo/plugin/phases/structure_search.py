@@ -37,7 +37,7 @@ from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.profiling import profile_structures
-from disco_hlo.plugin.measuring.room import compiles_at_once, room_bytes
+from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, room_bytes
 from disco_hlo.plugin.phases.finding import SHORTEST_COMPILING_S, Found, all_searches_s, search_settings
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
@@ -82,7 +82,9 @@ class Structures:
     """The step by each schedule that it has the pattern for, as one rank makes them."""
 
     early: Early
-    made: Mapping[str, Future[Restructured]]
+    schedules: Mapping[str, Sequence[dict[str, Any]]]
+    made: dict[str, Future[Restructured]]
+    """Those of them that somebody has begun to make."""
 
 
 class LateError(DiscoError):
@@ -127,7 +129,8 @@ class Making:
         self._tuned_together = BACKENDS[source.graph.backend].autotunes and session.channel.size > 1
         self._ends = math.inf if waits_for_nobody(settings) else time.monotonic() + making_s(settings)
         self._longest_s, self._profiling_s = 0.0, profiling_s * _PROFILE_SHARE
-        self._pool = ThreadPoolExecutor(1 + compiles_at_once(session), "disco-structure")
+        self._at_once = compiles_at_once(session)
+        self._pool = ThreadPoolExecutor(self._at_once, "disco-structure")
         self._structures: Future[Structures] | None = None
         sizes_bytes = [node.shape.size_bytes for node in source.graph.nodes]
         overlaps = BACKENDS[source.graph.backend].asynchronous and settings.structure != "off"
@@ -167,8 +170,23 @@ class Making:
             schedules = _wanted(self._session, early, None if self._profile is None else self._pays)
         if self._only_keeps and self._session.settings.forced_structure is None:
             schedules = {name: moves for name, moves in schedules.items() if name.startswith(KEEPS)}
-        made = {name: self._pool.submit(self._made, early, name, moves) for name, moves in schedules.items()}
-        return Structures(early, made)
+        found = Structures(early, schedules, {})
+        if not self._session.compiles_between_steps:
+            self._submit(found, list(schedules))
+        return found
+
+    def make(self, structures: Structures) -> None:
+        """Make those that nobody has begun to make, as the session compiles between steps; on all ranks at once."""
+        waiting = [name for name in structures.schedules if name not in structures.made]
+        for some in in_turn(self._session, waiting, self._at_once):
+            with self._session.compiling("structures"):
+                self._submit(structures, some)
+                wait([structures.made[name] for name in some])
+
+    def _submit(self, structures: Structures, names: Sequence[str]) -> None:
+        for name in names:
+            moves = structures.schedules[name]
+            structures.made[name] = self._pool.submit(self._made, structures.early, name, moves)
 
     def _pays(self, call: Call, opcode: str, in_loop: bool) -> bool:
         return self._payer(call, opcode, in_loop)
@@ -256,10 +274,11 @@ def _alike(session: Session, making: Making) -> Structures:
     """What is made, of the same schedules of the same step on all ranks."""
     with session.stage("schedules", takes_s=_TAKES_S):
         mine = making.structures()
-    told = session.tell([mine.early.key, list(mine.made)], "schedules")
+    told = session.tell([mine.early.key, list(mine.schedules)], "schedules")
     with session.stage("early module"):
-        if [mine.early.key, list(mine.made)] != told:
+        if [mine.early.key, list(mine.schedules)] != told:
             raise ProfileError("the ranks compile different early modules")
+    making.make(mine)
     return mine
 
 

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.hlo.proto import parse
+from disco_hlo.hlo.proto import parse, shape_of
 
 LoadedExecutable = Any
 """``jaxlib`` loaded executable; jaxlib ships no types for it."""
+_TUNED = frozenset({"fusion", "custom-call", "dot", "convolution"})
+"""Ops that XLA:GPU chooses a kernel for by trying some."""
 JAX_NAMES = {
     "pred": "bool", "s8": "int8", "s16": "int16", "s32": "int32", "s64": "int64", "u8": "uint8",
     "u16": "uint16", "u32": "uint32", "u64": "uint64", "f16": "float16", "bf16": "bfloat16",
@@ -68,6 +70,25 @@ def memory(executable: LoadedExecutable) -> Memory:
         temporaries_bytes=int(stats.temp_size_in_bytes),
         aliased_bytes=int(stats.alias_size_in_bytes),
     )
+
+
+def tuning_bytes(module: bytes) -> int:
+    """What an autotuner may take of a device to try a kernel of ``module`` (as :func:`read_executable` gives it): its
+    operands and twice its results, of which one copy is compared with; of all kernels the most."""
+    parsed, most = parse(module), 0
+    inside = {
+        called
+        for body in parsed.computations
+        for one in body.instructions
+        if one.opcode == "fusion"
+        for called in one.called_computation_ids
+    }
+    for body in (one for one in parsed.computations if one.id not in inside):
+        sizes = {one.id: shape_of(one.shape).size_bytes for one in body.instructions}
+        for one in body.instructions:
+            if one.opcode in _TUNED:
+                most = max(most, sum(sizes[operand] for operand in one.operand_ids) + 2 * sizes[one.id])
+    return most
 
 
 @dataclass(frozen=True, slots=True)

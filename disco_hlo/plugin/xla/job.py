@@ -77,14 +77,13 @@ def may_rise_bytes(request: CompileRequest, share: float) -> int | None:
     return min(known, default=None)
 
 
-def left_at_peak(request: CompileRequest) -> float | None:
-    """What a local device has left when the training has the most in use, as a part of that, the least of them; None
-    where devices have no memory of their own, or do not say how much."""
+def may_rise_at_peak_bytes(request: CompileRequest, share: float) -> int | None:
+    """As :func:`may_rise_bytes`, while the training has the most in use, and no more than its devices have."""
     every = [device.memory_stats() or {} for device in request.local_devices]
     known = [
-        (int(one["bytes_limit"]) - peak) / peak
+        min(int(share * peak), int(one.get("bytes_limit", 2 * peak)) - peak)
         for peak, one in zip(request.training_peaks_bytes, every, strict=True)
-        if peak and "bytes_limit" in one
+        if peak
     ]
     return min(known, default=None)
 

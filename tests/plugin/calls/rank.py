@@ -34,9 +34,9 @@ _QUICKLY_S = 2.0
 
 
 class Training:
-    """A step over both processes, under a name."""
+    """A step over both processes, under a name; one that prints its loss if that is ``told``."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, told: bool = False) -> None:
         mesh = Mesh(np.array(jax.devices()), ("data",))
         self.whole, self.split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("data",)))
 
@@ -48,6 +48,8 @@ class Training:
                 return jnp.mean((jnp.tanh(x @ weight) * kept - x) ** 2)
 
             loss, slope = jax.value_and_grad(loss_of)(weight)
+            if told:
+                jax.debug.print("loss {}", loss)
             return weight - 0.1 * slope, later, loss
 
         step.__name__ = name

@@ -27,12 +27,15 @@ from tests.plugin.calls.training import (
     SPLIT,
     WHOLE,
     batch,
+    compiled_again,
     counted_python_calls,
     fresh_state,
     jitted,
     loss_of,
     named,
+    step,
     train,
+    trial_of,
 )
 
 
@@ -201,6 +204,28 @@ def test_what_was_decided_is_forgotten_of_a_module_that_holds_addresses(
         jax.clear_caches()
         train(call, 2)
         assert bool(observation.trials) == holds
+
+
+def test_another_function_of_the_same_step_has_its_own_python_called(observation: Observation) -> None:
+    """What was decided for the first one calls that one's, in a module that reads the same."""
+    said: list[str] = []
+
+    def telling(what: str) -> Any:
+        def told(weights: Any, key: Any, x: Any) -> Any:
+            jax.debug.callback(lambda: said.append(what))
+            return step(weights, key, x)
+
+        return told
+
+    for what in ("one", "other"):
+        call = jitted("told", telling(what))
+        train(call, 1)
+        trial = trial_of(observation.trials, "jit_told")
+        trial.watch.offer("plan", compiled_again(trial.watch))
+        trial.watch.settle("plan")
+        train(call, 2)
+    jax.effects_barrier()
+    assert said == ["one"] * 3 + ["other"] * 3
 
 
 def test_ops_outside_of_any_jit_are_left_alone(observation: Observation) -> None:

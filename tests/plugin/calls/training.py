@@ -51,6 +51,21 @@ def step(
     return jax.tree.map(lambda w, g: w - rate * g, weights, slope), later, loss
 
 
+def telling(weights: Weights, key: jax.Array, x: jax.Array) -> tuple[Weights, jax.Array, jax.Array]:
+    """:func:`step`, which prints its loss, three lines from within a loop, and one behind that."""
+
+    def look(total: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+        total += jnp.tanh(row @ row)
+        jax.debug.print("inside {}", total)
+        return total, None
+
+    updated, later, loss = step(weights, key, x)
+    jax.debug.print("loss {}", loss)
+    total, _ = jax.lax.scan(look, loss, weights["in"][:3])
+    jax.debug.print("behind {}", total)
+    return updated, later, loss
+
+
 def named(name: str, function: Callable[..., Any] = step) -> Callable[..., Any]:
     """A function that JAX has not seen, of this name."""
 
@@ -77,9 +92,10 @@ def numbers(state: Any) -> list[list[float]]:
     return [np.ravel(one).tolist() for one in (*weights.values(), jax.random.key_data(key))]
 
 
-def jitted(name: str, **options: Any) -> Any:
-    """:func:`step`, jitted under this name, with its state donated."""
-    return jax.jit(named(name), donate_argnums=(0, 1), out_shardings=(WHOLE, WHOLE, None), **options)
+def jitted(name: str, function: Callable[..., Any] = step, **options: Any) -> Any:
+    """:func:`step`, or another, jitted under this name, with its state donated."""
+    name_it = named(name, function)
+    return jax.jit(name_it, donate_argnums=(0, 1), out_shardings=(WHOLE, WHOLE, None), **options)
 
 
 _stock = functools.cache(functools.partial(jitted, "stock"))

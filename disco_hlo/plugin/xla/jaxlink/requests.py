@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class CompileRequest:
     options: Any
     """jaxlib CompileOptions. Never changed; copies are."""
     host_callbacks: Sequence[Any]
+    """Python functions that the module calls, by the number that it has for each."""
     executable_devices: Any
     """jaxlib DeviceList."""
     _compile_default: Callable[[], LoadedExecutable] = field(repr=False)
@@ -78,6 +79,8 @@ class CompileRequest:
     may."""
     training_peaks_bytes: tuple[int, ...] = ()
     """The most memory that it had in use on each local device, before anything of ours was there."""
+    silent: threading.Event = field(default_factory=threading.Event)
+    """Set while executables of this request run for us, beside the training: its Python functions are not called."""
     tuner_results: Path | None = None
     """Where compiles of our own keep what XLA:GPU's autotuner picked, and find it again; None: nowhere."""
     _partitioners: tuple[Any, ...] = field(default=(), repr=False)
@@ -100,10 +103,10 @@ class CompileRequest:
 
     @property
     def holds_addresses(self) -> bool:
-        """Whether the module names Python functions that partition its custom calls by their addresses (cuDNN's
-        attention has such calls). The digest is without: other ranks have them elsewhere, and a later module may have
-        another function there."""
-        return self._digest_and_addresses[1]
+        """Whether the module names Python functions: those that it calls by number, those that partition its custom
+        calls (cuDNN's attention has such) by address. The digest is without: other ranks have them elsewhere, and a
+        later module may have another function there."""
+        return self._digest_and_addresses[1] or bool(self.host_callbacks)
 
     @functools.cached_property
     def _digest_and_addresses(self) -> tuple[str, bool]:
@@ -172,8 +175,8 @@ def install(handler: Handler) -> None:
         if _thread.ours:
             return original(*args, **kwargs)
         try:
-            arguments = signature.bind(*args, **kwargs).arguments
-            request = _request(arguments, lambda: original(*args, **kwargs))
+            bound = signature.bind(*args, **kwargs)
+            request = _request(bound.arguments, lambda: original(*bound.args, **bound.kwargs))
         except Exception as error:  # a compile that we do not understand is JAX's alone
             LOGGER.warning("a module runs as XLA compiles it: %s", one_line(error))
             return original(*args, **kwargs)
@@ -226,10 +229,13 @@ def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
         return None
 
 
-def _request(arguments: Mapping[str, Any], compile_default: Callable[[], LoadedExecutable]) -> CompileRequest:
+def _request(
+    arguments: MutableMapping[str, Any], compile_default: Callable[[], LoadedExecutable]
+) -> CompileRequest:
     from jax._src import custom_partitioning
 
-    module = arguments["computation"]
+    module, silent = arguments["computation"], threading.Event()
+    arguments["host_callbacks"] = [_unless(silent, one) for one in arguments["host_callbacks"]]
     return CompileRequest(
         module_name=str(module.operation.attributes["sym_name"].value),
         backend=arguments["backend"],
@@ -238,9 +244,14 @@ def _request(arguments: Mapping[str, Any], compile_default: Callable[[], LoadedE
         options=arguments["compile_options"],
         host_callbacks=arguments["host_callbacks"],
         executable_devices=arguments["executable_devices"],
+        silent=silent,
         _compile_default=compile_default,
         _partitioners=tuple(getattr(custom_partitioning, "_sharding_callbacks", {}).values()),
     )
+
+
+def _unless(silent: threading.Event, callback: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments: () if silent.is_set() else callback(*arguments)
 
 
 def compiler_module() -> Any:
