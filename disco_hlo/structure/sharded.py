@@ -10,6 +10,7 @@ Section 6.3: of a value that a group holds alike, each device sends its shard to
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 import numpy as np
@@ -133,9 +134,7 @@ def slice_send(program: Program, send: Message, grouped: Message, dimension: int
     if len(send.operand_ids) != 1 or send.channel_id <= 0:
         raise IllegalMoveError(f"{where}: it is no send of one array between the partitions of one program")
     groups = groups_of(program, grouped)
-    target = {pair.source: pair.target for pair in send.source_target_pairs}
-    sent = [tuple(target.pop(device, -1) for device in group) for group in groups]
-    if target or any(to not in groups and set(to) != {-1} for to in sent):
+    if not joins_groups(((pair.source, pair.target) for pair in send.source_target_pairs), groups):
         raise IllegalMoveError(
             f"{where}: its pairs do not join groups of {grouped.name} device by device, in order"
         )
@@ -434,7 +433,6 @@ class SameValues:
     def __init__(self, program: Program, groups: Groups) -> None:
         self.program, self.groups = program, groups
         self.proven: set[int] = set()
-        self._group_of = {device: i for i, group in enumerate(groups) for device in group}
         parameters = sum(i.opcode == "parameter" for i in program.instructions)
         self._shardings = list(program.module.spmd_parameters_shardings)
         in_entry = program.entry.id == program.module.entry_computation_id
@@ -448,9 +446,13 @@ class SameValues:
         operands_same = self.proven.issuperset(instruction.operand_ids)
         if instruction.opcode == "parameter":
             number = instruction.parameter_number
-            same = bool(self._shardings) and _held_alike(self._shardings[number], self.groups)
+            same = bool(self._shardings) and held_alike(self._shardings[number], self.groups)
         elif instruction.opcode in ("all-reduce", "all-gather"):
-            same = _made_alike(self.program, instruction, self.groups, self._group_of, operands_same)
+            try:
+                own = groups_of(self.program, instruction)
+            except IllegalMoveError:
+                return
+            same = made_alike(instruction.opcode, own, self.groups, operands_alike=operands_same)
         else:
             same = operands_same and _is_deterministic(self.program, instruction)
         if same:
@@ -458,34 +460,40 @@ class SameValues:
 
 
 def _is_deterministic(program: Program, instruction: Message) -> bool:
-    opcode = instruction.opcode
-    if opcode in _DIFFERS or opcode in COLLECTIVES or opcode.endswith(("-start", "-done")):
-        return False
-    return all(
+    return is_deterministic(instruction.opcode) and all(
         _is_deterministic(program, inner)
         for called in instruction.called_computation_ids
         for inner in program.computation(called).instructions
     )
 
 
-def _made_alike(
-    program: Program, collective: Message, groups: Groups, group_of: dict[int, int], operands_alike: bool
-) -> bool:
-    try:
-        own = groups_of(program, collective)
-    except IllegalMoveError:
-        return False
+def is_deterministic(opcode: str) -> bool:
+    """Whether an op gives each device the same value from equal operands, as long as what it calls does."""
+    return not (opcode in _DIFFERS or opcode in COLLECTIVES or opcode.endswith(("-start", "-done")))
+
+
+def made_alike(opcode: str, own: Groups, groups: Groups, *, operands_alike: bool) -> bool:
+    """Whether an all-reduce or all-gather among the groups ``own`` gives the same value to all devices of each of
+    ``groups``."""
     if all(any(set(group) <= set(other) for other in own) for group in groups):
         return True
     if not operands_alike:
         return False
+    group_of = {device: i for i, group in enumerate(groups) for device in group}
     seen = {device: [group_of.get(d, -1 - d) for d in group] for group in own for device in group}
-    if collective.opcode == "all-reduce":
+    if opcode == "all-reduce":
         seen = {device: sorted(who) for device, who in seen.items()}
     return all(seen.get(device) == seen.get(group[0]) for group in groups for device in group)
 
 
-def _held_alike(sharding: Message, groups: Groups) -> bool:
+def joins_groups(pairs: Iterable[tuple[int, ...]], groups: Groups) -> bool:
+    """Whether every group sends to a group, device by device in order, or nowhere; pairs are (source, target)."""
+    target = {pair[0]: pair[1] for pair in pairs}
+    sent = [tuple(target.pop(device, -1) for device in group) for group in groups]
+    return not target and all(to in groups or set(to) == {-1} for to in sent)
+
+
+def held_alike(sharding: Message, groups: Groups) -> bool:
     """Whether the devices of each group hold the same shard of a parameter."""
     shards = _shard_of_device(sharding)
     if shards is None:

@@ -262,16 +262,19 @@ def pipeline_schedules(machine: Machine, elements: int) -> dict[str, float]:
     scatter, gather = _scatter_ns(machine, size, group), _gather_ns(machine, size, group)
     whole, sliced = send_ns(machine, size), send_ns(machine, size / group)
     rest = POINTWISE_BYTES * elements / machine.gpu.memory_gb_per_s
-    tiles = ceil(size / BUFFER_BYTES)
     # The reduce-scatter and the all-gather are on one link, within nodes that do both at once; the sends on another.
-    within, between = scatter + gather + rest / group, sliced
+    overlapped = in_tiles_ns(size, scatter + gather + rest / group, sliced)
     return {
         "AR+P2P+C": _launches_ns(machine, 3) + all_reduce + whole + rest,
         "AR+P2P+C+AG": _launches_ns(machine, 4) + all_reduce + sliced + rest / group + gather,
         "GShard-Eq": _launches_ns(machine, 4) + scatter + sliced + rest / group + gather,
-        "OL(RS+C,P2P,AG)": _launches_ns(machine, 1)
-        + max(within, between) + min(within, between) / tiles,
-    }  # fmt: skip
+        "OL(RS+C,P2P,AG)": _launches_ns(machine, 1) + overlapped,
+    }
+
+
+def in_tiles_ns(size_bytes: float, first_ns: float, second_ns: float) -> float:
+    """Two works on one array, which passes through both buffer tile by buffer tile."""
+    return max(first_ns, second_ns) + min(first_ns, second_ns) / ceil(size_bytes / BUFFER_BYTES)
 
 
 def send_ns(machine: Machine, size: float) -> float:
