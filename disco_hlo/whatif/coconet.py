@@ -102,9 +102,9 @@ LENGTH, HEAD, VOCABULARY = 128, 64, 30528
 micro batch (LAMB, 336M). Width of a head. Words, filled up to a multiple of 8."""
 LAYER_KERNELS, LAYER_TENSORS = 28, 16
 """Of a layer forward, twice as many backward: the operators of NVIDIA's ``modeling.py``, one by one; its parameters."""
-KERNEL_US, SLOWDOWN = 17.63, 1.107
-"""Fitted to NVIDIA's own measurements on one V100 (``configs/papers/coconet.toml``): time from one kernel to the next,
-and time of a pass over what its matmuls and bytes need."""
+KERNEL_US, SLOWDOWN = 17.48, 1.070
+"""Of PyTorch's operators, fitted to NVIDIA's own measurements on one V100 (``configs/papers/coconet.toml``): time from
+one kernel to the next, and time over what their matmuls and bytes need."""
 LAYER_BYTES, SCORE_BYTES = (90, 128), (21, 23)
 """What passes through memory besides the layers' matmuls, forward and backward, in the operators of NVIDIA's
 ``modeling.py``. For each token and unit of width, forward: biases of five outputs (20), bias and GELU in one kernel on
@@ -213,7 +213,12 @@ def _forward_and_backward_ns(machine: Machine, model: Bert, sequences: int, leng
     scores = _linear_ns(machine, tokens, VOCABULARY, width)
     scores += LOGIT_BYTES * tokens * VOCABULARY / gpu.memory_gb_per_s
     layers = model.layers * (products + moved / gpu.memory_gb_per_s)
-    return SLOWDOWN * (layers + scores) + 3 * LAYER_KERNELS * model.layers * KERNEL_US * 1e3
+    return _operators_ns(layers + scores, 3 * LAYER_KERNELS * model.layers)
+
+
+def _operators_ns(needed_ns: float, kernels: int) -> float:
+    """Time of PyTorch's operators, which need so much for their matmuls and bytes."""
+    return SLOWDOWN * needed_ns + kernels * KERNEL_US * 1e3
 
 
 def sequences_per_s(machine: Machine, model: Bert, micro_batch: int, length: int) -> float:
@@ -312,14 +317,12 @@ SEND_TURNS = 2
 computes and sends, and waits for each (``forward_step_with_communication`` in the authors' copy)."""
 
 
-def tensor_parallel_speed_up(
-    machine: Machine, model: Transformer, sequences: int, unfused_bytes: float = UNFUSED_BYTES
-) -> float:
+def tensor_parallel_speed_up(machine: Machine, model: Transformer, sequences: int) -> float:
     """Section 6.2.1: a layer of Megatron-LM over the same with both its all-reduces overlapped."""
     rest, tails = _split_layer(machine, model, sequences)
     group = machine.network.node_devices
     overlapped = [matmul_schedules(machine, one, group, channels=INFERENCE_CHANNELS) for one in tails]
-    unfused = sum(_unfused_tail_ns(machine, one, unfused_bytes) for one in tails)
+    unfused = sum(_unfused_tail_ns(machine, one) for one in tails)
     return (rest + unfused) / (rest + sum(one["OL(MM,fuse(RS+C+AG))"] for one in overlapped))
 
 
@@ -345,17 +348,16 @@ def _split_layer(machine: Machine, model: Transformer, sequences: int) -> tuple[
     moved = tokens * width * (NORMALIZATION_BYTES + SLICED_BYTES / group) + SCORE_BYTES[0] * scores
     rest = sum(matmul_ns(gpu, one) for one in products) + moved / gpu.memory_gb_per_s
     rest += 4 * tokens * model.length * width / group / gpu.matmul_flops_per_ns
-    kernels = LAYER_KERNELS - 2 * UNFUSED_TAIL_KERNELS
     tails = [Matmul(tokens, width, width // group), Matmul(tokens, width, 4 * width // group)]
-    return rest + _launches_ns(machine, kernels), tails
+    return _operators_ns(rest, LAYER_KERNELS - 2 * UNFUSED_TAIL_KERNELS), tails
 
 
 def _tail_matmul_ns(machine: Machine, matmul: Matmul) -> float:
-    return _launches_ns(machine, 1) + matmul_ns(machine.gpu, matmul)
+    return _operators_ns(matmul_ns(machine.gpu, matmul), 1)
 
 
-def _unfused_tail_ns(machine: Machine, matmul: Matmul, element_bytes: float = UNFUSED_BYTES) -> float:
+def _unfused_tail_ns(machine: Machine, matmul: Matmul) -> float:
     all_reduce = collective_ns(machine, "all-reduce", matmul.output_bytes, machine.network.node_devices)
-    pointwise = element_bytes * matmul.rows * matmul.columns / machine.gpu.memory_gb_per_s
-    launches = _launches_ns(machine, UNFUSED_TAIL_KERNELS - 1)
-    return _tail_matmul_ns(machine, matmul) + launches + all_reduce + pointwise
+    pointwise = UNFUSED_BYTES * matmul.rows * matmul.columns / machine.gpu.memory_gb_per_s
+    pointwise = _operators_ns(pointwise, UNFUSED_TAIL_KERNELS - 2)
+    return _tail_matmul_ns(machine, matmul) + _launches_ns(machine, 1) + all_reduce + pointwise

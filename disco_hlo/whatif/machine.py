@@ -67,6 +67,7 @@ class Gpu:
     matmul_efficiency: Share
     """Share of the peak that a large matmul reaches."""
     memory_gb_per_s: Positive
+    """What a kernel reaches, where somebody measured it; else what the maker says."""
     cache_mb: Positive
     """Last level of the cache."""
     cache_gb_per_s: Positive
