@@ -41,7 +41,7 @@ from disco_hlo.optimize.regions import (
     predict,
     regions_callees_first,
 )
-from disco_hlo.optimize.sends import in_shards, sends_of
+from disco_hlo.optimize.sends import Sends, in_shards, sent_by_groups
 from disco_hlo.plan.plan import Bucket
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.bound import lowest_bound
@@ -62,14 +62,23 @@ class Gain:
     """What it is, in a few words."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a mechanism is asked for besides the region."""
+
+    devices: int
+    sends: Sends | None
+    """What can go in shards; None where nothing is sent."""
+
+
 def gains(source: CanonicalModule, times: StepTimes, devices: int) -> dict[str, dict[str, Gain]]:
     """What each mechanism makes of each region of a step that was simulated: by region, callees first, by mechanism.
 
     A region that calls none is simulated once for all mechanisms, others once more for each.
     """
     called, loops = calls_by_caller(source), measured_loops(source, times.costs[ENTRY])
-    sends = any(sends_of(one.graph) for one in source.computations.values())
-    mechanisms = {name: one for name, one in MECHANISMS.items() if sends or one is not _sliced}
+    sent = sent_by_groups(source)
+    mechanisms = {name: one for name, one in MECHANISMS.items() if sent or one is not _sliced}
     found: dict[str, dict[str, Gain]] = {}
     for name, region in regions_callees_first(source):
         of_region: dict[str, Gain] = {}
@@ -79,40 +88,42 @@ def gains(source: CanonicalModule, times: StepTimes, devices: int) -> dict[str, 
                 taken_ns = {callee: of[mechanism].step_ns for callee, of in found.items()}
                 costs = costs.around(region.graph, inner_costs(called[name], times, taken_ns, loops))
                 predicted = predict(region.graph, predicted.strategy, costs, predicted.again)
-            gain = simulated(region, predicted, costs, devices)
+            gain = simulated(region.graph, predicted, costs, Asked(devices, sent.get(name)))
             of_region[mechanism] = replace(gain, step_ns=min(gain.step_ns, predicted.timeline.makespan_ns))
         found[name] = of_region
     return found
 
 
-def _ordered(source: CanonicalModule, predicted: Predicted, costs: Costs, _: int) -> Gain:
-    best = with_order(source.graph, predicted.strategy, costs, costs.machine)
+def _ordered(graph: Graph, predicted: Predicted, costs: Costs, _: Asked) -> Gain:
+    best = with_order(graph, predicted.strategy, costs, costs.machine)
     return Gain(best.predicted_ns, "the best order at hand")
 
 
-def _rotated(source: CanonicalModule, predicted: Predicted, costs: Costs, _: int) -> Gain:
-    bound = lowest_bound(source.graph, [predicted.strategy.groups], costs, costs.machine)
+def _rotated(graph: Graph, predicted: Predicted, costs: Costs, _: Asked) -> Gain:
+    bound = lowest_bound(graph, [predicted.strategy.groups], costs, costs.machine)
     return Gain(bound.full_overlap_ns, "at best: collectives overlap the iteration next to them")
 
 
-def _sliced(source: CanonicalModule, predicted: Predicted, costs: Costs, _: int) -> Gain:
-    sharded, told = in_shards(source, costs, overlapped=False)
-    again = predict(source.graph, predicted.strategy, sharded, predicted.again)
+def _sliced(graph: Graph, predicted: Predicted, costs: Costs, asked: Asked) -> Gain:
+    if asked.sends is None:
+        return Gain(predicted.timeline.makespan_ns, "no sends here")
+    sharded, told = in_shards(graph, costs, asked.sends, overlapped=False)
+    again = predict(graph, predicted.strategy, sharded, predicted.again)
     return Gain(again.timeline.makespan_ns, told)
 
 
-def _joined(
-    source: CanonicalModule, predicted: Predicted, costs: Costs, devices: int, *, is_t3: bool
-) -> Gain:
-    graph, told = source.graph, ""
-    if not is_t3 and sends_of(graph):
-        costs, told = in_shards(source, costs, overlapped=True)
+def _joined(graph: Graph, predicted: Predicted, costs: Costs, asked: Asked, *, is_t3: bool) -> Gain:
+    told = ""
+    if not is_t3 and asked.sends is not None:
+        costs, told = in_shards(graph, costs, asked.sends, overlapped=True)
         predicted = predict(graph, predicted.strategy, costs, predicted.again)
     tried, buckets = [predicted.built], one_by_one(predicted.strategy.buckets)
     if buckets != predicted.strategy.buckets:
         apart = replace(predicted.strategy, buckets=buckets, order=())
         tried.append(predict(graph, apart, costs, predicted.again).built)
-    best = min((_begun_early(graph, one, devices, is_t3) for one in tried), key=lambda gain: gain.step_ns)
+    best = min(
+        (_begun_early(graph, one, asked.devices, is_t3) for one in tried), key=lambda gain: gain.step_ns
+    )
     return replace(best, told=f"{best.told}; {told}") if told else best
 
 
@@ -123,7 +134,7 @@ def _begun_early(graph: Graph, built: Built, devices: int, is_t3: bool) -> Gain:
     return Gain(step_ns, f"{told}; none slows kernels down" if is_t3 else told)
 
 
-MECHANISMS: Mapping[str, Callable[[CanonicalModule, Predicted, Costs, int], Gain]] = {
+MECHANISMS: Mapping[str, Callable[[Graph, Predicted, Costs, Asked], Gain]] = {
     "order": _ordered,
     "rotation": _rotated,
     "sliced sends": _sliced,

@@ -12,26 +12,44 @@ from collections.abc import Iterator
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind, Groups
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.hlo.proto import DetailedModule, Message
+from disco_hlo.hlo.proto import DetailedInstruction, DetailedModule, serialize
 from disco_hlo.optimize.costs import SENDS, Costs, Inner, sent_bytes
-from disco_hlo.structure.sharded import held_alike, is_deterministic, joins_groups, made_alike
+from disco_hlo.structure.program import Program
+from disco_hlo.structure.sharded import SameValues, joins_groups
 from disco_hlo.whatif.coconet import in_tiles_ns
 
-_CALLS = frozenset({"while", "conditional", "call"})
-"""Ops that run regions: what these give is not looked into."""
+Sends = dict[int, Groups]
+"""The sends of a region that can go in shards, each with the groups of devices that hold its array alike."""
 
 
-def in_shards(source: CanonicalModule, costs: Costs, *, overlapped: bool) -> tuple[Costs, str]:
+def sends_of(graph: Graph) -> tuple[int, ...]:
+    """The sends of a region."""
+    return tuple(node.id for node in graph.nodes if node.opcode.removesuffix("-start") in SENDS)
+
+
+def sent_by_groups(source: CanonicalModule) -> dict[str, Sends]:
+    """By region what can go in shards."""
+    if not any(sends_of(one.graph) for one in source.computations.values()):
+        return {}
+    step = Program(_plain(source))
+    return {
+        name: dict(_sent(region, step.inside(region.computation)))
+        for name, region in source.computations.items()
+        if sends_of(region.graph)
+    }
+
+
+def in_shards(graph: Graph, costs: Costs, sends: Sends, *, overlapped: bool) -> tuple[Costs, str]:
     """Costs in which each send goes in shards where that is possible and faster, and how many do.
 
     Args:
-        source: a region of a step.
+        graph: of a region.
         costs: of a machine that is imagined.
+        sends: what can go in shards.
         overlapped: whether a send and its gather go buffer tile by buffer tile, else one after the other.
     """
-    graph = source.graph
     whole_ns, taken = costs.op_ns(graph), dict[int, Inner]()
-    for node, groups in _sent_by_groups(source):
+    for node, groups in sends.items():
         size = sent_bytes(graph, node)
         pairs = CollectiveKind("collective-permute", graph.nodes[node].groups)
         (sent,) = costs.collective(pairs)([size // len(groups[0])]).tolist()
@@ -42,26 +60,24 @@ def in_shards(source: CanonicalModule, costs: Costs, *, overlapped: bool) -> tup
     return costs.around(graph, taken), f"{len(taken)} of {len(sends_of(graph))} sends in shards"
 
 
-def sends_of(graph: Graph) -> tuple[int, ...]:
-    """The sends of a region."""
-    return tuple(node.id for node in graph.nodes if node.opcode.removesuffix("-start") in SENDS)
-
-
-def _sent_by_groups(source: CanonicalModule) -> Iterator[tuple[int, Groups]]:
-    """Each send of what the devices of some groups hold alike, with the largest groups whose size divides it."""
-    nodes = source.graph.nodes
+def _sent(region: CanonicalModule, program: Program) -> Iterator[tuple[int, Groups]]:
+    """The largest groups count whose size divides what is sent."""
+    nodes = region.graph.nodes
     grouped = {one.groups for one in nodes if one.opcode in ("all-reduce", "all-gather") and one.groups}
     of_one_size = [groups for groups in grouped if len({len(group) for group in groups}) == 1]
     largest = sorted(of_one_size, key=lambda groups: (-len(groups[0]), groups))
-    alike = {groups: _alike(source, groups) for groups in largest}
-    for one in nodes:
-        if one.opcode.removesuffix("-start") == "collective-permute" and len(one.operands) == 1:
-            rows = _outermost(source.graph, one.operands[0])
-            for groups in largest:
-                is_joined = joins_groups(one.groups, groups) and rows % len(groups[0]) == 0
-                if is_joined and one.operands[0] in alike[groups]:
-                    yield one.id, groups
-                    break
+    proven = {groups: SameValues(program, groups).proven for groups in largest}
+    for node in sends_of(region.graph):
+        operands = program.instructions[node].operand_ids
+        for groups in largest if len(operands) == 1 else ():
+            is_whole = _outermost(region.graph, nodes[node].operands[0]) % len(groups[0]) == 0
+            if (
+                is_whole
+                and operands[0] in proven[groups]
+                and joins_groups(program.instructions[node], groups)
+            ):
+                yield node, groups
+                break
 
 
 def _outermost(graph: Graph, node: int) -> int:
@@ -71,28 +87,26 @@ def _outermost(graph: Graph, node: int) -> int:
     return next((shape.dims[d] for d in reversed(order) if shape.dims[d] > 1), 1)
 
 
-def _alike(source: CanonicalModule, groups: Groups) -> set[int]:
-    """Nodes that are proven to give the same value on all devices of each group."""
-    shardings = _shardings(source)
-    found: set[int] = set()
-    for one in source.graph.nodes:
-        operands_alike = found.issuperset(one.operands)
-        if one.opcode == "parameter":
-            number = source.protos[one.id].parameter_number
-            same = bool(shardings) and held_alike(shardings[number], groups)
-        elif one.opcode in ("all-reduce", "all-gather"):
-            same = not one.groups or made_alike(one.opcode, one.groups, groups, operands_alike=operands_alike)
-        else:
-            same = operands_alike and is_deterministic(one.opcode) and one.opcode not in _CALLS
-        if same:
-            found.add(one.id)
-    return found
-
-
-def _shardings(source: CanonicalModule) -> list[Message]:
-    """Of the entry's parameters; none of a region, or where the module does not say."""
-    if source.computation != source.module.entry_computation_id:
-        return []
+def _plain(source: CanonicalModule) -> bytes:
+    """The step as a module without a schedule, fusions and halves of sends: of each region an instruction a node, at
+    the node's place."""
     module = DetailedModule.FromString(source.module.SerializeToString())
-    count = sum(one.opcode == "parameter" for one in source.graph.nodes)
-    return list(module.spmd_parameters_shardings) if len(module.spmd_parameters_shardings) == count else []
+    module.ClearField("schedule")
+    written = {one.id: one for one in module.computations}
+    for region in source.computations.values():
+        first = region.computation << 32
+        made = [DetailedInstruction.FromString(one.SerializeToString()) for one in region.protos]
+        for node, one in zip(region.graph.nodes, made, strict=True):
+            one.id = first + node.id
+            one.operand_ids[:] = [first + operand for operand in node.operands]
+            one.ClearField("control_predecessor_ids")
+            if node.opcode == "collective-permute-start":
+                one.opcode = "collective-permute"
+                one.shape.CopyFrom(made[node.operands[0]].shape)
+            elif node.opcode == "collective-permute-done":
+                one.opcode = "copy"
+        computation = written[region.computation]
+        del computation.instructions[:]
+        computation.instructions.extend(made)
+        computation.root_id = first + region.graph.root
+    return serialize(module)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.proto import DetailedModule
 from disco_hlo.optimize.costs import Costs, costs_of
 from disco_hlo.optimize.gains import gains
 from disco_hlo.optimize.regions import step_times
-from disco_hlo.optimize.sends import in_shards, sends_of
+from disco_hlo.optimize.sends import in_shards, sends_of, sent_by_groups
 from disco_hlo.plan.read import read
 from disco_hlo.whatif.coconet import in_tiles_ns
 from disco_hlo.whatif.machine import collective_ns, load, send
@@ -63,19 +64,26 @@ def on_h200(step: CanonicalModule) -> Costs:
     return costs_of(plans.sockets_profile(), step).on(H200, 16)
 
 
-def sent_ns(source: CanonicalModule, costs: Costs) -> int:
-    (node,) = sends_of(source.graph)
-    return int(costs.op_ns(source.graph)[node])
+def sent_ns(graph: Graph, costs: Costs) -> int:
+    (node,) = sends_of(graph)
+    return int(costs.op_ns(graph)[node])
+
+
+def replicated(step: CanonicalModule) -> CanonicalModule:
+    """The step whose argument all devices hold."""
+    module = DetailedModule.FromString(step.module.SerializeToString())
+    module.spmd_parameters_shardings.add().type = 0
+    return canonicalize(module.SerializeToString())
 
 
 def test_what_a_node_holds_alike_is_sent_in_shards_and_gathered() -> None:
-    body = pipeline().computations["loop1"]
-    costs = on_h200(body)
+    step = pipeline()
+    body, costs, sends = step.computations["loop1"].graph, on_h200(step), sent_by_groups(step)["loop1"]
     assert sent_ns(body, costs) == pytest.approx(send(H200, between_nodes=True).ns(BYTES), abs=2)
-    sharded, told = in_shards(body, costs, overlapped=False)
+    sharded, told = in_shards(body, costs, sends, overlapped=False)
     assert told == "1 of 1 sends in shards"
     assert sent_ns(body, sharded) == pytest.approx(SLICED_NS, abs=2)
-    by_tiles, _ = in_shards(body, costs, overlapped=True)
+    by_tiles, _ = in_shards(body, costs, sends, overlapped=True)
     gathered_ns = collective_ns(H200, "all-gather", BYTES, 8)
     assert sent_ns(body, by_tiles) == pytest.approx(
         in_tiles_ns(BYTES, SLICED_NS - gathered_ns, gathered_ns), abs=2
@@ -83,35 +91,34 @@ def test_what_a_node_holds_alike_is_sent_in_shards_and_gathered() -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
+    "step",
     [
-        pipeline("z"),  # with the loop's state, of which nothing is proven
+        pipeline("z"),  # with the loop's state, which begins as something that differs
         pipeline(pairs=TO_NEXT_NODE.replace("{0,8}, {1,9}", "{0,9}, {1,8}")),
         pipeline(pairs="{0,8}"),
         pipeline(size=7_999_999),
     ],
     ids=["differs", "out of order", "one device", "no shards"],
 )
-def test_other_sends_stay_whole(body: CanonicalModule) -> None:
-    loop = body.computations["loop1"]
-    costs = on_h200(loop)
-    sharded, told = in_shards(loop, costs, overlapped=False)
+def test_other_sends_stay_whole(step: CanonicalModule) -> None:
+    assert sent_by_groups(step)["loop1"] == {}
+    body, costs = step.computations["loop1"].graph, on_h200(step)
+    sharded, told = in_shards(body, costs, {}, overlapped=False)
     assert told == "0 of 1 sends in shards"
-    assert sent_ns(loop, sharded) == sent_ns(loop, costs)
+    assert sent_ns(body, sharded) == sent_ns(body, costs)
 
 
 def test_an_asynchronous_send_within_a_node_takes_no_port() -> None:
-    body = pipeline(pairs="{0,1}, {1,0}").computations["loop1"]
-    assert sent_ns(body, on_h200(body)) == pytest.approx(send(H200, between_nodes=False).ns(BYTES), abs=2)
+    step = pipeline(pairs="{0,1}, {1,0}")
+    body = step.computations["loop1"].graph
+    assert sent_ns(body, on_h200(step)) == pytest.approx(send(H200, between_nodes=False).ns(BYTES), abs=2)
 
 
-def test_a_parameter_counts_as_alike_where_its_sharding_says_so() -> None:
-    step = pipeline()
-    assert in_shards(step, on_h200(step), overlapped=False)[1] == "0 of 1 sends in shards"
-    module = DetailedModule.FromString(step.module.SerializeToString())
-    module.spmd_parameters_shardings.add().type = 0  # replicated
-    shown = canonicalize(module.SerializeToString())
-    assert in_shards(shown, on_h200(shown), overlapped=False)[1] == "1 of 1 sends in shards"
+def test_what_a_loop_carries_counts_as_alike_where_it_begins_and_stays_so() -> None:
+    step = pipeline("z")
+    assert sent_by_groups(step) == {"entry": {}, "loop1": {}}
+    both = sent_by_groups(replicated(step))
+    assert [len(of) for of in (both["entry"], both["loop1"])] == [1, 1]
 
 
 def test_a_step_with_sends_says_what_slicing_them_gives() -> None:
