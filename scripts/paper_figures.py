@@ -14,7 +14,6 @@ from typing import Literal
 import msgspec
 
 from disco_hlo.whatif import coconet, fused, t3
-from disco_hlo.whatif.dram import update_cost
 from disco_hlo.whatif.machine import Machine, Matmul, collective_ns, load
 from disco_hlo.whatif.t3 import Arbitration
 
@@ -120,8 +119,7 @@ def t3_figures(
 ) -> dict[str, float]:
     """By key of ``configs/papers/t3.toml``, of models of these sizes; updates cost ``factor`` times as much."""
     found: dict[str, float] = {}
-    cost = update_cost().times(factor)
-    cases = {size: t3.cases(machine, SIZES[size], cost) for size in sizes}
+    cases = {size: t3.cases(machine, SIZES[size], factor) for size in sizes}
     for size, of in cases.items():
         results = [one.result for one in of]
         ideal = [one.sequential_ns / one.ideal_ns for one in results]

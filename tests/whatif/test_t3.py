@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from disco_hlo.whatif.dram import Access, UpdateCost, access_cycles
+from disco_hlo.whatif.dram import Access, ResultCost, access_cycles
 from disco_hlo.whatif.machine import Machine, Matmul, Stages, load, memory_reads, stages
 from disco_hlo.whatif.t3 import (
     LARGER,
@@ -90,14 +90,14 @@ def test_under_round_robin_a_stalled_matmul_waits_for_what_memory_serves() -> No
 
 def test_updates_that_cost_more_lengthen_the_matmul_s_writes() -> None:
     matmul = Stages(8, 1000.0, 0.0, 100.0, 100.0)
-    found = fused_ns(machine(100, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, UpdateCost(2.0, 3.0))
+    found = fused_ns(machine(100, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, ResultCost(2.0, 3.0))
     assert found == pytest.approx(8 * 1200, abs=5)
 
 
 def test_updates_among_a_matmul_s_reads_stall_it_for_what_they_cost_there() -> None:
     # As under round robin above: 8 pieces of 100 bytes stall the matmul, each for three times as long.
     matmul = Stages(16, 1000.0, 0.0, 100.0, 0.0)
-    found = fused_ns(machine(1000, 1), matmul, 2, Arbitration.ROUND_ROBIN, UpdateCost(2.0, 3.0))
+    found = fused_ns(machine(1000, 1), matmul, 2, Arbitration.ROUND_ROBIN, ResultCost(2.0, 3.0))
     assert found == pytest.approx(16_000 + 8 * 300, abs=5)
 
 
