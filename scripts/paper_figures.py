@@ -369,12 +369,12 @@ def coconet_opened(machine: Machine) -> list[Open]:
             for optimizer in coconet.UPDATE_BYTES
         ),
         Open(
-            "pipelined GPT-3 175B 1",
-            "sends that a node takes part in for each micro batch",
-            coconet.SEND_TURNS,
-            0,
-            4,
-            partial(coconet.pipeline_speed_up, machine, *PIPELINES[1]),
+            "pipelined GPT-2 8.3B 5",
+            "micro batches of a batch",
+            coconet.MICRO_BATCHES,
+            1,
+            1e4,
+            partial(coconet.pipeline_speed_up, machine, *PIPELINES[0]),
         ),
         Open("pipeline over sliced", sent, 1.0, 0.1, 1.0, sliced),
         *tables,

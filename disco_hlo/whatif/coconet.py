@@ -315,6 +315,9 @@ authors' ``coconet-experiments/MegatronLM-Model-Parallel`` times a forward pass 
 SEND_TURNS = 2
 """Sends that a node of Megatron-LM's pipeline takes part in for each micro batch, one after the other: it receives,
 computes and sends, and waits for each (``forward_step_with_communication`` in the authors' copy)."""
+MICRO_BATCHES = 16
+"""Of a batch, which begins with an empty pipeline: the authors' ``pretrain_gpt3_175B_16VM.sh`` (one layer a node, 96 in
+micro batches of 6) and ``..._16VM_96layer.sh`` (six, 16 of 1)."""
 
 
 def tensor_parallel_speed_up(machine: Machine, model: Transformer, sequences: int) -> float:
@@ -327,16 +330,25 @@ def tensor_parallel_speed_up(machine: Machine, model: Transformer, sequences: in
 
 
 def pipeline_speed_up(
-    machine: Machine, model: Transformer, sequences: int, layers: int, turns: float = SEND_TURNS
+    machine: Machine,
+    model: Transformer,
+    sequences: int,
+    layers: int,
+    micro_batches: float = MICRO_BATCHES,
 ) -> float:
-    """Section 6.3.1: a node's ``layers`` and its sends over the same with the last all-reduce and send overlapped."""
+    """Section 6.3.1: a node's ``layers`` and its sends over the same with the last all-reduce and send overlapped.
+
+    The first micro batch passes all nodes, one after the other; then each takes as long as a node needs for it.
+    """
+    nodes, further = machine.network.devices // machine.network.node_devices, micro_batches - 1
     rest, tails = _split_layer(machine, model, sequences)
     elements = tails[-1].rows * tails[-1].columns
     unfused = layers * (rest + sum(_unfused_tail_ns(machine, one) for one in tails))
     replaced = _unfused_tail_ns(machine, tails[-1]) - _tail_matmul_ns(machine, tails[-1])
-    overlapped = pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
+    overlapped = unfused - replaced + pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
     whole = _launches_ns(machine, 1) + send_ns(machine, HALF * elements)
-    return (unfused + turns * whole) / (unfused - replaced + overlapped)
+    first = nodes * unfused + (nodes - 1) * whole
+    return (first + further * (unfused + SEND_TURNS * whole)) / ((nodes + further) * overlapped)
 
 
 def _split_layer(machine: Machine, model: Transformer, sequences: int) -> tuple[float, list[Matmul]]:

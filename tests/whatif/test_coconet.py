@@ -162,11 +162,14 @@ def test_a_pipeline_gains_its_whole_sends_and_an_all_reduce() -> None:
     reduced += 1.07 * 15 * elements / 790 + 3 * 17.48e3  # three of PyTorch's kernels
     send = coconet.send_ns(machine, 2 * elements)
     overlapped = coconet.pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
-    before = rest + products + 2 * reduced + 2 * send
-    after = rest + products + reduced + overlapped
-    assert coconet.pipeline_speed_up(machine, coconet.GPT3, sequences, layers) == pytest.approx(
-        before / after
-    )
+    layer, after = rest + products + 2 * reduced, rest + products + reduced + overlapped
+
+    def found(micro_batches: int) -> float:
+        return coconet.pipeline_speed_up(machine, coconet.GPT3, sequences, layers, micro_batches)
+
+    assert found(1) == pytest.approx((16 * layer + 15 * send) / (16 * after))
+    assert found(3) == pytest.approx((16 * layer + 15 * send + 2 * (layer + 2 * send)) / (18 * after))
+    assert found(10**9) == pytest.approx((layer + 2 * send) / after)
 
 
 def test_inference_gains_more_where_pointwise_kernels_move_more(monkeypatch: pytest.MonkeyPatch) -> None:
