@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from disco_hlo.whatif import coconet, fused, t3
-from disco_hlo.whatif.machine import Machine, Matmul, collective_ns, load
+from disco_hlo.whatif.machine import HALF, Machine, Matmul, collective_ns, load
 from disco_hlo.whatif.t3 import Arbitration
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -338,7 +338,7 @@ def coconet_opened(machine: Machine) -> list[Open]:
 
     def sliced(share: float) -> float:
         times = coconet.pipeline_schedules(machine, PIPELINED)
-        sent = coconet.send_ns(machine, coconet.HALF * PIPELINED / machine.network.node_devices)
+        sent = coconet.send_ns(machine, HALF * PIPELINED / machine.network.node_devices)
         return (times["AR+P2P+C+AG"] - sent + sent / share) / times[PIPED]
 
     def slower(one: Training, at: int, times: float = 1.0, besides_ms: float = 0.0) -> float:

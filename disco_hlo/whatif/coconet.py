@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from disco_hlo.whatif.machine import Machine, Matmul, algorithms, collective_ns, matmul_ns, send
+from disco_hlo.whatif.machine import HALF, Machine, Matmul, algorithms, collective_ns, matmul_ns, send
 
-HALF = 2
-"""Bytes of a 16-bit element."""
 BUFFER_BYTES = 16 * 2**20
 """CoCoNet, figure 9."""
 CHANNELS, INFERENCE_CHANNELS = 32, 12

@@ -24,6 +24,8 @@ from functools import cache
 from itertools import cycle
 from math import ceil
 
+from disco_hlo.whatif.machine import HALF, TILE
+
 BANKS, GROUPS, QUEUE, PIECE = 16, 4, 64, 8
 RRD, RCD, RAS, RP, RC, CL, WL, WR, WTR, RTP = 4, 14, 33, 14, 47, 14, 2, 12, 3, 4
 BURST = 1
@@ -33,10 +35,9 @@ TO_READ, TO_WRITE = WL + BURST + WTR, CL + BURST + 2 - WL
 CYCLES = 20_000
 CHANNELS, CHANNELS_FROM = 32, 13
 """Above the 5 bits of the channel (``dramid@8``) begin the bits of the bank and the row."""
-TILE, WARP = 128, 64
-"""Rows and columns of a tile, and of what a warp writes of it, a column at a time: CUTLASS has warps of 64 x 64 on V100
+WARP = 64
+"""Rows and columns of what a warp writes of a tile, a row at a time: CUTLASS has 64 x 64 on V100
 (``default_gemm_configuration.h``)."""
-BYTES = 2
 
 
 class Access(Enum):
@@ -164,7 +165,7 @@ def _of_a_result(
         for row in range(WARP):
             for across, at in stage:
                 for own in range(row, TILE, WARP):
-                    address = ((at * TILE + own) * columns + across * TILE) * BYTES
+                    address = ((at * TILE + own) * columns + across * TILE) * HALF
                     if not drawn.randrange(CHANNELS):
                         yield from [_place(address)] * PIECE
         first = (first + units) % count

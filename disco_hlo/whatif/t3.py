@@ -29,7 +29,7 @@ from enum import StrEnum
 from math import ceil
 
 from disco_hlo.whatif.dram import Access, ResultCost, access_cycles, result_cost
-from disco_hlo.whatif.machine import Machine, Matmul, Stages, matmul_ns, stages
+from disco_hlo.whatif.machine import Machine, Matmul, Stages, collective_ns, matmul_ns, stages
 
 AT_BANDWIDTH = ResultCost(1.0, 1.0)
 FEWEST_PIECES = 8
@@ -96,38 +96,23 @@ def sub_layer(machine: Machine, matmul: Matmul, devices: int, update_factor: flo
     size = matmul.output_bytes
     cost = result_cost(matmul.rows, matmul.columns, machine.gpu.compute_units, devices).times(update_factor)
     alone, fused = stages(machine.gpu, matmul), stages(machine.gpu, matmul, around_cache=True)
-    scatter_ns = reduce_scatter_ns(machine, size, devices)
+    near_memory_ns = collective_ns(machine, "reduce-scatter", size, devices)
     return SubLayer(
         alone.ns,
-        scatter_ns,
-        reduce_scatter_ns(machine, size, devices, near_memory=True),
-        all_gather_ns(machine, size, devices),
+        near_memory_ns + last_sum_ns(machine, size, devices),
+        near_memory_ns,
+        collective_ns(machine, "all-gather", size, devices),
         {one: fused_ns(machine, fused, devices, one, cost) for one in Arbitration},
         _sequential_traffic(alone, size, devices),
         _fused_traffic(fused, size, devices),
     )
 
 
-def reduce_scatter_ns(
-    machine: Machine, size_bytes: float, devices: int, *, near_memory: bool = False
-) -> float:
-    """A ring's reduce-scatter by itself.
-
-    Each step sends a chunk while one is received. A kernel reads two copies of it and the memory takes one in; near
-    the memory one is read and one is taken in. At last a kernel adds what came to its own copy.
-    """
-    chunk, memory = size_bytes / devices, machine.gpu.memory_gb_per_s
-    streams = (Access.READ, Access.UPDATE) if near_memory else (Access.READ, Access.READ, Access.WRITE)
-    memory_ns = access_cycles(streams) * chunk / memory
-    step_ns = max(chunk / machine.network.link_gb_per_s, memory_ns)
-    return (devices - 1) * (step_ns + machine.network.link_latency_us * 1e3) + (not near_memory) * memory_ns
-
-
-def all_gather_ns(machine: Machine, size_bytes: float, devices: int) -> float:
-    """A ring's all-gather."""
-    chunk, memory = size_bytes / devices, machine.gpu.memory_gb_per_s
-    step_ns = max(chunk / machine.network.link_gb_per_s, 2 * chunk / memory)
-    return (devices - 1) * (step_ns + machine.network.link_latency_us * 1e3)
+def last_sum_ns(machine: Machine, size_bytes: float, devices: int) -> float:
+    """What a ring's reduce-scatter takes besides its messages where nothing is reduced near memory: at last a kernel
+    adds what came to its own copy. During a step its memory is busy for less time than the link."""
+    cycles = access_cycles((Access.READ, Access.READ, Access.WRITE))
+    return cycles * size_bytes / devices / machine.gpu.memory_gb_per_s
 
 
 def _sequential_traffic(alone: Stages, size: float, devices: int) -> Traffic:
