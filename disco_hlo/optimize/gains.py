@@ -62,15 +62,6 @@ class Gain:
     """What it is, in a few words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a mechanism is asked for besides the region."""
-
-    devices: int
-    sends: Sends | None
-    """What can go in shards; None where nothing is sent."""
-
-
 def gains(source: CanonicalModule, times: StepTimes, devices: int) -> dict[str, dict[str, Gain]]:
     """What each mechanism makes of each region of a step that was simulated: by region, callees first, by mechanism.
 
@@ -88,42 +79,42 @@ def gains(source: CanonicalModule, times: StepTimes, devices: int) -> dict[str, 
                 taken_ns = {callee: of[mechanism].step_ns for callee, of in found.items()}
                 costs = costs.around(region.graph, inner_costs(called[name], times, taken_ns, loops))
                 predicted = predict(region.graph, predicted.strategy, costs, predicted.again)
-            gain = simulated(region.graph, predicted, costs, Asked(devices, sent.get(name)))
+            gain = simulated(region.graph, predicted, costs, devices, sent.get(name))
             of_region[mechanism] = replace(gain, step_ns=min(gain.step_ns, predicted.timeline.makespan_ns))
         found[name] = of_region
     return found
 
 
-def _ordered(graph: Graph, predicted: Predicted, costs: Costs, _: Asked) -> Gain:
+def _ordered(graph: Graph, predicted: Predicted, costs: Costs, *_: object) -> Gain:
     best = with_order(graph, predicted.strategy, costs, costs.machine)
     return Gain(best.predicted_ns, "the best order at hand")
 
 
-def _rotated(graph: Graph, predicted: Predicted, costs: Costs, _: Asked) -> Gain:
+def _rotated(graph: Graph, predicted: Predicted, costs: Costs, *_: object) -> Gain:
     bound = lowest_bound(graph, [predicted.strategy.groups], costs, costs.machine)
     return Gain(bound.full_overlap_ns, "at best: collectives overlap the iteration next to them")
 
 
-def _sliced(graph: Graph, predicted: Predicted, costs: Costs, asked: Asked) -> Gain:
-    if asked.sends is None:
+def _sliced(graph: Graph, predicted: Predicted, costs: Costs, _: int, sends: Sends | None) -> Gain:
+    if sends is None:
         return Gain(predicted.timeline.makespan_ns, "no sends here")
-    sharded, told = in_shards(graph, costs, asked.sends, overlapped=False)
+    sharded, told = in_shards(graph, costs, sends, overlapped=False)
     again = predict(graph, predicted.strategy, sharded, predicted.again)
     return Gain(again.timeline.makespan_ns, told)
 
 
-def _joined(graph: Graph, predicted: Predicted, costs: Costs, asked: Asked, *, is_t3: bool) -> Gain:
+def _joined(
+    graph: Graph, predicted: Predicted, costs: Costs, devices: int, sends: Sends | None, *, is_t3: bool
+) -> Gain:
     told = ""
-    if not is_t3 and asked.sends is not None:
-        costs, told = in_shards(graph, costs, asked.sends, overlapped=True)
+    if not is_t3 and sends is not None:
+        costs, told = in_shards(graph, costs, sends, overlapped=True)
         predicted = predict(graph, predicted.strategy, costs, predicted.again)
     tried, buckets = [predicted.built], one_by_one(predicted.strategy.buckets)
     if buckets != predicted.strategy.buckets:
         apart = replace(predicted.strategy, buckets=buckets, order=())
         tried.append(predict(graph, apart, costs, predicted.again).built)
-    best = min(
-        (_begun_early(graph, one, asked.devices, is_t3) for one in tried), key=lambda gain: gain.step_ns
-    )
+    best = min((_begun_early(graph, one, devices, is_t3) for one in tried), key=lambda gain: gain.step_ns)
     return replace(best, told=f"{best.told}; {told}") if told else best
 
 
@@ -134,7 +125,7 @@ def _begun_early(graph: Graph, built: Built, devices: int, is_t3: bool) -> Gain:
     return Gain(step_ns, f"{told}; none slows kernels down" if is_t3 else told)
 
 
-MECHANISMS: Mapping[str, Callable[[Graph, Predicted, Costs, Asked], Gain]] = {
+MECHANISMS: Mapping[str, Callable[[Graph, Predicted, Costs, int, Sends | None], Gain]] = {
     "order": _ordered,
     "rotation": _rotated,
     "sliced sends": _sliced,
