@@ -14,8 +14,7 @@ from typing import Literal
 import msgspec
 
 from disco_hlo.whatif import coconet, fused, t3
-from disco_hlo.whatif.dram import update_cost
-from disco_hlo.whatif.machine import Machine, Matmul, load
+from disco_hlo.whatif.machine import HALF, Machine, Matmul, collective_ns, load
 from disco_hlo.whatif.t3 import Arbitration
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,8 +119,7 @@ def t3_figures(
 ) -> dict[str, float]:
     """By key of ``configs/papers/t3.toml``, of models of these sizes; updates cost ``factor`` times as much."""
     found: dict[str, float] = {}
-    cost = update_cost().times(factor)
-    cases = {size: t3.cases(machine, SIZES[size], cost) for size in sizes}
+    cases = {size: t3.cases(machine, SIZES[size], factor) for size in sizes}
     for size, of in cases.items():
         results = [one.result for one in of]
         ideal = [one.sequential_ns / one.ideal_ns for one in results]
@@ -233,20 +231,29 @@ def coconet_figures(machine: Machine) -> dict[str, float]:
 
 def _measured(machine: Machine) -> dict[str, float]:
     """What others measured, as the model has it."""
-    bert, elements = coconet.BERTS[0], 1 << 30
     script = {
-        f"script {micro} {length}": coconet.sequences_per_s(machine, bert, micro, length)
+        f"script {micro} {length}": coconet.sequences_per_s(machine, coconet.BERTS[0], micro, length)
         for micro, length in ((16, 128), (64, 128), (4, 512), (8, 512))
     }
-    update_ms = coconet.UPDATE_BYTES["Adam"] * elements / machine.gpu.memory_gb_per_s / 1e6
-    ring_ms, half_ms = (
-        coconet.fused_ring_ns(machine, size, 128) / 1e6 for size in (4 * elements, 2 * elements / 4)
-    )
-    return script | {
-        "Adam 2^30": update_ms,
-        "fused Adam 2^30, 128 GPUs": ring_ms + update_ms / 128,
-        "fused Adam 2^28, 16 bits, 128 GPUs": half_ms + update_ms / 4 / 128,
+    update_ms = {
+        bits: coconet.UPDATE_BYTES["Adam"] * (1 << bits) / machine.gpu.memory_gb_per_s / 1e6
+        for bits in (28, 30)
     }
+    ring_ms, half_ms = (
+        coconet.fused_ring_ns(machine, size, 128) / 1e6 for size in (4 * (1 << 30), 2 * (1 << 28))
+    )
+    return (
+        script
+        | {f"Adam 2^{bits}": ms for bits, ms in update_ms.items()}
+        | {
+            f"all-reduce 2^{bits}, 128 GPUs": collective_ns(machine, "all-reduce", 4 << bits, 128) / 1e6
+            for bits in (24, 26, 28, 30)
+        }
+        | {
+            "fused Adam 2^30, 128 GPUs": ring_ms + update_ms[30] / 128,
+            "fused Adam 2^28, 16 bits, 128 GPUs": half_ms + update_ms[28] / 128,
+        }
+    )
 
 
 def _range(found: dict[str, float], name: str, values: list[float]) -> None:
@@ -331,7 +338,7 @@ def coconet_opened(machine: Machine) -> list[Open]:
 
     def sliced(share: float) -> float:
         times = coconet.pipeline_schedules(machine, PIPELINED)
-        sent = coconet.send_ns(machine, coconet.HALF * PIPELINED / machine.network.node_devices)
+        sent = coconet.send_ns(machine, HALF * PIPELINED / machine.network.node_devices)
         return (times["AR+P2P+C+AG"] - sent + sent / share) / times[PIPED]
 
     def slower(one: Training, at: int, times: float = 1.0, besides_ms: float = 0.0) -> float:
@@ -362,20 +369,12 @@ def coconet_opened(machine: Machine) -> list[Open]:
             for optimizer in coconet.UPDATE_BYTES
         ),
         Open(
-            "inference BERT 3.9B",
-            "bytes an element that Megatron-LM moves after an all-reduce",
-            coconet.UNFUSED_BYTES,
-            0,
-            60,
-            partial(coconet.tensor_parallel_speed_up, machine, coconet.BERT, INFERRED),
-        ),
-        Open(
-            "pipelined GPT-3 175B 1",
-            "sends that a node takes part in for each micro batch",
-            coconet.SEND_TURNS,
-            0,
-            4,
-            partial(coconet.pipeline_speed_up, machine, *PIPELINES[1]),
+            "pipelined GPT-2 8.3B 5",
+            "micro batches of a batch",
+            coconet.MICRO_BATCHES,
+            1,
+            1e4,
+            partial(coconet.pipeline_speed_up, machine, *PIPELINES[0]),
         ),
         Open("pipeline over sliced", sent, 1.0, 0.1, 1.0, sliced),
         *tables,

@@ -31,6 +31,7 @@ from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.optimize.costs import Costs, Network, costs_for
 from disco_hlo.optimize.gains import Gain, gains
 from disco_hlo.optimize.regions import StepTimes, lower_bound, step_times
+from disco_hlo.optimize.sends import sends_of
 from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.printable import Strings, printable, size_text, time_text
@@ -114,13 +115,18 @@ def simulate(
         regions = region_facts(source, found[PLAN], strategies[PLAN], found[DEFAULT])
     is_whole = region == ENTRY
     exposed = {name: one.exposed_ns for name, one in found.items() if source.regions and is_whole}
+    shown_graph = source.computations[region].graph
+    sends = list(sends_of(shown_graph))
+    sent = {
+        name: int(one.costs[region].op_ns(shown_graph)[sends].sum()) for name, one in found.items() if sends
+    }
     timelines = {name: one.predicted[region].timeline for name, one in found.items()}
     if as_json:
         made = _as_json(opened, costs, network, region, timelines, limit, regions)
         print_json(made | _gains_as_json(imagined, gained, region))
         return
     show(*region_table(regions), aside=aside)
-    _print("step" if is_whole else f"one execution of {region}", timelines, exposed, limit, aside)
+    _print("step" if is_whole else f"one execution of {region}", timelines, sent, exposed, limit, aside)
     if gained:
         shown = region_names(source) if is_whole else (region,)
         now_ns = {name: one.timeline.makespan_ns for name, one in found[last].predicted.items()}
@@ -185,7 +191,12 @@ def _strategy(opened: Opened, name: str) -> Strategy:
 
 
 def _print(
-    first: str, timelines: dict[str, Timeline], exposed: dict[str, int], limit: Bound, aside: bool
+    first: str,
+    timelines: dict[str, Timeline],
+    sent: dict[str, int],
+    exposed: dict[str, int],
+    limit: Bound,
+    aside: bool,
 ) -> None:
     made = table("", *timelines, right=(1, 2))
     rows: list[tuple[str, Any]] = [
@@ -198,6 +209,8 @@ def _print(
     ]
     for name, text in rows:
         add_row(made, name, *map(text, timelines.values()))
+    if sent:
+        add_row(made, "sends, which count as compute", *map(time_text, sent.values()))
     if exposed:
         add_row(made, "exposed in all regions", *map(time_text, exposed.values()))
     show(made, "", aside=aside)

@@ -338,7 +338,7 @@ class _Facts:
                 digest(own.cost_bytes, b";".join(operand.shape_bytes for operand in operands))[:24],
                 operation_counts(op.proto, own.shape, [operand.shape for operand in operands], self.index),
                 own.attributes[:16] if op.proto.opcode in COLLECTIVES else "",
-                kind_groups(op.proto) if op.proto.opcode in COLLECTIVES else (),
+                kind_groups(op.proto),
                 _source_line(op.proto, self.index.module.stack_frame_index),
             )
         return found

@@ -90,9 +90,15 @@ def ring_share(kind: CollectiveKind) -> float:
 
 
 def kind_groups(collective: Message) -> Groups:
-    """The groups of a collective as :class:`CollectiveKind` has them, from an instruction of the plain schema."""
+    """The groups of a collective, or of what begins one, as :class:`CollectiveKind` has them; none of any other.
+
+    Args:
+        collective: of the plain schema.
+    """
+    known = COLLECTIVE.get(collective.opcode.removesuffix("-start"))
+    if known is None:
+        return ()
     detailed = DetailedInstruction.FromString(collective.SerializeToString())
-    known = COLLECTIVE[collective.opcode]
     if known.names_pairs:
         return tuple(sorted((pair.source, pair.target) for pair in detailed.source_target_pairs))
     groups = tuple(sorted(tuple(sorted(group)) for group in written_groups(detailed)))

@@ -47,16 +47,16 @@ from disco_hlo.whatif.machine import load as load_machine
 
 UNKNOWN_DEVICE = "unknown"
 """Device kind of a plan for a module of which nobody said where it runs."""
-_SENDS = frozenset({"collective-permute", "send"})
+SENDS = frozenset({"collective-permute", "send"})
 _WAITS = frozenset({"collective-permute-done", "recv", "recv-done", "send-done"})
 """Of a send that another instruction begins: it has all of the time."""
 
 
 class Inner(NamedTuple):
-    """What an op takes that runs a region: a loop, conditional or call."""
+    """What an op takes, above all one that runs a region: a loop, conditional or call."""
 
     takes_ns: int
-    temporary_bytes: int
+    temporary_bytes: int = 0
     """Of memory beside what it is given and returns."""
     first_collective_ns: int | None = None
     """When the first collective in there begins; None where there is none that overlaps with kernels."""
@@ -82,11 +82,11 @@ class Costs(MeasuredCosts):
         self._elsewhere: tuple[Machine, int] | None = None
 
     def around(self, graph: Graph, inner: Mapping[int, Inner]) -> Costs:
-        """These costs where some ops of a graph run regions, and take what these take."""
+        """These costs where some ops of a graph take another time, above all those that run regions."""
         if not inner:
             return self
         found = copy(self)
-        found._around = graph.fingerprint, inner
+        found._around = graph.fingerprint, {**self._inner(graph), **inner}
         return found
 
     def slowed(self, contention: Contention) -> Costs:
@@ -102,8 +102,8 @@ class Costs(MeasuredCosts):
             opcode = op.opcode.removesuffix("-start")
             if op.opcode in _WAITS:
                 times[op.id] = 0
-            elif opcode in COLLECTIVES | _SENDS and op.kind != Kind.ALL_REDUCE:
-                times[op.id] = self.collective(CollectiveKind(opcode, op.groups))(_sent_bytes(graph, op.id))
+            elif opcode in COLLECTIVES | SENDS and op.kind != Kind.ALL_REDUCE:
+                times[op.id] = self.collective(CollectiveKind(opcode, op.groups))(sent_bytes(graph, op.id))
         for node, one in self._inner(graph).items():
             times[node] = one.takes_ns
         return times
@@ -158,7 +158,7 @@ class Costs(MeasuredCosts):
     def collective(self, kind: CollectiveKind) -> LinearPieces:
         """Time of a collective over its bytes: as measured, or on the machine that is imagined. There a group of some
         devices stays as large as it is, and a send that names no pairs leaves the node where there are several."""
-        if self._elsewhere is not None and kind.opcode in _SENDS:
+        if self._elsewhere is not None and kind.opcode in SENDS:
             machine, devices = self._elsewhere
             node_devices = machine.network.node_devices
             pairs = kind.groups or ((0, devices - 1),)
@@ -171,7 +171,7 @@ class Costs(MeasuredCosts):
         return pieces(machine, opcode, max(2, max(map(len, kind.groups), default=devices)))
 
 
-def _sent_bytes(graph: Graph, node: int) -> int:
+def sent_bytes(graph: Graph, node: int) -> int:
     """Of a collective that does not overlap as a plan says. What begins one leaves a tuple: its operand counts."""
     if graph.nodes[node].shape.dtype != "tuple":
         return collective_bytes(graph, node)

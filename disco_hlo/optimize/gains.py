@@ -5,8 +5,11 @@
 * fused kernels (CoCoNet, section 5.4; paper 004): a collective whose last operand a matmul computes begins with that
   matmul. Behind it remains what must see the last tile: half an all-reduce (its all-gather) of one buffer tile, of a
   reduce-scatter one device's chunk. Overlap costs what it costs on the machine.
-* T3: the same for the reduce-scatter alone; an all-reduce's all-gather follows. All collectives go by DMA engines, as
-  T3's do (its section 7.2): none of them slows kernels down.
+  Sends go in shards, and these and their gather overlap buffer tile by buffer tile (CoCoNet, section 6.3).
+* sliced sends: in shards alike, one after the other: what a plan does (``slice-sends``). Where nothing is sent there is
+  no such row.
+* T3: the reduce-scatter alone begins with its matmul; an all-reduce's all-gather follows. All collectives go by DMA
+  engines, as T3's do (its section 7.2): none of them slows kernels down.
 
 A bucket of several gradients is packed first, so that no matmul computes its operand. Both are therefore tried with the
 buckets as they are and with one for each gradient; the faster counts.
@@ -38,6 +41,7 @@ from disco_hlo.optimize.regions import (
     predict,
     regions_callees_first,
 )
+from disco_hlo.optimize.sends import Sends, in_shards, sent_by_groups
 from disco_hlo.plan.plan import Bucket
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.bound import lowest_bound
@@ -64,37 +68,54 @@ def gains(source: CanonicalModule, times: StepTimes, devices: int) -> dict[str, 
     A region that calls none is simulated once for all mechanisms, others once more for each.
     """
     called, loops = calls_by_caller(source), measured_loops(source, times.costs[ENTRY])
+    sent = sent_by_groups(source)
+    mechanisms = {name: one for name, one in MECHANISMS.items() if sent or one is not _sliced}
     found: dict[str, dict[str, Gain]] = {}
     for name, region in regions_callees_first(source):
         of_region: dict[str, Gain] = {}
-        for mechanism, simulated in MECHANISMS.items():
+        for mechanism, simulated in mechanisms.items():
             predicted, costs = times.predicted[name], times.costs[name]
             if called[name]:
                 taken_ns = {callee: of[mechanism].step_ns for callee, of in found.items()}
                 costs = costs.around(region.graph, inner_costs(called[name], times, taken_ns, loops))
                 predicted = predict(region.graph, predicted.strategy, costs, predicted.again)
-            gain = simulated(region.graph, predicted, costs, devices)
+            gain = simulated(region.graph, predicted, costs, devices, sent.get(name))
             of_region[mechanism] = replace(gain, step_ns=min(gain.step_ns, predicted.timeline.makespan_ns))
         found[name] = of_region
     return found
 
 
-def _ordered(graph: Graph, predicted: Predicted, costs: Costs, _: int) -> Gain:
+def _ordered(graph: Graph, predicted: Predicted, costs: Costs, *_: object) -> Gain:
     best = with_order(graph, predicted.strategy, costs, costs.machine)
     return Gain(best.predicted_ns, "the best order at hand")
 
 
-def _rotated(graph: Graph, predicted: Predicted, costs: Costs, _: int) -> Gain:
+def _rotated(graph: Graph, predicted: Predicted, costs: Costs, *_: object) -> Gain:
     bound = lowest_bound(graph, [predicted.strategy.groups], costs, costs.machine)
     return Gain(bound.full_overlap_ns, "at best: collectives overlap the iteration next to them")
 
 
-def _joined(graph: Graph, predicted: Predicted, costs: Costs, devices: int, *, is_t3: bool) -> Gain:
+def _sliced(graph: Graph, predicted: Predicted, costs: Costs, _: int, sends: Sends | None) -> Gain:
+    if sends is None:
+        return Gain(predicted.timeline.makespan_ns, "no sends here")
+    sharded, told = in_shards(graph, costs, sends, overlapped=False)
+    again = predict(graph, predicted.strategy, sharded, predicted.again)
+    return Gain(again.timeline.makespan_ns, told)
+
+
+def _joined(
+    graph: Graph, predicted: Predicted, costs: Costs, devices: int, sends: Sends | None, *, is_t3: bool
+) -> Gain:
+    told = ""
+    if not is_t3 and sends is not None:
+        costs, told = in_shards(graph, costs, sends, overlapped=True)
+        predicted = predict(graph, predicted.strategy, costs, predicted.again)
     tried, buckets = [predicted.built], one_by_one(predicted.strategy.buckets)
     if buckets != predicted.strategy.buckets:
         apart = replace(predicted.strategy, buckets=buckets, order=())
         tried.append(predict(graph, apart, costs, predicted.again).built)
-    return min((_begun_early(graph, one, devices, is_t3) for one in tried), key=lambda gain: gain.step_ns)
+    best = min((_begun_early(graph, one, devices, is_t3) for one in tried), key=lambda gain: gain.step_ns)
+    return replace(best, told=f"{best.told}; {told}") if told else best
 
 
 def _begun_early(graph: Graph, built: Built, devices: int, is_t3: bool) -> Gain:
@@ -104,9 +125,10 @@ def _begun_early(graph: Graph, built: Built, devices: int, is_t3: bool) -> Gain:
     return Gain(step_ns, f"{told}; none slows kernels down" if is_t3 else told)
 
 
-MECHANISMS: Mapping[str, Callable[[Graph, Predicted, Costs, int], Gain]] = {
+MECHANISMS: Mapping[str, Callable[[Graph, Predicted, Costs, int, Sends | None], Gain]] = {
     "order": _ordered,
     "rotation": _rotated,
+    "sliced sends": _sliced,
     "fused kernels": partial(_joined, is_t3=False),
     "T3": partial(_joined, is_t3=True),
 }

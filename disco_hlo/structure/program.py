@@ -47,6 +47,9 @@ _LARGEST = 1 << 16
 """Elements of the largest constant looked into."""
 _DEEPEST = 32
 """Ops one behind the other that are followed."""
+_COMPARED: dict[str, Any] = {
+    "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
+}  # fmt: skip
 _ARITHMETIC: dict[str, Any] = {
     "add": np.add,
     "subtract": np.subtract,
@@ -463,6 +466,13 @@ def computed_value(instruction: Message, operands: list[NDArray[Any]]) -> NDArra
         return first[tuple(slice(d.start, d.limit, d.stride or 1) for d in instruction.slice_dimensions)]
     if opcode in _ARITHMETIC and np.issubdtype(first.dtype, np.integer):
         return np.asarray(_ARITHMETIC[opcode](*operands))
+    if opcode in ("divide", "remainder") and np.issubdtype(first.dtype, np.integer):
+        # XLA rounds towards zero, numpy down.
+        if (first < 0).any() or (operands[1] <= 0).any():
+            return None
+        return np.asarray((np.floor_divide if opcode == "divide" else np.remainder)(*operands))
+    if opcode == "compare" and np.issubdtype(first.dtype, np.integer):
+        return np.asarray(_COMPARED[instruction.comparison_direction](*operands))
     return None
 
 

@@ -255,9 +255,9 @@ def _is_send(instruction: Message) -> bool:
 
 
 def _sliced(own: Program, path: tuple[int, ...], send: int) -> Iterator[SliceSend]:
-    """Ways to slice a send: by the groups of the collectives before it, and each dimension of its array."""
+    """Ways to slice a send: by the groups of the collectives next to it, and each dimension of its array."""
     seen: set[Groups] = set()
-    for at, grouped in enumerate(own.instructions[:send]):
+    for at, grouped in enumerate(own.instructions):
         if grouped.opcode not in ("all-reduce", "all-gather"):
             continue
         try:

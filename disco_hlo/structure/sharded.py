@@ -19,7 +19,7 @@ from disco_hlo.hlo.collectives import Groups, devices_by_axes, iota_devices, wri
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import Needs, operand_needs, reduction_opcode, shrink
-from disco_hlo.structure.program import Buffers, Program, dims, evaluate, physical, resized, scalar
+from disco_hlo.structure.program import Buffers, Program, dims, dtype, evaluate, physical, resized, scalar
 
 _CUT_THROUGH = frozenset({"bitcast", "broadcast", "convert", "iota", "reshape", "transpose"})
 """Ops computed again on the shard rather than cut, since that is cheaper or meets an all-gather further up."""
@@ -133,9 +133,7 @@ def slice_send(program: Program, send: Message, grouped: Message, dimension: int
     if len(send.operand_ids) != 1 or send.channel_id <= 0:
         raise IllegalMoveError(f"{where}: it is no send of one array between the partitions of one program")
     groups = groups_of(program, grouped)
-    target = {pair.source: pair.target for pair in send.source_target_pairs}
-    sent = [tuple(target.pop(device, -1) for device in group) for group in groups]
-    if target or any(to not in groups and set(to) != {-1} for to in sent):
+    if not joins_groups(send, groups):
         raise IllegalMoveError(
             f"{where}: its pairs do not join groups of {grouped.name} device by device, in order"
         )
@@ -429,32 +427,86 @@ def groups_of(program: Program, collective: Message) -> Groups:
 
 
 class SameValues:
-    """Which instructions are proven to give the same value on all devices of each group."""
+    """Which instructions are proven to give the same value on all devices of each group.
+
+    A member of a loop's state is the same in each turn if it is the same before the first, and what a turn makes of it
+    is wherever it was before.
+    """
 
     def __init__(self, program: Program, groups: Groups) -> None:
         self.program, self.groups = program, groups
         self.proven: set[int] = set()
-        self._group_of = {device: i for i, group in enumerate(groups) for device in group}
         parameters = sum(i.opcode == "parameter" for i in program.instructions)
         self._shardings = list(program.module.spmd_parameters_shardings)
         in_entry = program.entry.id == program.module.entry_computation_id
         if len(self._shardings) != parameters or not in_entry:
             self._shardings = []
-        for instruction in program.instructions:
-            self.judge(instruction)
+        self._state = set[int]() if in_entry else self._state_before()
+        while not self._judge_all():
+            pass
 
     def judge(self, instruction: Message) -> None:
         """Take an instruction in whose operands have been judged."""
-        operands_same = self.proven.issuperset(instruction.operand_ids)
-        if instruction.opcode == "parameter":
-            number = instruction.parameter_number
-            same = bool(self._shardings) and _held_alike(self._shardings[number], self.groups)
-        elif instruction.opcode in ("all-reduce", "all-gather"):
-            same = _made_alike(self.program, instruction, self.groups, self._group_of, operands_same)
-        else:
-            same = operands_same and _is_deterministic(self.program, instruction)
-        if same:
+        if self._is_same(instruction):
             self.proven.add(instruction.id)
+
+    def _judge_all(self) -> bool:
+        """Judge by the members of the loop's state that may be the same, and leave out those that a turn makes differ;
+        whether there was none."""
+        self.proven = set()
+        for instruction in self.program.instructions:
+            self.judge(instruction)
+        kept = self._state & self._members(self.program.by_id[self.program.root], self.proven)
+        is_settled, self._state = kept == self._state, kept
+        return is_settled
+
+    def _is_same(self, instruction: Message) -> bool:
+        program, opcode = self.program, instruction.opcode
+        operands_same = self.proven.issuperset(instruction.operand_ids)
+        if opcode == "parameter":
+            number = instruction.parameter_number
+            return bool(self._shardings) and _held_alike(self._shardings[number], self.groups)
+        if opcode == "get-tuple-element" and program.operands(instruction)[0].opcode == "parameter":
+            return operands_same or instruction.tuple_index in self._state
+        if opcode in ("all-reduce", "all-gather"):
+            return _made_alike(program, instruction, self.groups, operands_same)
+        if opcode == "collective-permute":  # who gets nothing has zeros
+            of_partitions = program.replicas() == 1 and instruction.channel_id > 0
+            return operands_same and of_partitions and joins_groups(instruction, self.groups)
+        if operands_same and _is_deterministic(program, instruction):
+            return True
+        return not dims(instruction) and dtype(instruction) in _INDICES and self._computed_alike(instruction)
+
+    def _computed_alike(self, scalar_: Message) -> bool:
+        for group in self.groups:
+            values = [evaluate(self.program, scalar_, device) for device in group]
+            if any(value is None or value != values[0] for value in values):
+                return False
+        return True
+
+    def _state_before(self) -> set[int]:
+        """Members of the state that are the same before the first turn of every loop that runs this computation."""
+        found: set[int] | None = None
+        for caller in self.program.module.computations:
+            for one in caller.instructions:
+                if self.program.entry.id not in one.called_computation_ids:
+                    continue
+                if one.opcode != "while":
+                    return set()
+                outside = self.program.inside(caller.id)
+                same = SameValues(outside, self.groups)
+                members = self._members(outside.operands(one)[0], same.proven)
+                found = members if found is None else found & members
+        return found or set()
+
+    @staticmethod
+    def _members(tuple_: Message, proven: set[int]) -> set[int]:
+        if tuple_.opcode != "tuple":
+            return set()
+        return {at for at, member in enumerate(tuple_.operand_ids) if member in proven}
+
+
+_INDICES = frozenset({"pred", "s32", "s64", "u32"})
 
 
 def _is_deterministic(program: Program, instruction: Message) -> bool:
@@ -468,9 +520,7 @@ def _is_deterministic(program: Program, instruction: Message) -> bool:
     )
 
 
-def _made_alike(
-    program: Program, collective: Message, groups: Groups, group_of: dict[int, int], operands_alike: bool
-) -> bool:
+def _made_alike(program: Program, collective: Message, groups: Groups, operands_alike: bool) -> bool:
     try:
         own = groups_of(program, collective)
     except IllegalMoveError:
@@ -479,10 +529,18 @@ def _made_alike(
         return True
     if not operands_alike:
         return False
+    group_of = {device: i for i, group in enumerate(groups) for device in group}
     seen = {device: [group_of.get(d, -1 - d) for d in group] for group in own for device in group}
     if collective.opcode == "all-reduce":
         seen = {device: sorted(who) for device, who in seen.items()}
     return all(seen.get(device) == seen.get(group[0]) for group in groups for device in group)
+
+
+def joins_groups(send: Message, groups: Groups) -> bool:
+    """Whether every group sends to a group, device by device in order, or nowhere."""
+    target = {pair.source: pair.target for pair in send.source_target_pairs}
+    sent = [tuple(target.pop(device, -1) for device in group) for group in groups]
+    return not target and all(to in groups or set(to) == {-1} for to in sent)
 
 
 def _held_alike(sharding: Message, groups: Groups) -> bool:

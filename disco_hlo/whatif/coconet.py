@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from disco_hlo.whatif.machine import Machine, Matmul, algorithms, collective_ns, matmul_ns, send
+from disco_hlo.whatif.machine import HALF, Machine, Matmul, algorithms, collective_ns, matmul_ns, send
 
-HALF = 2
-"""Bytes of a 16-bit element."""
 BUFFER_BYTES = 16 * 2**20
 """CoCoNet, figure 9."""
 CHANNELS, INFERENCE_CHANNELS = 32, 12
@@ -102,9 +100,9 @@ LENGTH, HEAD, VOCABULARY = 128, 64, 30528
 micro batch (LAMB, 336M). Width of a head. Words, filled up to a multiple of 8."""
 LAYER_KERNELS, LAYER_TENSORS = 28, 16
 """Of a layer forward, twice as many backward: the operators of NVIDIA's ``modeling.py``, one by one; its parameters."""
-KERNEL_US, SLOWDOWN = 17.63, 1.107
-"""Fitted to NVIDIA's own measurements on one V100 (``configs/papers/coconet.toml``): time from one kernel to the next,
-and time of a pass over what its matmuls and bytes need."""
+KERNEL_US, SLOWDOWN = 17.48, 1.070
+"""Of PyTorch's operators, fitted to NVIDIA's own measurements on one V100 (``configs/papers/coconet.toml``): time from
+one kernel to the next, and time over what their matmuls and bytes need."""
 LAYER_BYTES, SCORE_BYTES = (90, 128), (21, 23)
 """What passes through memory besides the layers' matmuls, forward and backward, in the operators of NVIDIA's
 ``modeling.py``. For each token and unit of width, forward: biases of five outputs (20), bias and GELU in one kernel on
@@ -213,7 +211,12 @@ def _forward_and_backward_ns(machine: Machine, model: Bert, sequences: int, leng
     scores = _linear_ns(machine, tokens, VOCABULARY, width)
     scores += LOGIT_BYTES * tokens * VOCABULARY / gpu.memory_gb_per_s
     layers = model.layers * (products + moved / gpu.memory_gb_per_s)
-    return SLOWDOWN * (layers + scores) + 3 * LAYER_KERNELS * model.layers * KERNEL_US * 1e3
+    return _operators_ns(layers + scores, 3 * LAYER_KERNELS * model.layers)
+
+
+def _operators_ns(needed_ns: float, kernels: int) -> float:
+    """Time of PyTorch's operators, which need so much for their matmuls and bytes."""
+    return SLOWDOWN * needed_ns + kernels * KERNEL_US * 1e3
 
 
 def sequences_per_s(machine: Machine, model: Bert, micro_batch: int, length: int) -> float:
@@ -262,16 +265,19 @@ def pipeline_schedules(machine: Machine, elements: int) -> dict[str, float]:
     scatter, gather = _scatter_ns(machine, size, group), _gather_ns(machine, size, group)
     whole, sliced = send_ns(machine, size), send_ns(machine, size / group)
     rest = POINTWISE_BYTES * elements / machine.gpu.memory_gb_per_s
-    tiles = ceil(size / BUFFER_BYTES)
     # The reduce-scatter and the all-gather are on one link, within nodes that do both at once; the sends on another.
-    within, between = scatter + gather + rest / group, sliced
+    overlapped = in_tiles_ns(size, scatter + gather + rest / group, sliced)
     return {
         "AR+P2P+C": _launches_ns(machine, 3) + all_reduce + whole + rest,
         "AR+P2P+C+AG": _launches_ns(machine, 4) + all_reduce + sliced + rest / group + gather,
         "GShard-Eq": _launches_ns(machine, 4) + scatter + sliced + rest / group + gather,
-        "OL(RS+C,P2P,AG)": _launches_ns(machine, 1)
-        + max(within, between) + min(within, between) / tiles,
-    }  # fmt: skip
+        "OL(RS+C,P2P,AG)": _launches_ns(machine, 1) + overlapped,
+    }
+
+
+def in_tiles_ns(size_bytes: float, first_ns: float, second_ns: float) -> float:
+    """Two works on one array, which passes through both buffer tile by buffer tile."""
+    return max(first_ns, second_ns) + min(first_ns, second_ns) / ceil(size_bytes / BUFFER_BYTES)
 
 
 def send_ns(machine: Machine, size: float) -> float:
@@ -307,30 +313,40 @@ authors' ``coconet-experiments/MegatronLM-Model-Parallel`` times a forward pass 
 SEND_TURNS = 2
 """Sends that a node of Megatron-LM's pipeline takes part in for each micro batch, one after the other: it receives,
 computes and sends, and waits for each (``forward_step_with_communication`` in the authors' copy)."""
+MICRO_BATCHES = 16
+"""Of a batch, which begins with an empty pipeline: the authors' ``pretrain_gpt3_175B_16VM.sh`` (one layer a node, 96 in
+micro batches of 6) and ``..._16VM_96layer.sh`` (six, 16 of 1)."""
 
 
-def tensor_parallel_speed_up(
-    machine: Machine, model: Transformer, sequences: int, unfused_bytes: float = UNFUSED_BYTES
-) -> float:
+def tensor_parallel_speed_up(machine: Machine, model: Transformer, sequences: int) -> float:
     """Section 6.2.1: a layer of Megatron-LM over the same with both its all-reduces overlapped."""
     rest, tails = _split_layer(machine, model, sequences)
     group = machine.network.node_devices
     overlapped = [matmul_schedules(machine, one, group, channels=INFERENCE_CHANNELS) for one in tails]
-    unfused = sum(_unfused_tail_ns(machine, one, unfused_bytes) for one in tails)
+    unfused = sum(_unfused_tail_ns(machine, one) for one in tails)
     return (rest + unfused) / (rest + sum(one["OL(MM,fuse(RS+C+AG))"] for one in overlapped))
 
 
 def pipeline_speed_up(
-    machine: Machine, model: Transformer, sequences: int, layers: int, turns: float = SEND_TURNS
+    machine: Machine,
+    model: Transformer,
+    sequences: int,
+    layers: int,
+    micro_batches: float = MICRO_BATCHES,
 ) -> float:
-    """Section 6.3.1: a node's ``layers`` and its sends over the same with the last all-reduce and send overlapped."""
+    """Section 6.3.1: a node's ``layers`` and its sends over the same with the last all-reduce and send overlapped.
+
+    The first micro batch passes all nodes, one after the other; then each takes as long as a node needs for it.
+    """
+    nodes, further = machine.network.devices // machine.network.node_devices, micro_batches - 1
     rest, tails = _split_layer(machine, model, sequences)
     elements = tails[-1].rows * tails[-1].columns
     unfused = layers * (rest + sum(_unfused_tail_ns(machine, one) for one in tails))
     replaced = _unfused_tail_ns(machine, tails[-1]) - _tail_matmul_ns(machine, tails[-1])
-    overlapped = pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
+    overlapped = unfused - replaced + pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
     whole = _launches_ns(machine, 1) + send_ns(machine, HALF * elements)
-    return (unfused + turns * whole) / (unfused - replaced + overlapped)
+    first = nodes * unfused + (nodes - 1) * whole
+    return (first + further * (unfused + SEND_TURNS * whole)) / ((nodes + further) * overlapped)
 
 
 def _split_layer(machine: Machine, model: Transformer, sequences: int) -> tuple[float, list[Matmul]]:
@@ -342,17 +358,16 @@ def _split_layer(machine: Machine, model: Transformer, sequences: int) -> tuple[
     moved = tokens * width * (NORMALIZATION_BYTES + SLICED_BYTES / group) + SCORE_BYTES[0] * scores
     rest = sum(matmul_ns(gpu, one) for one in products) + moved / gpu.memory_gb_per_s
     rest += 4 * tokens * model.length * width / group / gpu.matmul_flops_per_ns
-    kernels = LAYER_KERNELS - 2 * UNFUSED_TAIL_KERNELS
     tails = [Matmul(tokens, width, width // group), Matmul(tokens, width, 4 * width // group)]
-    return rest + _launches_ns(machine, kernels), tails
+    return _operators_ns(rest, LAYER_KERNELS - 2 * UNFUSED_TAIL_KERNELS), tails
 
 
 def _tail_matmul_ns(machine: Machine, matmul: Matmul) -> float:
-    return _launches_ns(machine, 1) + matmul_ns(machine.gpu, matmul)
+    return _operators_ns(matmul_ns(machine.gpu, matmul), 1)
 
 
-def _unfused_tail_ns(machine: Machine, matmul: Matmul, element_bytes: float = UNFUSED_BYTES) -> float:
+def _unfused_tail_ns(machine: Machine, matmul: Matmul) -> float:
     all_reduce = collective_ns(machine, "all-reduce", matmul.output_bytes, machine.network.node_devices)
-    pointwise = element_bytes * matmul.rows * matmul.columns / machine.gpu.memory_gb_per_s
-    launches = _launches_ns(machine, UNFUSED_TAIL_KERNELS - 1)
-    return _tail_matmul_ns(machine, matmul) + launches + all_reduce + pointwise
+    pointwise = UNFUSED_BYTES * matmul.rows * matmul.columns / machine.gpu.memory_gb_per_s
+    pointwise = _operators_ns(pointwise, UNFUSED_TAIL_KERNELS - 2)
+    return _tail_matmul_ns(machine, matmul) + _launches_ns(machine, 1) + all_reduce + pointwise

@@ -7,18 +7,24 @@ to its open row first, else the oldest; a column and a row command a cycle. Betw
 still.
 
 Timings are table 1's, and for the rest those of Accel-Sim's V100 at 1 GHz (``SM7_QV100/gpgpusim.config``; Chatterjee et
-al., HPCA 2017). Streams go in pieces of 256 bytes, a column of a tile, each in a bank and a row of its own (drawn).
+al., HPCA 2017). Streams go in pieces of 256 bytes, a column of a tile. A matmul's result, and what communication reads
+and updates of it, lies where that file's ``-gpgpu_mem_addr_mapping`` puts it (:func:`_of_a_result`): all units write
+their tiles at once, and where columns are a multiple of many KB apart they meet in few banks. Which channel a piece is
+in is a hash there and drawn here; a kernel's own streams have a drawn bank and row for each piece.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from itertools import cycle
+from math import ceil
+
+from disco_hlo.whatif.machine import HALF, TILE
 
 BANKS, GROUPS, QUEUE, PIECE = 16, 4, 64, 8
 RRD, RCD, RAS, RP, RC, CL, WL, WR, WTR, RTP = 4, 14, 33, 14, 47, 14, 2, 12, 3, 4
@@ -27,6 +33,11 @@ BURST = 1
 TO_READ, TO_WRITE = WL + BURST + WTR, CL + BURST + 2 - WL
 """From a write's command to a read's, and back."""
 CYCLES = 20_000
+CHANNELS, CHANNELS_FROM = 32, 13
+"""Above the 5 bits of the channel (``dramid@8``) begin the bits of the bank and the row."""
+WARP = 64
+"""Rows and columns of what a warp writes of a tile, a row at a time: CUTLASS has 64 x 64 on V100
+(``default_gemm_configuration.h``)."""
 
 
 class Access(Enum):
@@ -64,11 +75,11 @@ class _Bank:
 class _Channel:
     """Cycle by cycle; what may not begin yet has the cycle from which it may."""
 
-    def __init__(self, streams: tuple[Access, ...]) -> None:
+    def __init__(self, streams: Sequence[tuple[Access, Iterator[tuple[int, int]]]]) -> None:
         self.banks = [_Bank() for _ in range(BANKS)]
         self.column_from, self.close_from = [0] * GROUPS, [0] * GROUPS
         self.read_from, self.write_from, self.open_from = 0, 0, 0
-        self.turns = cycle([(access, _pieces(seed)) for seed, access in enumerate(streams)])
+        self.turns = cycle(streams)
         self.queued, self.served, self.first = 0, 0, 0
 
     def step(self, now: int) -> None:
@@ -118,35 +129,74 @@ class _Channel:
 
 @cache
 def access_cycles(streams: tuple[Access, ...]) -> float:
-    """Cycles for one access of each of these streams, which all want as much as they get, one after the other."""
+    """Cycles for one access of each of a kernel's streams, which all want as much as they get, one after the other."""
+    return _cycles([(access, _drawn(seed)) for seed, access in enumerate(streams)])
+
+
+def _cycles(streams: Sequence[tuple[Access, Iterator[tuple[int, int]]]]) -> float:
     channel = _Channel(streams)
     for now in range(CYCLES):
         channel.step(now)
     return CYCLES * len(streams) / channel.served
 
 
-def _pieces(seed: int) -> Iterator[tuple[int, int]]:
+def _drawn(seed: int) -> Iterator[tuple[int, int]]:
     drawn = random.Random(seed)
     while True:
         yield from [(drawn.randrange(BANKS), drawn.randrange(1 << 14))] * PIECE
 
 
+def _of_a_result(
+    rows: int, columns: int, units: int, seed: int, begun: float = 0.0
+) -> Iterator[tuple[int, int]]:
+    """Accesses to a result ``[rows, columns]`` as it is written: bank and row of each that one channel gets.
+
+    A row of it lies in one piece, as BLAS's columns do of the transpose that it computes. A stage is ``units`` tiles
+    along ``rows``; all write the same rows of theirs at once.
+
+    Args:
+        begun: share of the tiles after which the stream begins.
+    """
+    drawn, along = random.Random(seed), ceil(rows / TILE)
+    count = along * ceil(columns / TILE)
+    first = int(begun * count)
+    while True:
+        stage = [divmod(tile % count, along) for tile in range(first, first + units)]
+        for row in range(WARP):
+            for across, at in stage:
+                for own in range(row, TILE, WARP):
+                    address = ((at * TILE + own) * columns + across * TILE) * HALF
+                    if not drawn.randrange(CHANNELS):
+                        yield from [_place(address)] * PIECE
+        first = (first + units) % count
+
+
+def _place(address: int) -> tuple[int, int]:
+    """Bank and row, by ``RBBBCCCB.CCCSSSSS`` without the channel's bits."""
+    above = address >> CHANNELS_FROM
+    return (above >> 4 & 7) << 1 | above & 1, above >> 7
+
+
 @dataclass(frozen=True, slots=True)
-class UpdateCost:
-    """Time of an update over that of a write."""
+class ResultCost:
+    """Cycles that the memory takes for an access to a matmul's result, where 1 is its bandwidth."""
 
-    alone: float
-    """Where the memory does nothing else."""
+    update: float
+    """Where it does nothing else."""
     mixed: float
-    """Where it takes turns with reads; what these lose is counted here as well."""
+    """Of an update that takes turns with reads; what these lose is counted here as well."""
+    read: float = 1.0
 
-    def times(self, factor: float) -> UpdateCost:
-        """So many times as much."""
-        return UpdateCost(factor * self.alone, factor * self.mixed)
+    def times(self, factor: float) -> ResultCost:
+        """With updates that cost so many times as much."""
+        return ResultCost(factor * self.update, factor * self.mixed, self.read)
 
 
-def update_cost() -> UpdateCost:
-    """As the channel has it."""
-    write, read = access_cycles((Access.WRITE,)), access_cycles((Access.READ,))
-    mixed = access_cycles((Access.READ, Access.UPDATE)) - read
-    return UpdateCost(access_cycles((Access.UPDATE,)) / write, mixed / write)
+@cache
+def result_cost(rows: int, columns: int, units: int, devices: int) -> ResultCost:
+    """As the channel has it: one chunk of the result is read while the next is updated."""
+    read = _cycles([(Access.READ, _of_a_result(rows, columns, units, 0))])
+    update = _cycles([(Access.UPDATE, _of_a_result(rows, columns, units, 0))])
+    next_chunk = (Access.UPDATE, _of_a_result(rows, columns, units, 1, 1 / devices))
+    both = _cycles([(Access.READ, _of_a_result(rows, columns, units, 0)), next_chunk])
+    return ResultCost(update, both - read, read)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from disco_hlo.whatif.machine import Machine, Matmul, collective_ns, matmul_ns
+from disco_hlo.whatif.machine import HALF, Machine, Matmul, collective_ns, matmul_ns
 
-FLOAT, HALF = 4, 2
+FLOAT = 4
 SLICE = 32
 """Embedding vectors that are sent together (section IV.A)."""
 

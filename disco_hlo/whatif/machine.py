@@ -67,6 +67,7 @@ class Gpu:
     matmul_efficiency: Share
     """Share of the peak that a large matmul reaches."""
     memory_gb_per_s: Positive
+    """What a kernel reaches, where somebody measured it; else what the maker says."""
     cache_mb: Positive
     """Last level of the cache."""
     cache_gb_per_s: Positive
@@ -363,8 +364,8 @@ _TOPOLOGIES: dict[str, Callable[[Network, Kind, int], list[Algorithm]]] = {
 
 TILE = 128
 """Rows and columns of an output tile: assumed, CUTLASS's default for 16-bit matmuls."""
-BYTES = 2
-"""Of an element."""
+HALF = 2
+"""Bytes of a 16-bit element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +384,7 @@ class Matmul:
     @property
     def output_bytes(self) -> int:
         """Of the result."""
-        return BYTES * self.rows * self.columns
+        return HALF * self.rows * self.columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +424,7 @@ def stages(gpu: Gpu, matmul: Matmul, *, around_cache: bool = False, units: int |
 
 def memory_reads(gpu: Gpu, matmul: Matmul, units: int, *, around_cache: bool) -> float:
     """Bytes that a matmul reads from memory."""
-    first, second = BYTES * matmul.rows * matmul.depth, BYTES * matmul.depth * matmul.columns
+    first, second = HALF * matmul.rows * matmul.depth, HALF * matmul.depth * matmul.columns
     sweeps = max(1.0, matmul.rows * matmul.columns / (TILE * TILE) / max(units, ceil(matmul.rows / TILE)))
     passed = first + second / sweeps + (0 if around_cache else matmul.output_bytes / sweeps)
     kept = min(1.0, gpu.cache_mb * 2**20 / passed)

@@ -12,8 +12,8 @@ first and communication gets what is left; in a stream of bytes no queue fills, 
 
 Bursts of communication fill the queues of the memory, so that the matmul's reads stall (section 4.5). How long depends
 on how much latency its kernels tolerate, which the paper does not give. Here, under round robin, the matmul stands
-still while the memory serves communication. What an update costs, alone and in turn with reads, is what a channel of
-the memory says (:mod:`~disco_hlo.whatif.dram`).
+still while the memory serves communication. What an access to the result costs, alone and in turn with others, is what
+a channel of the memory says (:mod:`~disco_hlo.whatif.dram`).
 
 The models of table 2 follow, and what T3 makes of a whole iteration of theirs (sections 5.1.2 and 6.3).
 The paper scales the breakdown of a measured iteration (figure 4) by the speed-ups of its sub-layers. Here the breakdown
@@ -28,10 +28,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
 
-from disco_hlo.whatif.dram import Access, UpdateCost, access_cycles, update_cost
-from disco_hlo.whatif.machine import Machine, Matmul, Stages, matmul_ns, stages
+from disco_hlo.whatif.dram import Access, ResultCost, access_cycles, result_cost
+from disco_hlo.whatif.machine import Machine, Matmul, Stages, collective_ns, matmul_ns, stages
 
-AS_WRITES = UpdateCost(1.0, 1.0)
+AT_BANDWIDTH = ResultCost(1.0, 1.0)
 FEWEST_PIECES = 8
 """Of a chunk. The paper's tracker works by wavefronts, so that the link is busy while the next piece is read."""
 
@@ -91,42 +91,28 @@ class SubLayer:
         return self.fused_ns[arbitration] + self.gather_ns
 
 
-def sub_layer(machine: Machine, matmul: Matmul, devices: int, cost: UpdateCost | None = None) -> SubLayer:
-    """Simulate one sub-layer; updates cost what the channel says where not given."""
-    size, cost = matmul.output_bytes, cost or update_cost()
+def sub_layer(machine: Machine, matmul: Matmul, devices: int, update_factor: float = 1.0) -> SubLayer:
+    """Simulate one sub-layer; updates cost so many times what the channel says."""
+    size = matmul.output_bytes
+    cost = result_cost(matmul.rows, matmul.columns, machine.gpu.compute_units, devices).times(update_factor)
     alone, fused = stages(machine.gpu, matmul), stages(machine.gpu, matmul, around_cache=True)
-    scatter_ns = reduce_scatter_ns(machine, size, devices)
+    near_memory_ns = collective_ns(machine, "reduce-scatter", size, devices)
     return SubLayer(
         alone.ns,
-        scatter_ns,
-        reduce_scatter_ns(machine, size, devices, near_memory=True),
-        all_gather_ns(machine, size, devices),
+        near_memory_ns + last_sum_ns(machine, size, devices),
+        near_memory_ns,
+        collective_ns(machine, "all-gather", size, devices),
         {one: fused_ns(machine, fused, devices, one, cost) for one in Arbitration},
         _sequential_traffic(alone, size, devices),
         _fused_traffic(fused, size, devices),
     )
 
 
-def reduce_scatter_ns(
-    machine: Machine, size_bytes: float, devices: int, *, near_memory: bool = False
-) -> float:
-    """A ring's reduce-scatter by itself.
-
-    Each step sends a chunk while one is received. A kernel reads two copies of it and the memory takes one in; near
-    the memory one is read and one is taken in. At last a kernel adds what came to its own copy.
-    """
-    chunk, memory = size_bytes / devices, machine.gpu.memory_gb_per_s
-    streams = (Access.READ, Access.UPDATE) if near_memory else (Access.READ, Access.READ, Access.WRITE)
-    memory_ns = access_cycles(streams) * chunk / memory
-    step_ns = max(chunk / machine.network.link_gb_per_s, memory_ns)
-    return (devices - 1) * (step_ns + machine.network.link_latency_us * 1e3) + (not near_memory) * memory_ns
-
-
-def all_gather_ns(machine: Machine, size_bytes: float, devices: int) -> float:
-    """A ring's all-gather."""
-    chunk, memory = size_bytes / devices, machine.gpu.memory_gb_per_s
-    step_ns = max(chunk / machine.network.link_gb_per_s, 2 * chunk / memory)
-    return (devices - 1) * (step_ns + machine.network.link_latency_us * 1e3)
+def last_sum_ns(machine: Machine, size_bytes: float, devices: int) -> float:
+    """What a ring's reduce-scatter takes besides its messages where nothing is reduced near memory: at last a kernel
+    adds what came to its own copy. During a step its memory is busy for less time than the link."""
+    cycles = access_cycles((Access.READ, Access.READ, Access.WRITE))
+    return cycles * size_bytes / devices / machine.gpu.memory_gb_per_s
 
 
 def _sequential_traffic(alone: Stages, size: float, devices: int) -> Traffic:
@@ -146,7 +132,7 @@ def _fused_traffic(fused: Stages, size: float, devices: int) -> Traffic:
 
 
 def fused_ns(
-    machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, cost: UpdateCost = AS_WRITES
+    machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, cost: ResultCost = AT_BANDWIDTH
 ) -> float:
     """From the start of the matmul until its last chunk is reduced."""
     run = _Run(machine, matmul, devices, arbitration, cost)
@@ -161,9 +147,9 @@ class _Run:
     """One device, as time goes on. A piece is a part of a chunk, at least as fine as a stage of the matmul."""
 
     def __init__(
-        self, machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, cost: UpdateCost
+        self, machine: Machine, matmul: Stages, devices: int, arbitration: Arbitration, cost: ResultCost
     ) -> None:
-        self.matmul = replace(matmul, write_ns=cost.alone * matmul.write_ns)
+        self.matmul = replace(matmul, write_ns=cost.update * matmul.write_ns)
         self.arbitration, self.cost = arbitration, cost
         self.memory, self.link = machine.gpu.memory_gb_per_s, machine.network.link_gb_per_s
         self.latency_ns = machine.network.link_latency_us * 1e3
@@ -243,8 +229,8 @@ class _Run:
             self._start_job()
 
     def _start_job(self) -> None:
-        updating = self.cost.alone if self.stage == self.matmul.count else self.cost.mixed
-        self.job_left = self.piece_bytes * (updating if self.jobs[0][1] else 1.0)
+        updating = self.cost.update if self.stage == self.matmul.count else self.cost.mixed
+        self.job_left = self.piece_bytes * (updating if self.jobs[0][1] else self.cost.read)
 
     def _end_job(self) -> None:
         piece, is_arrival = self.jobs.popleft()
@@ -302,10 +288,10 @@ def sliced(model: Model, name: str, degree: int) -> Matmul:
     return Matmul(model.tokens, model.width, depth)
 
 
-def cases(machine: Machine, models: tuple[Model, ...], cost: UpdateCost | None = None) -> list[Case]:
-    """All sub-layers of these models."""
+def cases(machine: Machine, models: tuple[Model, ...], update_factor: float = 1.0) -> list[Case]:
+    """All sub-layers of these models; updates cost so many times what the channel says."""
     return [
-        Case(model, degree, name, sub_layer(machine, sliced(model, name, degree), degree, cost))
+        Case(model, degree, name, sub_layer(machine, sliced(model, name, degree), degree, update_factor))
         for model in models
         for degree in model.degrees
         for name in (*FORWARD, *BACKWARD)

@@ -12,6 +12,7 @@ import pytest
 from disco_hlo.profiler.profile import to_json
 from tests.cli.conftest import Disco
 from tests.cli.large_steps import large_step
+from tests.optimize.test_sends import pipeline
 from tests.report import plans
 
 
@@ -194,6 +195,15 @@ def test_a_loop_s_body_gains_as_often_as_the_loop_turns(disco: Disco) -> None:
     rows = disco("simulate", plans.SCANNED, "--machine", "h200", "--region", "loop2").out.splitlines()
     table = next(number for number, row in enumerate(rows) if "what would be gained on" in row)
     assert [row.split()[0] for row in rows[table + 1 : table + 5]] == ["loop2", "rotation", "fused", "T3"]
+
+
+def test_a_pipeline_s_sends_have_a_row_and_what_slicing_them_gives(disco: Disco, tmp_path: Path) -> None:
+    module = tmp_path / "step.hlo.pb"
+    module.write_bytes(pipeline().module.SerializeToString())
+    shown = disco("simulate", module, "--machine", "h200", "--gpus", "16", "--region", "loop1").out
+    rows = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "sends, which count as compute 684.7 µs" in rows
+    assert any(row.startswith("sliced sends 1 of 1 sends in shards") for row in rows)
 
 
 def test_a_machine_and_a_link_are_not_given_together(refused: Callable[..., str]) -> None:

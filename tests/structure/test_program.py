@@ -48,6 +48,30 @@ def test_a_longer_chain_is_not_followed() -> None:
     assert evaluate(program, next(i for i in program.instructions if i.name == "x40"), partition=1) is None
 
 
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("u32[] divide(n, two)", [0, 0, 1, 1]),
+        ("u32[] remainder(n, two)", [0, 1, 0, 1]),
+        ("pred[] compare(n, two), direction=LT", [True, True, False, False]),
+        ("pred[] compare(two, n), direction=GE", [True, True, True, False]),
+        ("s32[] divide(m, s)", [None, 0, 0, 1]),  # s32: -1, 0, 1, 2 over 2
+        ("u32[] divide(two, n)", [None, 2, 1, 0]),
+    ],
+)
+def test_the_number_of_a_device_is_divided_and_compared(op: str, expected: list[int | None]) -> None:
+    lines = [
+        "n = u32[] partition-id()",
+        "two = u32[] constant(2)",
+        "s = s32[] constant(2)",
+        "c = s32[] constant(-1)",
+    ]
+    lines += ["i = s32[] convert(n)", "m = s32[] add(i, c)", f"ROOT r = {op}"]
+    program = Program(module_of("ENTRY main {\n" + "\n".join(lines) + "\n}"))
+    found = [evaluate(program, program.by_id[program.root], partition=device) for device in range(4)]
+    assert [None if one is None else int(one) for one in found] == expected
+
+
 @pytest.mark.parametrize(("dtype", "value"), [("s8", -3), ("u8", 200), ("s16", -300), ("u16", 40000)])
 def test_numbers_of_few_bits_are_read(dtype: str, value: int) -> None:
     text = f"ENTRY main {{\nROOT c = {dtype}[2] constant({{{value}, 1}})\n}}"

@@ -63,6 +63,19 @@ def scanned(x: jax.Array, w: jax.Array) -> jax.Array:
     return lax.scan(turn, x * 0, np.arange(3, dtype=np.float32))[1]
 
 
+def residual(x: jax.Array, w: jax.Array) -> jax.Array:
+    """The same with what came from the stage before added, as in transformers: what a turn sends is the next one's."""
+
+    def turn(carried: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first = lax.axis_index("stage") == 0
+        given = jax.numpy.where(first, x * batch, carried)
+        made = layer(given, w)
+        made = given + jax.numpy.concatenate([made, made], axis=1)
+        return lax.ppermute(made, "stage", [(0, 1)]), made
+
+    return lax.scan(turn, x * 0, np.arange(3, dtype=np.float32))[1]
+
+
 def mixed(x: jax.Array, w: jax.Array) -> jax.Array:
     """A send of what differs on the devices of a stage."""
     alike = lax.psum(w, "model")
@@ -74,7 +87,7 @@ def assert_bit_equal(found: Run, expected: Run) -> None:
         assert new.tobytes() == old.tobytes()
 
 
-@pytest.mark.parametrize("local", [pipeline, scanned])
+@pytest.mark.parametrize("local", [pipeline, scanned, residual])
 def test_a_pipeline_gives_the_same_bits_with_sliced_sends(local: Callable[..., Any]) -> None:
     function, arguments = stages(local, P(("stage", "model")))
     expected = run(function, arguments)
@@ -183,14 +196,40 @@ ENTRY main { x = f32[8] parameter(0)
 """
 
 
-def test_a_loops_state_is_not_taken_for_the_entrys_parameter_that_all_devices_have() -> None:
-    program = Program(module_of(CARRIED))
-    program.module.spmd_parameters_shardings.add().type = 0  # replicated
-    loop = next(at for at, one in enumerate(program.instructions) if one.opcode == "while")
-    with pytest.raises(IllegalMoveError, match="not proven equal"):
-        apply_moves(program.serialize(), [SliceSend((loop,), 5, 6, "all-reduce", 0)])
-    own = CARRIED.replace("collective-permute(x)", "collective-permute(y)")
-    assert len(slice_sends(module_of(own))) == 1
+def carried(*changes: tuple[str, str], is_replicated: bool = True) -> bytes:
+    """The loop with some lines changed, whose argument all devices have, or each its own."""
+    text = CARRIED
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    program = Program(module_of(text))
+    if is_replicated:
+        program.module.spmd_parameters_shardings.add().type = 0
+    return program.serialize()
+
+
+def test_a_loops_state_is_alike_where_it_is_before_and_stays_so() -> None:
+    (loop,) = (at for at, one in enumerate(Program(carried()).instructions) if one.opcode == "while")
+    assert slice_sends(carried()) == (SliceSend((loop,), 5, 6, "all-reduce", 0),)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        carried(is_replicated=False),
+        carried(("z = f32[8] add(s, y)", "n = u32[] partition-id()\n  m = f32[] convert(n)\n"
+                 "  d = f32[8] broadcast(m), dimensions={}\n  e = f32[8] add(d, s)\n  z = f32[8] add(e, y)")),
+        carried(("source_target_pairs={{0,2},{1,3}}", "source_target_pairs={{0,3},{1,2}}")),
+        carried(("w = (s32[], f32[8]) while(t)", "n = u32[] partition-id()\n  m = f32[] convert(n)\n"
+                 "  d = f32[8] broadcast(m), dimensions={}\n  e = (s32[], f32[8]) tuple(z, d)\n"
+                 "  v = (s32[], f32[8]) while(t), condition=condition, body=body\n"
+                 "  w = (s32[], f32[8]) while(e)")),
+    ],
+    ids=["before", "made different", "sent out of order", "another loop's state"],
+)  # fmt: skip
+def test_other_states_of_loops_are_sent_whole(module: bytes) -> None:
+    assert slice_sends(module) == ()
+    assert not [move for move in legal_moves(module) if isinstance(move, SliceSend)]
 
 
 def test_two_loops_that_share_a_body_slice_its_send_once() -> None:

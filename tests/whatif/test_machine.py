@@ -106,7 +106,7 @@ def test_what_is_sent_to_another_node_shares_its_ports() -> None:
     cluster = load("coconet")
     within, between = (send(cluster, between_nodes=one).ns(9600) for one in (False, True))
     assert within == pytest.approx(8400 + 3400 + 9600 / 120)
-    assert between == pytest.approx(8400 + 9600 + 9600 * 16 / 96)
+    assert between == pytest.approx(8400 + 9600 + 9600 * 16 / 83.4)
     assert send(load("mi210-torus"), between_nodes=True).ns(2500) == pytest.approx(700 + 100)
 
 
@@ -115,7 +115,9 @@ def test_nccl_takes_trees_between_nodes_for_small_sizes_and_rings_for_large_ones
     # LL: 4.4 us, twice 15 steps inside a node of 0.52 us x 1.8, and twice log2(16) of 5 us between nodes.
     assert collective_ns(machine, "all-reduce", 0) == pytest.approx(4400 + 2 * (15 * 520 * 1.8 + 4 * 5000))
     large = 1 << 40
-    assert collective_ns(machine, "all-reduce", large) == pytest.approx(2 * 255 / 256 * large / 96, rel=1e-4)
+    assert collective_ns(machine, "all-reduce", large) == pytest.approx(
+        2 * 255 / 256 * large / 83.4, rel=1e-4
+    )
     assert collective_ns(machine, "all-reduce", large, 16) == pytest.approx(
         2 * 15 / 16 * large / 120, rel=1e-4
     )

@@ -6,19 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from disco_hlo.whatif.dram import Access, UpdateCost, access_cycles
+from disco_hlo.whatif.dram import Access, ResultCost, access_cycles
 from disco_hlo.whatif.machine import Machine, Matmul, Stages, load, memory_reads, stages
 from disco_hlo.whatif.t3 import (
     LARGER,
     SMALLER,
     Arbitration,
     Model,
-    all_gather_ns,
     cases,
     fused_ns,
+    last_sum_ns,
     layers,
     other_share,
-    reduce_scatter_ns,
     sliced,
     sub_layer,
 )
@@ -55,12 +54,16 @@ def test_what_the_cache_does_not_hold_is_read_again() -> None:
 
 
 def test_a_ring_s_reduce_scatter_adds_at_last_what_came() -> None:
-    # Chunks of 100 bytes: 3 steps of 10 ns and 1 us on the link; two read and one written at 100 GB/s at the end.
-    last_ns = access_cycles((Access.READ, Access.READ, Access.WRITE))
-    assert 3 < last_ns < 5
-    assert reduce_scatter_ns(machine(10, 100, 1), 400, 4) == pytest.approx(3 * (10 + 1000) + last_ns)
-    assert reduce_scatter_ns(machine(10, 100, 1), 400, 4, near_memory=True) == pytest.approx(3 * (10 + 1000))
-    assert all_gather_ns(machine(10, 100, 1), 400, 4) == pytest.approx(3 * (10 + 1000))
+    # Chunks of 2 MB: 15 steps at 75 GB/s and 500 ns; two read and one written at 1 TB/s at the end.
+    matmul = Matmul(4096, 4096, 128)
+    chunk, t3 = 2 * 4096 * 4096 / 16, load("t3")
+    found = sub_layer(t3, matmul, 16)
+    cycles = access_cycles((Access.READ, Access.READ, Access.WRITE))
+    assert 3 < cycles < 5
+    assert found.near_memory_scatter_ns == found.gather_ns == pytest.approx(15 * (chunk / 75 + 500))
+    assert found.scatter_ns - found.near_memory_scatter_ns == pytest.approx(cycles * chunk / 1000)
+    assert cycles * chunk / 1000 < chunk / 75  # so a step waits for the link, not for the memory
+    assert last_sum_ns(t3, 16 * chunk, 16) == pytest.approx(cycles * chunk / 1000)
 
 
 @pytest.mark.parametrize("arbitration", Arbitration)
@@ -90,14 +93,14 @@ def test_under_round_robin_a_stalled_matmul_waits_for_what_memory_serves() -> No
 
 def test_updates_that_cost_more_lengthen_the_matmul_s_writes() -> None:
     matmul = Stages(8, 1000.0, 0.0, 100.0, 100.0)
-    found = fused_ns(machine(100, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, UpdateCost(2.0, 3.0))
+    found = fused_ns(machine(100, 1e6), matmul, 2, Arbitration.COMPUTE_FIRST, ResultCost(2.0, 3.0))
     assert found == pytest.approx(8 * 1200, abs=5)
 
 
 def test_updates_among_a_matmul_s_reads_stall_it_for_what_they_cost_there() -> None:
     # As under round robin above: 8 pieces of 100 bytes stall the matmul, each for three times as long.
     matmul = Stages(16, 1000.0, 0.0, 100.0, 0.0)
-    found = fused_ns(machine(1000, 1), matmul, 2, Arbitration.ROUND_ROBIN, UpdateCost(2.0, 3.0))
+    found = fused_ns(machine(1000, 1), matmul, 2, Arbitration.ROUND_ROBIN, ResultCost(2.0, 3.0))
     assert found == pytest.approx(16_000 + 8 * 300, abs=5)
 
 
