@@ -11,6 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from disco_hlo.errors import DiscoError
 
 LOGGER = logging.getLogger("disco_hlo")
 _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.elsewhere")
+_LOOK_S = 0.2
+_NICENESS = 10
+"""Of two that want the same core, this process gets a tenth: a training on two CPU cores slows down by as much."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -49,7 +53,7 @@ def elsewhere(function: Callable[_P, _T], /, *arguments: _P.args, **named: _P.kw
     try:
         task = pickle.dumps((function, arguments, named))
         done = subprocess.run(
-            (*_COMMAND, str(os.getpid())),
+            (*_COMMAND, str(os.getpid()), "0"),
             input=task,
             capture_output=True,
             env=environment(),
@@ -69,13 +73,63 @@ def elsewhere(function: Callable[_P, _T], /, *arguments: _P.args, **named: _P.kw
     return found
 
 
+def apart(
+    function: Callable[..., _T], /, *arguments: object, longest_s: float, stop: Callable[[], object]
+) -> _T:
+    """What the function returns, called in a fresh interpreter of low priority and without devices beside a training.
+    It is killed after too long, or once ``stop`` says so.
+
+    Args:
+        function: as for :func:`elsewhere`.
+
+    Raises:
+        DiscoError: it gave no answer, or the function raises it.
+        OSError: it cannot be started.
+    """
+    # Files without a name, which a fork of the training leaves alone at its own end.
+    with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as answer:
+        pickle.dump((function, arguments, {}), task)
+        task.seek(0)
+        process = subprocess.Popen(
+            (*_COMMAND, str(os.getpid()), str(_NICENESS)),
+            stdin=task,
+            stdout=answer,
+            env={**environment(), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+            start_new_session=True,  # a Ctrl-C is the training's
+        )
+        end = time.monotonic() + longest_s
+        try:
+            while process.poll() is None:
+                if stop():
+                    raise DiscoError("the training ended before the search")
+                if time.monotonic() > end:
+                    raise DiscoError(f"the search's process has not ended after {longest_s:.0f} s")
+                time.sleep(_LOOK_S)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            raise DiscoError(f"the search's process ended with {process.returncode} and found nothing")
+        answer.seek(0)
+        try:
+            result, error = pickle.load(answer)  # noqa: S301  our own child
+        except Exception as why:  # noqa: BLE001  pickle says of what it cannot read what it likes
+            raise DiscoError(f"what the search's process found is not readable: {why}") from None
+    if error is not None:
+        raise error
+    found: _T = result
+    return found
+
+
 def environment() -> dict[str, str]:
     """What a fresh interpreter needs to import what this one does, and not to search itself."""
-    kept = {name: value for name, value in os.environ.items() if name != "ENABLE_SEARCH"}
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("ENABLE_SEARCH", "DISCO_CAPTURE")
+    }
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def end_with(parent: int) -> None:
+def _end_with(parent: int) -> None:
     """End this process with the process ``parent``: one that is killed kills nobody."""
 
     def look() -> None:
@@ -86,9 +140,10 @@ def end_with(parent: int) -> None:
     threading.Thread(target=look, name="disco-parent", daemon=True).start()
 
 
-def main(parent: int) -> None:
+def main(parent: int, niceness: int) -> None:
     """Call the function that comes in; what it returns or raises goes out. End with the process ``parent``."""
-    end_with(parent)
+    _end_with(parent)
+    os.nice(niceness)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints here is no answer
     function, arguments, named = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
@@ -102,4 +157,4 @@ def main(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))
