@@ -6,7 +6,9 @@ again. Both ends are ours, so pickle is safe here.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import pickle
 import subprocess
@@ -14,7 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from disco_hlo.errors import DiscoError
@@ -51,19 +54,7 @@ def elsewhere(function: Callable[_P, _T], /, *arguments: _P.args, **named: _P.kw
         What the function raises.
     """
     try:
-        task = pickle.dumps((function, arguments, named))
-        done = subprocess.run(
-            (*_COMMAND, str(os.getpid()), "0"),
-            input=task,
-            capture_output=True,
-            env=environment(),
-            check=False,
-            start_new_session=True,  # a Ctrl-C is the training's
-        )
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            raise DiscoError(lines[-1] if lines else f"exit status {done.returncode}")
-        result, error = pickle.loads(done.stdout)  # noqa: S301  our own child
+        result, error = _answer((function, arguments, named), quiet=True)
     except Exception as why:  # noqa: BLE001  pickle says of what it cannot take or read what it likes
         LOGGER.debug("%s is called here, another interpreter gave no answer: %s", function, why)
         return function(*arguments, **named)
@@ -86,15 +77,37 @@ def apart(
         DiscoError: it gave no answer, or the function raises it.
         OSError: it cannot be started.
     """
+    alone = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        result, error = _answer((function, arguments, {}), alone, _NICENESS, longest_s, stop)
+    except (pickle.PickleError, AttributeError, EOFError, ImportError, TypeError) as why:
+        raise DiscoError(f"what the search's process found is not readable: {why}") from None
+    if error is not None:
+        raise error
+    found: _T = result
+    return found
+
+
+def _answer(
+    task: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
+    variables: Mapping[str, str] = MappingProxyType({}),
+    niceness: int = 0,
+    longest_s: float = math.inf,
+    stop: Callable[[], object] = bool,
+    *,
+    quiet: bool = False,
+) -> tuple[Any, DiscoError | None]:
+    """What a function called with these arguments returned, or the error of ours that it raised."""
     # Files without a name, which a fork of the training leaves alone at its own end.
-    with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as answer:
-        pickle.dump((function, arguments, {}), task)
-        task.seek(0)
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answer:
+        pickle.dump(task, asked)
+        asked.seek(0)
         process = subprocess.Popen(
-            (*_COMMAND, str(os.getpid()), str(_NICENESS)),
-            stdin=task,
+            (*_COMMAND, str(os.getpid()), str(niceness)),
+            stdin=asked,
             stdout=answer,
-            env={**environment(), "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+            stderr=subprocess.DEVNULL if quiet else None,
+            env={**environment(), **variables},
             start_new_session=True,  # a Ctrl-C is the training's
         )
         end = time.monotonic() + longest_s
@@ -104,21 +117,16 @@ def apart(
                     raise DiscoError("the training ended before the search")
                 if time.monotonic() > end:
                     raise DiscoError(f"the search's process has not ended after {longest_s:.0f} s")
-                time.sleep(_LOOK_S)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
         finally:
             process.kill()
             process.wait()
         if process.returncode:
             raise DiscoError(f"the search's process ended with {process.returncode} and found nothing")
         answer.seek(0)
-        try:
-            result, error = pickle.load(answer)  # noqa: S301  our own child
-        except Exception as why:  # noqa: BLE001  pickle says of what it cannot read what it likes
-            raise DiscoError(f"what the search's process found is not readable: {why}") from None
-    if error is not None:
-        raise error
-    found: _T = result
-    return found
+        found: tuple[Any, DiscoError | None] = pickle.load(answer)  # noqa: S301  our own child
+        return found
 
 
 def environment() -> dict[str, str]:
