@@ -252,7 +252,9 @@ def bucket_rows(
     graph = bundle.source.graph if bundle.source else None
     ready = {} if plan is None or graph is None else ready_ns(graph, plan)
     homes = {} if default is None else _homes(default.built.units)
-    exposed = None if plan is None else exposed_intervals(plan.timeline)
+    exposed = None
+    if plan is not None:
+        exposed = exposed_intervals(plan.timeline.spans_ns, plan.timeline.problem.communicates)
     rows = []
     for bucket in bucket_facts(bundle.strategy, graph):
         row: dict[str, Any] = {
