@@ -197,10 +197,7 @@ def _difference(graph: Graph, bundle: Bundle, default: Predicted) -> dict[str, A
     return {
         "groupsInBoth": found.common_groups,
         "groupsXla": len(default.strategy.groups),
-        "groupsPlan": len(bundle.strategy.groups),
-        "bucketsInBoth": found.common_buckets,
         "bucketsXla": len(default.strategy.buckets),
-        "bucketsPlan": len(bundle.strategy.buckets),
         "xlaBucketBytes": sizes,
         "allReducesMoved": len(found.moved_all_reduces),
         "unitsInBoth": found.common_units,
