@@ -6,20 +6,27 @@ again. Both ends are ours, so pickle is safe here.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from disco_hlo.errors import DiscoError
 
 LOGGER = logging.getLogger("disco_hlo")
 _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.elsewhere")
+_LOOK_S = 0.2
+_NICENESS = 10
+"""Of two that want the same core, this process gets a tenth: a training on two CPU cores slows down by as much."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -47,19 +54,7 @@ def elsewhere(function: Callable[_P, _T], /, *arguments: _P.args, **named: _P.kw
         What the function raises.
     """
     try:
-        task = pickle.dumps((function, arguments, named))
-        done = subprocess.run(
-            (*_COMMAND, str(os.getpid())),
-            input=task,
-            capture_output=True,
-            env=environment(),
-            check=False,
-            start_new_session=True,  # a Ctrl-C is the training's
-        )
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
-            raise DiscoError(lines[-1] if lines else f"exit status {done.returncode}")
-        result, error = pickle.loads(done.stdout)  # noqa: S301  our own child
+        result, error = _answer((function, arguments, named), quiet=True)
     except Exception as why:  # noqa: BLE001  pickle says of what it cannot take or read what it likes
         LOGGER.debug("%s is called here, another interpreter gave no answer: %s", function, why)
         return function(*arguments, **named)
@@ -69,13 +64,80 @@ def elsewhere(function: Callable[_P, _T], /, *arguments: _P.args, **named: _P.kw
     return found
 
 
+def apart(
+    function: Callable[..., _T], /, *arguments: object, longest_s: float, stop: Callable[[], object]
+) -> _T:
+    """What the function returns, called in a fresh interpreter of low priority and without devices beside a training.
+    It is killed after too long, or once ``stop`` says so.
+
+    Args:
+        function: as for :func:`elsewhere`.
+
+    Raises:
+        DiscoError: it gave no answer, or the function raises it.
+        OSError: it cannot be started.
+    """
+    alone = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        result, error = _answer((function, arguments, {}), alone, _NICENESS, longest_s, stop)
+    except (pickle.PickleError, AttributeError, EOFError, ImportError, TypeError) as why:
+        raise DiscoError(f"what the search's process found is not readable: {why}") from None
+    if error is not None:
+        raise error
+    found: _T = result
+    return found
+
+
+def _answer(
+    task: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
+    variables: Mapping[str, str] = MappingProxyType({}),
+    niceness: int = 0,
+    longest_s: float = math.inf,
+    stop: Callable[[], object] = bool,
+    *,
+    quiet: bool = False,
+) -> tuple[Any, DiscoError | None]:
+    """What a function called with these arguments returned, or the error of ours that it raised."""
+    # Files without a name, which a fork of the training leaves alone at its own end.
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as answer:
+        pickle.dump(task, asked)
+        asked.seek(0)
+        process = subprocess.Popen(
+            (*_COMMAND, str(os.getpid()), str(niceness)),
+            stdin=asked,
+            stdout=answer,
+            stderr=subprocess.DEVNULL if quiet else None,
+            env={**environment(), **variables},
+            start_new_session=True,  # a Ctrl-C is the training's
+        )
+        end = time.monotonic() + longest_s
+        try:
+            while process.poll() is None:
+                if stop():
+                    raise DiscoError("the training ended before the search")
+                if time.monotonic() > end:
+                    raise DiscoError(f"the search's process has not ended after {longest_s:.0f} s")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            raise DiscoError(f"the search's process ended with {process.returncode} and found nothing")
+        answer.seek(0)
+        found: tuple[Any, DiscoError | None] = pickle.load(answer)  # noqa: S301  our own child
+        return found
+
+
 def environment() -> dict[str, str]:
     """What a fresh interpreter needs to import what this one does, and not to search itself."""
-    kept = {name: value for name, value in os.environ.items() if name != "ENABLE_SEARCH"}
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("ENABLE_SEARCH", "DISCO_CAPTURE")
+    }
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def end_with(parent: int) -> None:
+def _end_with(parent: int) -> None:
     """End this process with the process ``parent``: one that is killed kills nobody."""
 
     def look() -> None:
@@ -86,9 +148,10 @@ def end_with(parent: int) -> None:
     threading.Thread(target=look, name="disco-parent", daemon=True).start()
 
 
-def main(parent: int) -> None:
+def main(parent: int, niceness: int) -> None:
     """Call the function that comes in; what it returns or raises goes out. End with the process ``parent``."""
-    end_with(parent)
+    _end_with(parent)
+    os.nice(niceness)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints here is no answer
     function, arguments, named = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
@@ -102,4 +165,4 @@ def main(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

@@ -19,13 +19,14 @@ checkpoint left it.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import dgl
@@ -33,9 +34,6 @@ import dgl.ops
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from disco_hlo.errors import ProfileError
@@ -44,7 +42,7 @@ from disco_hlo.estimator.architecture import Architecture
 from disco_hlo.estimator.dataset import Indices, Split, TrainingData
 from disco_hlo.estimator.features import Batch, joined, selected
 from disco_hlo.estimator.weights import Weights
-from disco_hlo.regular_file import read_regular
+from disco_hlo.regular_file import read_regular, write_whole
 
 RANGE_MARGIN = 0.2
 """How far, as a difference of logarithms, a prediction may lie outside of what training saw."""
@@ -416,53 +414,29 @@ def _digest(*arrays: NDArray[Any]) -> str:
 
 
 def _save(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> None:
-    tensors = {
-        f"network.{name}": tensor.contiguous() for name, tensor in progress.network.state_dict().items()
+    body = {
+        "training": dict(identity),
+        "curve": [asdict(epoch) for epoch in progress.curve],
+        "network": progress.network.state_dict(),
+        "best": progress.best,
+        "optimizer": progress.optimizer.state_dict(),
     }
-    tensors |= {f"best.{name}": tensor.contiguous() for name, tensor in progress.best.items()}
-    for number, state in progress.optimizer.state_dict()["state"].items():
-        tensors |= {
-            f"optimizer.{number}.{name}": value.reshape(-1).contiguous() for name, value in state.items()
-        }
-    head = {"training": dict(identity), "curve": [asdict(epoch) for epoch in progress.curve]}
-    draft = path.with_name(f".{path.name}.part")
-    with draft.open("wb") as file:
-        file.write(save_tensors(tensors, {"disco_hlo": json.dumps(head)}))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    file = io.BytesIO()
+    torch.save(body, file)
+    write_whole(path, file.getvalue())
 
 
 def _restore(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> None:
     try:
-        data = read_regular(path, _MOST_BYTES)
-        tensors = load_tensors(data)
-        length = int.from_bytes(data[:8], "little")
-        head = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["disco_hlo"])
-        if head["training"] != dict(identity):
+        # Nothing but numbers, tensors and tables is read: no code.
+        body = torch.load(io.BytesIO(read_regular(path, _MOST_BYTES)), weights_only=True)
+        if body["training"] != dict(identity):
             raise ProfileError(
                 f"{path} is of another training (data, split, start or settings differ); remove it to start anew"
             )
-        progress.curve = [Epoch(**epoch) for epoch in head["curve"]]
-        _restore_tensors(progress, tensors)
-    except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        progress.curve = [Epoch(**epoch) for epoch in body["curve"]]
+        progress.network.load_state_dict(body["network"])
+        progress.best = body["best"]
+        progress.optimizer.load_state_dict(body["optimizer"])
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, UnpicklingError) as error:
         raise ProfileError(f"{path} is no usable checkpoint: {error}; remove it to start anew") from error
-
-
-def _restore_tensors(progress: _Progress, tensors: Mapping[str, Tensor]) -> None:
-    def named(prefix: str) -> dict[str, Tensor]:
-        return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
-
-    progress.network.load_state_dict(named("network."))
-    progress.best = named("best.")
-    parameters = [p for group in progress.optimizer.param_groups for p in group["params"]]
-    body = progress.optimizer.state_dict()
-    body["state"] = {}
-    for number, parameter in enumerate(parameters):
-        state = named(f"optimizer.{number}.")
-        if state:
-            body["state"][number] = {
-                name: value.reshape(()) if name == "step" else value.view_as(parameter)
-                for name, value in state.items()
-            }
-    progress.optimizer.load_state_dict(body)

@@ -4,8 +4,8 @@
     JAX_PLATFORMS=cuda python scripts/bench_memory.py -- examples/train.py --model gpt12 --size full --steps 20
 
 The script runs in one process, each time in a fresh interpreter. Printed are the largest resident set of any of its
-processes, and the most that it and those which a search starts (seeds of large steps, the rehearsal on GPU) had
-together, looked at now and then. On CPU two devices are made where the environment does not say how many.
+processes, and the most that it and those which a search starts (seeds of large steps) had together, looked at now and
+then. On CPU two devices are made where the environment does not say how many.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Run:
             line = f"loss {epoch.train_loss:.4f}, validation error {epoch.validation_error:.3f}, {epoch.seconds:.1f} s"
             print(f"{name}: epoch {epoch.number + 1}/{settings.epochs}, {line}", flush=True)
 
-        path = self.out / "checkpoints" / f"{name}.safetensors"
+        path = self.out / "checkpoints" / f"{name}.pt"
         network, curve = training.train(
             self.data, split, settings, checkpoint=path, start=start, on_epoch=say
         )

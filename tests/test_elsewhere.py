@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from disco_hlo.elsewhere import elsewhere, here
-from disco_hlo.errors import CircleError, ModuleError
+from disco_hlo.elsewhere import apart, elsewhere, here
+from disco_hlo.errors import CircleError, DiscoError, ModuleError
 from disco_hlo.hlo.canonical import canonicalize
 
 
@@ -96,3 +96,27 @@ def test_what_no_other_interpreter_can_be_told_is_called_here() -> None:
     local = []
     elsewhere(lambda: local.append("called"))
     assert local == ["called"]
+
+
+def test_apart_from_a_training_a_function_has_no_devices_and_comes_last() -> None:
+    def called(function: Callable[..., object], *arguments: object) -> object:
+        return apart(function, *arguments, longest_s=60, stop=lambda: False)
+
+    assert called(os.getenv, "CUDA_VISIBLE_DEVICES") == ""
+    assert called(os.nice, 0) == os.nice(0) + 10
+    with pytest.raises(ModuleError):
+        called(canonicalize, b"no module")
+    with pytest.raises(DiscoError, match="not readable"):
+        called(raises_circle)
+    with pytest.raises(DiscoError, match="ended with -9"):
+        called(dies_elsewhere, os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "over", "why"), [(60.0, True, "training ended"), (0.0, False, "after 0 s")]
+)
+def test_apart_from_a_training_nothing_goes_on_for_longer_than_it_may(
+    longest_s: float, over: bool, why: str
+) -> None:
+    with pytest.raises(DiscoError, match=why):
+        apart(time.sleep, 1000.0, longest_s=longest_s, stop=lambda: over)

@@ -103,7 +103,7 @@ def test_the_version_of_jaxlib_is_no_private_name(tmp_path: Path) -> None:
 # Only disco_hlo/backends.py says which backend; elsewhere these words are something else.
 BACKEND_NAMES = {"cpu", "gpu", "cuda", "is_cpu", "is_gpu", "on_cpu", "on_gpu"}
 OTHER_MEANINGS = {
-    "disco_hlo/plugin/phases/finding.py": "what JAX_PLATFORMS of the search's process says",
+    "disco_hlo/elsewhere.py": "what JAX_PLATFORMS of the search's process says",
     "disco_hlo/whatif/": "the field of a file that describes a machine",
 }
 

@@ -257,8 +257,8 @@ def _handshake(meeting: KvChannel, job_id: str, store: KeyValueStore, plan: dict
         timeout_s=_HANDSHAKE_S,
         gone=meeting.gone,
     )
-    mine = f"{plan['secret']} {meeting.rank}".encode()
-    heard = channel.all_gather(mine, tag="handshake", timeout_s=_HANDSHAKE_S)
-    if heard != [f"{plan['secret']} {rank}".encode() for rank in range(meeting.size)]:
+    secret = plan["secret"].encode()
+    mine = secret if meeting.rank == 0 else None
+    if channel.broadcast(mine, tag="handshake", timeout_s=_HANDSHAKE_S) != secret:
         raise ActivationError("MPI leads to other processes than this job's")
     return channel

@@ -16,23 +16,13 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from disco_hlo.activation.channel import (
-    Deadline,
-    Decider,
-    Gone,
-    KeyValueStore,
-    key_part,
-    name_ranks,
-    nobody_gone,
-    unpack,
-)
-from disco_hlo.errors import ActivationError, GoneError
+from disco_hlo.activation.channel import Deadline, Gone, KeyValueStore, nobody_gone
+from disco_hlo.activation.kvstore import KvChannel
+from disco_hlo.errors import ActivationError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -137,8 +127,9 @@ def _finalize(process: int) -> None:
     MPI.Finalize()
 
 
-class MpiChannel:
-    """A :class:`~disco_hlo.activation.channel.Channel` over MPI; decisions go through ``store``."""
+class MpiChannel(KvChannel):
+    """A :class:`~disco_hlo.activation.channel.Channel` whose broadcasts, which may be large, go over MPI; answers and
+    decisions go through ``store``."""
 
     def __init__(
         self,
@@ -160,15 +151,8 @@ class MpiChannel:
         Raises:
             ActivationError: the communicator did not come about within ``timeout_s``.
         """
-        self.rank = rank
-        self.size = len(world_ranks)
-        self.gone = gone
+        super().__init__(rank, len(world_ranks), f"{job_id} mpi", store, gone)
         self.description = f"MPI ({library})"
-        self._store = store
-        self._root = f"disco/{key_part(job_id)}/mpi"
-        self.decide = Decider(store, self._root, rank, self.size, gone).decide
-        self._sequence = 0
-        self._broken = ""
         self._world_ranks = frozenset(world_ranks)
         self._comm = _communicator(world_ranks, f"{job_id} exchange", timeout_s)
         # Another one for the end of the job: this one may be left in the middle of something.
@@ -184,39 +168,15 @@ class MpiChannel:
 
     def broadcast(self, payload: bytes | None, *, tag: str, timeout_s: float) -> bytes:
         """See :class:`~disco_hlo.activation.channel.Channel`."""
-        step = self._begin(tag)
+        # Marks what is sent in this step, so that ranks out of step are noticed.
+        step = hashlib.sha256(self._begin(tag).encode()).digest()[:_STEP_BYTES]
         if self.rank == 0 and payload is None:
             raise ActivationError(f"{tag}: rank 0 must hand in the payload of a broadcast; got None")
         with self._breaking():
             return self._spread(payload, step, tag, Deadline(timeout_s, self.gone))
 
-    def all_gather(self, item: bytes, *, tag: str, timeout_s: float) -> list[bytes]:
-        """See :class:`~disco_hlo.activation.channel.Channel`."""
-        step = self._begin(tag)
-        deadline = Deadline(timeout_s, self.gone)
-        with self._breaking():
-            if self.rank == 0:
-                items = self._collect(item, step, tag, deadline)
-                self._spread(msgspec.msgpack.encode(items), step, tag, deadline)
-                return items
-            sent = self._comm.Isend(step + item, 0, self._message_tag())
-            packed = self._spread(None, step, tag, deadline)
-            if not _complete(sent, deadline, _FLOW_PAUSE_S):
-                raise ActivationError(f"{tag}: rank 0 did not take the answer within {timeout_s:g} s")
-            return unpack(packed, self.size)
-
-    def _begin(self, tag: str) -> bytes:
-        """Marks what is sent in this step, so that ranks out of step are noticed."""
-        if self._broken:
-            raise ActivationError(f"{tag}: an earlier exchange between the ranks failed: {self._broken}")
-        self._sequence += 1
-        return hashlib.sha256(f"{self._sequence} {tag}".encode()).digest()[:_STEP_BYTES]
-
-    def _message_tag(self) -> int:
-        return self._sequence % _MAX_TAG
-
     @contextlib.contextmanager
-    def _breaking(self) -> Any:
+    def _breaking(self) -> Iterator[None]:
         """Whatever interrupts an exchange, the others may be left in it: no other may follow."""
         from mpi4py import MPI
 
@@ -229,28 +189,6 @@ class MpiChannel:
             self._broken = str(error) or type(error).__name__
             raise
 
-    def _collect(self, item: bytes, step: bytes, tag: str, deadline: Deadline) -> list[bytes]:
-        """Rank 0's side of a gather: whatever arrives, from whomever, until all have answered."""
-        from mpi4py import MPI
-
-        arrived = {0: item}
-        status = MPI.Status()
-        pause_s = _Pause(_IDLE_PAUSE_S)
-        while len(arrived) < self.size:
-            message = self._comm.Improbe(MPI.ANY_SOURCE, self._message_tag(), status)
-            if message is None:
-                if deadline.passed():
-                    raise self._note_missing(set(range(self.size)) - set(arrived), tag, deadline)
-                pause_s.sleep()
-                continue
-            source, buffer = status.Get_source(), bytearray(status.Get_count(MPI.BYTE))
-            if not _complete(message.Irecv(buffer), deadline, _FLOW_PAUSE_S, buffer):
-                raise self._note_missing({source}, tag, deadline)
-            if buffer[:_STEP_BYTES] != step:
-                raise ActivationError(f"{tag}: rank {source} is at another step of the exchange")
-            arrived[source] = bytes(buffer[_STEP_BYTES:])
-        return [arrived[rank] for rank in range(self.size)]
-
     def _spread(self, payload: bytes | None, step: bytes, tag: str, deadline: Deadline) -> bytes:
         """Broadcast a head that says how long, then the payload in pieces."""
         head = (
@@ -259,7 +197,7 @@ class MpiChannel:
             else bytearray(_HEAD.size)
         )
         if not self._send_to_all(head, deadline, _IDLE_PAUSE_S):
-            raise ActivationError(self._read_missing(tag, deadline))
+            raise ActivationError(f"{tag}: rank 0 of {self.size} {deadline.missed()}")
         magic, its_step, length = _HEAD.unpack(head)
         if magic != _MAGIC or its_step != step:
             raise ActivationError(f"{tag}: rank 0 is at another step of the exchange")
@@ -274,21 +212,6 @@ class MpiChannel:
 
     def _send_to_all(self, buffer: bytearray | memoryview, deadline: Deadline, pause_s: float) -> bool:
         return _complete(self._comm.Ibcast(buffer, 0), deadline, pause_s, buffer)
-
-    def _note_missing(self, missing: set[int], tag: str, deadline: Deadline) -> ActivationError:
-        """Only rank 0 knows who has not answered; it leaves a note for the others."""
-        text = f"{tag}: {name_ranks(missing)} of {self.size} {deadline.missed()}"
-        self._store.put(self._note_key(), text.encode())
-        return GoneError(text) if deadline.gone else ActivationError(text)
-
-    def _read_missing(self, tag: str, deadline: Deadline) -> str:
-        note = self._store.get(self._note_key(), 1.0) if self.rank != 0 else None
-        if note is not None:
-            return note.decode(errors="replace")
-        return f"{tag}: rank 0 of {self.size} {deadline.missed()}"
-
-    def _note_key(self) -> str:
-        return f"{self._root}/missing/{self._sequence}"
 
 
 class _Pause:

@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
@@ -104,11 +104,6 @@ class Settings:
         }
         values.setdefault("directory", _default_directory(env))
         return cls(search=_switch(env.get("ENABLE_SEARCH", "")), **values)
-
-    def as_dict(self) -> dict[str, object]:
-        """The settings as JSON values, to be kept with a plan."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**values, "directory": str(self.directory)}
 
 
 def _switch(value: str) -> bool:

@@ -197,10 +197,7 @@ def _difference(graph: Graph, bundle: Bundle, default: Predicted) -> dict[str, A
     return {
         "groupsInBoth": found.common_groups,
         "groupsXla": len(default.strategy.groups),
-        "groupsPlan": len(bundle.strategy.groups),
-        "bucketsInBoth": found.common_buckets,
         "bucketsXla": len(default.strategy.buckets),
-        "bucketsPlan": len(bundle.strategy.buckets),
         "xlaBucketBytes": sizes,
         "allReducesMoved": len(found.moved_all_reduces),
         "unitsInBoth": found.common_units,
@@ -252,7 +249,9 @@ def bucket_rows(
     graph = bundle.source.graph if bundle.source else None
     ready = {} if plan is None or graph is None else ready_ns(graph, plan)
     homes = {} if default is None else _homes(default.built.units)
-    exposed = None if plan is None else exposed_intervals(plan.timeline)
+    exposed = None
+    if plan is not None:
+        exposed = exposed_intervals(plan.timeline.spans_ns, plan.timeline.problem.communicates)
     rows = []
     for bucket in bucket_facts(bundle.strategy, graph):
         row: dict[str, Any] = {

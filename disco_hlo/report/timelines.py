@@ -20,7 +20,7 @@ from disco_hlo.optimize.regions import Predicted
 from disco_hlo.plan.units import Unit, UnitGraph
 from disco_hlo.printable import Strings, size_text
 from disco_hlo.profiler.timeline import MeasuredStep
-from disco_hlo.simulator.timeline import Timeline
+from disco_hlo.simulator.timeline import covered_ns
 
 GROUP, SINGLE, LIBRARY, COPY, COLLECTIVE = range(5)
 """What a span is: a fused kernel, an op alone, a library call or loop, a copy for a bucket, a collective."""
@@ -32,75 +32,52 @@ Intervals = NDArray[np.int64]
 def timeline_data(graph: Graph, predicted: Predicted, strings: Strings) -> dict[str, Any]:
     """One strategy's step: rows of spans, its units, the exposed communication, and the totals in ns."""
     timeline = predicted.timeline
-    communicates = timeline.problem.communicates
-    talk, work = union(timeline.spans_ns[:, communicates]), union(timeline.spans_ns[:, ~communicates])
     units = [unit_row(graph, unit, strings) for unit in predicted.built.units.units]
-    data = _step_data(timeline.makespan_ns, talk, work, _rows(graph, predicted, strings), units)
+    rows = _rows(graph, predicted, strings)
+    communicates = timeline.problem.communicates
+    data = _step_data(timeline.makespan_ns, timeline.spans_ns, communicates, rows, units)
     return {**data, "peak": timeline.peak_bytes}
 
 
 def _step_data(
-    step_ns: int, talk: Intervals, work: Intervals, rows: list[dict[str, Any]], units: list[list[int]]
+    step_ns: int,
+    spans_ns: NDArray[np.int64],
+    communicates: NDArray[np.bool_],
+    rows: list[dict[str, Any]],
+    units: list[list[int]],
 ) -> dict[str, Any]:
-    communication, overlap = _length(talk), overlap_between(talk, work)
+    compute, communication = (covered_ns(spans_ns[:, those]) for those in (~communicates, communicates))
+    exposed = covered_ns(spans_ns) - compute
     return {
         "step": step_ns,
-        "compute": _length(work),
+        "compute": compute,
         "communication": communication,
-        "overlap": overlap,
-        "exposed": communication - overlap,
+        "overlap": communication - exposed,
+        "exposed": exposed,
         "rows": rows,
         "units": units,
-        "exposedSpans": exposed_between(talk, work).T.reshape(-1).tolist(),
+        "exposedSpans": exposed_intervals(spans_ns, communicates).T.reshape(-1).tolist(),
     }
 
 
-def exposed_intervals(timeline: Timeline) -> Intervals:
-    """When something is communicated and nothing is computed."""
-    communicates = timeline.problem.communicates
-    return exposed_between(
-        union(timeline.spans_ns[:, communicates]), union(timeline.spans_ns[:, ~communicates])
-    )
+def exposed_intervals(spans_ns: NDArray[np.int64], communicates: NDArray[np.bool_]) -> Intervals:
+    """When something is communicated and nothing is computed, of spans ``[2, n]`` of which some communicate."""
+    edges_ns = np.unique(spans_ns)
+    talks, works = (_under_way(spans_ns[:, those], edges_ns) for those in (communicates, ~communicates))
+    turns = np.diff(talks & ~works, prepend=False)
+    return edges_ns[turns].reshape(-1, 2).T
 
 
-def exposed_between(talk: Intervals, work: Intervals) -> Intervals:
-    """What of ``talk`` no part of ``work`` covers."""
-    edges = np.unique(np.concatenate([talk.reshape(-1), work.reshape(-1)]))
-    start, end = edges[:-1], edges[1:]
-    wanted = _covers(talk, start) & ~_covers(work, start)
-    return union(np.stack([start[wanted], end[wanted]]))
+def _under_way(spans_ns: NDArray[np.int64], at_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether any span has begun by then that has not ended."""
+    begun, ended = (np.searchsorted(np.sort(times_ns), at_ns, side="right") for times_ns in spans_ns)
+    return begun > ended
 
 
 def overlap_ns(intervals: Intervals, start_ns: int, end_ns: int) -> int:
     """How much of ``start_ns`` to ``end_ns`` the intervals cover."""
     low, high = np.maximum(intervals[0], start_ns), np.minimum(intervals[1], end_ns)
     return int(np.maximum(high - low, 0).sum())
-
-
-def overlap_between(talk: Intervals, work: Intervals) -> int:
-    """How long both are under way, in ns."""
-    exposed = exposed_between(talk, work)
-    return int((talk[1] - talk[0]).sum() - (exposed[1] - exposed[0]).sum())
-
-
-def union(spans_ns: NDArray[np.int64]) -> Intervals:
-    """The spans ``[2, n]`` without what they have in common."""
-    start, end = spans_ns[:, np.argsort(spans_ns[0], kind="stable")]
-    if not start.size:
-        return np.zeros((2, 0), np.int64)
-    reached = np.maximum.accumulate(end)
-    opens = np.concatenate([[True], start[1:] > reached[:-1]])
-    closes = np.concatenate([opens[1:], [True]])
-    kept = start[opens] < reached[closes]
-    return np.stack([start[opens][kept], reached[closes][kept]])
-
-
-def _covers(intervals: Intervals, at: NDArray[np.int64]) -> NDArray[np.bool_]:
-    before = np.searchsorted(intervals[0], at, side="right") - 1
-    if not intervals.size:
-        return np.zeros(len(at), np.bool_)
-    covered: NDArray[np.bool_] = (before >= 0) & (at < intervals[1][before])
-    return covered
 
 
 def _rows(graph: Graph, predicted: Predicted, strings: Strings) -> list[dict[str, Any]]:
@@ -179,11 +156,10 @@ def measured_data(
     ]
     spans = np.array([(start, start + length) for _, start, length, _ in step.spans], np.int64).reshape(-1, 2)
     talks = np.array([step.lanes[lane] == "communication" for *_, lane in step.spans], np.bool_)
-    talk, work = union(spans[talks].T), union(spans[~talks].T)
     rows = _measured_rows(graph, units, step, found, strings)
     unit_rows = [unit_row(graph, unit, strings) for unit in units.units]
     unit_rows.append([strings("n"), strings(""), strings(""), 1])
-    return {"name": strings(step.name), **_step_data(step.step_ns, talk, work, rows, unit_rows)}
+    return {"name": strings(step.name), **_step_data(step.step_ns, spans.T, talks, rows, unit_rows)}
 
 
 def _unit_of(units: UnitGraph, name: str, owner: int, ours: bool) -> int:
@@ -215,10 +191,6 @@ def _measured_kind(graph: Graph, units: UnitGraph, number: int) -> int:
     if len(unit.nodes) + len(unit.duplicates) > 1:
         return GROUP
     return LIBRARY if graph.nodes[unit.nodes[0]].kind is Kind.FIXED else SINGLE
-
-
-def _length(intervals: NDArray[np.int64]) -> int:
-    return int((intervals[1] - intervals[0]).sum())
 
 
 _KINDS = ("fused kernel", "op alone", "library call or loop", "packing a bucket", "collective")

@@ -43,17 +43,17 @@ class Timeline:
     @cached_property
     def compute_ns(self) -> int:
         """Time during which the compute stream computes; collectives that block it do not count."""
-        return _covered_ns(self.spans_ns[:, ~self.problem.communicates])
+        return covered_ns(self.spans_ns[:, ~self.problem.communicates])
 
     @cached_property
     def communication_ns(self) -> int:
         """Time during which at least one collective runs."""
-        return _covered_ns(self.spans_ns[:, self.problem.communicates])
+        return covered_ns(self.spans_ns[:, self.problem.communicates])
 
     @property
     def overlap_ns(self) -> int:
         """Time during which compute and communication both run."""
-        return self.compute_ns + self.communication_ns - _covered_ns(self.spans_ns)
+        return self.compute_ns + self.communication_ns - covered_ns(self.spans_ns)
 
     @property
     def exposed_ns(self) -> int:
@@ -82,7 +82,7 @@ def simulate(problem: Problem) -> Timeline:
     return Timeline(problem, int(makespan) * unit_ns, progress.spans_ns * unit_ns, issued)
 
 
-def _covered_ns(spans_ns: NDArray[np.int64]) -> int:
+def covered_ns(spans_ns: NDArray[np.int64]) -> int:
     """Length of the union of intervals ``[2, n]``."""
     start, end = spans_ns[:, np.argsort(spans_ns[0], kind="stable")]
     if not start.size:

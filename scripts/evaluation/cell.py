@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
@@ -94,7 +96,7 @@ class Cell:
             versions=versions, device=facts.device_kind, backend=facts.backend,
             environment=commands.described(environment), date=time.strftime("%Y-%m-%d", time.gmtime()),
             nodes=len(graph), all_reduces=len(sizes), all_reduce_bytes=sum(sizes),
-            settings=self.session.settings.as_dict(),
+            settings=msgspec.to_builtins(self.session.settings, enc_hook=str),
         )  # fmt: skip
         if known not in (None, graph.fingerprint):
             raise DiscoError(

@@ -61,7 +61,7 @@ def test_an_interrupted_training_ends_as_if_nothing_had_happened(data: TrainingD
     split = random_split(data, 0, 40, 30)
     settings = replace(SETTINGS, epochs=4)
     whole, whole_curve = train(data, split, settings)
-    checkpoint = tmp_path / "run.safetensors"
+    checkpoint = tmp_path / "run.pt"
 
     class StoppedError(Exception):
         pass
@@ -83,7 +83,7 @@ def test_a_checkpoint_of_another_training_or_a_broken_one_is_refused(
 ) -> None:
     split = random_split(data, 0, 40, 30)
     settings = replace(SETTINGS, epochs=1)
-    checkpoint = tmp_path / "run.safetensors"
+    checkpoint = tmp_path / "run.pt"
     train(data, split, settings, checkpoint=checkpoint)
     with pytest.raises(ProfileError, match="is of another training"):
         train(data, split, replace(settings, seed=1), checkpoint=checkpoint)
@@ -97,11 +97,11 @@ def test_a_checkpoint_of_another_split_or_another_start_is_refused(
 ) -> None:
     split, other = random_split(data, 0, 40, 30), random_split(data, 1, 40, 30)
     settings = replace(SETTINGS, epochs=1)
-    first, _ = train(data, split, settings, checkpoint=tmp_path / "first.safetensors")
+    first, _ = train(data, split, settings, checkpoint=tmp_path / "first.pt")
     with pytest.raises(ProfileError, match="is of another training"):  # it has learned from the test samples
-        train(data, other, settings, checkpoint=tmp_path / "first.safetensors")
+        train(data, other, settings, checkpoint=tmp_path / "first.pt")
     second, _ = train(data, other, settings)
-    tuned = tmp_path / "tuned.safetensors"
+    tuned = tmp_path / "tuned.pt"
     train(data, split, settings, checkpoint=tuned, start=first)
     for start in (second, None):
         with pytest.raises(ProfileError, match="is of another training"):

@@ -17,14 +17,12 @@ from disco_hlo.kernels.refusals import OLDEST_JAX
 if jax.__version_info__ < OLDEST_JAX:
     pytest.skip(f"jax {jax.__version__} lacks what the kernels use", allow_module_level=True)
 
-from disco_hlo.kernels.fuse import fuse, kernel_schedules
 from disco_hlo.kernels.normed_update import by_halves
 from disco_hlo.kernels.pattern import fused_calls
 from disco_hlo.kernels.tiles import NORMED_RANGE
 from disco_hlo.kernels.update_pattern import UpdateCall
-from disco_hlo.structure.moves import apply_moves
 from disco_hlo.structure.program import Program
-from tests.kernels.test_fuse import on_hopper, same_numbers
+from tests.kernels.test_fuse import of_mosaic, same_numbers
 from tests.kernels.test_pattern import SUM
 from tests.kernels.test_update_pattern import GATHER, only_call, update
 from tests.structure.enact import PLAIN_OPS, opcodes, run
@@ -162,16 +160,11 @@ def test_a_step_by_hand_has_both_norms_and_its_own_guard(
     np.testing.assert_allclose(new, parameters - np.asarray(ratio(*norms)) * step, rtol=1e-5, atol=1e-5)
 
 
-def moved(module: bytes) -> bytes:
-    (move,) = kernel_schedules(module, {}, copies=False, lower=on_hopper)["fused-kernels"]
-    return apply_moves(module, [move], copies=False, fuser=lambda *both: fuse(*both, on_hopper))
-
-
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("make", [partial(module_of_step, LAMB), partial(by_hand, guarded)])
 def test_one_kernel_takes_the_place_of_all(make: Callable[[int], bytes], devices: int) -> None:
     module = make(devices)
-    made = moved(module)
+    made = of_mosaic(module)
     left = opcodes(made)
     assert not {"all-reduce", "reduce-scatter", "all-gather"} & set(left)
     assert left.count("custom-call") == 1
@@ -193,7 +186,7 @@ GUARD = f"""{NORM.replace("step = f32[2048] divide(s, ns)", "")}
 
 
 def test_xla_takes_the_kernel_itself_up_to_its_code() -> None:
-    made = moved(update(NORM, ROOT))
+    made = of_mosaic(update(NORM, ROOT))
     with pytest.raises(jax.errors.JaxRuntimeError, match="No FFI handler registered for mosaic_gpu_v2"):
         same_numbers(made, made)
 

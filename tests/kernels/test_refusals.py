@@ -127,12 +127,6 @@ def test_meshes_that_do_not_fit_are_refused(name: str, sizes: tuple[int, ...], s
         trace(name, TILES, *GOOD, sizes=sizes)
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(KernelRefusedError, match="must belong to one process, these belong to 2"):
-        trace(SCATTER, TILES, *GOOD)
-
-
 def test_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Blackwell:
         compute_capability = "10.0"

@@ -15,14 +15,12 @@ from disco_hlo.kernels.refusals import OLDEST_JAX
 if jax.__version_info__ < OLDEST_JAX:
     pytest.skip(f"jax {jax.__version__} lacks what the kernels use", allow_module_level=True)
 
-from disco_hlo.kernels.fuse import fuse, kernel_schedules
 from disco_hlo.kernels.pattern import fused_calls
 from disco_hlo.kernels.tiles import UPDATE_RANGE
 from disco_hlo.kernels.update import by_recipe
 from disco_hlo.kernels.update_pattern import Recipe, UpdateCall
-from disco_hlo.structure.moves import apply_moves
 from disco_hlo.structure.program import Program
-from tests.kernels.test_fuse import on_hopper, same_numbers
+from tests.kernels.test_fuse import of_mosaic, same_numbers
 from tests.kernels.test_pattern import ADD, GLOBAL, SUM
 from tests.modules import module_of
 from tests.structure.enact import opcodes, run
@@ -86,8 +84,7 @@ def test_the_examples_adam_is_its_work_and_nothing_of_it_is_left() -> None:
     for a, b in zip((new, *kept), expected, strict=True):
         np.testing.assert_allclose(a, b[own], rtol=1e-6)
 
-    (move,) = kernel_schedules(module, {}, copies=False, lower=on_hopper)["fused-kernels"]
-    changed = apply_moves(module, [move], copies=False, fuser=lambda *both: fuse(*both, on_hopper))
+    changed = of_mosaic(module)
     left = set(opcodes(changed))
     assert not left & {"all-reduce", "all-gather", "dynamic-slice", "sqrt", "add", "partition-id"}
     assert opcodes(changed).count("custom-call") == 1
@@ -96,9 +93,7 @@ def test_the_examples_adam_is_its_work_and_nothing_of_it_is_left() -> None:
 
 
 def test_xla_takes_the_kernel_itself_up_to_its_code() -> None:
-    module = update(f"{MOMENTUM}\n{GATHER}", ROOT)
-    (move,) = kernel_schedules(module, {}, copies=False, lower=on_hopper)["fused-kernels"]
-    made = apply_moves(module, [move], copies=False, fuser=lambda *both: fuse(*both, on_hopper))
+    made = of_mosaic(update(f"{MOMENTUM}\n{GATHER}", ROOT))
     with pytest.raises(jax.errors.JaxRuntimeError, match="No FFI handler registered for mosaic_gpu_v2"):
         same_numbers(made, made)
 

@@ -66,9 +66,9 @@ def whole(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
 
 
 @pytest.mark.parametrize("differentiated", [False, True])
-@pytest.mark.parametrize("mode", ["fill", "clip", "wrap"])
+@pytest.mark.parametrize("mode", ["fill", "clip"])
 def test_a_row_that_is_taken_is_one_of_the_tables(mode: Any, differentiated: bool) -> None:
-    """``fill`` replaces rows out of range, ``clip`` clamps, ``wrap`` takes the remainder."""
+    """``fill`` replaces rows out of range, ``clip`` clamps."""
 
     def take(table: Array, i: Array) -> Array:
         return jnp.take(table, i, axis=0, mode=mode)
@@ -89,8 +89,6 @@ def test_every_part_of_an_index_has_the_rows_of_its_dimension(differentiated: bo
     ("function", "rows"),
     [
         (lambda table, i: table[i], 50),
-        (lambda table, i: table[:, i % 7], 7),
-        (lambda table, i: table[:, i % 8], 8),
         (lambda table, i: table[jnp.clip(i, 0, 49)], 50),
         (lambda table, i: table[jnp.sort(i)], 50),
         (lambda table, i: table[jnp.where(i == -100, 0, i)], 50),
@@ -99,7 +97,7 @@ def test_every_part_of_an_index_has_the_rows_of_its_dimension(differentiated: bo
         (lambda table, i: table[i.at[table[:, 0].argmin()].set(1)], 50),
         (lambda table, i: table[jax.lax.dynamic_slice(i, (table.argmax(),), (4,))], 50),
         (lambda table, i: table[jnp.concatenate([i, jnp.arange(30)])], 50),
-        (lambda table, i: jnp.take_along_axis(table, i[:, None] % 16, axis=1), 16),
+        (lambda table, i: jnp.take_along_axis(table, i[:, None], axis=1), 16),
         (jax.vmap(lambda table, i: table[i]), 16),
         (lambda table, i: jax.lax.dynamic_slice(table, (i[0], 0), (8, 16)), 43),
         (lambda table, i: jax.lax.dynamic_update_slice(table, table[:8, :3] + 1, (0, i[0])), 14),
@@ -110,7 +108,7 @@ def test_every_part_of_an_index_has_the_rows_of_its_dimension(differentiated: bo
         (lambda table, i: jax.checkpoint(lambda t: jnp.tanh(t[i] @ t.T))(table), 50),
     ],
     ids=[
-        "rows", "remainder", "low bits", "clip", "sort", "where", "pad", "set indices", "set index", "sliced indices",
+        "rows", "clip", "sort", "where", "pad", "set indices", "set index", "sliced indices",
         "concatenate", "take_along_axis", "vmap", "slice", "written slice", "set", "add", "segments", "scan",
         "checkpoint",
     ],
@@ -197,48 +195,10 @@ def test_no_bound_is_above_what_the_type_holds(dtype: Any, largest: int) -> None
 def test_indices_of_few_bits_are_those_of_a_table_that_they_suffice_for(dtype: Any) -> None:
     """What would be added to negative ones, the number of rows, may be more than the type holds beside them."""
 
-    def read(table: Array, i: Array, j: Array) -> Array:
-        return table[i] + table[j + 1]
-
-    assert bounds(read, table=(120, 16), i=whole(dtype, 9), j=whole(dtype, 9)) == {"i": 120, "j": 119}
-
-
-def test_no_sum_is_above_what_the_type_holds() -> None:
     def read(table: Array, i: Array) -> Array:
-        return table[(i + 2).astype(jnp.int32)]
+        return table[i]
 
-    assert bounds(read, table=(1000, 16), i=whole(np.int8, 9)) == {"i": 126}
-
-
-@pytest.mark.parametrize(
-    ("function", "rows"),
-    [
-        (lambda table, i: table[i + 1], 49),
-        (lambda table, i: table[1 + i] + table[i], 49),
-        (lambda table, i: table[(i + 1) % 50] + table[i], 49),
-        (lambda table, i: table[i - 1], 51),
-        (lambda table, i: table[i - 1] + table[i], 50),
-        (lambda table, i: table[i - 1] + table[i + 1], 49),
-        (lambda table, i: table[(i - 1) % 50], 51),
-        (lambda table, i: jnp.take(table, i + 2, axis=0, mode="clip"), 48),
-        (gradient(lambda table, i: table[i + 1]), 49),
-        (lambda table, i: table.at[i - 1].add(1.0), 51),
-        (lambda table, i: table[jnp.where(i > 3, i + 1, i)], 49),
-        (lambda table, i: table[i, i + 1], 15),
-        (lambda table, i: jax.lax.dynamic_slice(table, (i[0] + 2, 0), (8, 16)), 41),
-        (lambda table, i: jax.nn.one_hot(i - 1, 10) @ table[:10], 11),
-        (lambda table, i: jax.lax.scan(lambda c, k: (c + table[k + 1], None), jnp.zeros(16), i)[0], 49),
-    ],
-    ids=[
-        "next", "this and next", "next, around", "previous", "previous and this", "both neighbours", "previous, around",
-        "clip", "gradient", "written", "some", "part", "slice", "label", "scan",
-    ],
-)  # fmt: skip
-def test_an_index_to_which_a_number_is_added_leaves_room_for_it(
-    function: Callable[..., Array], rows: int
-) -> None:
-    """Below zero is counted from the end: row -1 is there."""
-    assert bounds(function, table=(50, 16), i=(9,)) == {"i": rows}
+    assert bounds(read, table=(120, 16), i=whole(dtype, 9)) == {"i": 120}
 
 
 def test_the_smallest_table_counts() -> None:
@@ -368,20 +328,19 @@ def test_an_index_that_may_steer_stays_0_or_1(function: Callable[..., Array]) ->
         lambda rows, n: rows[n] * n[:, None].astype(jnp.float32),
         lambda rows, n: (rows[n], n.sum()),
         lambda rows, n: jnp.where((n * 3 > 7)[:, None], rows[n], 0),
-        lambda rows, n: (rows[n + 1] * (n + 1)[:, None]).sum(),
+        lambda rows, n: rows[n + 1] + rows[n],
+        lambda rows, n: rows[n - 1],
+        lambda rows, n: rows[jnp.where(n > 3, n + 1, n)],
+        lambda rows, n: rows[n % 7],
         lambda rows, n: rows[n + n[::-1]] + rows[n],
         lambda rows, n: rows[n[:, None] + jnp.arange(3)],
-        lambda rows, n: rows[n + 50],
-        lambda rows, n: rows[jnp.where(rows[:9, 0] > 0, n + 49, n - 1)],
-        lambda rows, n: rows[n.astype(jnp.uint32) - 1],
         lambda rows, n: jax.lax.fori_loop(0, 9, lambda _, c: (c[0] + 1, c[1] + rows[c[0]]), (n, rows[:9]))[1],
         lambda rows, n: jax.lax.fori_loop(0, n[0] + 1, lambda _, c: c * 1.1, rows) + rows[n[0] + 1],
-        lambda rows, n: rows[n & 5] + rows[n],
         lambda rows, n: rows[n.astype(jnp.int8).astype(jnp.int32)],
     ],
     ids=[
-        "counter", "power", "float", "sum", "compared", "next and its number", "sum of two", "window", "out of range",
-        "as floats say", "unsigned", "counted on", "turns", "bits", "narrowed",
+        "counter", "power", "float", "sum", "compared", "next", "previous", "some", "remainder", "sum of two", "window",
+        "counted on", "turns", "narrowed",
     ],
 )  # fmt: skip
 def test_an_index_from_which_other_numbers_are_computed_stays_0_or_1(function: Callable[..., Any]) -> None:

@@ -151,7 +151,7 @@ def training(
             processes.append(self)
 
     monkeypatch.setattr(search_in_training, "search_apart", noted)
-    monkeypatch.setattr(finding.subprocess, "Popen", Noted)
+    monkeypatch.setattr(subprocess, "Popen", Noted)
     monkeypatch.setattr(trials, "_LONGEST_PAUSE", 8)
     jaxlink.install(lambda request: training_phase.handle(request, settings))
     observation = training_phase.observe(settings)
@@ -337,18 +337,18 @@ def test_a_module_without_room_is_left_out_and_the_search_goes_on_with_what_call
 def test_a_training_goes_on_when_its_search_is_killed(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = finding._run
+    apart = finding.apart
 
-    def killed(*arguments: Any) -> None:
+    def killed(*arguments: Any, **options: Any) -> Any:
         def kill() -> None:
             while not training.processes:
                 time.sleep(0.01)
             training.processes[0].send_signal(signal.SIGKILL)
 
         threading.Thread(target=kill).start()
-        run(*arguments)
+        return apart(*arguments, **options)
 
-    monkeypatch.setattr(finding, "_run", killed)
+    monkeypatch.setattr(finding, "apart", killed)
     losses, _ = training.until_over(jitted("killed_step"))
     assert losses == training.stock(len(losses))[0]
     [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
@@ -359,38 +359,6 @@ def test_a_training_goes_on_when_its_search_is_killed(
     assert PlanStore(training.settings.directory).list_plans() == []
     # What was measured is known to the next job.
     assert (training.settings.directory / STORE_NAME).exists()
-
-
-_FORKS = """
-import os, sys, threading
-from disco_hlo.errors import DiscoError
-from disco_hlo.plugin.phases import finding
-
-begun, forked = threading.Event(), threading.Event()
-
-def run(folder, *_):
-    begun.set()
-    forked.wait(60)
-    print((folder / finding._ASKED).exists())
-    raise DiscoError("enough")
-
-finding._run, finding.to_json = run, lambda _: ""
-asked = finding.Settings(search=True, directory=finding.Path("/plans"))
-search = threading.Thread(target=finding.search_apart, args=(asked, b"", None, None, None))
-search.start()
-begun.wait(60)
-if (child := os.fork()) == 0:
-    sys.exit()
-os.waitpid(child, 0)
-forked.set()
-search.join()
-"""
-
-
-def test_a_fork_of_the_training_that_ends_leaves_the_search_its_files() -> None:
-    command = (sys.executable, "-c", _FORKS)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "True\n", done.stderr
 
 
 def test_a_candidate_that_computes_something_else_never_runs_a_call(

@@ -156,11 +156,6 @@ def test_a_module_is_named_with_or_without_jits_prefix(wanted: str | None, modul
     assert Settings(search=True, directory=Path("/plans"), module=wanted).names(module) is named
 
 
-def test_settings_are_kept_as_json_values() -> None:
-    values = Settings(search=True, directory=Path("/plans"), seed=4).as_dict()
-    assert (values["directory"], values["seed"], values["module"]) == ("/plans", 4, None)
-
-
 def test_only_a_name_forces_a_schedule() -> None:
     forced = [
         Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_STRUCTURE": text}).forced_structure

@@ -19,24 +19,28 @@ from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep, encode
 from disco_hlo.report.bundle import Bundle, open_bundle
 from disco_hlo.report.data import bucket_rows, group_rows, ready_ns
 from disco_hlo.report.facts import group_facts
-from disco_hlo.report.timelines import exposed_intervals, overlap_ns, report_trace, timeline_data
-from disco_hlo.simulator.timeline import simulate
+from disco_hlo.report.timelines import Intervals, exposed_intervals, overlap_ns, report_trace, timeline_data
+from disco_hlo.simulator.timeline import Timeline, simulate
 from tests.report import plans
 from tests.simulator.problems import problem, random_problem
+
+
+def exposed_of(timeline: Timeline) -> Intervals:
+    return exposed_intervals(timeline.spans_ns, timeline.problem.communicates)
 
 
 def test_exposed_communication_of_a_drawn_step() -> None:
     # a  aaa......bb
     # x  ...xxxxx...      exposed from 3 to 8, when b begins
     drawn = problem("a 3\nx 5 on 1 after a\nb 2 after x", "a x ~x b")
-    assert exposed_intervals(simulate(drawn)).tolist() == [[3], [8]]
+    assert exposed_of(simulate(drawn)).tolist() == [[3], [8]]
 
 
 def test_communication_beside_compute_is_not_exposed() -> None:
     # a  aaabbbb...cc
     # x  ...xxxxxxx      b hides 3 to 7, 7 to 10 is exposed
     drawn = problem("a 3\nb 4\nx 7 on 1 after a\nc 2 after x", "a x b ~x c")
-    found = exposed_intervals(simulate(drawn))
+    found = exposed_of(simulate(drawn))
     assert found.tolist() == [[7], [10]]
     assert overlap_ns(found, 3, 8) == 1
     assert overlap_ns(found, 0, 7) == 0
@@ -45,7 +49,7 @@ def test_communication_beside_compute_is_not_exposed() -> None:
 @given(st.integers(0, 2**32), st.integers(1, 30))
 def test_exposed_intervals_add_up_to_the_exposed_communication(seed: int, tasks: int) -> None:
     timeline = simulate(random_problem(seed, tasks))
-    start, end = exposed_intervals(timeline)
+    start, end = exposed_of(timeline)
     assert int((end - start).sum()) == timeline.exposed_ns
     assert np.all(start[1:] > end[:-1])
     assert np.all(end > start)

@@ -3,28 +3,21 @@
 What is searched and how says ``disco_hlo.optimize``; here is what the ranks, the user and the plan directory have to do
 with it. The search runs in the training's own process while a compile waits, and in one of its own beside a training
 that goes on (:func:`search_apart`; DisCo, section 4.5: no device is needed). That one has a low priority, no devices,
-and ends with the training. What goes in and comes out are files, and what comes out is checked: JSON of known fields,
-whose strategies are checked like those of any plan.
+and ends with the training. The strategies that it finds are checked like those of any plan.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol, cast
 
 import msgspec
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.compiled import is_cached
-from disco_hlo.elsewhere import end_with
+from disco_hlo.elsewhere import apart
 from disco_hlo.errors import DiscoError
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
@@ -33,10 +26,9 @@ from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
 from disco_hlo.optimize.costs import costs_of, unknown_kernels, with_kernels
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_progress, search_record
 from disco_hlo.optimize.regions import lower_bound
-from disco_hlo.plan.files import read_bounded, replace_files
-from disco_hlo.plan.plan import MAX_BYTES, SEARCHED, Prediction, SearchRecord, Strategy
+from disco_hlo.plan.plan import SEARCHED, Prediction, SearchRecord, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.store import MAX_MODULE_BYTES, PROFILE_NAME, PlanSlot
+from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER, compared, configure, one_line, progress_wanted
 from disco_hlo.plugin.measuring.known_times import measured_times, say_not_kept
 from disco_hlo.plugin.measuring.profiling import kernel_times, kernels_of
@@ -44,28 +36,23 @@ from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import why_not
 from disco_hlo.printable import time_text
-from disco_hlo.profiler.profile import OpTime, Profile, load, to_json
+from disco_hlo.profiler.profile import OpTime, Profile
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.schedule import Scheduled
 from disco_hlo.simulator import timeline
 
 COMPILE_S = 600.0
-"""The longest that a training waits for the search's code, once on a machine. The budget does not count it, nor what
-compiling the code that predicts takes: otherwise the first search would end without a plan."""
+"""What a search beside a training may take beyond its budget, which counts no compiling of code, once on a machine:
+otherwise the first search would end without a plan."""
 MEASURE_BUDGET_S = 20.0
 """How long the candidates are measured."""
 SHORTEST_COMPILING_S = 60.0
 """How long they may be compiled, however short a search is asked for."""
 _CLOSED = frozenset({"conditional", "while"})
 """Ops whose inside stays as XLA compiled it."""
-_MOST_PLANS = 128
-"""So many times what one plan may take, for all that are to be measured."""
 _AROUND_S = 300.0
 """What reading the step and ranking what was found may take besides."""
-_LOOK_S = 0.2
-_NICENESS = 10
-"""Of two that want the same core, this process gets a tenth: a training on two CPU cores slows down by as much."""
 
 
 class Asker(Protocol):
@@ -79,7 +66,8 @@ class Asker(Protocol):
         """One line for the user."""
 
 
-class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+@dataclass(frozen=True)
+class FoundPlans:
     """What the measurement and the plan need of rank 0's search, which may have run in another process."""
 
     candidates: tuple[Candidate, ...]
@@ -144,14 +132,14 @@ def find(
             were measured since, corrects estimates.
         room_bytes: what each device has left for a plan; None where nobody knows.
     """
-    settings, budget = asker.settings, Budget.of(asker.settings.budget_s, COMPILE_S)
+    settings, budget = asker.settings, Budget.of(asker.settings.budget_s)
     compiles = say_what_predicting_takes(asker)
     also = plans_in(before.candidates) if before is not None else []
     case = Case(source, xla, costs_of(profile, source, (xla, *also)), room_bytes)
     if before is None:
         asker.say("%s", outlook(settings, case))
     if compiles:
-        budget = Budget.of(settings.budget_s, COMPILE_S)
+        budget = Budget.of(settings.budget_s)
     budget = replace(budget, seconds=settings.budget_s * share_of_a_search(settings, case))
     with search_progress(progress_wanted()) as on_progress:
         found = optimize(
@@ -343,15 +331,12 @@ def _keep(session: Session, profile: Profile, times: Mapping[str, OpTime]) -> No
 
 # --- the search in a process of its own ----------------------------------------------------------------
 
-_MODULE, _ASKED, _FOUND = "module.hlo.pb", "asked.json", "found.json"
-
 
 @dataclass(frozen=True)
-class _Asked:
-    """What the search is told beside the step and its profile."""
+class _Apart:
+    """Who asks for a search there: what it says goes to the training's stderr."""
 
     settings: Settings
-    room_bytes: int | None
 
     def say(self, message: str, *values: object) -> None:
         LOGGER.info(message, *values)
@@ -371,68 +356,12 @@ def search_apart(
         DiscoError: it found nothing: it died, or was killed.
         OSError: it cannot be started.
     """
-    asked = {**settings.as_dict(), "room_bytes": room_bytes}
-    # Not a TemporaryDirectory, which a fork of the training would remove at its own end.
-    folder = Path(tempfile.mkdtemp(prefix="disco-search-"))
-    try:
-        files = {_MODULE: module, PROFILE_NAME: to_json(profile).encode(), _ASKED: msgspec.json.encode(asked)}
-        replace_files(folder, files)
-        _run(folder, longest_s(settings), stop)
-        found = read_bounded(folder / _FOUND, _MOST_PLANS * MAX_BYTES)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    try:
-        return msgspec.json.decode(found or b"", type=FoundPlans)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise DiscoError(f"what the search's process found is not readable: {error}") from None
+    longest = longest_s(settings)
+    return apart(_found_apart, settings, module, profile, room_bytes, longest_s=longest, stop=lambda: stop)
 
 
-def _run(folder: Path, longest: float, stop: Interruption) -> None:
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("ENABLE_SEARCH", "DISCO_CAPTURE")
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, str(folder), str(os.getpid())],
-        env={**environment, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C is the training's
-    )
-    end = time.monotonic() + longest
-    try:
-        while process.poll() is None:
-            if stop:
-                raise DiscoError("the training ended before the search")
-            if time.monotonic() > end:
-                raise DiscoError(f"the search's process has not ended after {longest:.0f} s")
-            time.sleep(_LOOK_S)
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode:
-        raise DiscoError(f"the search's process ended with {process.returncode} and found nothing")
-
-
-# --- in that process ----------------------------------------------------------------------------------
-
-
-def main(folder: Path, parent: int) -> None:
-    """Search for what lies in ``folder``, and leave there what was found; end with the process ``parent``."""
-    end_with(parent)
-    os.nice(_NICENESS)
-    asked = _asked(folder)
-    configure(asked.settings.log_level)
-    source = canonicalize(read_bounded(folder / _MODULE, MAX_MODULE_BYTES) or b"")
-    profile = load(folder / PROFILE_NAME)
-    found = find(asked, source, read(source), profile, Interruption(), room_bytes=asked.room_bytes)
-    replace_files(folder, {_FOUND: msgspec.json.encode(found.plans(asked.settings))})
-
-
-def _asked(folder: Path) -> _Asked:
-    values = msgspec.json.decode(read_bounded(folder / _ASKED, MAX_BYTES) or b"")
-    room_bytes = values.pop("room_bytes")
-    return _Asked(Settings(**{**values, "directory": Path(values["directory"])}), room_bytes)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+def _found_apart(settings: Settings, module: bytes, profile: Profile, room_bytes: int | None) -> FoundPlans:
+    configure(settings.log_level)
+    source = canonicalize(module)
+    found = find(_Apart(settings), source, read(source), profile, Interruption(), room_bytes=room_bytes)
+    return found.plans(settings)

@@ -12,9 +12,6 @@ import hashlib
 import time
 from collections.abc import Iterator
 
-from disco_hlo.backends import BACKENDS, backend_of
-from disco_hlo.errors import UnsupportedError
-from disco_hlo.optimize import rehearsal
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER
@@ -50,7 +47,6 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     """Search for the request if it is the training step, once; None leaves it to XLA."""
     if not may_be_run(request):
         return None
-    _compile_ahead(request)
     step = training_step(request, settings)
     if step is None:
         return None
@@ -65,14 +61,6 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     slot = session.slot(step.source.graph.key)
     with only_search(session, slot):
         return _search_and_measure(session, step, slot)
-
-
-def _compile_ahead(request: CompileRequest) -> None:
-    """Begin to compile the search for GPUs, on rank 0, while the script still makes its state."""
-    with contextlib.suppress(UnsupportedError):
-        backend = backend_of(request.backend.platform)
-        if backend.queues and len(request.devices) > 1 and request.backend.process_index() == 0:
-            rehearsal.begin()
 
 
 @contextlib.contextmanager
@@ -153,8 +141,6 @@ def _search(
         session.say("profiled %s in %.1f s", profiled.measured, profile_s)
     with session.stage("search", takes_s=takes_s):
         if profiled is not None:
-            if BACKENDS[session.facts.backend].queues:
-                rehearsal.wait(lambda: bool(stop))
             found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
     for _ in range(looks(session.settings, source.graph.backend)):
         making.end(unmade=False)

@@ -27,7 +27,6 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.kernels import times as kernel_times
 from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays
 from disco_hlo.kernels.pattern import Call
-from disco_hlo.optimize import rehearsal
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, foreseen, optimize, unsearched
 from disco_hlo.optimize.regions import step_times
@@ -193,10 +192,8 @@ class Making:
 
     @functools.cached_property
     def _payer(self) -> Pays:
-        """Only where a pair is found: it takes code that may still be compiled elsewhere."""
+        """Only where a pair is found: it takes code that may have to be compiled."""
         assert self._profile is not None
-        if BACKENDS[self._source.graph.backend].queues:
-            rehearsal.wait(lambda: False)
         return kernel_times.payer(costs_of(self._profile, self._source), self._source)
 
     def _made(self, early: Early, name: str, moves: Sequence[dict[str, Any]]) -> Restructured:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.flatten import ModuleIndex, flatten
+from disco_hlo.hlo.flatten import flatten
 from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
 
 CALLS = frozenset({"async-start", "call", "fusion"})
@@ -26,22 +26,12 @@ class Body:
     root: int
 
 
-def entry_of(source: CanonicalModule) -> Body:
-    """The entry computation, as the canonical graph has it."""
-    return Body(source.protos, [node.operands for node in source.graph.nodes], source.graph.root)
-
-
-def body_of(index: ModuleIndex, computation: int) -> Body:
-    """A computation that another one calls."""
-    flat = flatten(index, index.computation(computation))
-    return Body([op.proto for op in flat.ops], [op.operands for op in flat.ops], flat.root)
-
-
 class Following(ABC, Generic[Value]):
     """Follows what is known of the entry parameters through a module, op by op."""
 
     def __init__(self, source: CanonicalModule) -> None:
-        self.entry = entry_of(source)
+        self.entry = Body(source.protos, [node.operands for node in source.graph.nodes], source.graph.root)
+        """The entry computation, as the canonical graph has it."""
         self._index = source.index
         self._bodies: dict[int, Body] = {}
 
@@ -63,7 +53,10 @@ class Following(ABC, Generic[Value]):
     def body(self, computation: int) -> Body:
         """A computation by its number."""
         if computation not in self._bodies:
-            self._bodies[computation] = body_of(self._index, computation)
+            flat = flatten(self._index, self._index.computation(computation))
+            self._bodies[computation] = Body(
+                [op.proto for op in flat.ops], [op.operands for op in flat.ops], flat.root
+            )
         return self._bodies[computation]
 
     def call(self, computation: int, given: Sequence[Value]) -> Value:

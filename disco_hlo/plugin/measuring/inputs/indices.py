@@ -5,12 +5,13 @@ threads at once, and neither takes the time that it takes in training. So the ru
 what reads it as an index: ``gather``, ``scatter``, ``dynamic-slice``, ``dynamic-update-slice``, the comparison with an
 iota that makes a label one-hot. It follows a parameter through ops that leave its numbers what they are or choose
 among them, into fusions, calls and loops, and through what JAX writes around an index: a number below zero counts from
-the end, one out of range is clamped or its row replaced. A constant may be added (``x[i + 1]``). What a parameter may
-hold is what the smallest of its uses has room for.
+the end, one out of range is clamped or its row replaced. What a parameter may hold is what the smallest of its uses has
+room for.
 
 All others stay 0 or 1. So does an index that may steer a loop or a branch, as one that is compared in a loop's
-condition: with a large number a loop that counts might not end. And so does one of which other numbers are computed (a
-counter of steps, a random key, pixels), as nobody says what those may be. Comparisons that become masks do no harm.
+condition: with a large number a loop that counts might not end. And so does one of which other numbers are computed
+(``x[i + 1]``, a counter of steps, a random key, pixels), as nobody says what those may be. Comparisons that become
+masks do no harm.
 
 The answer is a function of the step's canonical graph: equal on all ranks, and for all candidates of a search.
 """
@@ -18,9 +19,8 @@ The answer is a function of the step's canonical graph: equal on all ranks, and 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,49 +36,72 @@ from disco_hlo.plugin.measuring.inputs.bodies import (
     dtype_of,
     holds_whole_numbers,
 )
-from disco_hlo.plugin.measuring.inputs.whole_numbers import (
-    ANY,
-    NOTHING,
-    TRUTH,
-    Numbers,
-    chosen,
-    clamped,
-    compared,
-    computed,
-    concatenated,
-    conjunction,
-    counted,
-    elementwise,
-    joined,
-    moved,
-    padded,
-    rearranged,
-    selected,
-    shifted,
-    sorted_together,
-    widened,
-    written_into,
-)
 from disco_hlo.structure.program import literal_value
 
 _MOVED = frozenset({
     "add-dependency", "all-gather", "all-gather-done", "all-gather-start", "all-to-all", "async-done",
     "async-update", "collective-broadcast", "collective-permute", "collective-permute-done",
-    "collective-permute-start", "copy-done", "copy-start", "domain", "opt-barrier", "reverse",
+    "collective-permute-start", "copy-done", "copy-start", "domain", "opt-barrier", "reverse", "slice",
 })  # fmt: skip
 """Ops whose result has the numbers of their operands, perhaps elsewhere."""
-_EITHER: dict[str, Callable[..., Numbers]] = {
-    "clamp": clamped,
-    "maximum": joined,
-    "minimum": joined,
-    "select": selected,
-}
+_REARRANGED = frozenset({"bitcast", "broadcast", "copy", "reshape", "transpose"})
+"""And every number as often as any other."""
+_EITHER = frozenset({"clamp", "maximum", "minimum"})
+"""Ops whose result has at each place a number of an operand."""
 _LARGEST_INDEX = (1 << 31) - 1
 """A type that holds it holds every index."""
-_Rule = Callable[[Message, Sequence[Numbers], Sequence[Message]], Numbers]
-"""Of an op and its operands, by what is known of these and by what they are, what is known of the result."""
-Use = tuple[Numbers, int]
+_LONGEST_INDEX = 8
+"""Numbers in an index: as many columns are told apart. What is put together of more is no index."""
+_NONE: frozenset[int] = frozenset()
+Use = tuple["Numbers", int]
 """Numbers, and of how many rows they choose one: places at which a slice of that size still fits."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What is known of an array of whole numbers or truth values, or of the members of a tuple."""
+
+    carried: frozenset[int] = _NONE
+    """Entry parameters whose numbers stand in it as they are. None of them is negative."""
+    mixed: frozenset[int] = _NONE
+    """Those from whose numbers others were computed that stand in it."""
+    decided: frozenset[int] = _NONE
+    """Those that decide which of its numbers stand where, or whether they do."""
+    negative: frozenset[int] = _NONE
+    """Of truth values: those of which it says where they are below zero."""
+    counts: int = 0
+    """It is an iota of so many numbers; 1: zeros."""
+    members: tuple[Numbers, ...] = ()
+    columns: tuple[Numbers, ...] = ()
+    """Of an index that was put together, what stands in each of its columns."""
+
+    @property
+    def arithmetic(self) -> frozenset[int]:
+        """Parameters of which computed numbers stand in it, or in a member."""
+        return self.mixed.union(*(member.arithmetic for member in self.members))
+
+    @property
+    def touched(self) -> frozenset[int]:
+        """Parameters on which it depends in any way."""
+        members = (member.touched for member in self.members)
+        return self.carried.union(self.mixed, self.decided, *members)
+
+    def member(self, number: int) -> Numbers:
+        """A member of a tuple; where none are told apart, any."""
+        return self.members[number] if self.members else self
+
+    def split(self, count: int) -> tuple[Numbers, ...]:
+        """What is known of each of so many columns."""
+        return self.columns if len(self.columns) == count else (replace(self, columns=()),) * count
+
+    def decided_by(self, *others: Numbers) -> Numbers:
+        """The same numbers, where others decide too which of them stand where."""
+        deciding = self.decided.union(*(other.touched for other in others))
+        return replace(self, decided=deciding, counts=0)
+
+
+NOTHING = Numbers()
+"""Of an array of floats nothing is known, and nothing asked."""
 
 
 def index_bounds(source: CanonicalModule) -> Mapping[int, int]:
@@ -96,30 +119,11 @@ def index_bounds(source: CanonicalModule) -> Mapping[int, int]:
 class _Following(Following[Numbers]):
     def __init__(self, source: CanonicalModule) -> None:
         super().__init__(source)
-        self._literals: dict[int, Numbers] = {}
         self._bounds: dict[int, int] = {}
         """Of every parameter whose values have a limit."""
         self._indices: set[int] = set()
         self._left: set[int] = set()
         """Parameters that are left 0 or 1."""
-        self._rules: dict[str, _Rule] = {
-            "add": self._added,
-            "and": self._and,
-            "compare": self._compare,
-            "concatenate": concatenated,
-            "constant": self._constant,
-            "convert": self._converted,
-            "copy": self._converted,
-            "dynamic-slice": chosen,
-            "dynamic-update-slice": written_into,
-            "gather": chosen,
-            "iota": counted,
-            "pad": padded,
-            "remainder": self._remainder,
-            "scatter": self._scattered,
-            "subtract": self._added,
-            **dict.fromkeys(("bitcast", "broadcast", "reshape", "slice", "transpose"), rearranged),
-        }
 
     def run(self) -> Mapping[int, int]:
         """Bounds of the parameters that are indices."""
@@ -132,160 +136,165 @@ class _Following(Following[Numbers]):
         return {number: self._bounds[number] for number in sorted(self._indices - self._left)}
 
     def _of_entry(self, proto: Message) -> Numbers:
-        if not holds_whole_numbers(proto):
+        if not holds_whole_numbers(proto) or dtype_of(proto) == TRUTH_VALUE:
             return NOTHING
-        if dtype_of(proto) == TRUTH_VALUE:
-            return TRUTH
         number = int(proto.parameter_number)
         self._bounds[number] = _largest(dtype_of(proto)) + 1
         return Numbers(carried=frozenset({number}))
 
-    # --- what is learnt of parameters ------------------------------------------------------------
-
-    def _limit(self, numbers: Numbers, bound: int) -> None:
-        for number in numbers.carried:
-            self._bounds[number] = max(1, min(self._bounds[number], bound))
-        for number, added in numbers.shifted:
-            if bound > added:
-                self._bounds[number] = min(self._bounds[number], bound - added)
-            else:
-                self._left |= frozenset({number})
-
     def _indexes(self, numbers: Numbers, bound: int) -> None:
         """An array is read as indices of so many rows."""
-        self._limit(numbers, bound)
-        self._indices |= numbers.carried.union(number for number, _ in numbers.shifted)
+        for number in numbers.carried:
+            self._bounds[number] = max(1, min(self._bounds[number], bound))
+        self._indices |= numbers.carried
         self._left |= numbers.mixed
-
-    # --- through ops -----------------------------------------------------------------------------
-
-    def _while(self, proto: Message, operands: Sequence[Numbers]) -> Numbers:
-        body, condition = proto.called_computation_ids
-        carry = widened(operands[0], operands[0])
-        while True:
-            self._left |= self.call(condition, [carry]).touched
-            after = widened(carry, self.call(body, [carry]))
-            if after == carry:
-                return carry
-            carry = after
 
     def value(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message], /) -> Numbers:
         """Of an op's result."""
         opcode = proto.opcode
         if opcode in CALLS:
             return self.call(proto.called_computation_ids[0], operands)
-        if opcode in _MOVED:
-            return moved(operands)
         if opcode == "tuple":
             return Numbers(members=tuple(operands))
         if opcode == "get-tuple-element":
             return operands[0].member(int(proto.tuple_index))
         if opcode == "sort":
-            return sorted_together(operands)
+            found = tuple(one.decided_by(*operands) for one in operands)
+            return found[0] if len(found) == 1 else Numbers(members=found)
         if opcode == "while":
-            return self._while(proto, operands)
+            return self._while(proto, operands[0])
         if opcode == "conditional":
             self._left |= operands[0].touched
-            return functools.reduce(joined, self.branches(proto, operands))
+            return functools.reduce(either, self.branches(proto, operands))
+        if opcode in _MOVED:
+            return replace(functools.reduce(either, operands), counts=0, columns=())
         for numbers, rows in index_uses(proto, operands, behind):
             self._indexes(numbers, rows)
-        if not holds_whole_numbers(proto):
-            return self._no_number(proto, operands)
-        if opcode in self._rules:
-            return self._rules[opcode](proto, operands, behind)
-        if opcode in _EITHER:
-            return elementwise(_EITHER[opcode], operands)
-        return TRUTH.decided_by(*operands) if dtype_of(proto) == TRUTH_VALUE else computed(*operands)
+        return (self._whole if holds_whole_numbers(proto) else self._no_number)(proto, operands, behind)
 
-    def _no_number(self, proto: Message, operands: Sequence[Numbers]) -> Numbers:
+    def _whole(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
+        opcode = proto.opcode
+        if opcode in _REARRANGED:
+            return operands[0]
+        if opcode == "convert":
+            narrows = _largest(dtype_of(proto)) < min(_largest(dtype_of(behind[0])), _LARGEST_INDEX)
+            return computed(operands[0]) if narrows else operands[0]
+        if opcode in ("constant", "iota"):
+            return Numbers(counts=_counts(proto))
+        if opcode == "compare":
+            return self._compare(detailed(proto).comparison_direction, *operands)
+        if opcode == "select" and operands[1].mixed and operands[1].mixed <= operands[0].negative:
+            return operands[2].decided_by(operands[0])  # none is
+        if opcode == "select":
+            return elementwise(*operands[1:]).decided_by(operands[0])
+        if opcode in _EITHER:
+            return replace(elementwise(*operands), counts=0)
+        if opcode in ("dynamic-slice", "dynamic-update-slice", "gather", "scatter"):
+            return self._at_indices(proto, operands)
+        if opcode in ("concatenate", "pad"):
+            return _joined(proto, operands, behind)
+        if dtype_of(proto) == TRUTH_VALUE:
+            return NOTHING.decided_by(*operands)
+        return computed(*operands)
+
+    def _while(self, proto: Message, carry: Numbers) -> Numbers:
+        body, condition = proto.called_computation_ids
+        while True:
+            self._left |= self.call(condition, [carry]).touched
+            after = either(carry, self.call(body, [carry]))
+            if after == carry:
+                return carry
+            carry = after
+
+    def _at_indices(self, proto: Message, operands: Sequence[Numbers]) -> Numbers:
+        """An array that is read or written where an index says."""
+        if proto.opcode == "dynamic-update-slice":
+            return either(*operands[:2]).decided_by(*operands[2:])
+        if proto.opcode == "scatter":
+            combiner = self.body(proto.called_computation_ids[0])
+            overwrites = combiner.protos[combiner.root].opcode == "parameter"
+            return (either if overwrites else computed)(operands[0], operands[2]).decided_by(operands[1])
+        return operands[0].decided_by(*operands[1:])
+
+    def _no_number(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
         """What becomes of whole numbers that an op makes floats of, or hands to something unknown."""
         if proto.opcode in ("gather", "dynamic-slice", "select"):
             return NOTHING
         reads = operands[:1] if proto.opcode in ("dynamic-update-slice", "scatter") else operands
         self._left |= computed(*reads).mixed
-        return ANY.decided_by(*operands) if dtype_of(proto) == TUPLE else NOTHING
+        return NOTHING.decided_by(*operands) if dtype_of(proto) == TUPLE else NOTHING
 
-    def _constant(self, proto: Message, _: Sequence[Numbers], __: Sequence[Message]) -> Numbers:
-        known = self._literals.get(proto.id)
-        if known is None:
-            values = literal_value(detailed(proto))
-            if values is None or not values.size:
-                known = TRUTH if dtype_of(proto) == TRUTH_VALUE else ANY
-            else:
-                counts = values.size > 1 and np.array_equal(values, np.arange(values.size))
-                known = Numbers(low=int(values.min()), high=int(values.max()), counts=counts)
-            self._literals[proto.id] = known
-        return known
-
-    def _converted(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
-        if not holds_whole_numbers(behind[0]):
-            return ANY
-        numbers, name, most = operands[0], dtype_of(proto), _largest(dtype_of(proto))
-        self._limit(replace(numbers, carried=frozenset()), _largest(dtype_of(behind[0])) + 1)
-        if name == TRUTH_VALUE:
-            return self._compare_with("NE", numbers, Numbers(low=0, high=0))
-        if most < min(_largest(dtype_of(behind[0])), _LARGEST_INDEX):
-            return computed(numbers)
-        least = 0 if name.startswith("u") else -most
-        if numbers.low <= numbers.high and not least <= numbers.low <= numbers.high <= most:
-            return replace(numbers.whole, low=-math.inf, high=math.inf, counts=False)
-        return numbers
-
-    def _scattered(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
-        """One array of whole numbers that others are written into, or combined with what it has."""
-        whole, indices, updates = (one.whole for one in operands)
-        combiner = self.body(proto.called_computation_ids[0])
-        overwritten = combiner.protos[combiner.root].opcode == "parameter"
-        return (joined if overwritten else computed)(whole, updates).decided_by(indices)
-
-    def _compare(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
-        return self._compare_with(detailed(proto).comparison_direction, *operands)
-
-    def _compare_with(self, direction: str, one: Numbers, other: Numbers) -> Numbers:
+    def _compare(self, direction: str, one: Numbers, other: Numbers) -> Numbers:
         for numbers, against in ((one, other), (other, one)):
-            if direction in ("EQ", "NE") and against.counts and against.low == 0 and against.high > 0:
-                self._indexes(numbers, int(against.high) + 1)
+            if direction in ("EQ", "NE") and against.counts > 1:
+                self._indexes(numbers, against.counts)
             self._left |= numbers.mixed
-        return compared(direction, one, other)
-
-    def _added(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
-        """A sum or a difference: a parameter is followed where the other is one number that is known."""
-        return elementwise(functools.partial(_sum, proto.opcode == "subtract"), operands)
-
-    def _and(self, proto: Message, operands: Sequence[Numbers], _: Sequence[Message]) -> Numbers:
-        """Of truth values; of whole numbers a remainder where the low bits are kept."""
-        if dtype_of(proto) == TRUTH_VALUE:
-            return conjunction(*operands)
-        for one, mask in (operands, operands[::-1]):
-            if _is_one(mask) and mask.low >= 0 and (bound := int(mask.low) + 1) & (bound - 1) == 0:
-                return self._below(one, bound)
-        return computed(*operands)
-
-    def _remainder(self, _: Message, operands: Sequence[Numbers], __: Sequence[Message]) -> Numbers:
-        one, by = operands
-        return self._below(one, int(by.low)) if _is_one(by) and by.low > 0 else computed(one, by)
-
-    def _below(self, numbers: Numbers, divisor: int) -> Numbers:
-        """Numbers below what they are divided by stay what they are."""
-        if numbers.mixed:
-            return computed(numbers)
-        self._limit(numbers, divisor)
-        if numbers.low > numbers.high:
-            return numbers
-        return replace(numbers.whole, low=min(numbers.low, -divisor), high=divisor - 1, counts=False)
+        found = NOTHING.decided_by(one, other)
+        return replace(found, negative=one.carried) if direction == "LT" and other.counts == 1 else found
 
 
-def _sum(subtracted: bool, one: Numbers, other: Numbers) -> Numbers:
-    if _is_one(one) and not subtracted:
-        one, other = other, one
-    if not _is_one(other) or one.mixed or not (one.carried or one.shifted):
-        return computed(one, other)
-    return shifted(one, int(-other.low if subtracted else other.low))
+def either(*several: Numbers) -> Numbers:
+    """What is known of an array whose numbers are from one of these, the larger of two for instance."""
+    first = several[0]
+    if all(one == first for one in several):
+        return first
+    lengths = {len(one.members) for one in several}
+    if lengths not in ({0}, {len(first.members)}):
+        return computed(*several)
+    return Numbers(
+        _NONE.union(*(one.carried for one in several)),
+        _NONE.union(*(one.mixed for one in several)),
+        _NONE.union(*(one.decided for one in several)),
+        members=tuple(either(*own) for own in zip(*(one.members for one in several), strict=True)),
+    )
 
 
-def _is_one(numbers: Numbers) -> bool:
-    """Whether it holds one number that is known."""
-    return not numbers.touched and numbers.low == numbers.high
+def elementwise(*operands: Numbers) -> Numbers:
+    """:func:`either` at each place, of each column by itself."""
+    found, counts = either(*operands), {len(one.columns) for one in operands if one.columns}
+    if len(counts) != 1:
+        return found
+    columns = zip(*(one.split(max(counts)) for one in operands), strict=True)
+    return replace(found, columns=tuple(either(*own) for own in columns))
+
+
+def computed(*operands: Numbers) -> Numbers:
+    """The result of arithmetic that is not followed."""
+    touched = _NONE.union(*(one.touched for one in operands))
+    return Numbers(mixed=_NONE.union(*map(_read, operands)), decided=touched)
+
+
+def _read(numbers: Numbers) -> frozenset[int]:
+    return numbers.carried.union(numbers.mixed, *map(_read, numbers.members))
+
+
+def _joined(proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
+    """Arrays side by side, or one with a number around it; each column by itself where they become an index."""
+    joined = replace(functools.reduce(either, operands), counts=0, columns=())
+    before, after = list(behind[0].shape.dimensions), list(proto.shape.dimensions)
+    grown = [axis for axis, (few, many) in enumerate(zip(before, after, strict=True)) if few != many]
+    if len(grown) != 1 or after[grown[0]] > _LONGEST_INDEX:
+        return joined
+    [axis] = grown
+    if proto.opcode == "concatenate":
+        parts = [one.split(of.shape.dimensions[axis]) for one, of in zip(operands, behind, strict=True)]
+    else:
+        side = detailed(proto).padding_config.dimensions[axis]
+        low, high = side.edge_padding_low, side.edge_padding_high
+        if min(low, high) < 0 or low + before[axis] + high != after[axis]:
+            return joined
+        parts = [operands[1].split(low), operands[0].split(before[axis]), operands[1].split(high)]
+    return replace(joined, columns=tuple(column for part in parts for column in part))
+
+
+def _counts(proto: Message) -> int:
+    """Of how many numbers a constant or an iota is one; 0 where it is none."""
+    if proto.opcode == "iota":
+        return int(proto.shape.dimensions[proto.dimensions[0]])
+    values = literal_value(detailed(proto))
+    if values is None or not np.array_equal(values.reshape(-1), np.arange(values.size)):
+        return 0
+    return values.size
 
 
 def _largest(dtype: str) -> int:
@@ -299,38 +308,25 @@ def _largest(dtype: str) -> int:
 
 def index_uses(proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Iterator[Use]:
     """What an op reads as an index; ``behind`` are the instructions whose results are its operands."""
+    whole: Sequence[int] = behind[0].shape.dimensions if behind else ()
+    starts: Sequence[Numbers]
     if proto.opcode == "gather":
-        yield from _gathered(proto, operands[1], behind[0].shape.dimensions)
+        op = detailed(proto)
+        dimensions, taken = op.gather_dimension_numbers.start_index_map, list(op.gather_slice_sizes)
+        starts = operands[1].split(len(dimensions))
     elif proto.opcode == "scatter":
         # Several arrays may be scattered to at once, with the same indices.
-        indices = operands[len(operands) // 2]
-        yield from _scattered(proto, indices, behind[0].shape.dimensions, behind[-1].shape.dimensions)
-    elif proto.opcode == "dynamic-slice":
-        yield from _started(operands[1:], behind[0].shape.dimensions, proto.shape.dimensions)
-    elif proto.opcode == "dynamic-update-slice":
-        yield from _started(operands[2:], behind[0].shape.dimensions, behind[1].shape.dimensions)
-
-
-def _started(starts: Sequence[Numbers], whole: Sequence[int], part: Sequence[int]) -> Iterator[Use]:
-    for numbers, size, taken in zip(starts, whole, part, strict=True):
-        yield numbers, size - taken + 1
-
-
-def _gathered(proto: Message, indices: Numbers, whole: Sequence[int]) -> Iterator[Use]:
-    op = detailed(proto)
-    numbers, taken = op.gather_dimension_numbers, op.gather_slice_sizes
-    for column, dimension in enumerate(numbers.start_index_map):
-        found = indices.column(column, int(numbers.index_vector_dim))
+        numbers = detailed(proto).scatter_dimension_numbers
+        dimensions = numbers.scatter_dims_to_operand_dims
+        starts = operands[len(operands) // 2].split(len(dimensions))
+        single = {*numbers.inserted_window_dims, *numbers.input_batching_dims}
+        updates = iter([behind[-1].shape.dimensions[i] for i in numbers.update_window_dims])
+        taken = [1 if dimension in single else next(updates) for dimension in range(len(whole))]
+    elif proto.opcode in ("dynamic-slice", "dynamic-update-slice"):
+        is_read = proto.opcode == "dynamic-slice"
+        dimensions, starts = range(len(whole)), operands[1 if is_read else 2 :]
+        taken = list((proto if is_read else behind[1]).shape.dimensions)
+    else:
+        return
+    for dimension, found in zip(dimensions, starts, strict=True):
         yield found, whole[dimension] - taken[dimension] + 1
-
-
-def _scattered(
-    proto: Message, indices: Numbers, whole: Sequence[int], updates: Sequence[int]
-) -> Iterator[Use]:
-    numbers = detailed(proto).scatter_dimension_numbers
-    single = {*numbers.inserted_window_dims, *numbers.input_batching_dims}
-    kept = [dimension for dimension in range(len(whole)) if dimension not in single]
-    taken = dict(zip(kept, (updates[i] for i in numbers.update_window_dims), strict=True))
-    for column, dimension in enumerate(numbers.scatter_dims_to_operand_dims):
-        found = indices.column(column, int(numbers.index_vector_dim))
-        yield found, whole[dimension] - taken.get(dimension, 1) + 1
