@@ -11,6 +11,7 @@ many inner functions do. So what Python calls makes pointers of its arrays once,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -24,6 +25,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import numba
 import numpy as np
+from llvmlite import binding
 from numba import extending, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -102,9 +104,43 @@ def _pipeline(name: str) -> dict[str, Any]:
 
 def is_cached(module: str) -> bool:
     """Whether compiled code of the package that an imported module belongs to is in the cache."""
-    source = sys.modules[module].__file__
-    directory = None if source is None else _cache_directory(_package_of(Path(source)))
+    directory = _directory_of(module)
     return directory is not None and any(directory.rglob("*.nbc"))
+
+
+def is_ready(module: str, what: str) -> bool:
+    """Whether all that ``what`` of a package needs is in the cache (:func:`note_ready`)."""
+    mark = _ready_mark(module, what)
+    return mark is not None and mark.exists()
+
+
+def note_ready(module: str, what: str) -> None:
+    """Note that all code that ``what`` needs, of the package that an imported module belongs to, has been compiled."""
+    mark = _ready_mark(module, what)
+    if mark is not None:
+        with contextlib.suppress(OSError):
+            mark.touch()
+
+
+def can_be_ready(module: str) -> bool:
+    """Whether what is compiled is kept, so that another process has it."""
+    return _ready_mark(module, "") is not None
+
+
+def _directory_of(module: str) -> Path | None:
+    """Where the compiled code of an imported module's package lies; None where nothing can be written."""
+    source = sys.modules[module].__file__
+    return None if source is None else _cache_directory(_package_of(Path(source)))
+
+
+def _ready_mark(module: str, what: str) -> Path | None:
+    """An empty file beside the code; numba keeps code by where its source lies and for the processor, too."""
+    directory = _directory_of(module)
+    if directory is None:
+        return None
+    source = Path(str(sys.modules[module].__file__))
+    kept_for = f"{source.resolve()} {source.stat().st_mtime_ns} {binding.get_host_cpu_name()} {what}"
+    return directory / f"ready-{hashlib.sha256(kept_for.encode()).hexdigest()[:16]}"
 
 
 def _of_any_value(dispatcher: Any) -> Any:

@@ -27,6 +27,6 @@ def compile_search(module: bytes, device_kind: str) -> None:
         profile = Profile(platform, {}, 1000, 1e12, 1e14, all_reduce=line)
         xla = read(source)
         case = Case(source, xla, costs_of(profile, source, (xla,)))
-        found = optimize(case, SearchSettings(seconds=2.0), Budget.of(2.0))
+        found = optimize(case, SearchSettings(seconds=2.0), Budget.of(2.0, 600.0))
         candidates(found, 5)
         case.prediction(found.best)

@@ -65,7 +65,7 @@ def search(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Equal seeds, equal plans.")] = _IS.seed,
     evaluations: Annotated[int | None, typer.Option(min=1, help="Stop after this many candidates.")] = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0.001, max=1e9, help="Longest to wait for a plan, compiling apart.")
+        float | None, typer.Option(min=0.001, max=1e9, help="Longest to wait for a plan.")
     ] = None,
     patience: Annotated[
         int, typer.Option(min=1, help="Do not stop before this many candidates without improvement.")

@@ -42,7 +42,7 @@ from disco_hlo.search.moves.table import in_algorithm_1
 from disco_hlo.search.run import search
 from disco_hlo.search.schedule import Scheduled, best_buckets, with_order
 from disco_hlo.search.strategies import kernels_of
-from disco_hlo.search.warm import warm_up
+from disco_hlo.search.warm import warm_up_in_time
 from disco_hlo.simulator.build import resident_bytes
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.timeline import Timeline
@@ -68,8 +68,7 @@ _ALGORITHM_1: Final = ("alpha", "beta", "moves")
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Wall time, counted from the beginning of what the user waits for, but for the search's code: compiled once on a
-    machine, and loaded ever after."""
+    """Wall time, counted from the beginning of what the user waits for."""
 
     seconds: float | None
     """None: no limit."""
@@ -77,11 +76,17 @@ class Budget:
     """``time.monotonic`` at its beginning."""
     began_cpu: float
     """``time.process_time`` at its beginning."""
+    compiling_s: float = 0.0
+    """What compiling the search's code may take besides, once on a machine."""
 
     @staticmethod
-    def of(seconds: float | None) -> Budget:
+    def of(seconds: float | None, compiling_s: float = 0.0) -> Budget:
         """A budget that begins now."""
-        return Budget(seconds, time.monotonic(), time.process_time())
+        return Budget(seconds, time.monotonic(), time.process_time(), compiling_s)
+
+    def longer_by(self, seconds: float) -> Budget:
+        """A budget in which so much of what was spent does not count."""
+        return replace(self, began=self.began + seconds)
 
     @property
     def left_s(self) -> float | None:
@@ -269,9 +274,15 @@ def optimize(
         spent = f"preparing the search took {budget.spent_s:.1f} s of a budget of {budget.seconds:g} s"
         rest = f"writing a plan takes about {_finishing_s(budget, case):.1f} s"
         return _nothing(case, also, budget, f"{spent}, {rest}: XLA's own plan is kept; give it more time")
-    compiling_since, costs = time.monotonic(), case.costs
-    warm_up(graph, costs, costs.machine, settings)
-    budget = replace(budget, began=budget.began + time.monotonic() - compiling_since)
+    compiling, costs = time.monotonic(), case.costs
+    most_s = None if left_s is None else left_s + budget.compiling_s
+    if not warm_up_in_time(graph, costs, costs.machine, settings, most_s, stop):
+        return _nothing(
+            case, also, budget,
+            "the search's code is still being compiled, which takes minutes once: XLA's own plan is kept; search again "
+            "in a while",
+        )  # fmt: skip
+    budget = budget.longer_by(min(budget.compiling_s, time.monotonic() - compiling))
     found = _optimize_regions(case, settings, budget, stop)
     regions = tuple(sorted((one.name, one.strategy) for one in found if one.strategy is not None))
     costs, settings = case.costs_with(regions), replace(settings, memory_limit_bytes=case.limit_bytes)
@@ -345,7 +356,7 @@ def _optimize_regions(
         costs = case.costs_with(tuple(sorted(of_regions.items())), name)
         alone = Case(source, dict(case.xla.regions)[name], costs)
         left_s = budget.left_s
-        within = Budget.of(None if left_s is None else left_s * min(1.0, shares[name]))
+        within = Budget.of(None if left_s is None else left_s * min(1.0, shares[name]), budget.compiling_s)
         one = optimize(alone, settings, within, stop=stop)
         is_faster = one.best.predicted_ns < alone.default.makespan_ns
         if is_faster:

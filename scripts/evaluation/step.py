@@ -29,7 +29,7 @@ from disco_hlo.plan.plan import Prediction, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step
-from disco_hlo.plugin.phases.finding import search_settings
+from disco_hlo.plugin.phases.finding import COMPILE_S, search_settings
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -251,7 +251,7 @@ def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans 
         before: what an earlier search found that knew less; its plans are ranked with the new ones.
     """
     also = () if before is None else before.searched
-    started, budget = time.monotonic(), Budget.of(settings.budget_s)
+    started, budget = time.monotonic(), Budget.of(settings.budget_s, COMPILE_S)
     xla = read(step.source)
     case = Case(step.source, xla, costs_of(profile, step.source, (xla, *also)))
     found = optimize(case, search_settings(settings), budget, also=also)

@@ -28,7 +28,7 @@ from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import unfused
-from disco_hlo.search import restart
+from disco_hlo.search import restart, warm
 from disco_hlo.search.api import Dropped, Improvement, SearchResult, SearchSettings
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.build import resident_bytes
@@ -70,6 +70,20 @@ def test_where_preparing_takes_all_the_time_xlas_plan_is_kept(source: CanonicalM
     assert "\n" not in note
 
 
+def test_where_compiling_takes_all_the_time_xlas_plan_is_kept(
+    source: CanonicalModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "is_ready", lambda *_: False)
+    monkeypatch.setattr(warm, "_COMMAND", ("sleep", "30"))
+    found = searched(source, Budget.of(0.5))
+    left = warm.LEFT_BEHIND.pop()
+    assert left.poll() is None
+    left.kill()
+    left.wait()
+    assert [one.strategy for one in found.plans] == [read(source)]
+    assert "is still being compiled" in found.notes[0]
+
+
 def test_the_search_leaves_time_for_what_comes_behind_it(
     source: CanonicalModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +94,7 @@ def test_the_search_leaves_time_for_what_comes_behind_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pipeline, "search", noting)
-    monkeypatch.setattr(pipeline, "warm_up", lambda *_: None)
+    monkeypatch.setattr(pipeline, "warm_up_in_time", lambda *_: True)
     monkeypatch.setattr(pipeline, "LEAST_SHARE", 2.0)  # the entry alone is searched
     monkeypatch.setattr(pipeline, "_FINISHING_S", 1.0)
     with pytest.raises(KeyboardInterrupt):

@@ -43,8 +43,8 @@ from disco_hlo.search.schedule import Scheduled
 from disco_hlo.simulator import timeline
 
 COMPILE_S = 600.0
-"""What a search beside a training may take beyond its budget, which counts no compiling of code, once on a machine:
-otherwise the first search would end without a plan."""
+"""The longest that a training waits for the search's code, once on a machine. The budget does not count it, nor what
+compiling the code that predicts takes: otherwise the first search would end without a plan."""
 MEASURE_BUDGET_S = 20.0
 """How long the candidates are measured."""
 SHORTEST_COMPILING_S = 60.0
@@ -132,14 +132,14 @@ def find(
             were measured since, corrects estimates.
         room_bytes: what each device has left for a plan; None where nobody knows.
     """
-    settings, budget = asker.settings, Budget.of(asker.settings.budget_s)
+    settings, budget = asker.settings, Budget.of(asker.settings.budget_s, COMPILE_S)
     compiles = say_what_predicting_takes(asker)
     also = plans_in(before.candidates) if before is not None else []
     case = Case(source, xla, costs_of(profile, source, (xla, *also)), room_bytes)
     if before is None:
         asker.say("%s", outlook(settings, case))
     if compiles:
-        budget = Budget.of(settings.budget_s)
+        budget = Budget.of(settings.budget_s, COMPILE_S)
     budget = replace(budget, seconds=settings.budget_s * share_of_a_search(settings, case))
     with search_progress(progress_wanted()) as on_progress:
         found = optimize(
