@@ -23,7 +23,7 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.cores import own_cores
 from disco_hlo.elsewhere import Run, elsewhere, here
 from disco_hlo.errors import DiscoError, ProfileError
-from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.kernels import times as kernel_times
 from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays
 from disco_hlo.kernels.pattern import Call
@@ -35,6 +35,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_structures
 from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, room_bytes
 from disco_hlo.plugin.phases.finding import SHORTEST_COMPILING_S, Found, all_searches_s, search_settings
@@ -280,15 +281,38 @@ def _alike(session: Session, making: Making) -> Structures:
 
 
 def _agreed(session: Session, mine: Structures, names: Iterable[str]) -> dict[str, Restructured]:
-    """Those that all ranks have made."""
+    """Those that all ranks have made, as rank 0 has."""
     agreed = {}
     for name in names:
         try:
             with session.stage(f"structure {name}", takes_s=_TAKES_S):
-                agreed[name] = mine.made[name].result()
+                made = mine.made[name].result()
+            agreed[name] = as_rank_0(session, name, made)
         except Exception as error:
             _say_left_out(session, name, error)
     return agreed
+
+
+def as_rank_0(session: Session, name: str, mine: Restructured) -> Restructured:
+    """A structure as XLA has made it on rank 0. Elsewhere its autotuner may have picked other kernels, and all ranks
+    run one module.
+
+    Raises:
+        ActivationError: ranks were silent, or cannot read what rank 0 has made; the same on all.
+    """
+    result = session.tell(mine.record.result, f"result of {name}")
+    if not anywhere(session, mine.record.result != result, f"another {name}"):
+        return mine
+    sent = session.channel.broadcast(
+        mine.module if session.leads else None, tag=f"module of {name}", timeout_s=session.timeout_s
+    )
+    with session.stage(f"rank 0's {name}"):
+        source = mine.source if mine.record.result == result else canonicalize(sent)
+        if source.graph.key != result:
+            raise ProfileError(f"what rank 0 sent is {source.graph.key[:16]}, expected {result[:16]}")
+    return replace(
+        mine, module=sent, source=source, record=msgspec.structs.replace(mine.record, result=result)
+    )
 
 
 def _say_left_out(session: Session, name: str, error: Exception) -> None:
