@@ -13,10 +13,12 @@ import pytest
 from jax import lax
 
 from disco_hlo.structure.moves import Keep, KeepTurns, Move, apply_moves, from_json, to_json
-from disco_hlo.structure.program import Program, computations
+from disco_hlo.structure.program import Program, computations, dtype
 from disco_hlo.structure.propose_loops import loop_schedules
+from tests.modules import module_of
 from tests.structure import steps
 from tests.structure.enact import Run, run
+from tests.structure.test_illegal import GLOBAL
 
 P = steps.P
 LAYERS, WIDTH, ROWS = 4, 16, 8
@@ -91,3 +93,21 @@ def test_a_recomputing_step_keeps_what_it_computes_twice(form: str, name: str) -
     got = run(*step(form), moves)
     for new, old in zip(got.outputs, expected.outputs, strict=True):
         np.testing.assert_array_equal(new, old)
+
+
+def test_a_gather_that_is_kept_is_gathered_in_the_type_that_is_read() -> None:
+    module = module_of(f"""
+ENTRY main {{ x = f32[4] parameter(0)
+  g = f32[8] all-gather(x), {GLOBAL}, dimensions={{0}}
+  a = bf16[8] convert(g)
+  t = (f32[4]) tuple(x)
+  o = (f32[4]) opt-barrier(t)
+  y = f32[4] get-tuple-element(o), index=0
+  h = f32[8] all-gather(y), {GLOBAL}, dimensions={{0}}
+  b = bf16[8] convert(h)
+  c = bf16[8] negate(b)
+  ROOT r = (bf16[8], bf16[8]) tuple(a, c) }}
+""")
+    program = Program(apply_moves(module, loop_schedules(module)["gather-once"]))
+    assert [dtype(i) for i in program.instructions if i.opcode == "all-gather"] == ["bf16"]
+    assert [i.opcode for i in program.instructions].count("convert") == 1
