@@ -34,7 +34,6 @@ from disco_hlo.structure.loops import (
 from disco_hlo.structure.program import (
     Buffers,
     Program,
-    bits,
     dims,
     dtype,
     evaluate,
@@ -498,25 +497,7 @@ def keep(program: Program, pairs: Sequence[tuple[Message, Message]]) -> None:
             raise IllegalMoveError(reason)
     for value, again in pairs:
         program.redirect(again, value)
-    for value, _ in pairs:
-        _gather_narrow(program, value)
     program.sweep()
-
-
-def _gather_narrow(program: Program, value: Message) -> None:
-    """Convert to fewer bits before gathering, where nothing reads more: XLA:GPU does so where one kernel reads the
-    value, and a value that is kept has more readers."""
-    gather = program.operands(value)[0] if value.opcode == "convert" else value
-    alone = gather.opcode == "all-gather" and len(gather.operand_ids) == len(program.readers(gather)) == 1
-    if not alone or bits(value) >= bits(gather) or physical(value.shape) != physical(gather.shape):
-        return
-    shard = program.operands(gather)[0]
-    narrow = program.make("convert", f"{gather.name}.narrow", shard.shape, [shard])
-    whole = program.copy(gather, f"{gather.name}.kept", [narrow])
-    for one in (narrow, whole):
-        one.shape.element_type = value.shape.element_type
-    program.place([narrow, whole], program.position(gather) + 1)
-    program.redirect(value, whole)
 
 
 def kept_in_turns(first: Loop, second: Loop, what: What) -> list[tuple[Message, Message]]:

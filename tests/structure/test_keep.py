@@ -108,6 +108,8 @@ ENTRY main {{ x = f32[4] parameter(0)
   c = bf16[8] negate(b)
   ROOT r = (bf16[8], bf16[8]) tuple(a, c) }}
 """)
-    program = Program(apply_moves(module, loop_schedules(module)["gather-once"]))
+    found = loop_schedules(module)
+    assert {"narrow", "gather-once"} <= found.keys()
+    program = Program(apply_moves(module, found["gather-once"]))
     assert [dtype(i) for i in program.instructions if i.opcode == "all-gather"] == ["bf16"]
     assert [i.opcode for i in program.instructions].count("convert") == 1
