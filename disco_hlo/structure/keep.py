@@ -129,7 +129,7 @@ class Numbers:
             )
             return self._reshaped(self._number(said, short), dims(one))
         by_layout = (one, *program.operands(one)) if one.opcode in _BY_LAYOUT else ()
-        return self._number((self._what(program, one), *operands, *map(_written, by_layout)), dims(one))
+        return self._number((self._what(program, one), *operands, *map(_with_layout, by_layout)), dims(one))
 
     def _number(self, key: Hashable, shape: _Dims) -> int:
         number = self._numbers.setdefault(key, len(self._numbers))
@@ -184,14 +184,14 @@ class Numbers:
             self._contents[identifier] = (
                 place[computation.root_id],
                 tuple(
-                    (self._what(program, one), _written(one), *(place[i] for i in one.operand_ids))
+                    (self._what(program, one), _with_layout(one), *(place[i] for i in one.operand_ids))
                     for one in computation.instructions
                 ),
             )
         return self._contents[identifier]
 
 
-def _written(one: Message) -> bytes:
+def _with_layout(one: Message) -> bytes:
     """The shape of a value and how it lies in memory."""
     return bytes(one.shape.SerializeToString(deterministic=True))
 

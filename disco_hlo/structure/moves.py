@@ -20,6 +20,7 @@ from disco_hlo.structure.chunk import MOST_PARTS, chunk
 from disco_hlo.structure.hoist import hoist, hoist_repeated
 from disco_hlo.structure.keep import keep, keep_turns
 from disco_hlo.structure.loops import read_loop
+from disco_hlo.structure.narrow import narrow
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.rotation import double, finish_later, prefetch
 from disco_hlo.structure.sharded import reorder, slice_send, split
@@ -95,6 +96,15 @@ class Double:
     """A loop runs two turns in one."""
 
     loop: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """What all-gathers gather is converted to fewer bits before, not after."""
+
+    loop: Annotated[tuple[Position, ...], Meta(max_length=16)]
+    """Path to the loop in whose body they are; empty for the entry."""
+    gathers: Annotated[tuple[Position, ...], Meta(min_length=1)]
 
 
 _Pairs = Annotated[tuple[tuple[Position, Position], ...], Meta(min_length=1)]
@@ -185,14 +195,14 @@ class SliceSend:
 
 
 OfLoops = Prefetch | FinishLater | Double | KeepTurns | Hoist | HoistRepeated
-Move = Split | Reorder | Chunk | Fuse | SliceSend | Keep | OfLoops
+Move = Split | Reorder | Chunk | Fuse | SliceSend | Narrow | Keep | OfLoops
 Fuser = Callable[["Program", "Fuse"], None]
 """Replaces the pairs of a move; needs JAX, so it comes from above."""
 
 _KINDS: dict[str, type[Any]] = {
     "split": Split, "reorder": Reorder, "chunk": Chunk, "prefetch": Prefetch, "finish-later": FinishLater,
-    "double": Double, "keep": Keep, "keep-turns": KeepTurns, "hoist": Hoist, "hoist-repeated": HoistRepeated,
-    "fuse": Fuse, "slice-send": SliceSend,
+    "double": Double, "narrow": Narrow, "keep": Keep, "keep-turns": KeepTurns, "hoist": Hoist,
+    "hoist-repeated": HoistRepeated, "fuse": Fuse, "slice-send": SliceSend,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -251,9 +261,13 @@ def apply_to(program: Program, move: Move, fuser: Fuser | None = None) -> None:
         slice_send(inner, send, grouped, move.dimension)
         for computation in computations[1:]:
             computation.flush()
-    elif isinstance(move, Keep):
+    elif isinstance(move, Keep | Narrow):
         computations = _along(program, move.loop)
-        keep(computations[-1], _pairs(move, computations[-1], computations[-1]))
+        inner = computations[-1]
+        if isinstance(move, Keep):
+            keep(inner, _pairs(move, inner, inner))
+        else:
+            narrow(inner, [inner.at(position, "all-gather") for position in move.gathers])
         for computation in computations[1:]:
             computation.flush()
     else:

@@ -18,9 +18,11 @@ from disco_hlo.structure.moves import (
     Keep,
     KeepTurns,
     Move,
+    Narrow,
     Prefetch,
     apply_moves,
 )
+from disco_hlo.structure.narrow import narrowable
 from disco_hlo.structure.program import Program, computations
 from disco_hlo.structure.rotation import foreseen_gathers, late_reductions
 
@@ -34,6 +36,7 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
     """Named schedules of a module's loops that communicate, and of what it makes twice; those that it has the pattern
     for, those that change most first.
 
+    * ``narrow``: weights are gathered in the type that is read; so in all others.
     * ``prefetch``: each turn of a loop gathers for the next turn.
     * ``finish-later``: each turn makes the reductions of the turn before it; ``rotate``: both.
     * ``double``: loops run two turns in one; ``prefetch-double``: both.
@@ -44,24 +47,26 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
       the gathers that are left are made a turn ahead; ``gather-once-rotate``: and the reductions a turn later.
     """
     builder = _Builder(module, copies)
-    prefetched = builder.with_each((), _prefetches)
-    once = builder.kept((), "gathers")
-    hoisted = builder.with_each((), _hoists, as_often_as_there_is=True)
+    narrowed = builder.narrowed()
+    prefetched = builder.with_each(narrowed, _prefetches)
+    once = builder.kept(narrowed, "gathers")
+    hoisted = builder.with_each(narrowed, _hoists, as_often_as_there_is=True)
     found = {
+        "narrow": narrowed,
         "prefetch": prefetched,
-        "double": builder.with_each((), _doubles),
+        "double": builder.with_each(narrowed, _doubles),
         "gather-once": once,
         "hoist": builder.with_each(hoisted, _hoists_repeated, every_loop=True),
-        "finish-later": builder.with_each((), _finishes),
+        "finish-later": builder.with_each(narrowed, _finishes),
+        "rotate": builder.with_each(prefetched, _finishes),
+        "prefetch-double": builder.with_each(prefetched, _doubles),
     }
-    found["rotate"] = prefetched and builder.with_each(prefetched, _finishes)
-    found["prefetch-double"] = prefetched and builder.with_each(prefetched, _doubles)
-    found["gather-once-prefetch"] = once and builder.with_each(once, _prefetches)
-    found["gather-once-rotate"] = once and builder.with_each(found["gather-once-prefetch"], _finishes)
+    found["gather-once-prefetch"] = builder.with_each(once, _prefetches)
+    found["gather-once-rotate"] = builder.with_each(found["gather-once-prefetch"], _finishes)
     levels: dict[str, What] = {"keep-kernels": "kernels", "keep": "operands"}
     for name, what in levels.items():
-        found[name] = kept = builder.kept((), what)
-        if kept:
+        found[name] = kept = builder.kept(narrowed, what)
+        if kept != narrowed:
             gathered_once = builder.kept(kept, "gathers")
             name += "-gather-once" * (gathered_once != kept)
             rotated = builder.with_each(builder.with_each(gathered_once, _prefetches), _finishes)
@@ -100,6 +105,14 @@ class _Builder:
                 found = next(filter(None, (self._legal(moves, one) for one in candidates(places, at))), None)
                 grown = found is not None and as_often_as_there_is
                 moves = found or moves
+        return moves
+
+    def narrowed(self) -> tuple[Move, ...]:
+        """Every all-gather in the type that is read, in every computation."""
+        moves: tuple[Move, ...] = ()
+        for path, inside in computations(Program(self._applied(()), copies=self.copies)):
+            if gathers := tuple(inside.position(one) for one in narrowable(inside)):
+                moves = self._legal(moves, Narrow(path, gathers)) or moves
         return moves
 
     def kept(self, moves: tuple[Move, ...], what: What) -> tuple[Move, ...]:

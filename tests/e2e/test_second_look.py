@@ -7,6 +7,8 @@ import gzip
 import sqlite3
 from collections.abc import Callable
 
+import pytest
+
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
@@ -42,7 +44,8 @@ def test_the_second_search_knows_the_kernels_of_the_first(searched: tuple[Job, R
     assert plan.search.searches == tuple(int(words[2]) for words in searched_lines)
     assert plan.search.evaluations == sum(plan.search.searches)
     assert all(evaluation >= plan.search.searches[0] for evaluation, _ in plan.search.improvements)
-    assert [round(s, 1) for s in plan.measured.searches_s] == [float(words[5]) for words in searched_lines]
+    said_s = [float(words[5]) for words in searched_lines]
+    assert list(plan.measured.searches_s) == pytest.approx(said_s, abs=0.06)
 
 
 def test_ranks_look_again_together(fresh: Callable[..., Job]) -> None:

@@ -77,22 +77,6 @@ def test_the_log_says_how_the_most_memory_in_use_has_grown(caplog: pytest.LogCap
     assert caplog.messages == ["profile: peak memory of each device went from 1000 to 1000, 900 to 1234 MiB"]
 
 
-def test_the_log_says_how_the_most_memory_in_use_has_grown(caplog: pytest.LogCaptureFixture) -> None:
-    peaks = [1000 << 20, 900 << 20]
-
-    def device(number: int) -> Any:
-        return SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": peaks[number]})
-
-    request: Any = SimpleNamespace(local_devices=[device(0), device(1)])
-    caplog.set_level(logging.DEBUG)
-    with job.peak_told(request, "profile"):
-        peaks[1] = 1234 << 20
-    request.local_devices = [SimpleNamespace(memory_stats=lambda: None)]
-    with job.peak_told(request, "on CPU"):
-        pass
-    assert caplog.messages == ["profile: peak memory of each device went from 1000 to 1000, 900 to 1234 MiB"]
-
-
 def test_who_initializes_again_is_in_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax._src import distributed
 

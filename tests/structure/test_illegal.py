@@ -17,6 +17,7 @@ from disco_hlo.structure.moves import (
     Keep,
     KeepTurns,
     Move,
+    Narrow,
     Prefetch,
     Reorder,
     SliceSend,
@@ -262,6 +263,8 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
     "other-value-in-its-turn": (("all-gather(s), channel_id=2, replica_groups={{0,1}}",
                              "all-gather(s), channel_id=2, replica_groups={{1,0}}"),
         KeepTurns, "it may be another value than g"),
+    "gather-read-as-it-is": (("y = f32[4] add(x, g)", "y = f32[4] subtract(x, g)"),
+        Narrow, "not only a conversion to fewer bits reads it"),
     "reduction-read-in-its-turn": (
         ("y = f32[4] add(x, g)", f"y = f32[4] all-reduce(x), {GLOBAL.replace('1,', '3,', 1)}, to_apply=add"),
         FinishLater, "the turn itself reads its result"),
@@ -352,6 +355,8 @@ def asked_of_loops(source: bytes, kind: type[Move]) -> Move:
         return HoistRepeated((loops[0],), (gathers[0],))
     if kind is Prefetch:
         return Prefetch((loops[0],), (gathers[0],))
+    if kind is Narrow:
+        return Narrow((loops[0],), (gathers[0],))
     if kind is Double:
         return Double((loops[0],))
     again = [i.opcode for i in bodies[-1].instructions].index("all-gather") + 1
@@ -364,13 +369,13 @@ def test_refused_of_loops(case: str) -> None:
     assert old in LOOPS
     source = module_of(LOOPS.replace(old, new))
     with pytest.raises(IllegalMoveError, match=re.escape(reason)):
-        apply_moves(source, [asked_of_loops(source, kind)])
+        apply_moves(source, [asked_of_loops(source, kind)], copies=kind is not KeepTurns)
 
 
 @pytest.mark.parametrize("kind", [Prefetch, Double, KeepTurns])
 def test_what_the_loops_are_refused_for_is_the_edit_alone(kind: type[Move]) -> None:
     source = module_of(LOOPS)
-    assert apply_moves(source, [asked_of_loops(source, kind)]) != source
+    assert apply_moves(source, [asked_of_loops(source, kind)], copies=kind is not KeepTurns) != source
 
 
 def test_an_earlier_loop_cannot_read_what_a_later_one_keeps() -> None:

@@ -16,12 +16,12 @@ from disco_hlo.errors import IllegalMoveError
 from disco_hlo.structure.keep import Numbers, index_in_turn, keep, kept_in, kept_in_turns
 from disco_hlo.structure.loops import Loop, read_loop
 from disco_hlo.structure.moves import Keep, KeepTurns, Move, apply_moves, from_json, to_json
-from disco_hlo.structure.program import Program, computations, evaluate
+from disco_hlo.structure.program import Program, computations, dtype, evaluate
 from disco_hlo.structure.propose_loops import loop_schedules
 from tests.modules import module_of
 from tests.structure import steps
 from tests.structure.enact import Run, run
-from tests.structure.test_illegal import LOOPS
+from tests.structure.test_illegal import GLOBAL, LOOPS
 
 P = steps.P
 LAYERS, WIDTH, ROWS = 4, 16, 8
@@ -98,6 +98,26 @@ def test_a_recomputing_step_keeps_what_it_computes_twice(form: str, name: str) -
         np.testing.assert_array_equal(new, old)
 
 
+def test_a_gather_that_is_kept_is_gathered_in_the_type_that_is_read() -> None:
+    module = module_of(f"""
+ENTRY main {{ x = f32[4] parameter(0)
+  g = f32[8] all-gather(x), {GLOBAL}, dimensions={{0}}
+  a = bf16[8] convert(g)
+  t = (f32[4]) tuple(x)
+  o = (f32[4]) opt-barrier(t)
+  y = f32[4] get-tuple-element(o), index=0
+  h = f32[8] all-gather(y), {GLOBAL}, dimensions={{0}}
+  b = bf16[8] convert(h)
+  c = bf16[8] negate(b)
+  ROOT r = (bf16[8], bf16[8]) tuple(a, c) }}
+""")
+    found = loop_schedules(module)
+    assert {"narrow", "gather-once"} <= found.keys()
+    program = Program(apply_moves(module, found["gather-once"]))
+    assert [dtype(i) for i in program.instructions if i.opcode == "all-gather"] == ["bf16"]
+    assert [i.opcode for i in program.instructions].count("convert") == 1
+
+
 LAID = """x = f32[2,3]{1,0} parameter(0)
   c = f32[2,3]{0,1} copy(x)
 """
@@ -107,7 +127,7 @@ f { p = f32[2,3]{1,0} parameter(0)
 g { p = f32[2,3]{0,1} parameter(0)
   ROOT q = f32[3,2]{0,1} bitcast(p) }
 """
-GATHER = "channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true, dimensions={0}"
+GATHER = f"{GLOBAL}, dimensions={{0}}"
 
 
 @pytest.mark.parametrize(
