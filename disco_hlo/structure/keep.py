@@ -543,6 +543,8 @@ def keep_turns(first: Loop, second: Loop, pairs: Sequence[tuple[Message, Message
             raise IllegalMoveError(reason)
     stacks: dict[int, Message] = {}
     for value, again in [arrays for pair in pairs for arrays in _arrays(first.body, second.body, *pair)]:
+        if again.id not in second.body.by_id:  # only what nothing reads did
+            continue
         if value.id not in stacks:
             stacks[value.id] = written_by_turns(first, Entry(value, both.written, False), first.turns)
         read_by_turns(second, Entry(again, both.read, False), stacks[value.id])

@@ -293,3 +293,22 @@ def test_an_index_may_stand_behind_what_reads_the_kept_value() -> None:
         assert all(
             place[before] < place[one.id] for one in program.instructions for before in one.operand_ids
         )
+
+
+UNREAD = """
+  e = f32[4] custom-call(g), custom_call_target="e"
+  h = f32[4] custom-call(g), custom_call_target="h"
+  u = f32[4] negate(h)
+"""
+
+
+def test_a_kept_value_may_be_read_by_what_nothing_reads() -> None:
+    text = LOOPS.replace("y = f32[4] add(x, g)", UNREAD + "y = f32[4] add(x, e)")
+    text = text.replace(
+        "y = f32[4] multiply(x, r)",
+        UNREAD.replace("(g)", "(r)").replace("negate", "cosine") + "y = f32[4] multiply(x, e)",
+    )
+    source = module_of(text)
+    moves = loop_schedules(source, copies=False)["keep-kernels"]
+    assert [len(move.pairs) for move in moves if isinstance(move, KeepTurns)] == [2]
+    assert counted(apply_moves(source, moves, copies=False), "custom-call") == 2
