@@ -20,8 +20,8 @@ import numpy as np
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.collectives import Groups
-from disco_hlo.hlo.opcodes import ASYNCHRONOUS, DATA_MOVEMENT, ELEMENTWISE, FREE, PRODUCTS
-from disco_hlo.hlo.proto import DetailedInstruction, Message, shape_of
+from disco_hlo.hlo.opcodes import DATA_MOVEMENT, ELEMENTWISE, FREE, PRODUCTS
+from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message, shape_of
 from disco_hlo.structure.loops import (
     Loop,
     become,
@@ -39,6 +39,7 @@ from disco_hlo.structure.program import (
     evaluate,
     is_zero,
     physical,
+    reshapes,
     resized,
     scalar,
 )
@@ -58,6 +59,11 @@ _PRECISION = {"bf16": (8, 7), "f16": (5, 10), "f32": (8, 23)}
 _AS_SMALL = frozenset({"bitcast", "broadcast", "convert", "copy", "reshape", "transpose"})
 """Ops whose operand is kept instead where it is no larger."""
 _LAID_OUT = _AS_SMALL | {"all-gather", "dynamic-slice", "slice"}
+_BY_LAYOUT = frozenset({"bitcast", "custom-call"})
+"""Ops whose result depends on how it and their operands lie in memory."""
+_ASYNCHRONOUS = ("-start", "-update", "-done")
+"""What ends the opcodes of parts of one op: each has one reader of the next kind."""
+_ARRAYS = frozenset(DTYPES.values()) - {"tuple", "token", "opaque"}
 _MOST_TURNS = 4096
 
 
@@ -101,12 +107,13 @@ class Numbers:
         if same.id != one.id:
             return found[same.id]
         operands = [found[operand] for operand in one.operand_ids]
-        is_odd = one.opcode in ASYNCHRONOUS or one.opcode == "parameter" or one.control_predecessor_ids
+        is_part = one.opcode.endswith(_ASYNCHRONOUS)
+        is_odd = is_part or one.opcode == "parameter" or one.control_predecessor_ids
         if is_odd or program.acts(one):
             return self._number(("itself", program.entry.id, one.id), dims(one))
         if one.opcode == "convert":
-            return self._converted(operands[0], dtype(one))
-        if one.opcode == "reshape" or (one.opcode == "bitcast" and _reshapes(program, one)):
+            return self._converted(operands[0], one.shape.element_type)
+        if one.opcode == "reshape" or (one.opcode == "bitcast" and reshapes(program, one)):
             return self._reshaped(operands[0], dims(one))
         if one.opcode == "all-gather" and len(operands) == 1:
             try:
@@ -121,14 +128,15 @@ class Numbers:
                 *(self._reshaped(o, short) if self._dims[o] else o for o in operands),
             )
             return self._reshaped(self._number(said, short), dims(one))
-        return self._number((self._what(program, one), *operands), dims(one))
+        by_layout = (one, *program.operands(one)) if one.opcode in _BY_LAYOUT else ()
+        return self._number((self._what(program, one), *operands, *map(_with_layout, by_layout)), dims(one))
 
     def _number(self, key: Hashable, shape: _Dims) -> int:
         number = self._numbers.setdefault(key, len(self._numbers))
         self._dims[number] = shape
         return number
 
-    def _converted(self, value: int, to: str) -> int:
+    def _converted(self, value: int, to: int) -> int:
         if value in self._flat:
             return self._reshaped(self._converted(self._flat[value], to), self._dims[value])
         if value in self._shards:
@@ -167,7 +175,7 @@ class Numbers:
         return said.SerializeToString(deterministic=True), one.channel_id > 0, called
 
     def _content(self, program: Program, identifier: int) -> Hashable:
-        """Equal for computations that are written alike and have no effects."""
+        """Equal for computations that are written alike, with the same layouts, and have no effects."""
         computation = program.computation(identifier)
         if any(map(program.acts, computation.instructions)):
             return object()
@@ -176,18 +184,16 @@ class Numbers:
             self._contents[identifier] = (
                 place[computation.root_id],
                 tuple(
-                    (self._what(program, one), *(place[operand] for operand in one.operand_ids))
+                    (self._what(program, one), _with_layout(one), *(place[i] for i in one.operand_ids))
                     for one in computation.instructions
                 ),
             )
         return self._contents[identifier]
 
 
-def _reshapes(program: Program, bitcast: Message) -> bool:
-    """Whether a bitcast gives the same elements in the same order, in other dimensions."""
-    before = program.operands(bitcast)[0]
-    orders = [physical(one.shape) for one in (before, bitcast)]
-    return dtype(before) == dtype(bitcast) and all(order == sorted(order) for order in orders)
+def _with_layout(one: Message) -> bytes:
+    """The shape of a value and how it lies in memory."""
+    return bytes(one.shape.SerializeToString(deterministic=True))
 
 
 def _long(shape: _Dims) -> _Dims:
@@ -327,7 +333,7 @@ def twice_in_turns(first: Loop, second: Loop) -> TwiceInTurns:
     """
     where = f"{second.instruction.name} (while)"
     turns = range(first.turns if first.turns <= _MOST_TURNS else 0)
-    if second.turns != len(turns):
+    if second.turns != len(turns) or not turns:
         raise IllegalMoveError(
             f"{where}: it turns {second.turns} times, {first.instruction.name} {first.turns}"
         )
@@ -376,7 +382,7 @@ def _given(loop: Loop, first: Loop, order: Sequence[int], outside: Mapping[int, 
 
 def index_in_turn(loop: Loop, value: Message, turn: int) -> int | None:
     """A scalar of index arithmetic in a turn; None where it is anything else."""
-    counted = np.array(loop.start + turn * loop.step)
+    counted = np.array(loop.start + turn * loop.step, dtype(loop.ends[loop.counter]).replace("s", "int"))
     known = {i: counted for i, number in loop.elements.items() if number == loop.counter}
     found = evaluate(loop.body, value, known=known)
     return None if found is None or found.size != 1 else int(found)
@@ -495,9 +501,22 @@ def keep(program: Program, pairs: Sequence[tuple[Message, Message]]) -> None:
     for pair in pairs:
         if reason := _refusal(both, pair, buffers):
             raise IllegalMoveError(reason)
+    unordered = buffers.unordered()
     for value, again in pairs:
         program.redirect(again, value)
     program.sweep()
+    _order(program, unordered)
+
+
+def _order(program: Program, before: Collection[tuple[int, int]]) -> None:
+    """Let what writes over an array wait for what reads it, where it no longer does so for a value made again.
+
+    Args:
+        before: :meth:`Buffers.unordered` as it was.
+    """
+    for reader, writer in sorted(Buffers(program).unordered() - set(before)):
+        program.by_id[writer].control_predecessor_ids.append(reader)
+    program.waited_for()
 
 
 def kept_in_turns(first: Loop, second: Loop, what: What) -> list[tuple[Message, Message]]:
@@ -518,6 +537,7 @@ def keep_turns(first: Loop, second: Loop, pairs: Sequence[tuple[Message, Message
         IllegalMoveError: they may differ, or the first may be overwritten before it is kept.
     """
     both, buffers = twice_in_turns(first, second), Buffers(first.body)
+    unordered = Buffers(second.body).unordered()
     for pair in pairs:
         if reason := _refusal(both.twice, pair, buffers):
             raise IllegalMoveError(reason)
@@ -526,6 +546,7 @@ def keep_turns(first: Loop, second: Loop, pairs: Sequence[tuple[Message, Message
         if value.id not in stacks:
             stacks[value.id] = written_by_turns(first, Entry(value, both.written, False), first.turns)
         read_by_turns(second, Entry(again, both.read, False), stacks[value.id])
+    _order(second.body, unordered)
 
 
 def _refusal(both: Twice, pair: tuple[Message, Message], buffers: Buffers) -> str:
@@ -536,11 +557,18 @@ def _refusal(both: Twice, pair: tuple[Message, Message], buffers: Buffers) -> st
         return f"{again.name} ({again.opcode}): it may be another value than {value.name}"
     if not _lie_alike(value.shape, again.shape):
         return f"{again.name} ({again.opcode}): {value.name} lies otherwise in memory"
+    copies = buffers.program.copies
     if buffers.program is not both.program:
-        is_kept = not buffers.program.copies or buffers.is_only_read(value)
+        readers = both.program.readers(again) if again.shape.tuple_shapes else []
+        are_arrays = all(one.opcode == "get-tuple-element" and dtype(one) in _ARRAYS for one in readers)
+        if not are_arrays:
+            return f"{again.name} ({again.opcode}): something else than its arrays is read"
+        is_kept = not copies or buffers.is_only_read(value)
         return "" if is_kept else f"{value.name} ({value.opcode}): it may be overwritten before it is kept"
+    if copies and not buffers.is_only_read(again):
+        return f"{again.name} ({again.opcode}): it needs a buffer of its own"
     try:
-        for reader in both.program.readers(again):
+        for reader in buffers.readers(again) if copies else ():
             buffers.check_read(value, reader)
     except IllegalMoveError as error:
         return str(error)
@@ -561,8 +589,6 @@ def _arrays(
         return
     taken = {int(one.tuple_index): one for one in first.readers(value) if one.opcode == "get-tuple-element"}
     for reader in second.readers(again):
-        if reader.opcode != "get-tuple-element":
-            raise IllegalMoveError(f"{reader.name} ({reader.opcode}): it reads several arrays at once")
         number = int(reader.tuple_index)
         if number not in taken:
             taken[number] = element(first, value, number)
@@ -609,6 +635,7 @@ def read_by_turns(loop: Loop, needed: Entry, stack: Message) -> None:
     body.redirect(value, read if is_laid_out else ours)
     body.sweep()
     narrow_barriers(body)
+    body.in_order()  # the index may stand behind what reads the value
 
 
 def _with_first(shape: Message, size: int) -> Message:

@@ -15,7 +15,8 @@ keeps that only where the overwriting depends on it (:class:`Buffers`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -390,6 +391,14 @@ def physical(shape: Message) -> list[int]:
     return order if len(order) == len(shape.dimensions) else list(range(len(shape.dimensions)))
 
 
+def reshapes(program: Program, bitcast: Message) -> bool:
+    """Whether a bitcast gives the same elements in the same order, in other dimensions."""
+    before = program.operands(bitcast)[0]
+    orders = [physical(one.shape) for one in (before, bitcast)]
+    are_alike = before.shape.element_type == bitcast.shape.element_type
+    return are_alike and all(order == sorted(order) for order in orders)
+
+
 def literal_value(constant: Message) -> NDArray[Any] | None:
     """The array a constant holds; 16-bit floats as their bits. None where it is large or of another type."""
     field = _FIELDS.get(dtype(constant))
@@ -436,7 +445,9 @@ def _evaluated(
     if instruction.id in known or depth == 0:
         return known.get(instruction.id)
     if opcode == "constant":
-        return literal_value(instruction)
+        return literal_value(instruction) if dtype(instruction)[0] in "psu" else None
+    if opcode == "bitcast" and not reshapes(program, instruction):
+        return None
     if opcode == "partition-id":
         return None if partition is None else np.array(partition, np.uint32)
     operands: list[NDArray[Any]] = []
@@ -554,6 +565,28 @@ class Buffers:
                         f"{reader.name} ({reader.opcode}): {by.name} ({by.opcode}) may overwrite {value.name} before "
                         "it is read there"
                     )
+
+    def unordered(self) -> set[tuple[int, int]]:
+        """Ids of what reads an array, and of what writes over it without waiting for that. None before copy
+        insertion."""
+        found: set[tuple[int, int]] = set()
+        shared = [values for values in self._together.values() if len(values) > 1]
+        if not self.program.copies or not shared:
+            return found
+        instructions, before = self.program.instructions, list[int]()
+        """By place, the places of what must be done before, as bits."""
+        for one in instructions:
+            places = {self._place[i] for i in (*one.operand_ids, *one.control_predecessor_ids)}
+            before.append(reduce(or_, (before[place] | 1 << place for place in places), 0))
+        made_by = self._storage.made_by
+        for one, other in ((one, other) for values in shared for one in values for other in values):
+            if made_by[other] > made_by[one]:
+                found.update(
+                    (instructions[reader].id, instructions[made_by[other]].id)
+                    for reader in self._readers[one]
+                    if reader != made_by[other] and not before[made_by[other]] >> reader & 1
+                )
+        return found
 
     def _depends(self, instruction: Message, earlier: Message) -> bool:
         """Whether ``earlier`` must be done before ``instruction``. What stands before ``earlier`` does not wait for it:

@@ -401,6 +401,10 @@ ENTRY main { x = f32[4,2]{1,0} parameter(0)
 EDITS_OF_TWICE: dict[str, tuple[tuple[str, str], str]] = {
     "other-value": (("tuple(x)", "tuple(b)"), "c (sine): it may be another value than a"),
     "lies-otherwise": (("c = f32[4,2]{1,0}", "c = f32[4,2]{0,1}"), "c (sine): a lies otherwise in memory"),
+    "returned-twice": (
+        ("r = f32[4,2]{1,0} multiply(b, c)", "r = (f32[4,2]{1,0}, f32[4,2]{1,0}) tuple(a, c)"),
+        "c (sine): it needs a buffer of its own",
+    ),
 }
 
 

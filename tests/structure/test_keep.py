@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 from jax import lax
 
+from disco_hlo.errors import IllegalMoveError
+from disco_hlo.structure.keep import Numbers, index_in_turn, keep, kept_in, kept_in_turns
+from disco_hlo.structure.loops import Loop, read_loop
 from disco_hlo.structure.moves import Keep, KeepTurns, Move, apply_moves, from_json, to_json
-from disco_hlo.structure.program import Program, computations, dtype
+from disco_hlo.structure.program import Program, computations, dtype, evaluate
 from disco_hlo.structure.propose_loops import loop_schedules
 from tests.modules import module_of
 from tests.structure import steps
 from tests.structure.enact import Run, run
-from tests.structure.test_illegal import GLOBAL
+from tests.structure.test_illegal import GLOBAL, LOOPS
 
 P = steps.P
 LAYERS, WIDTH, ROWS = 4, 16, 8
@@ -113,3 +116,180 @@ ENTRY main {{ x = f32[4] parameter(0)
     program = Program(apply_moves(module, found["gather-once"]))
     assert [dtype(i) for i in program.instructions if i.opcode == "all-gather"] == ["bf16"]
     assert [i.opcode for i in program.instructions].count("convert") == 1
+
+
+LAID = """x = f32[2,3]{1,0} parameter(0)
+  c = f32[2,3]{0,1} copy(x)
+"""
+BITCASTS = """
+f { p = f32[2,3]{1,0} parameter(0)
+  ROOT q = f32[3,2]{0,1} bitcast(p) }
+g { p = f32[2,3]{0,1} parameter(0)
+  ROOT q = f32[3,2]{0,1} bitcast(p) }
+"""
+GATHER = f"{GLOBAL}, dimensions={{0}}"
+
+
+@pytest.mark.parametrize(
+    ("pair", "is_same"),
+    [
+        ("a = f32[3,2]{0,1} bitcast(x)\n b = f32[3,2]{0,1} bitcast(c)", False),
+        ("a = f32[6]{0} bitcast(x)\n b = f32[6]{0} reshape(c)", True),
+        (
+            'a = f32[2]{0} custom-call(x), custom_call_target="f"\n'
+            ' b = f32[2]{0} custom-call(c), custom_call_target="f"',
+            False,
+        ),
+        (
+            "a = f32[3,2]{0,1} fusion(x), kind=kLoop, calls=f\n"
+            " b = f32[3,2]{0,1} fusion(c), kind=kLoop, calls=g",
+            False,
+        ),
+        (
+            f"a = (f32[2,3]{{1,0}}, f32[4,3]{{1,0}}) all-gather-start(x), {GATHER}\n"
+            f" b = (f32[2,3]{{1,0}}, f32[4,3]{{1,0}}) all-gather-start(x), {GATHER}",
+            False,
+        ),
+    ],
+    ids=["bitcast", "reshape", "custom-call", "fusion", "start"],
+)
+def test_values_are_equal_where_layouts_do_not_matter(pair: str, is_same: bool) -> None:
+    shapes = [line.split("= ")[1].split("} ")[0] + "}" for line in pair.splitlines()]
+    if "start" in pair:
+        shapes = [
+            shape.split(" all-gather")[0] for shape in (line.split("= ")[1] for line in pair.splitlines())
+        ]
+    text = f"{BITCASTS}\nENTRY main {{ {LAID} {pair}\n ROOT r = ({', '.join(shapes)}) tuple(a, b) }}"
+    program = Program(module_of(text))
+    numbers = Numbers().of(program, {})
+    a, b = (next(numbers[i.id] for i in program.instructions if i.name == name) for name in "ab")
+    assert (a == b) is is_same
+
+
+KERNELS = """
+ENTRY main { x = f32[4] parameter(0)
+  u = f32[1] parameter(1)
+  z = s32[] constant(0)
+  k = f32[4] custom-call(x), custom_call_target="f"
+  t = (f32[4]) tuple(x)
+  o = (f32[4]) opt-barrier(t)
+  y = f32[4] get-tuple-element(o), index=0
+  l = f32[4] custom-call(y), custom_call_target="f"
+  e = f32[4] negate(k)
+"""
+READS = {
+    "read": "d = f32[4] cosine(l)\n ROOT r = (f32[4], f32[4]) tuple(e, d) }",
+    "written over": "d = f32[4] dynamic-update-slice(l, u, z)\n ROOT r = (f32[4], f32[4]) tuple(e, d) }",
+    "returned": "ROOT r = (f32[4], f32[4], f32[4]) tuple(k, e, l) }",
+    "seen after the first is written over": """v = f32[2,2] bitcast(l)
+  s = f32[1,1] slice(v), slice={[0:1],[0:1]}
+  q = f32[1] bitcast(s)
+  d = f32[4] dynamic-update-slice(k, q, z)
+  w = f32[2,2] cosine(v)
+  ROOT r = (f32[4], f32[4], f32[2,2]) tuple(e, d, w) }""",
+}
+
+
+@pytest.mark.parametrize("case", READS)
+def test_after_copy_insertion_only_what_is_read_alone_is_kept(case: str) -> None:
+    source = module_of(KERNELS + READS[case])
+    assert len(kept_in(Program(source, copies=False), "kernels")) == 1
+    assert len(kept_in(Program(source), "kernels")) == (case == "read")
+
+
+def test_what_writes_over_an_array_still_waits_for_what_reads_it() -> None:
+    """``d`` waited for ``s``, which reads ``w``, for ``l`` alone, which goes."""
+    program = Program(
+        module_of("""
+ENTRY main { x = f32[4] parameter(0)
+  w = f32[4] negate(x)
+  n = f32[4] sine(w)
+  k = f32[4] custom-call(n), custom_call_target="f"
+  t = (f32[4]) tuple(w)
+  o = (f32[4]) opt-barrier(t)
+  y = f32[4] get-tuple-element(o), index=0
+  s = f32[4] sine(y)
+  l = f32[4] custom-call(s), custom_call_target="f"
+  e = f32[4] negate(s)
+  z = s32[] constant(0)
+  q = f32[1] slice(l), slice={[0:1]}
+  m = f32[1] slice(k), slice={[1:2]}
+  p = f32[1] add(m, q)
+  d = f32[4] dynamic-update-slice(w, p, z)
+  ROOT r = (f32[4], f32[4]) tuple(d, e) }""")
+    )
+    keep(program, kept_in(program, "kernels"))
+    names = {i.id: i.name for i in program.instructions}
+    assert "l" not in names.values()
+    (update,) = (i for i in program.instructions if i.opcode == "dynamic-update-slice")
+    assert [names[i] for i in update.control_predecessor_ids] == ["s"]
+
+
+def loops_of(text: str) -> tuple[Loop, Loop]:
+    program = Program(module_of(text), copies=False)
+    first, second = (i for i in program.instructions if i.opcode == "while")
+    return read_loop(program, first), read_loop(program, second)
+
+
+def test_loops_that_never_turn_keep_nothing() -> None:
+    with pytest.raises(IllegalMoveError, match="it turns 0 times"):
+        kept_in_turns(*loops_of(LOOPS.replace("constant(4)", "constant(0)")), "gathers")
+
+
+def test_an_index_wraps_around_as_the_counter_does() -> None:
+    text = LOOPS.replace("subtract(three, i)", "multiply(three, i)").replace(
+        "constant(3)", "constant(1073741824)"
+    )
+    _, second = loops_of(text)
+    (index,) = (i for i in second.body.instructions if i.name == "k")
+    assert [index_in_turn(second, index, turn) for turn in range(3)] == [0, 1 << 30, -(1 << 31)]
+
+
+def test_no_index_is_made_of_floats() -> None:
+    """Of a bf16 constant there are only the bits."""
+    program = Program(module_of("ENTRY main { c = bf16[] constant(3)\n ROOT r = s32[] convert(c) }"))
+    assert evaluate(program, program.by_id[program.root]) is None
+
+
+CALLS = """
+  n = ((f32[4], f32[4]), f32[4]) custom-call(g), custom_call_target="f"
+  m = (f32[4], f32[4]) get-tuple-element(n), index=0
+  h = f32[4] get-tuple-element(m), index=0
+"""
+
+
+def test_of_tuples_in_tuples_nothing_is_kept() -> None:
+    text = LOOPS.replace("y = f32[4] add(x, g)", CALLS + "y = f32[4] add(x, h)")
+    text = text.replace(
+        "y = f32[4] multiply(x, r)", CALLS.replace("(g)", "(r)") + "y = f32[4] multiply(x, h)"
+    )
+    assert not kept_in_turns(*loops_of(text), "kernels")
+
+
+LATE = (
+    LOOPS.replace("f32[4,2]", "f32[8,2]")
+    .replace("dynamic-slice(w, i, z)", "dynamic-slice(w, a, z)")
+    .replace("s = f32[1,2] dynamic-slice(w, a", "a = s32[] add(i, i)\n s = f32[1,2] dynamic-slice(w, a")
+    .replace(
+        "k = s32[] subtract(three, i)",
+        "d = s32[] add(i, i)\n six = s32[] constant(6)\n k = s32[] subtract(six, d)",
+    )
+    .replace(
+        "y = f32[4] multiply(x, r)",
+        """o = f32[4] multiply(x, r)
+  l = s32[] subtract(three, i)
+  m = f32[1] dynamic-slice(x, l), dynamic_slice_sizes={1}
+  y = f32[4] dynamic-update-slice(o, m, l)""",
+    )
+)
+"""The second loop computes which turn of the first it belongs to behind what reads what that has gathered."""
+
+
+def test_an_index_may_stand_behind_what_reads_the_kept_value() -> None:
+    source = module_of(LATE)
+    moves = loop_schedules(source, copies=False)["gather-once"]
+    for _, program in computations(Program(apply_moves(source, moves, copies=False), copies=False)):
+        place = {one.id: at for at, one in enumerate(program.instructions)}
+        assert all(
+            place[before] < place[one.id] for one in program.instructions for before in one.operand_ids
+        )
