@@ -78,7 +78,7 @@ Rule = Callable[[Mapping[int, bytes]], bytes]
 
 
 Gone = Callable[[], bool]
-"""Whether a rank is known to be dead or to stand still (``pulse.py``), so that nobody waits any longer."""
+"""Whether a rank is known to be dead or to stand still (``kvstore.Pulse``), so that nobody waits any longer."""
 
 
 def nobody_gone() -> bool:

@@ -63,8 +63,9 @@ def folder_of(request: CompileRequest, directory: Path, timeout_s: float) -> Pat
 
 
 def hand_out(channel: Channel, directory: Path, timeout_s: float) -> Path | None:
-    """Rank 0's picks to all ranks; returns this rank's folder, one for this process alone where its own cannot take
-    them. Where they do not come a line in the log says so."""
+    """Rank 0's picks to all ranks, in the place of other picks for the same op: a plan was found for what rank 0's XLA
+    made. Returns this rank's folder, one for this process alone where its own cannot take them. Where they do not come
+    a line in the log says so."""
     folder = _own_folder(directory)
     leads = channel.rank == 0
     try:
@@ -102,7 +103,7 @@ def exchange(session: Session) -> None:
     if folder is None:
         return
     try:
-        _put(folder, {name: data for one in packed for name, data in _decoded(one).items()})
+        _put(folder, {name: data for one in packed for name, data in _decoded(one).items() if name not in mine})
     except (PlanError, msgspec.MsgspecError, OSError) as error:
         session.say(
             "what XLA's autotuner picked on other ranks is not kept (%s): a start on other hosts may have no plan",
@@ -181,7 +182,7 @@ def _remove(folder: Path, process: int) -> None:
 
 
 def _put(folder: Path, picks: Mapping[str, bytes]) -> None:
-    """Write what is not there yet.
+    """Write what is not there as it is here.
 
     Raises:
         PlanError, OSError: it cannot be written.
@@ -189,7 +190,7 @@ def _put(folder: Path, picks: Mapping[str, bytes]) -> None:
     by_folder: dict[Path, Picks] = {}
     for name, data in picks.items():
         path = folder / name
-        if not path.exists():
+        if not path.exists() or (path.is_file() and read_bounded(path, _LARGEST_BYTES) != data):
             by_folder.setdefault(path.parent, {})[path.name] = data
     for place, files in by_folder.items():
         place.mkdir(mode=0o700, parents=True, exist_ok=True)

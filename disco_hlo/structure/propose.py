@@ -40,7 +40,7 @@ _MOST_SEEDS = 8
 
 
 def schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ...]]:
-    """Named schedules of a module; empty where it has no collective. ``copies`` is as for :class:`Program`.
+    """Named schedules of a module; empty where it has none but that of XLA. ``copies`` is as for :class:`Program`.
 
     * ``matmul, all-reduce, fused pointwise``: no move, what XLA does.
     * ``chunk-2``, ``chunk-4``: the longest stretch that holds most all-reduces, in as many parts;

@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 
+from disco_hlo import elsewhere
 from disco_hlo.plan.plan import SEARCHED
 from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls import trial as trials
@@ -39,11 +40,12 @@ _STEP_S = 0.02
 
 
 def searching() -> list[int]:
-    """Children of this process that search, which are of low priority."""
+    """Children of this process that search."""
     lists = [one.read_text().split() for one in Path("/proc/self/task").glob("*/children")]
     children = [int(child) for one in lists for child in one]
+    search = b"disco_hlo.elsewhere", b"%d" % os.getpid(), b"%d" % elsewhere._NICENESS
     commands = {one: Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0") for one in children}
-    return [one for one, words in commands.items() if b"disco_hlo.elsewhere" in words and words[-2] != b"0"]
+    return [one for one, command in commands.items() if tuple(command[-4:-1]) == search]
 
 
 def end(how: str) -> None:

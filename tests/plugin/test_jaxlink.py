@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,7 @@ from disco_hlo.plugin.phases import training_phase
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
-from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler, requests
 from tests.plugin.handled import handled, seen
 
 Install = Callable[[Handler], None]
@@ -107,6 +108,17 @@ def test_compiles_made_by_the_handler_are_not_intercepted() -> None:
 
     assert handled(handle, nesting, 1.0) == 2.0
     assert asked == ["jit_nesting"]
+
+
+def test_what_stands_for_a_python_function_and_cannot_be_called_reaches_the_runtime_as_it_is() -> None:
+    """On TPU JAX hands XLA a handle of the runtime's for each function; a wrapper of it is no handle."""
+    handle, silent, told = object(), threading.Event(), []
+    assert requests._unless(silent, handle) is handle
+    wrapper = requests._unless(silent, lambda number: told.append(number) or (number,))
+    assert wrapper(1) == (1,)
+    silent.set()
+    assert wrapper(2) == ()
+    assert told == [1]
 
 
 def test_the_default_is_compiled_once() -> None:

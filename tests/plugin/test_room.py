@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from disco_hlo.activation.channel import LocalChannel
+from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.cores import own_cores
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.plan import DEFAULT
+from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plugin.measuring import room
+from disco_hlo.plugin.measuring import candidates, room
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
 from disco_hlo.plugin.measuring.room import (
     RankMemory,
@@ -32,6 +33,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import Memory, tuning_bytes
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.activation.stores import on_ranks
 from tests.modules import module_of
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -162,6 +164,31 @@ def test_modules_are_compiled_between_steps_where_memory_is_short_on_some_rank(
     # So many are compiled in one piece; beside the steps all, some at a time.
     modules = list(range(20))
     assert [len(one) for one in in_turn(found, modules, 6)] == ([6, 6, 6, 2] if held else [20])
+
+
+def test_ranks_hold_as_many_calls_where_one_alone_tries_candidates_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Marks lie in rank 0's plan directory. The others went on while it waited for them to hold a call once more."""
+    monkeypatch.setattr(candidates, "_hand_out", lambda *_, **__: None)
+    monkeypatch.setattr(candidates, "_compile", lambda *_: None)
+    monkeypatch.setattr(candidates, "compiles_at_once", lambda _: 8)
+    settings = Settings(search=True, directory=tmp_path, timeout_s=2.0)
+
+    def holds(channel: KvChannel) -> tuple[int, list[str]]:
+        marks: Any = SimpleNamespace(bans=SimpleNamespace(suspects=lambda _: channel.rank == 0))
+        trials = [Trial(name, Strategy(), 0, marks=marks) for name in "abc"]
+        held: list[str] = []
+
+        def hold(what: str) -> contextlib.AbstractContextManager[None]:
+            held.append(what)
+            return contextlib.nullcontext()
+
+        between = Session(None, settings, None, channel, hold, compiles_between_steps=True)  # type: ignore[arg-type]
+        compile_trials(between, None, trials, tag="test")  # type: ignore[arg-type]
+        return len(held), [one.error for one in trials]
+
+    assert on_ranks(2, holds) == [(3, [""] * 3)] * 2
 
 
 def test_a_kernel_is_tried_on_its_operands_and_two_of_its_results() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,8 @@ from disco_hlo.plugin.measuring import candidates, traced_modules
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
 from disco_hlo.plugin.measuring.known_times import STORE_NAME, KnownTimes, measured_times
 from disco_hlo.plugin.measuring.traced_modules import take_timelines, traced
-from disco_hlo.plugin.phases import capture_phase, finding
+from disco_hlo.plugin.phases import capture_phase, finding, search_phase
+from disco_hlo.plugin.phases.finding import COMPILE_S
 from disco_hlo.plugin.session import Interruption, Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
@@ -203,6 +206,28 @@ def test_no_memory_for_profiling_leaves_a_capture_without_times(
     assert sorted(path.name for path in folder.iterdir()) == [
         "capture.json", "default.hlo.pb.gz", "unfused.hlo.pb.gz",
     ]  # fmt: skip
+
+
+def test_ranks_wait_as_long_for_a_search_as_it_may_take_to_compile_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once on a machine it takes some minutes, beyond the budget; the others gave up after five."""
+    waits_s: dict[str, float] = {}
+
+    def stage(_: Session, name: str, takes_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        waits_s[name] = takes_s
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(Session, "stage", stage)
+    for name in ("read", "profile_step", "Making"):
+        monkeypatch.setattr(search_phase, name, lambda *_: None)
+    monkeypatch.setattr(search_phase, "measured_times", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(search_phase, "looks", lambda *_: 0)
+    step: Any = SimpleNamespace(source=SimpleNamespace(graph=SimpleNamespace(backend="gpu")))
+    monkeypatch.setattr(search_phase, "room_bytes", lambda _: None)
+    asking = Session(None, Settings(search=True, directory=tmp_path, budget_s=7.0), None, LocalChannel())  # type: ignore[arg-type]
+    search_phase._search(asking, step, None, Interruption())  # type: ignore[arg-type]
+    assert waits_s["search"] >= 7.0 + COMPILE_S
 
 
 def test_a_candidate_that_rank_0_fails_to_write_is_left_out_on_all(

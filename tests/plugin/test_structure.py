@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.elsewhere import elsewhere, here
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, unsearched
-from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.plan import Strategy, Structure
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.variants import unfused
@@ -30,7 +31,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import structure_search
 from disco_hlo.plugin.phases.finding import Found, share_of_a_search
 from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
-from disco_hlo.plugin.session import join
+from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
     Restructured,
@@ -48,6 +49,7 @@ from disco_hlo.profiler.collectives import fit, point_of
 from disco_hlo.profiler.profile import Platform, Profile
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.schedule import Scheduled
+from tests.activation.stores import on_ranks
 from tests.hlo.test_transfers_gpu import STEP
 from tests.modules import ADD, module_of
 from tests.steps import models
@@ -279,6 +281,48 @@ def test_structures_made_by_other_interpreters_are_the_same(
     first, second = on_step(made)
     assert (first.early, first.module, first.record) == (second.early, second.module, second.record)
     assert first.source.graph.key == second.source.graph.key
+
+
+def picked(op: str, result: str = "") -> Restructured:
+    """What a rank made of a structure, by the kernel that its autotuner picked; whatever it says of it."""
+    module = module_of(SCANNED.replace("OP", op))
+    source = canonicalize(module)
+    record = Structure("chunk-2", "f00d", result or source.graph.key, ({"move": op},))
+    return Restructured(b"early", module, source, record)
+
+
+@pytest.mark.parametrize("other", ["tanh(x)", "negate(x)"])
+def test_all_ranks_run_what_rank_0_has_made_of_a_structure(other: str, tmp_path: Path) -> None:
+    made = [picked(op) for op in ("negate(x)", other, "negate(x)")]
+    settings = Settings(search=True, directory=tmp_path, timeout_s=20.0)
+
+    def taken(channel: KvChannel) -> tuple[Restructured, bytes]:
+        session = Session(None, settings, None, channel)  # type: ignore[arg-type]
+        found = structure_search.as_rank_0(session, "chunk-2", made[channel.rank])
+        return found, channel.broadcast(b"next" if channel.rank == 0 else None, tag="next", timeout_s=20.0)
+
+    for (one, following), own in zip(on_ranks(3, taken), made, strict=True):
+        assert one.module == made[0].module if other == "tanh(x)" else one is own
+        assert one.record.result == one.source.graph.key == made[0].source.graph.key
+        assert one.record.moves == own.record.moves
+        assert following == b"next", "ranks are in step"
+
+
+def test_what_a_rank_cannot_take_from_rank_0_is_left_out_on_all_and_the_next_is_taken(tmp_path: Path) -> None:
+    made = [{"a": picked("negate(x)", "another"), "b": picked("negate(x)")}, {"a": picked("tanh(x)")}]
+    made[1]["b"] = picked("tanh(x)")
+    settings = Settings(search=True, directory=tmp_path, timeout_s=20.0)
+
+    def agreed(channel: KvChannel) -> dict[str, bytes]:
+        own: dict[str, Future[Restructured]] = {"a": Future(), "b": Future(), "c": Future()}
+        for name, one in made[channel.rank].items():
+            own[name].set_result(one)
+        own["c"].set_exception(IllegalMoveError("no")) if channel.rank else own["c"].set_result(made[0]["b"])
+        session = Session(None, settings, None, channel)  # type: ignore[arg-type]
+        mine = structure_search.Structures(None, {}, own)  # type: ignore[arg-type]
+        return {name: one.module for name, one in structure_search._agreed(session, mine, "acb").items()}
+
+    assert on_ranks(2, agreed) == [{"b": made[0]["b"].module}] * 2
 
 
 @pytest.mark.parametrize(

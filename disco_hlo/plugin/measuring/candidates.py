@@ -40,7 +40,7 @@ from disco_hlo.plugin.measuring.comparing import (
     settle_inputs,
 )
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
-from disco_hlo.plugin.measuring.lockstep import SLICE_NS, coming_back, repeated, run_on_all
+from disco_hlo.plugin.measuring.lockstep import SLICE_NS, anywhere, coming_back, repeated, run_on_all
 from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, lack_of_memory
 from disco_hlo.plugin.measuring.runner import AT_ONCE_NS, LOOKS, Runner, at_once_of, time_once
 from disco_hlo.plugin.session import Session
@@ -123,7 +123,8 @@ def compile_trials(
     waiting = [trial for trial in trials if not trial.error]
     started = time.monotonic()
     at_once = compiles_at_once(session)
-    if any(trial.marks is not None and trial.marks.bans.suspects(_sha256(trial.module)) for trial in waiting):
+    suspected = any(one.marks is not None and one.marks.bans.suspects(_sha256(one.module)) for one in waiting)
+    if anywhere(session, suspected, f"{tag}: suspects"):  # on all ranks, as they hold calls together
         at_once = 1
     verified = _Verified()
     failures: list[Exception | None] = []

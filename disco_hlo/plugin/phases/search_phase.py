@@ -29,7 +29,7 @@ from disco_hlo.plugin.phases.finalists import (
     save_timelines,
     trials_of,
 )
-from disco_hlo.plugin.phases.finding import Found, find, look_again, looks
+from disco_hlo.plugin.phases.finding import Found, find, longest_s, look_again, looks
 from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
@@ -39,8 +39,8 @@ from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
-AROUND_SEARCH_S = 300.0
-"""How long rank 0 may be busy beside the search's own time: compiling its code, ranking what it found."""
+_AROUND_S = 300.0
+"""How long rank 0 may be busy with the plans that it found."""
 
 
 def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
@@ -85,7 +85,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         if searched is None:
             return None
         profile_s, found, making = searched
-        with session.stage("what the plan is predicted to take", takes_s=AROUND_SEARCH_S):
+        with session.stage("what the plan is predicted to take", takes_s=_AROUND_S):
             plans = None if found is None else found.plans(session.settings)
         trials = trials_of(session, plans, slot)
         if not session.tell(bool(stop), "interrupted"):
@@ -135,7 +135,7 @@ def _search(
         return None
     room = room_bytes(session)
     making = Making(session, source, None if profiled is None else profiled.profile, profile_s)
-    takes_s = session.settings.budget_s + AROUND_SEARCH_S
+    takes_s = longest_s(session.settings)
     found = None
     if profiled is not None:
         session.say("profiled %s in %.1f s", profiled.measured, profile_s)

@@ -250,7 +250,9 @@ def _request(
     )
 
 
-def _unless(silent: threading.Event, callback: Callable[..., Any]) -> Callable[..., Any]:
+def _unless(silent: threading.Event, callback: Any) -> Any:
+    if not callable(callback):  # on TPU it is a handle of the runtime's
+        return callback
     return lambda *arguments: () if silent.is_set() else callback(*arguments)
 
 
