@@ -103,7 +103,9 @@ def exchange(session: Session) -> None:
     if folder is None:
         return
     try:
-        _put(folder, {name: data for one in packed for name, data in _decoded(one).items() if name not in mine})
+        _put(
+            folder, {name: data for one in packed for name, data in _decoded(one).items() if name not in mine}
+        )
     except (PlanError, msgspec.MsgspecError, OSError) as error:
         session.say(
             "what XLA's autotuner picked on other ranks is not kept (%s): a start on other hosts may have no plan",
