@@ -68,7 +68,7 @@ def test_the_log_says_how_the_most_memory_in_use_has_grown(caplog: pytest.LogCap
         return SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": peaks[number]})
 
     request: Any = SimpleNamespace(local_devices=[device(0), device(1)])
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "disco_hlo")
     with job.peak_told(request, "profile"):
         peaks[1] = 1234 << 20
     request.local_devices = [SimpleNamespace(memory_stats=lambda: None)]
