@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.proto import Message
-from disco_hlo.structure.keep import Entry, index_in_turn, read_by_turns
+from disco_hlo.structure.keep import Entry, index_in_turn, read_by_turns, restore_order
 from disco_hlo.structure.loops import (
     Loop,
     behind_copies,
@@ -20,7 +20,7 @@ from disco_hlo.structure.loops import (
     narrow_barriers,
     through_barrier,
 )
-from disco_hlo.structure.program import dims, dtype, physical
+from disco_hlo.structure.program import Buffers, dims, dtype, physical
 from disco_hlo.structure.rotation import foreseen, gathered_value, written
 from disco_hlo.structure.sharded import groups_of
 
@@ -129,7 +129,9 @@ def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
         raise IllegalMoveError(f"{gather.name} ({gather.opcode}): what it gathers changes in the outer loop")
     stack = _written_before(outer, number, gather, first)
     for (other, _), one in zip(gathers, needed, strict=True):
+        unordered = Buffers(other.body).unordered()
         read_by_turns(other, one, stack)
+        restore_order(other.body, unordered)
 
 
 def repeated_gathers(loop: Loop) -> list[Message]:

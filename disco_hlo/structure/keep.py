@@ -505,10 +505,10 @@ def keep(program: Program, pairs: Sequence[tuple[Message, Message]]) -> None:
     for value, again in pairs:
         program.redirect(again, value)
     program.sweep()
-    _order(program, unordered)
+    restore_order(program, unordered)
 
 
-def _order(program: Program, before: Collection[tuple[int, int]]) -> None:
+def restore_order(program: Program, before: Collection[tuple[int, int]]) -> None:
     """Let what writes over an array wait for what reads it, where it no longer does so for a value made again.
 
     Args:
@@ -548,7 +548,7 @@ def keep_turns(first: Loop, second: Loop, pairs: Sequence[tuple[Message, Message
         if value.id not in stacks:
             stacks[value.id] = written_by_turns(first, Entry(value, both.written, False), first.turns)
         read_by_turns(second, Entry(again, both.read, False), stacks[value.id])
-    _order(second.body, unordered)
+    restore_order(second.body, unordered)
 
 
 def _refusal(both: Twice, pair: tuple[Message, Message], buffers: Buffers) -> str:
