@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.proto import Message
-from disco_hlo.structure.keep import Entry, index_in_turn, read_by_turns, restore_order
+from disco_hlo.structure.keep import MOST_TURNS, Entry, index_in_turn, read_by_turns, restore_order
 from disco_hlo.structure.loops import (
     Loop,
     behind_copies,
@@ -23,8 +23,6 @@ from disco_hlo.structure.loops import (
 from disco_hlo.structure.program import Buffers, dims, dtype, physical
 from disco_hlo.structure.rotation import foreseen, gathered_value, written
 from disco_hlo.structure.sharded import groups_of
-
-_MOST_TURNS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def gathered(loop: Loop, gather: Message) -> Gathered:
     if dimension == 0 or number not in loop.unchanged():
         raise _other(gather)
     index = body.operands(one)[1]
-    turns = range(loop.turns if loop.turns <= _MOST_TURNS else 0)
+    turns = range(loop.turns if loop.turns <= MOST_TURNS else 0)
     indices = tuple(i for turn in turns if (i := index_in_turn(loop, index, turn)) is not None)
     if sizes[1:] != list(dims(array))[1:] or len(indices) != loop.turns:
         raise _other(gather)

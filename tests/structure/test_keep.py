@@ -13,9 +13,10 @@ import pytest
 from jax import lax
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.structure.keep import Numbers, index_in_turn, keep, kept_in, kept_in_turns
+from disco_hlo.structure.keep import index_in_turn, keep, kept_in, kept_in_turns
 from disco_hlo.structure.loops import Loop, read_loop
 from disco_hlo.structure.moves import Keep, KeepTurns, Move, apply_moves, from_json, to_json
+from disco_hlo.structure.numbering import Numbers
 from disco_hlo.structure.program import Program, computations, dtype, evaluate
 from disco_hlo.structure.propose_loops import loop_schedules
 from tests.modules import module_of

@@ -36,8 +36,8 @@ _USABLE = 0.9
 """Part of the free memory that may be taken: what is free lies in pieces."""
 Module = TypeVar("Module")
 MAY_RISE = 0.14
-"""Part of the most memory that a training had in use, by which what we run between its calls may exceed that: 15 % were
-promised, and a device counts 0.3 % more than what was asked of it (2 x H100)."""
+"""Part of the most memory that a training had in use, by which what we run between its calls may exceed that.
+The aim is 15 %; a device counted 0.3 % more than that where 15 % were asked of it (2 x H100)."""
 
 
 @dataclass(frozen=True, slots=True)
