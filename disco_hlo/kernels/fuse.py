@@ -397,6 +397,7 @@ def _keep_collectives_away(program: Program, kernels: set[int]) -> None:
     last: Message | None = None
     since: list[Message] = []
     behind: dict[int, int] = {}
+    orders: list[tuple[Message, Message]] = []
     for one in program.instructions:
         behind[one.id] = bits.get(one.id, 0)
         for before in (*one.operand_ids, *one.control_predecessor_ids):
@@ -414,9 +415,34 @@ def _keep_collectives_away(program: Program, kernels: set[int]) -> None:
             new = [last] if last is not None and not behind[one.id] & bits[last.id] else []
             since.append(one)
         for before in new:
-            one.control_predecessor_ids.append(before.id)
+            orders.append((before, one))
             behind[one.id] |= behind[before.id]
+    ends: dict[int, Message] = {}
+    for before, one in orders:
+        if before.opcode in COLLECTIVES and before.id not in kernels and before.id not in ends:
+            ends[before.id] = _barrier_behind(program, before)
+        if one.opcode in COLLECTIVES and one.id not in kernels:
+            one = _barrier_before(program, one)
+        one.control_predecessor_ids.append(ends.get(before.id, before).id)
+    program.in_order()
     program.waited_for()
+
+
+def _barrier_behind(program: Program, collective: Message) -> Message:
+    """What waits for a collective waits for this: XLA combines, fuses and replaces no instruction with an order."""
+    barrier = program.make("opt-barrier", f"{collective.name}.whole", collective.shape, [collective])
+    program.place([barrier], program.position(collective) + 1)
+    program.redirect(collective, barrier, keep={barrier.id})
+    return barrier
+
+
+def _barrier_before(program: Program, collective: Message) -> Message:
+    """What a collective waits for, this waits for instead."""
+    first, *rest = program.operands(collective)
+    barrier = program.make("opt-barrier", f"{collective.name}.later", first.shape, [first])
+    program.place([barrier], program.position(collective))
+    program.reads(collective, [barrier.id, *(one.id for one in rest)])
+    return barrier
 
 
 def _communicates(one: Message) -> bool:
@@ -438,9 +464,7 @@ def _make_no_later_reduce_scatters(program: Program) -> None:
     no instruction that another waits for."""
     for one in [one for one in program.instructions if one.opcode == "all-reduce"]:
         if scatter(program, one) is None and _is_cut(program, one):
-            barrier = program.make("opt-barrier", f"{one.name}.whole", one.shape, [one])
-            program.place([barrier], program.position(one) + 1)
-            program.redirect(one, barrier, keep={barrier.id})
+            _barrier_behind(program, one)
 
 
 def _is_cut(program: Program, value: Message) -> bool:
