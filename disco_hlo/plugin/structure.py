@@ -7,7 +7,7 @@ step like any other: canonical graph, kernels, buckets and order are read, searc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from disco_hlo.optimize.regions import StepTimes
 from disco_hlo.plan import plan as plans
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.compiles import Halted
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.structure.moves import Fuse, apply_moves, from_json, to_json
 from disco_hlo.structure.program import Program
@@ -97,7 +98,10 @@ def early_module(request: CompileRequest, run: Run = here) -> Early:
         UnsupportedError: this jax has no early stage.
         ModuleError: the module cannot be read.
     """
-    module = compiles.capture_structure(request)
+    return _early(request, compiles.capture_structure(request), run)
+
+
+def _early(request: CompileRequest, module: bytes, run: Run = here) -> Early:
     copies = backend_of(request.backend.platform).copies_early
     return Early(module, run(canonicalize, module).graph.key, copies, request.devices, run)
 
@@ -131,9 +135,12 @@ def no_kernel_runs(early: Early) -> str:
 
 
 def restructured(
-    request: CompileRequest, early: Early, name: str, moves: Sequence[dict[str, Any]]
+    early: Early, name: str, moves: Sequence[dict[str, Any]], compiled: Callable[[bytes], bytes]
 ) -> Restructured:
     """The step after ``moves``.
+
+    Args:
+        compiled: gives what XLA makes of an early module (:func:`compiles.capture`).
 
     Raises:
         IllegalMoveError: a move does not fit.
@@ -143,7 +150,7 @@ def restructured(
     changed = early.moved(moves)
     if changed == early.module:
         raise IllegalMoveError(f"the schedule {name} changes nothing")
-    module = compiles.capture(request, changed)
+    module = compiled(changed)
     source = early.run(canonicalize, module)
     refuse_unsupported(source)
     record = plans.Structure(name, early.key, source.graph.key, tuple(moves))
@@ -171,21 +178,21 @@ def refuse_unsupported(source: CanonicalModule) -> None:
             )
 
 
-def enacted(request: CompileRequest, structure: plans.Structure) -> Restructured:
-    """This step restructured as a plan says.
+def enacted(request: CompileRequest, structure: plans.Structure, waiting: Halted) -> Restructured:
+    """This step restructured as a plan says, in a compile that waits for it from its early stage on.
 
     Raises:
         PlanError: the moves are for another step, or XLA makes something else of them here.
         IllegalMoveError: a move does not fit.
         IllegalStrategyError: XLA refuses what they make.
     """
-    early = early_module(request)
+    early = _early(request, waiting.early_module())
     if early.key != structure.key:
         raise PlanError(
             f"the plan's moves were made for another step: early module {structure.key[:16]}, this is "
             f"{early.key[:16]}; search again"
         )
-    found = restructured(request, early, structure.name, structure.moves)
+    found = restructured(early, structure.name, structure.moves, waiting.restructured)
     if found.record.result != structure.result:
         raise PlanError(
             f"XLA makes another step of the plan's moves ({structure.name}) than when it was searched: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -96,7 +97,7 @@ def test_every_named_schedule_computes_the_same() -> None:
         expected = runner.outputs()
         found = {}
         for name, moves in named_schedules(early).items():
-            made = restructured(request, early, name, moves)
+            made = restructured(early, name, moves, functools.partial(compiles.capture, request))
             executable = compiles.compile_module(request, None, None, made.early)
             got = Runner(request, executable, inputs_of=runner).outputs()
             found[name] = float(np.abs(got[0][0] - expected[0][0]).max())
@@ -110,12 +111,22 @@ def test_every_named_schedule_computes_the_same() -> None:
 def test_a_plans_moves_make_the_step_they_made_when_it_was_searched() -> None:
     def look(request: CompileRequest) -> tuple[Restructured, Restructured, bytes]:
         early = early_module(request)
-        made = restructured(request, early, "chunk-2", named_schedules(early)["chunk-2"])
+        compiled = functools.partial(compiles.capture, request)
+        made = restructured(early, "chunk-2", named_schedules(early)["chunk-2"], compiled)
         record = msgspec.json.decode(msgspec.json.encode(made.record), type=type(made.record))
-        again = enacted(request, record)
+        with compiles.halted(request, early=True) as waiting:
+            again = enacted(request, record, waiting)
+            expected = Runner(request, compiles.compile_module(request, None, None, made.early)).outputs()
+            enacts = Runner(request, waiting.finish(again.module)).outputs()
+        for got, want in zip(enacts, expected, strict=True):
+            np.testing.assert_array_equal(got[0], want[0])
         for field in ("key", "result"):
-            with pytest.raises(PlanError, match="search again"):
-                enacted(request, msgspec.structs.replace(record, **{field: "0" * 64}))
+            other = msgspec.structs.replace(record, **{field: "0" * 64})
+            with (
+                pytest.raises(PlanError, match="search again"),
+                compiles.halted(request, early=True) as waiting,
+            ):
+                enacted(request, other, waiting)
         return made, again, compiles.capture(request)
 
     made, again, default = on_step(look)
@@ -128,7 +139,7 @@ def test_a_plans_moves_make_the_step_they_made_when_it_was_searched() -> None:
 def test_no_move_is_refused() -> None:
     def look(request: CompileRequest) -> None:
         with pytest.raises(IllegalMoveError, match="changes nothing"):
-            restructured(request, early_module(request), "none", [])
+            restructured(early_module(request), "none", [], functools.partial(compiles.capture, request))
 
     on_step(look)
 
@@ -359,7 +370,7 @@ def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
 ) -> None:
     asked: list[str] = []
 
-    def make(_request: object, _early: object, name: str, _moves: object) -> str:
+    def make(_early: object, name: str, _moves: object, _compiled: object) -> str:
         asked.append(name)
         if name == "wrong":
             raise IllegalMoveError("does not fit")
@@ -422,7 +433,7 @@ def test_a_structure_that_is_slower_than_the_step_as_it_is_is_not_profiled(
 def test_structures_that_would_not_be_compiled_in_time_are_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(_request: object, _early: object, name: str, _moves: object) -> str:
+    def make(_early: object, name: str, _moves: object, _compiled: object) -> str:
         return name
 
     names = ["a", "b", "c"]
@@ -454,7 +465,7 @@ def test_a_process_leaves_no_structure_out_for_which_another_may_wait_in_a_compi
 ) -> None:
     begun, ending = threading.Event(), threading.Event()
 
-    def make(_request: object, _early: object, name: str, _moves: object) -> str:
+    def make(_early: object, name: str, _moves: object, _compiled: object) -> str:
         begun.set()
         ending.wait(20)
         return name

@@ -60,8 +60,8 @@ class Proposed:
     module: bytes
     """Empty where the plan is XLA's default."""
     reason: str
-    structure: bytes | None = None
-    """What takes the place of the step's early module, where the plan changes the step's structure."""
+    waiting: Halted | None = None
+    """The compile that waits for the module; None compiles anew."""
     other: bool = False
     """Whether the plan was found under other constants."""
 
@@ -85,9 +85,15 @@ def enact(
     Args:
         waiting: the compile that gave the step's module, and waits for another one; None compiles anew.
     """
-    session = join(request, settings)
-    slot = session.slot(step.source.graph.key)
-    proposed = _propose(session, step, slot)
+    with contextlib.ExitStack() as compiling:
+        return _agreed(join(request, settings), step, waiting, compiling)
+
+
+def _agreed(
+    session: Session, step: Step, waiting: Halted | None, compiling: contextlib.ExitStack
+) -> LoadedExecutable | None:
+    request, slot = session.request, session.slot(step.source.graph.key)
+    proposed = _propose(session, step, slot, waiting, compiling)
     digest = hashlib.sha256(_comparable(proposed)).hexdigest() if proposed.plan is not None else ""
     proposal = Proposal(step.source.graph.fingerprint, digest, proposed.reason)
     agreement = agree(session.channel, proposal, session.timeout_s)
@@ -99,10 +105,17 @@ def enact(
         level = logging.DEBUG if quiet else logging.WARNING
         LOGGER.log(level, "%s runs as XLA compiles it: %s", request.module_name, reason)
         return None
-    return _enact(session, step, slot, proposed, waiting)
+    return _enact(session, step, slot, proposed)
 
 
-def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
+def _propose(
+    session: Session,
+    step: Step,
+    slot: PlanSlot,
+    waiting: Halted | None,
+    compiling: contextlib.ExitStack,
+) -> Proposed:
+    """``compiling`` ends a compile that is begun for it."""
     try:
         received, reason = _receive(session, step, slot)
         if received is None:
@@ -113,14 +126,16 @@ def _propose(session: Session, step: Step, slot: PlanSlot) -> Proposed:
         _check_target(session, step.source, plan)
         if plan.chosen == DEFAULT:
             return Proposed(plan, b"", "")
-        restructured = None
+        source = step.source
         if plan.structure is not UNSET:
-            restructured = enacted(session.request, plan.structure)
-        source = step.source if restructured is None else restructured.source
+            if waiting is not None:
+                waiting.end()  # XLA's default, which the plan may be compared with, waits for its name
+            waiting = compiling.enter_context(compiles.halted(session.request, early=True))
+            source = enacted(session.request, plan.structure, waiting).source
         other = plan.target.fingerprint != step.source.graph.fingerprint
         module = _own_module(source, plan, received, other)
         _refuse_banned(session, slot, module)
-        return Proposed(plan, module, "", None if restructured is None else restructured.early, other)
+        return Proposed(plan, module, "", waiting, other)
     except Exception as error:
         return Proposed(None, b"", one_line(error))
 
@@ -198,9 +213,7 @@ def _comparable(proposed: Proposed) -> bytes:
     return proposed.module or plans.encode(proposed.plan)
 
 
-def _enact(
-    session: Session, step: Step, slot: PlanSlot, proposed: Proposed, waiting: Halted | None
-) -> LoadedExecutable | None:
+def _enact(session: Session, step: Step, slot: PlanSlot, proposed: Proposed) -> LoadedExecutable | None:
     assert proposed.plan is not None
     plan = proposed.plan
     say = LOGGER.debug if step.again else session.say
@@ -218,14 +231,10 @@ def _enact(
         return None
     try:
         with session.stage("enact"), _guarded(session, slot, digest, "compile"):
-            if waiting is None or proposed.structure is not None:  # the early stage is over
-                if waiting is not None:
-                    waiting.end()  # XLA's default, which the plan may be compared with, waits for its name
-                executable = compiles.compile_module(
-                    session.request, proposed.module, None, proposed.structure
-                )
+            if proposed.waiting is None:
+                executable = compiles.compile_module(session.request, proposed.module)
             else:
-                executable = waiting.finish(proposed.module)
+                executable = proposed.waiting.finish(proposed.module)
     except ActivationError as error:
         level = logging.WARNING if session.leads or not is_shared(error) else logging.DEBUG
         LOGGER.log(level, "%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))

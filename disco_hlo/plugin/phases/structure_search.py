@@ -53,7 +53,7 @@ from disco_hlo.plugin.structure import (
     restructured,
     why_not,
 )
-from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.store import ProfileStore
@@ -202,7 +202,9 @@ class Making:
         if began + self._longest_s > self._ends and not self._tuned_together:
             raise LateError(f"{name} would not be compiled in time")
         with jaxlink.ours():
-            made = restructured(self._session.request, early, name, moves)
+            made = restructured(
+                early, name, moves, functools.partial(compiles.capture, self._session.request)
+            )
         self._longest_s = max(self._longest_s, time.monotonic() - began)
         return made
 

@@ -54,9 +54,7 @@ def capture(request: CompileRequest, structure: bytes | None = None) -> bytes:
         _own_compile(request, own, {})
     except Exception as error:  # ending a compile from inside the hook is an XLA error; told apart here
         if own.seen is None and structure is not None and own.seen_early is not None:
-            raise IllegalStrategyError(
-                f"XLA refused the restructured {request.module_name}: {error}"
-            ) from error
+            raise _refused(request, error, "restructured") from error
         if own.seen is None:
             raise
     _check_early_stage(request, own)
@@ -117,30 +115,58 @@ class Halted:
     """A compile past the persistent cache that waits, XLA's module at hand, for what to put in its place.
 
     So that module is read and a plan found for it within the one compile that enacts the plan; on GPU XLA's passes and
-    autotuning, which come before, take longer than the code that follows.
+    autotuning, which come before, take longer than the code that follows. Where the plan changes the step's structure
+    the compile waits at the early stage, too.
     """
 
-    def __init__(self, request: CompileRequest, pool: Executor) -> None:
+    def __init__(self, request: CompileRequest, pool: Executor, *, early: bool = False) -> None:
         self._request, self._pool = request, pool
+        self._seen_early: Future[bytes] = Future()
+        self._structure: Future[bytes | None] = Future()
         self._seen: Future[bytes] = Future()
         self._answer: Future[bytes | None] = Future()
-        self._own = OwnCompile(decide=self._decide)
+        self._own = OwnCompile(
+            decide=functools.partial(_tell_and_wait, self._seen, self._answer),
+            decide_early=functools.partial(_tell_and_wait, self._seen_early, self._structure)
+            if early
+            else None,
+        )
         self._compiling: Future[LoadedExecutable] | None = None
+
+    def early_module(self) -> bytes:
+        """What :func:`capture_structure` gives, with what it raises; the compile begins. It goes on with
+        :meth:`restructured`."""
+        return self._wait_for(self._seen_early)
+
+    def restructured(self, structure: bytes) -> bytes:
+        """Go on with ``structure`` in the place of the early module; what :func:`capture` gives of it, with what it
+        raises. After :meth:`early_module`."""
+        self._structure.set_result(structure)
+        try:
+            return self._wait_for(self._seen)
+        except UnsupportedError:
+            raise
+        except Exception as error:
+            raise _refused(self._request, error, "restructured") from error
 
     def module(self) -> bytes:
         """What :func:`capture` gives, with what it raises; the compile begins with the first call."""
+        return self._wait_for(self._seen)
+
+    def _wait_for(self, seen: Future[bytes]) -> bytes:
         if self._compiling is None:
             self._compiling = self._pool.submit(_own_compile, self._request, self._own, {})
-        futures.wait((self._seen, self._compiling), return_when=futures.FIRST_COMPLETED)
-        if not self._seen.done():
+        futures.wait((seen, self._compiling), return_when=futures.FIRST_COMPLETED)
+        if not seen.done():
             self._compiling.result()
-        return _seen(self._request, self._seen.result() if self._seen.done() else None)
+        return _seen(self._request, seen.result() if seen.done() else None)
 
     def finish(self, module: bytes) -> LoadedExecutable:
-        """Go on with ``module``, once; as :func:`compile_module` with what it raises. After :meth:`module`.
+        """Go on with ``module``, once; as :func:`compile_module` with what it raises. After :meth:`module`, or
+        :meth:`restructured`.
 
-        The compile began with the user's options, since it may go on with XLA's module. Where XLA:GPU rematerialized
-        ``module``, it is compiled anew without.
+        A compile without an early stage began with the user's options, since it may go on with XLA's module. Where
+        XLA:GPU rematerialized ``module``, it is compiled anew without.
         """
         assert self._compiling is not None
         self._answer.set_result(module)
@@ -149,7 +175,7 @@ class Halted:
         except Exception as error:
             raise _refused(self._request, error) from error
         rematerializes = backend_of(self._request.backend.platform).rematerializes
-        if rematerializes and is_rematerialized(module, executable):
+        if rematerializes and not self._own.has_early_stage and is_rematerialized(module, executable):
             LOGGER.info("%s is compiled anew without rematerialization", self._request.module_name)
             return compile_module(self._request, module)
         return executable
@@ -165,21 +191,24 @@ class Halted:
 
     def end(self) -> None:
         """Go no further; nothing where the compile has ended."""
-        if not self._answer.done():
-            self._answer.set_result(None)
+        for answer in (self._structure, self._answer):
+            if not answer.done():
+                answer.set_result(None)
 
-    def _decide(self, module: bytes) -> bytes | None:
-        if not self._seen.done():
-            self._seen.set_result(module)
-        return self._answer.result()
+
+def _tell_and_wait(seen: Future[bytes], answer: Future[bytes | None], module: bytes) -> bytes | None:
+    if not seen.done():
+        seen.set_result(module)
+    return answer.result()
 
 
 @contextlib.contextmanager
-def halted(request: CompileRequest) -> Iterator[Halted]:
-    """A compile of ``request`` that waits for what is to be run; ended with the block where nobody said."""
+def halted(request: CompileRequest, *, early: bool = False) -> Iterator[Halted]:
+    """A compile of ``request`` that waits for what is to be run, and where ``early`` for its structure; ended with the
+    block where nobody said."""
     # The compile has a thread of its own: the hook waits in it, and the ranks agree in this one, which MPI knows.
     with ThreadPoolExecutor(1, "disco-compile") as pool:
-        waiting = Halted(request, pool)
+        waiting = Halted(request, pool, early=early)
         try:
             yield waiting
         finally:
@@ -209,8 +238,8 @@ def _seen(request: CompileRequest, module: bytes | None) -> bytes:
     return hook.named(hook.without_id(module), request.module_name)
 
 
-def _refused(request: CompileRequest, error: Exception) -> IllegalStrategyError:
-    return IllegalStrategyError(f"XLA refused the rewritten {request.module_name}: {error}")
+def _refused(request: CompileRequest, error: Exception, what: str = "rewritten") -> IllegalStrategyError:
+    return IllegalStrategyError(f"XLA refused the {what} {request.module_name}: {error}")
 
 
 def _check_early_stage(request: CompileRequest, own: OwnCompile) -> None:
@@ -223,10 +252,11 @@ def _own_compile(
 ) -> LoadedExecutable:
     """Compile the request's module under a name that the hook knows as ours."""
     register_hook(request.backend, LATE)
-    if own.structure is not None or own.stop_early:
+    if own.has_early_stage:
         register_hook(request.backend, EARLY)
         extra = _early_options(request, extra)
-    if own.replacement is not None and backend_of(request.backend.platform).rematerializes:
+    replaced = own.replacement is not None or own.decide_early is not None
+    if replaced and backend_of(request.backend.platform).rematerializes:
         extra = _with_passes_off(request, extra, _REMATERIALIZATION)
     with hook.own_compile(request.module_name, own, apart=request.trains) as name:
         module = request.mlir_module if name == request.module_name else renamed(request.stablehlo, name)

@@ -42,12 +42,19 @@ class OwnCompile:
     """The scheduled module as XLA had it."""
     structure: bytes | None = None
     """Early module to put in the place of XLA's; None leaves XLA's."""
+    decide_early: Callable[[bytes], bytes | None] | None = None
+    """As ``decide``, of the early module."""
     stop_early: bool = False
     """End the compile once the early module has been seen."""
     seen_early: bytes | None = None
     """The early module as XLA had it."""
     interrupt: BaseException | None = None
     """What interrupted the hook (Ctrl-C, say), kept because XLA reports only an internal error."""
+
+    @property
+    def has_early_stage(self) -> bool:
+        """Whether the early module is to be seen, or another put in its place."""
+        return self.structure is not None or self.decide_early is not None or self.stop_early
 
 
 _NOT_KEPT = re.compile(r"[^A-Za-z0-9_.-]")
@@ -85,9 +92,10 @@ def on_early_module(module: bytes) -> bytes | None:
         return None
     with _kept_interrupt(own):
         own.seen_early = module
-        if own.stop_early:
+        structure = own.structure if own.decide_early is None else own.decide_early(module)
+        if own.stop_early or (own.decide_early is not None and structure is None):
             raise CapturedError("early module recorded, nothing more to compile")
-        return None if own.structure is None else named(own.structure, module_name(module))
+        return None if structure is None else named(structure, module_name(module))
 
 
 def _own_compile(module: bytes) -> OwnCompile | None:
