@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 
+from disco_hlo.optimize.ablations import parts
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER
@@ -87,13 +88,15 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         profile_s, found, making = searched
         with session.stage("what the plan is predicted to take", takes_s=_AROUND_S):
             plans = None if found is None else found.plans(session.settings)
-        trials = trials_of(session, plans, slot)
+        trials = trials_of(session, None if found is None else found.candidates, slot)
         if not session.tell(bool(stop), "interrupted"):
             with measured_times(session) as store:
                 trials += restructured_trials(session, slot, store, found, making)
         making.end()
         started = time.monotonic()
-        compared = measured_winner(session, source, trials, stop)
+        compared = measured_winner(
+            session, source, trials, stop, slot, lambda: [] if found is None else parts(found.last)
+        )
     measure_s = time.monotonic() - started
     exchange(session)
     winner, saved = compared or trials[0], False
@@ -141,7 +144,8 @@ def _search(
         session.say("profiled %s in %.1f s", profiled.measured, profile_s)
     with session.stage("search", takes_s=takes_s):
         if profiled is not None:
-            found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
+            explained = session.settings.explain
+            found = find(session, source, xla, profiled.profile, stop, room_bytes=room, with_parts=explained)
     for _ in range(looks(session.settings, source.graph.backend)):
         making.end(unmade=False)
         found = look_again(session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
