@@ -6,7 +6,8 @@ to know what each part gains.
 
 A step of thousands of instructions takes a minute to compile. So the likeliest winners are compiled first, as many at a
 time as there are cores for it, and for as long as the search may take, or a minute: where the next ones would not be
-done by then, what is left is not compiled. Rank 0's clock decides for all ranks.
+done by then, what is left is not compiled. Rank 0's clock decides for all ranks. XLA's default and the plan are
+compiled while other structures of the step are ranked.
 
 What the clock puts first is compared with XLA's default, element by element. Where it computes something else, it is
 out, and the next is chosen. So nothing is enacted or saved as measured that was not compared, and the others cost no
@@ -48,7 +49,14 @@ from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
-from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials, measure
+from disco_hlo.plugin.measuring.candidates import (
+    Compiling,
+    Trial,
+    begin_to_compile,
+    compare_with_default,
+    compile_trials,
+    measure,
+)
 from disco_hlo.plugin.measuring.room import compiles_at_once
 from disco_hlo.plugin.phases.finding import MEASURE_BUDGET_S, SHORTEST_COMPILING_S, FoundPlans
 from disco_hlo.plugin.session import Interruption, Session, target, versions
@@ -174,6 +182,13 @@ def winner_of(session: Session, trials: Sequence[Trial], stop: Interruption) -> 
             return winner
         session.say("%s: timed, and then left out: %s", winner.name, winner.error)
     return None
+
+
+def begin_with_likeliest(session: Session, source: CanonicalModule, trials: Sequence[Trial]) -> Compiling:
+    """Begin to compile XLA's default and the likeliest winners, as many as there are cores for; on all ranks at
+    once."""
+    first = sorted(trials, key=_rank)[: compiles_at_once(session)]
+    return begin_to_compile(session, source, first, tag="first candidates")
 
 
 def compile_finalists(

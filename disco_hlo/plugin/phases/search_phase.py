@@ -24,6 +24,7 @@ from disco_hlo.plugin.measuring.traced_modules import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finalists import (
     Outcome,
+    begin_with_likeliest,
     measured_winner,
     save,
     save_interrupted,
@@ -90,8 +91,10 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
             plans = None if found is None else found.plans(session.settings)
         trials = trials_of(session, None if found is None else found.candidates, slot)
         if not session.tell(bool(stop), "interrupted"):
+            compiling = begin_with_likeliest(session, source, trials)
             with measured_times(session) as store:
-                trials += restructured_trials(session, slot, store, found, making)
+                trials += restructured_trials(session, slot, store, found, making, beside=compiling)
+            compiling.finish()
         making.end()
         started = time.monotonic()
         compared = measured_winner(

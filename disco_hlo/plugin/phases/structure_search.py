@@ -34,7 +34,7 @@ from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.measuring.candidates import Compiling, Trial
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_structures
 from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, room_bytes
@@ -214,6 +214,7 @@ def restructured_trials(
     found: Found | None,
     making: Making,
     search: Search | None = None,
+    beside: Compiling | None = None,
 ) -> list[Trial]:
     """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
     all go on without.
@@ -221,9 +222,10 @@ def restructured_trials(
     Args:
         found: what the searches over kernels, buckets and order found, on rank 0.
         search: makes a search; by default here and now.
+        beside: what is compiled while structures are made, until some are profiled.
     """
     try:
-        return _trials(session, slot, store, found, making, search)
+        return _trials(session, slot, store, found, making, search, beside)
     except Exception as error:
         session.say_failed(
             "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
@@ -239,6 +241,7 @@ def _trials(
     found: Found | None,
     making: Making,
     search: Search | None,
+    beside: Compiling | None,
 ) -> list[Trial]:
     settings = session.settings
     if settings.structure == "off":
@@ -258,6 +261,8 @@ def _trials(
     promising = dict(session.tell(ranked, "promising structures"))
     made = _agreed(session, structures, promising)
     making.end()
+    if beside is not None:
+        beside.wait()
     room = room_bytes(session)
     profiles = _profiles(session, made, promising, slot, store, found)
     best: dict[str, Scheduled] = {}
