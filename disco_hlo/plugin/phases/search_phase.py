@@ -32,7 +32,7 @@ from disco_hlo.plugin.phases.finalists import (
     trials_of,
 )
 from disco_hlo.plugin.phases.finding import Found, find, longest_s, look_again, looks
-from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
+from disco_hlo.plugin.phases.structure_search import Ahead, Making, restructured_trials
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
@@ -133,14 +133,16 @@ def _search(
     source, xla = step.source, read(step.source)
     session.say("profiling the step; the training waits until the search is over")
     started = time.monotonic()
+    ahead = Ahead(session, source)
     with measured_times(session) as store:
-        profiled = profile_step(session, source, xla, store, slot)
+        profiled = profile_step(session, source, xla, store, slot, beside=ahead.beside_compiles)
     profile_s = time.monotonic() - started
     if session.tell(bool(stop), "interrupted"):
         session.say("interrupted before the search; this run goes on with XLA's default")
         return None
     room = room_bytes(session)
-    making = Making(session, source, None if profiled is None else profiled.profile, profile_s)
+    profile = None if profiled is None else profiled.profile
+    making = Making(session, source, profile, profile_s, ahead.early)
     takes_s = longest_s(session.settings)
     found = None
     if profiled is not None:
