@@ -1,7 +1,7 @@
 """What is measured: XLA's default, plans that have only a part of the best one (ablations), and the search's plans.
 
 An ablation wins where the simulator is wrong about the other part, and tells the user what each part gains. So it is
-measured only where the plan falls short of its prediction, or somebody asks.
+made and measured only where the plan falls short of its prediction, or somebody asks; and beside a training.
 """
 
 from __future__ import annotations
@@ -63,18 +63,33 @@ def is_plan(name: str) -> bool:
 
 
 def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
-    """XLA's default first, then the ablations of the best plan that are legal in this step, then the best plans.
+    """XLA's default first, then :func:`parts`, then the best plans.
 
     Args:
         finalists: most plans of the search.
     """
+    default, *best = without_parts(found, finalists)
+    return (default, *parts(found), *best)
+
+
+def without_parts(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
+    """XLA's default first, then the best plans, of which there are ``finalists`` at most."""
+    named = [Candidate(DEFAULT, None, found.case.default.makespan_ns)]
+    for number, one in enumerate(found.plans[:finalists]):
+        name = f"{SEARCHED} {number + 1}" if number else SEARCHED
+        named.append(Candidate(name, one.strategy, one.predicted_ns))
+    return tuple(named)
+
+
+def parts(found: Optimized) -> list[Candidate]:
+    """The ablations of the best plan that are legal in this step. Of one of thousands of ops that takes seconds."""
     case, best = found.case, found.best
     graph, xla = case.source.graph, case.xla
     # Where no search ran its code may not be compiled, and where somebody ended one nobody waits for another.
     climbs = found.result.evaluations > 0 and found.result.stopped not in ("stop", "interrupted")
     in_order = best_order if climbs else with_order
     ordered = scheduled_regions(case, in_order)
-    named = [Candidate(DEFAULT, None, case.default.makespan_ns)]
+    named: list[Candidate] = []
     in_our_order = [
         (ONE_BUCKET, one_bucket(graph, xla.groups)),
         (PLAN_BUCKETS, Strategy(xla.groups, best.strategy.buckets)),
@@ -96,10 +111,7 @@ def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:
         tried = _our_kernels(case, best.strategy)
         if tried is not None and tried.predicted_ns < case.default.makespan_ns:
             named.append(Candidate(OUR_KERNELS, tried.strategy, tried.predicted_ns))
-    for number, one in enumerate(found.plans[:finalists]):
-        name = f"{SEARCHED} {number + 1}" if number else SEARCHED
-        named.append(Candidate(name, one.strategy, one.predicted_ns))
-    return tuple(named)
+    return named
 
 
 def scheduled_regions(case: Case, schedule: Schedule) -> Regions:

@@ -7,7 +7,8 @@ step like any other: canonical graph, kernels, buckets and order are read, searc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,7 @@ from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.compiles import Halted
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.structure.moves import Fuse, apply_moves, from_json, to_json
+from disco_hlo.structure.moves import Fuse, Move, apply_moves, from_json, to_json
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose import schedules
 
@@ -52,6 +53,11 @@ class Early:
     """On which it runs."""
     run: Run = here
     """Calls what takes Python long and needs no device."""
+
+    @functools.cached_property
+    def schedules(self) -> Mapping[str, tuple[Move, ...]]:
+        """By name, as of :func:`~disco_hlo.structure.propose.schedules`; of thousands of ops that takes seconds."""
+        return self.run(schedules, self.module, copies=self.copies)
 
     def moved(self, moves: Sequence[dict[str, Any]]) -> bytes:
         """The module after moves.
@@ -98,10 +104,11 @@ def early_module(request: CompileRequest, run: Run = here) -> Early:
         UnsupportedError: this jax has no early stage.
         ModuleError: the module cannot be read.
     """
-    return _early(request, compiles.capture_structure(request), run)
+    return early_of(request, compiles.capture_structure(request), run)
 
 
-def _early(request: CompileRequest, module: bytes, run: Run = here) -> Early:
+def early_of(request: CompileRequest, module: bytes, run: Run = here) -> Early:
+    """As :func:`early_module`, of what was captured."""
     copies = backend_of(request.backend.platform).copies_early
     return Early(module, run(canonicalize, module).graph.key, copies, request.devices, run)
 
@@ -111,7 +118,7 @@ def named_schedules(
 ) -> dict[str, list[dict[str, Any]]]:
     """The schedules that this step has the pattern for, as JSON, without the one that changes nothing. Fused kernels
     take every pair where their schedule is ``asked`` for by name, else those that they pay for."""
-    found = early.run(schedules, early.module, copies=early.copies)
+    found = dict(early.schedules)
     kernels = KERNEL_SCHEDULES.keys() & set(asked)
     if (kernels or pays) and not no_kernel_runs(early):
         # JAX's kernels take a second to import, and an older jax has none.
@@ -186,7 +193,7 @@ def enacted(request: CompileRequest, structure: plans.Structure, waiting: Halted
         IllegalMoveError: a move does not fit.
         IllegalStrategyError: XLA refuses what they make.
     """
-    early = _early(request, waiting.early_module())
+    early = early_of(request, waiting.early_module())
     if early.key != structure.key:
         raise PlanError(
             f"the plan's moves were made for another step: early module {structure.key[:16]}, this is "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from disco_hlo.plugin.measuring import candidates, comparing
 from disco_hlo.plugin.measuring.candidates import (
     FEWEST_TO_DROP,
     Trial,
+    begin_to_compile,
     compare_with_default,
     compile_trials,
     measure,
@@ -115,6 +117,28 @@ def test_what_differs_in_its_options_alone_is_written_and_verified_once_and_comp
     trials: list[Trial] = in_session(tmp_path, look)
     assert sorted(done) == ["apply", "apply", "verify", "verify"]
     assert len({id(trial.executable) for trial in trials} - {id(None)}) == len(trials)
+
+
+def test_what_is_begun_is_compiled_meanwhile_and_fails_at_the_end(tmp_path: Path) -> None:
+    goes_on = threading.Event()
+
+    def then(trial: Trial) -> None:
+        assert goes_on.wait(60), "the caller has not come back"
+        if trial.name == "wrong":
+            raise ProfileError("unread")
+
+    def look(session: Session, source: CanonicalModule) -> list[Trial]:
+        trials = [Trial("unfused", unfused(source.graph), 0), Trial("wrong", unfused(source.graph), 0)]
+        compiling = begin_to_compile(session, source, trials, tag="candidate", then=then)
+        goes_on.set()
+        compiling.wait()
+        assert all(trial.executable is not None for trial in trials)
+        assert [trial.error for trial in trials] == ["", ""], "on all ranks at once"
+        compiling.finish()
+        return trials
+
+    trials: list[Trial] = in_session(tmp_path, look)
+    assert [trial.error for trial in trials] == ["", "unread"]
 
 
 def test_what_is_done_with_a_compiled_module_fails_as_its_compile_does(tmp_path: Path) -> None:

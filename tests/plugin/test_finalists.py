@@ -15,11 +15,11 @@ from msgspec import UNSET
 
 from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS, Candidate
 from disco_hlo.optimize.select import ratio_noise, ratio_to
 from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
-from disco_hlo.plan.store import PlanStore
+from disco_hlo.plan.store import PlanSlot, PlanStore
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import candidates
 from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
@@ -190,49 +190,63 @@ def test_what_failed_is_not_chosen_and_what_is_forced_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("explain", "predicted_ns", "measured_ns", "waves"),
+    ("asked", "predicted_ns", "measured_ns", "structure_ns", "waves"),
     [
-        (False, 850, 80, [[DEFAULT, PLAN, "chunk-2"]]),
-        (False, 850, 94, [[DEFAULT, PLAN, "chunk-2"], [DEFAULT, PLAN, "chunk-2", PLAN_BUCKETS, OUR_ORDER]]),
-        (False, 998, 180, [[DEFAULT, PLAN, "chunk-2"]]),
-        (True, 850, 94, [[DEFAULT, PLAN_BUCKETS, OUR_ORDER, PLAN, "chunk-2"]]),
+        ({}, 850, 80, 100, [[DEFAULT, PLAN, "chunk-2"]]),
+        ({}, 850, 94, 100, [[DEFAULT, PLAN, "chunk-2"], [DEFAULT, PLAN, "chunk-2", OUR_ORDER]]),
+        ({}, 850, 104, 100, [[DEFAULT, PLAN, "chunk-2"], [DEFAULT, PLAN, "chunk-2", PLAN_BUCKETS, OUR_ORDER]]),
+        ({}, 850, 104, 85, [[DEFAULT, PLAN, "chunk-2"]]),
+        ({"structure": "chunk-2"}, 850, 104, 100, [[DEFAULT, PLAN, "chunk-2"]]),
+        ({"explain": True}, 850, 94, 100, [[DEFAULT, PLAN, "chunk-2"]]),
     ],
-    ids=["as predicted", "falls short", "hardly a gain was predicted", "asked for"],
-)
-def test_parts_of_a_plan_are_measured_where_it_falls_short_or_somebody_asks(
-    explain: bool,
+    ids=["as predicted", "falls short", "gains nothing", "a structure gains", "forced", "had parts before"],
+)  # fmt: skip
+def test_parts_of_a_plan_are_measured_that_would_beat_the_winner_if_they_took_what_is_predicted(
+    asked: dict[str, Any],
     predicted_ns: int,
     measured_ns: int,
+    structure_ns: int,
     waves: list[list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """XLA's default is predicted to take 1000 and takes 100."""
     seen: list[list[str]] = []
+    takes_ns = {PLAN: measured_ns, "chunk-2": structure_ns}
 
     def timed(_session: Session, _source: Any, trials: Sequence[Trial], _stop: Interruption) -> bool:
         seen.append([trial.name for trial in trials])
         for trial in trials:
-            trial.times_ns = [measured_ns if trial.name == PLAN else 100] * 5
+            trial.times_ns = [takes_ns.get(trial.name, 100)] * 5
         return True
+
+    def parts() -> list[Candidate]:
+        assert measured_ns > 80, "not even the plan is predicted to beat that"
+        return [Candidate(PLAN_BUCKETS, Strategy(), 950), Candidate(OUR_ORDER, Strategy(), 900)]
 
     monkeypatch.setattr(finalists, "compile_and_measure", timed)
     monkeypatch.setattr(finalists, "compare_with_default", lambda *one: setattr(one[2][0], "compared", True))
-    settings = Settings(search=True, directory=tmp_path, explain=explain)
+    settings = Settings(search=True, directory=tmp_path, **asked)
     session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     restructured: Any = object()
     trials = [
         Trial(DEFAULT, None, 1000),
-        Trial(PLAN_BUCKETS, Strategy(), 1000),
-        Trial(OUR_ORDER, Strategy(), 1000),
         Trial(PLAN, Strategy(), predicted_ns),
         Trial("chunk-2", Strategy(), 1000, restructured=restructured),
     ]
-    winner = finalists.measured_winner(session, None, trials, Interruption())  # type: ignore[arg-type]
+    winner = _winner(session, trials, tmp_path, parts)
     assert winner is not None
-    assert winner.name == (PLAN if measured_ns < 100 else DEFAULT)
+    best = min({DEFAULT: 100, **takes_ns}.items(), key=lambda one: one[1])[0]
+    assert winner.name == asked.get("structure", best)
     assert seen == waves
     assert [trial.name for trial in trials] == waves[-1]
+
+
+def _winner(
+    session: Session, trials: list[Trial], path: Path, parts: Callable[[], list[Candidate]]
+) -> Trial | None:
+    source: Any = None
+    return finalists.measured_winner(session, source, trials, Interruption(), PlanSlot(path, path), parts)
 
 
 def test_a_second_batch_does_not_say_again_what_cannot_be_compiled(
@@ -251,9 +265,9 @@ def test_a_second_batch_does_not_say_again_what_cannot_be_compiled(
     monkeypatch.setattr(finalists, "compile_finalists", compiled)
     monkeypatch.setattr(finalists, "measure", timed)
     session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
-    trials = [Trial(DEFAULT, None, 100), Trial(OUR_ORDER, Strategy(), 95), Trial(PLAN, Strategy(), 85)]
+    trials = [Trial(DEFAULT, None, 100), Trial(PLAN, Strategy(), 85)]
     with caplog.at_level(logging.INFO, "disco_hlo"):
-        finalists.measured_winner(session, None, trials, Interruption())  # type: ignore[arg-type]
+        _winner(session, trials, tmp_path, lambda: [Candidate(OUR_ORDER, Strategy(), 95)])
     assert [trial.name for trial in trials] == [DEFAULT, PLAN, OUR_ORDER]
     assert [line for line in caplog.messages if "not measured" in line] == [
         f"{PLAN}: not measured: it is banned", f"{OUR_ORDER}: not measured: too large"

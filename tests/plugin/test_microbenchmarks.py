@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,13 @@ from disco_hlo.plugin.measuring.microbenchmarks import (
     REPEATS,
     TRACED_CHAIN,
     Sweep,
+    TransferChains,
     _added_ns,
     collective_runner,
     link_label,
     traced_transfers,
 )
-from disco_hlo.plugin.measuring.runner import Outputs
+from disco_hlo.plugin.measuring.runner import Outputs, Runner
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.own_programs import Chain, in_clean_thread
@@ -139,6 +141,28 @@ def test_a_trace_that_lost_transfers_is_not_read() -> None:
     trace = chains_trace({0: [900, 10, 11, 12]})
     with pytest.raises(ProfileError, match=r"expected 5 transfers on each device.*found \{0: 4\}"):
         traced_transfers(trace, (64,), runs=1)
+
+
+def test_chains_to_be_traced_are_compiled_at_once_and_run_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, ran = threading.Barrier(2), list[tuple[int, ...]]()
+    really, really_run = microbenchmarks._compiled, Runner.run
+
+    def compiled(*given: Any) -> Any:
+        both.wait(60)
+        return really(*given)
+
+    def run(runner: Runner) -> int:
+        ran.append(runner.runs_on.parameters[0].shape)
+        return really_run(runner)
+
+    monkeypatch.setattr(microbenchmarks, "own_cores", lambda: [0, 1])
+    monkeypatch.setattr(microbenchmarks, "_compiled", compiled)
+    monkeypatch.setattr(Runner, "run", run)
+    took_ns = over(
+        jax.devices()[:2], lambda request: TransferChains(Sweep(request, ALL_REDUCE), [1024, 4096]).run()
+    )
+    assert ran == [(256,), (1024,)]
+    assert took_ns > 0
 
 
 def test_all_reduces_of_a_step_are_timed_by_size() -> None:

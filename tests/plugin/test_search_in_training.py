@@ -71,15 +71,15 @@ def fingerprint(module: bytes) -> str:
     return canonicalize(module).graph.fingerprint
 
 
-def found_before(*arguments: Any) -> FoundPlans:
+def found_before(*arguments: Any, **named: Any) -> FoundPlans:
     """What a test before this one found for the same step; else what is found now."""
     known = _found.get(fingerprint(arguments[1]))
-    return known or noted(*arguments)
+    return known or noted(*arguments, **named)
 
 
-def noted(*arguments: Any) -> FoundPlans:
+def noted(*arguments: Any, **named: Any) -> FoundPlans:
     """Search, and keep what is found."""
-    found = _found[fingerprint(arguments[1])] = search_apart(*arguments)
+    found = _found[fingerprint(arguments[1])] = search_apart(*arguments, **named)
     return found
 
 
@@ -298,7 +298,7 @@ def test_what_nobody_knows_is_profiled_and_runs_over_devices_only_while_a_call_i
             ran.append(held.is_set())
         return execute(*arguments)
 
-    def search_apart(_settings: Any, _module: Any, profile: Profile, *_: Any) -> FoundPlans:
+    def search_apart(_settings: Any, _module: Any, profile: Profile, *_: Any, **__: Any) -> FoundPlans:
         profiles.append(profile)
         raise DiscoError("enough")
 
@@ -320,7 +320,7 @@ def test_a_module_without_room_is_left_out_and_the_search_goes_on_with_what_call
 ) -> None:
     profiles: list[Profile] = []
 
-    def search_apart(_settings: Any, _module: Any, profile: Profile, *_: Any) -> FoundPlans:
+    def search_apart(_settings: Any, _module: Any, profile: Profile, *_: Any, **__: Any) -> FoundPlans:
         profiles.append(profile)
         raise DiscoError("enough")
 

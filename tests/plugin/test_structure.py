@@ -31,7 +31,7 @@ from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import structure_search
 from disco_hlo.plugin.phases.finding import Found, share_of_a_search
-from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
+from disco_hlo.plugin.phases.structure_search import Ahead, Making, restructured_trials
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
@@ -392,6 +392,58 @@ def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
     making.end(unmade=False)
     assert sorted(asked) == made
     making.end()
+
+
+def test_schedules_are_found_while_the_step_is_profiled_and_nothing_is_captured_any_more_when_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, profiled, done = threading.Event(), threading.Event(), list[str]()
+
+    def capture(_request: object) -> bytes:
+        assert compiled.wait(20)
+        done.append("captured")
+        return b"early"
+
+    def find(_request: object, module: bytes, run: object) -> Any:
+        assert (module, run) == (b"early", elsewhere)
+        assert profiled.wait(20)
+        return SimpleNamespace(key="f00d", schedules={"chunk-2": ()})
+
+    monkeypatch.setattr(structure_search, "runner", lambda _: elsewhere)
+    monkeypatch.setattr(compiles, "capture_structure", capture)
+    monkeypatch.setattr(structure_search, "early_of", find)
+    monkeypatch.setattr(structure_search, "named_schedules", lambda early, *_: dict(early.schedules))
+    monkeypatch.setattr(structure_search, "restructured", lambda _request, _early, name, _moves: name)
+    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    session = not_held(Settings(search=True, directory=tmp_path), SimpleNamespace(size=1))
+    source = parsed(SCANNED.replace("OP", REDUCED))
+    ahead = Ahead(session, source)
+    with ahead.beside_compiles():
+        compiled.set()
+    assert done == ["captured"]
+    assert ahead.early is not None
+    assert not ahead.early.done(), "what needs no device goes on"
+    profiled.set()
+    making = Making(session, source, early=ahead.early)
+    assert making.structures().made["chunk-2"].result() == "chunk-2"
+    making.end()
+    assert done == ["captured"], "once"
+
+
+@pytest.mark.parametrize(
+    ("op", "structure", "run"),
+    [("negate(x)", "auto", elsewhere), (REDUCED, "off", elsewhere), (REDUCED, "auto", here)],
+    ids=["not in the loop", "off", "in this interpreter"],
+)
+def test_nothing_is_found_ahead_that_is_not_tried_or_would_disturb_the_profile(
+    op: str, structure: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structure_search, "runner", lambda _: run)
+    settings = Settings(search=True, directory=tmp_path, structure=structure)
+    ahead = Ahead(not_held(settings, None), parsed(SCANNED.replace("OP", op)))
+    with ahead.beside_compiles():
+        pass
+    assert ahead.early is None
 
 
 def ranked(

@@ -6,7 +6,7 @@ call. A rank that cannot run a candidate says so there; where one does not come,
 
 XLA's default and the candidates run in turn, round after round. :func:`verdict` decides by the rules of
 :mod:`disco_hlo.optimize.select`, asked after 5, 10, 20 and 40 rounds. What cannot win any more is not run again, so
-that training loses little on it.
+that training loses little on it, and nothing is once no candidate may be called faster than the one that wins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from disco_hlo.activation.channel import Channel, name_ranks, silence
 from disco_hlo.errors import ActivationError
-from disco_hlo.optimize.select import LEAST_GAIN, beats, ratio_noise, ratio_to, winning
+from disco_hlo.optimize.select import LEAST_GAIN, Times, beats, ratio_noise, ratio_to, winning
 from disco_hlo.plan.plan import DEFAULT
 
 FEWEST_ROUNDS = 5
@@ -167,16 +167,19 @@ def verdict(rounds: Sequence[Round], candidates: Sequence[str], predicted_ns: Ma
     had = min(len(_both(rounds, name, DEFAULT)[0]) for name in running)
     if had < FEWEST_ROUNDS:
         return Verdict(tuple(running), None, FEWEST_ROUNDS - had)
-    if len(running) == 1 and beats(*_both(rounds, running[0], DEFAULT)):
-        return Verdict(tuple(running), running[0])
-    if had < MOST_ROUNDS:
-        return Verdict(tuple(running), None, min(had, MOST_ROUNDS - had))
     complete = [one for one in rounds if all(name in one for name in running)]
     names = [DEFAULT, *running]
-    best = winning(
-        [[one[name] for one in complete] for name in names], [predicted_ns.get(name, 0) for name in names]
-    )
+    times = [[one[name] for one in complete] for name in names]
+    best = winning(times, [predicted_ns.get(name, 0) for name in names])
+    is_clear = best and not any(_may_be_faster(times[i], times[best]) for i in range(1, len(names)))
+    if had < MOST_ROUNDS and not is_clear:
+        return Verdict(tuple(running), None, min(had, MOST_ROUNDS - had))
     return Verdict(tuple(running), names[best])
+
+
+def _may_be_faster(times: Times, reference: Times) -> bool:
+    """Whether so few rounds leave it open that it is faster, by what counts as faster."""
+    return ratio_to(times, reference) - ratio_noise(times, reference) <= 1 - LEAST_GAIN
 
 
 def _cannot_win(rounds: Sequence[Round], name: str) -> bool:
@@ -184,7 +187,7 @@ def _cannot_win(rounds: Sequence[Round], name: str) -> bool:
     times, default = _both(rounds, name, DEFAULT)
     if len(times) < FEWEST_ROUNDS:
         return False
-    return ratio_to(times, default) - ratio_noise(times, default) > 1 - LEAST_GAIN
+    return not _may_be_faster(times, default)
 
 
 def _loses_to_another(rounds: Sequence[Round], name: str, running: Sequence[str]) -> bool:

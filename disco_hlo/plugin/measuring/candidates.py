@@ -17,7 +17,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,17 @@ class Trial:
         return None if self.restructured is None else self.restructured.early
 
 
+@dataclass(frozen=True)
+class Compiling:
+    """Modules that this rank's threads compile."""
+
+    wait: Callable[[], object]
+    """Returns once nothing is compiled any more. On one rank alone; where modules are compiled between the steps of a
+    training nothing has begun."""
+    finish: Callable[[], None]
+    """Returns, on all ranks at once, when all are compiled; raises as :func:`compile_trials`."""
+
+
 def compile_trials(
     session: Session,
     source: CanonicalModule,
@@ -118,6 +129,18 @@ def compile_trials(
     Raises:
         jax.errors.JaxRuntimeError, ActivationError: XLA's default cannot be compiled.
     """
+    begin_to_compile(session, source, trials, tag=tag, then=then).finish()
+
+
+def begin_to_compile(
+    session: Session,
+    source: CanonicalModule,
+    trials: Sequence[Trial],
+    *,
+    tag: str,
+    then: Callable[[Trial], None] = lambda _: None,
+) -> Compiling:
+    """As :func:`compile_trials`, on all ranks at once, but go on meanwhile; ``finish`` must be called."""
     for number, trial in enumerate(trials):
         _hand_out(session, source, trial, trials[:number], tag=f"{tag} {number}")
     waiting = [trial for trial in trials if not trial.error]
@@ -127,23 +150,32 @@ def compile_trials(
     if anywhere(session, suspected, f"{tag}: suspects"):  # on all ranks, as they hold calls together
         at_once = 1
     verified = _Verified()
-    failures: list[Exception | None] = []
-    for some in in_turn(session, waiting, at_once):
-        with session.compiling(tag), ThreadPoolExecutor(at_once, "disco-compile") as pool:
-            failures += pool.map(
-                lambda trial: _compile(session, source, trial, verified, at_once, then), some
-            )
-    LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
-    for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
-        try:
-            with session.stage(f"{tag} {number}: compile"):
-                if failure is not None:
-                    raise failure
-        except Exception as error:
-            if trial.strategy is None:
-                raise
-            trial.error = one_line(error)
-            LOGGER.debug("%s: %s", trial.name, trial.error)
+    pool = ThreadPoolExecutor(at_once, "disco-compile")
+
+    def submit(some: Sequence[Trial]) -> list[Future[Exception | None]]:
+        return [pool.submit(_compile, session, source, one, verified, at_once, then) for one in some]
+
+    begun = [] if session.compiles_between_steps else submit(waiting)
+
+    def finish() -> None:
+        failures: list[Exception | None] = []
+        with pool:
+            for some in in_turn(session, waiting, at_once):
+                with session.compiling(tag):
+                    failures += [one.result() for one in begun or submit(some)]
+        LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
+        for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
+            try:
+                with session.stage(f"{tag} {number}: compile"):
+                    if failure is not None:
+                        raise failure
+            except Exception as error:
+                if trial.strategy is None:
+                    raise
+                trial.error = one_line(error)
+                LOGGER.debug("%s: %s", trial.name, trial.error)
+
+    return Compiling(functools.partial(wait, begun), finish)
 
 
 def _writes_the_same(one: Trial, other: Trial) -> bool:

@@ -17,6 +17,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from disco_hlo.backends import BACKENDS, Backend
+from disco_hlo.cores import own_cores
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.plugin.logs import LOGGER
@@ -31,6 +33,7 @@ from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.lockstep import repeated
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, OwnTrace
 from disco_hlo.plugin.xla.own_programs import Chain, compile_chain, in_clean_thread
 from disco_hlo.profiler import trace as tracing
@@ -206,11 +209,17 @@ def collective_runner(
     Raises:
         UnsupportedError: as :func:`~disco_hlo.plugin.xla.own_programs.compile_chain`.
     """
+    with together():
+        executable = _compiled(request, size_bytes, kind, repeats, chain)
+        return Runner(request, executable, seed, inputs_of=inputs_of, of_step=False)
+
+
+def _compiled(
+    request: CompileRequest, size_bytes: int, kind: CollectiveKind, repeats: int, chain: Chain = Chain.TIGHT
+) -> LoadedExecutable:
     element = np.dtype(np.float32)
     count = max(1, -(-size_bytes // element.itemsize))
-    with together():
-        executable = in_clean_thread(lambda: compile_chain(request, kind, count, element, repeats, chain))
-        return Runner(request, executable, seed, inputs_of=inputs_of, of_step=False)
+    return in_clean_thread(lambda: compile_chain(request, kind, count, element, repeats, chain))
 
 
 @dataclass(frozen=True)
@@ -295,7 +304,13 @@ class TransferChains:
 
     def __init__(self, sweep: Sweep, sizes_bytes: Sequence[int]) -> None:
         self.sizes_bytes = tuple(sizes_bytes)
-        self._runners = [sweep.chain(size, TRACED_CHAIN) for size in sizes_bytes]
+        request = sweep.request
+        with sweep.together():
+            with ThreadPoolExecutor(len(own_cores()), "disco-compile") as pool:
+                made = [
+                    pool.submit(_compiled, request, size, sweep.kind, TRACED_CHAIN) for size in sizes_bytes
+                ]
+            self._runners = [Runner(request, one.result(), sweep.seed, of_step=False) for one in made]
 
     def run(self) -> int:
         """Wall time in ns."""

@@ -16,8 +16,9 @@ sizes tell what each waits from what slows it. Both are timed untraced as well: 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -117,6 +118,7 @@ def profile_step(
     store: ProfileStore | None,
     marks: PlanSlot | None = None,
     kept: Kept | None = None,
+    beside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Profiled | None:
     """Measure what ``store`` does not know yet; returns the profile on rank 0, None elsewhere.
 
@@ -124,6 +126,7 @@ def profile_step(
         marks: where rank 0 notes which module is being tried, so that one that kills the process is left
             out the next time.
         kept: what an earlier profiling of the same step compiled (CPU), to be run again; filled in.
+        beside: around the compiles, if there are any; nothing is timed inside.
 
     Raises:
         UnsupportedError: the step cannot be run on made-up inputs.
@@ -141,7 +144,8 @@ def profile_step(
     modules = kept.modules if kept is not None else []
     if not modules:
         modules = _to_trace(session, source, xla, wanted, marks)
-        _compile(session, source, modules, tag="profile")
+        with beside() if modules else contextlib.nullcontext():
+            _compile(session, source, modules, tag="profile")
     if kept is not None:
         kept.modules = modules
     return _profiled(session, source, xla, known, wanted, modules, kept)

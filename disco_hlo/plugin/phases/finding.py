@@ -8,7 +8,6 @@ and ends with the training. The strategies that it finds are checked like those 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
@@ -22,7 +21,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.regions import ENTRY
-from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
+from disco_hlo.optimize.ablations import Candidate, candidates, plans_in, without_parts
 from disco_hlo.optimize.costs import costs_of, unknown_kernels, with_kernels
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_progress, search_record
 from disco_hlo.optimize.regions import lower_bound
@@ -124,6 +123,7 @@ def find(
     before: Found | None = None,
     *,
     room_bytes: int | None = None,
+    with_parts: bool = False,
 ) -> Found:
     """Search on rank 0 and name what to measure.
 
@@ -131,6 +131,7 @@ def find(
         before: an earlier search; its plans are ranked with those of this one, and what their kernels took, where they
             were measured since, corrects estimates.
         room_bytes: what each device has left for a plan; None where nobody knows.
+        with_parts: whether parts of the plan are named, too.
     """
     settings, budget = asker.settings, Budget.of(asker.settings.budget_s, COMPILE_S)
     compiles = say_what_predicting_takes(asker)
@@ -159,10 +160,8 @@ def find(
         found.evaluations, found.search_s, found.best.predicted_ns / 1e6, case.default.makespan_ns / 1e6,
     )  # fmt: skip
     searches = (*before.searches, found) if before is not None else (found,)
-    started = time.monotonic()
-    named = candidates(found, settings.finalists)
-    LOGGER.debug("parts of the plan: %.2f s", time.monotonic() - started)
-    return Found(searches, named, profile)
+    named = candidates if with_parts else without_parts
+    return Found(searches, named(found, settings.finalists), profile)
 
 
 def search_settings(settings: Settings) -> SearchSettings:
@@ -298,7 +297,8 @@ def look_again(
             "measured %d kernels of the plan that had never run: together they take %.2f ms, estimated were %.2f ms",
             seen.kernels, seen.measured_ns / 1e6, seen.estimated_ns / 1e6,
         )  # fmt: skip
-        return find(session, source, xla, profile, stop, found, room_bytes=room_bytes)
+        explained = session.settings.explain
+        return find(session, source, xla, profile, stop, found, room_bytes=room_bytes, with_parts=explained)
 
 
 def _measured(
@@ -348,20 +348,32 @@ def longest_s(settings: Settings) -> float:
 
 
 def search_apart(
-    settings: Settings, module: bytes, profile: Profile, room_bytes: int | None, stop: Interruption
+    settings: Settings,
+    module: bytes,
+    profile: Profile,
+    room_bytes: int | None,
+    stop: Interruption,
+    *,
+    with_parts: bool = False,
 ) -> FoundPlans:
-    """Search in a process of its own, which is killed at the end, after too long, or once ``stop`` says so.
+    """:func:`find` in a process of its own, which is killed at the end, after too long, or once ``stop`` says so.
 
     Raises:
         DiscoError: it found nothing: it died, or was killed.
         OSError: it cannot be started.
     """
     longest = longest_s(settings)
-    return apart(_found_apart, settings, module, profile, room_bytes, longest_s=longest, stop=lambda: stop)
+    asked = settings, module, profile, room_bytes, with_parts
+    return apart(_found_apart, *asked, longest_s=longest, stop=lambda: stop)
 
 
-def _found_apart(settings: Settings, module: bytes, profile: Profile, room_bytes: int | None) -> FoundPlans:
+def _found_apart(
+    settings: Settings, module: bytes, profile: Profile, room_bytes: int | None, with_parts: bool
+) -> FoundPlans:
     configure(settings.log_level)
     source = canonicalize(module)
-    found = find(_Apart(settings), source, read(source), profile, Interruption(), room_bytes=room_bytes)
+    found = find(
+        _Apart(settings), source, read(source), profile, Interruption(),
+        room_bytes=room_bytes, with_parts=with_parts,
+    )  # fmt: skip
     return found.plans(settings)

@@ -192,8 +192,10 @@ class SearchInTraining:
             stack.callback(making.end)
             with session.stage("search", takes_s=longest_s(self._settings)):
                 if profile is not None:
-                    found = search_apart(self._settings, step.module, profile, room, self._stop)
-            trials = trials_of(session, found, slot)
+                    found = search_apart(
+                        self._settings, step.module, profile, room, self._stop, with_parts=True
+                    )
+            trials = trials_of(session, None if found is None else found.candidates, slot)
             started = time.monotonic()
             failed = True
             try:

@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 
+from disco_hlo.optimize.ablations import parts
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER
@@ -23,6 +24,7 @@ from disco_hlo.plugin.measuring.traced_modules import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finalists import (
     Outcome,
+    begin_with_likeliest,
     measured_winner,
     save,
     save_interrupted,
@@ -30,7 +32,7 @@ from disco_hlo.plugin.phases.finalists import (
     trials_of,
 )
 from disco_hlo.plugin.phases.finding import Found, find, longest_s, look_again, looks
-from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
+from disco_hlo.plugin.phases.structure_search import Ahead, Making, restructured_trials
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
@@ -87,13 +89,17 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         profile_s, found, making = searched
         with session.stage("what the plan is predicted to take", takes_s=_AROUND_S):
             plans = None if found is None else found.plans(session.settings)
-        trials = trials_of(session, plans, slot)
+        trials = trials_of(session, None if found is None else found.candidates, slot)
         if not session.tell(bool(stop), "interrupted"):
+            compiling = begin_with_likeliest(session, source, trials)
             with measured_times(session) as store:
-                trials += restructured_trials(session, slot, store, found, making)
+                trials += restructured_trials(session, slot, store, found, making, beside=compiling)
+            compiling.finish()
         making.end()
         started = time.monotonic()
-        compared = measured_winner(session, source, trials, stop)
+        compared = measured_winner(
+            session, source, trials, stop, slot, lambda: [] if found is None else parts(found.last)
+        )
     measure_s = time.monotonic() - started
     exchange(session)
     winner, saved = compared or trials[0], False
@@ -127,21 +133,24 @@ def _search(
     source, xla = step.source, read(step.source)
     session.say("profiling the step; the training waits until the search is over")
     started = time.monotonic()
+    ahead = Ahead(session, source)
     with measured_times(session) as store:
-        profiled = profile_step(session, source, xla, store, slot)
+        profiled = profile_step(session, source, xla, store, slot, beside=ahead.beside_compiles)
     profile_s = time.monotonic() - started
     if session.tell(bool(stop), "interrupted"):
         session.say("interrupted before the search; this run goes on with XLA's default")
         return None
     room = room_bytes(session)
-    making = Making(session, source, None if profiled is None else profiled.profile, profile_s)
+    profile = None if profiled is None else profiled.profile
+    making = Making(session, source, profile, profile_s, ahead.early)
     takes_s = longest_s(session.settings)
     found = None
     if profiled is not None:
         session.say("profiled %s in %.1f s", profiled.measured, profile_s)
     with session.stage("search", takes_s=takes_s):
         if profiled is not None:
-            found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
+            explained = session.settings.explain
+            found = find(session, source, xla, profiled.profile, stop, room_bytes=room, with_parts=explained)
     for _ in range(looks(session.settings, source.graph.backend)):
         making.end(unmade=False)
         found = look_again(session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)

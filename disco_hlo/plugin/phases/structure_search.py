@@ -8,14 +8,15 @@ plan are measured with the finalists.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,7 +35,7 @@ from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.candidates import Trial
+from disco_hlo.plugin.measuring.candidates import Compiling, Trial
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_structures
 from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, room_bytes
@@ -46,6 +47,7 @@ from disco_hlo.plugin.structure import (
     Early,
     Restructured,
     early_module,
+    early_of,
     lies_inside,
     named_schedules,
     no_kernel_runs,
@@ -71,7 +73,7 @@ _PROFILE_SHARE = 1 / 3
 _LEAST_SHARE = 0.1
 """Of the budget, what the search of a schedule gets where those of the unchanged step took all."""
 _TAKES_S = 300.0
-
+Result = TypeVar("Result")
 
 Search = Callable[[Restructured, Case, float], tuple[Scheduled, float]]
 """Of a structure, from its case and so many seconds to the best plan and what finding it took."""
@@ -82,7 +84,7 @@ class Structures:
     """The step by each schedule that it has the pattern for, as one rank makes them."""
 
     early: Early
-    schedules: Mapping[str, Sequence[dict[str, Any]]]
+    schedules: dict[str, Sequence[dict[str, Any]]]
     made: dict[str, Future[Restructured]]
     """Those of them that somebody has begun to make."""
 
@@ -107,6 +109,55 @@ def runner(source: CanonicalModule) -> Run:
     return elsewhere if len(source.graph) >= WORTH_A_PROCESS and len(own_cores()) > 1 else here
 
 
+class Ahead:
+    """The step's early module and its schedules, which are found while the step is profiled: on a host of GPUs, and in
+    interpreters of their own, so that no clock is disturbed."""
+
+    def __init__(self, session: Session, source: CanonicalModule) -> None:
+        self._session, self._source = session, source
+        self._pool = ThreadPoolExecutor(1, "disco-schedules")
+        self.early: Future[Early] | None = None
+        """None where nothing was begun."""
+
+    @contextlib.contextmanager
+    def beside_compiles(self) -> Iterator[None]:
+        """Begin, around compiles, if structures may be tried; at the end nothing of this takes the devices any more."""
+        run, backend = runner(self._source), BACKENDS[self._source.graph.backend]
+        if run is here or not backend.queues or not any(_may_gain(self._session.settings, self._source)):
+            yield
+            return
+        request = self._session.request
+
+        def find() -> Early:
+            early = early_of(request, captured.result(), run)
+            LOGGER.debug("%d schedules found ahead", len(early.schedules))
+            return early
+
+        captured = self._pool.submit(_as_ours, compiles.capture_structure, request)
+        self.early = self._pool.submit(_as_ours, find)
+        try:
+            yield
+        finally:
+            wait((captured,))
+            self._pool.shutdown(wait=False)
+
+
+def _as_ours(do: Callable[..., Result], *arguments: object) -> Result:
+    with jaxlink.ours():
+        return do(*arguments)
+
+
+def _may_gain(settings: Settings, source: CanonicalModule) -> tuple[bool, bool]:
+    """Whether structures may: any, as the step's communication lies inside the layer, as far as sizes tell, or one was
+    asked for; and those that keep what is else computed again."""
+    if settings.structure == "off":
+        return False, False
+    sizes_bytes = [node.shape.size_bytes for node in source.graph.nodes]
+    overlaps = BACKENDS[source.graph.backend].asynchronous
+    any_may = settings.forced_structure is not None or (overlaps and lies_inside(source, sizes_bytes))
+    return any_may, recomputes(source)
+
+
 class Making:
     """Structures that threads make on every rank, beside the search for the step as it is."""
 
@@ -116,15 +167,17 @@ class Making:
         source: CanonicalModule,
         profile: Profile | None = None,
         profiling_s: float = 0.0,
+        early: Future[Early] | None = None,
     ) -> None:
-        """Begin at once where the step's communication lies inside the layer, as far as sizes tell.
+        """Begin at once where a structure may gain.
 
         Args:
             profile: of the step, on rank 0; by it fused kernels are chosen, which need one process.
             profiling_s: what taking it took.
+            early: the step's early module, where that is found ahead.
         """
         settings, self._session = session.settings, session
-        self._source, self._profile = source, profile
+        self._source, self._profile, self._early = source, profile, early
         # There each process waits inside a compile for all others: none may leave out what another has begun.
         self._tuned_together = BACKENDS[source.graph.backend].autotunes and session.channel.size > 1
         self._ends = math.inf if waits_for_nobody(settings) else time.monotonic() + making_s(settings)
@@ -132,16 +185,14 @@ class Making:
         self._at_once = compiles_at_once(session)
         self._pool = ThreadPoolExecutor(self._at_once, "disco-structure")
         self._structures: Future[Structures] | None = None
-        sizes_bytes = [node.shape.size_bytes for node in source.graph.nodes]
-        overlaps = BACKENDS[source.graph.backend].asynchronous and settings.structure != "off"
-        self._only_keeps = not (overlaps and lies_inside(source, sizes_bytes))
-        keeps = settings.structure != "off" and recomputes(source)
-        if settings.forced_structure is not None or keeps or not self._only_keeps:
-            self._structures = self._pool.submit(self._begin)
+        any_may, keeps = _may_gain(settings, source)
+        self._only_keeps = not any_may
+        if any_may or keeps:
+            self._structures = self._pool.submit(_as_ours, self._begin)
 
     def structures(self) -> Structures:
         """All of them, some still being made."""
-        self._structures = self._structures or self._pool.submit(self._begin)
+        self._structures = self._structures or self._pool.submit(_as_ours, self._begin)
         return self._structures.result()
 
     def in_time(self, ranked: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
@@ -165,15 +216,26 @@ class Making:
             wait(self._structures.result().made.values())
 
     def _begin(self) -> Structures:
-        with jaxlink.ours():
+        if self._early is None:
             early = early_module(self._session.request, runner(self._source))
-            schedules = _wanted(self._session, early, None if self._profile is None else self._pays)
-        if self._only_keeps and self._session.settings.forced_structure is None:
-            schedules = {name: moves for name, moves in schedules.items() if name.startswith(KEEPS)}
-        found = Structures(early, schedules, {})
-        if not self._session.compiles_between_steps:
-            self._submit(found, list(schedules))
+        else:
+            early = self._early.result()
+        found = Structures(early, {}, {})
+        if self._session.settings.forced_structure is None:  # to choose fused kernels takes longer
+            self._take(found, named_schedules(early, (), None))
+        self._take(found, _wanted(self._session, early, None if self._profile is None else self._pays))
         return found
+
+    def _take(self, found: Structures, schedules: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+        """Begin to make those that are new, unless a call of the training is to be held for it."""
+        new = [
+            name
+            for name in schedules
+            if name not in found.schedules and (not self._only_keeps or name.startswith(KEEPS))
+        ]
+        found.schedules.update((name, schedules[name]) for name in new)
+        if not self._session.compiles_between_steps:
+            self._submit(found, new)
 
     def make(self, structures: Structures) -> None:
         """Make those that nobody has begun to make, as the session compiles between steps; on all ranks at once."""
@@ -186,7 +248,7 @@ class Making:
     def _submit(self, structures: Structures, names: Sequence[str]) -> None:
         for name in names:
             moves = structures.schedules[name]
-            structures.made[name] = self._pool.submit(self._made, structures.early, name, moves)
+            structures.made[name] = self._pool.submit(_as_ours, self._made, structures.early, name, moves)
 
     def _pays(self, call: Call, opcode: str, in_loop: bool) -> bool:
         return self._payer(call, opcode, in_loop)
@@ -201,10 +263,7 @@ class Making:
         began = time.monotonic()
         if began + self._longest_s > self._ends and not self._tuned_together:
             raise LateError(f"{name} would not be compiled in time")
-        with jaxlink.ours():
-            made = restructured(
-                early, name, moves, functools.partial(compiles.capture, self._session.request)
-            )
+        made = restructured(early, name, moves, functools.partial(compiles.capture, self._session.request))
         self._longest_s = max(self._longest_s, time.monotonic() - began)
         return made
 
@@ -216,6 +275,7 @@ def restructured_trials(
     found: Found | None,
     making: Making,
     search: Search | None = None,
+    beside: Compiling | None = None,
 ) -> list[Trial]:
     """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
     all go on without.
@@ -223,9 +283,10 @@ def restructured_trials(
     Args:
         found: what the searches over kernels, buckets and order found, on rank 0.
         search: makes a search; by default here and now.
+        beside: what is compiled while structures are made, until some are profiled.
     """
     try:
-        return _trials(session, slot, store, found, making, search)
+        return _trials(session, slot, store, found, making, search, beside)
     except Exception as error:
         session.say_failed(
             "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
@@ -241,6 +302,7 @@ def _trials(
     found: Found | None,
     making: Making,
     search: Search | None,
+    beside: Compiling | None,
 ) -> list[Trial]:
     settings = session.settings
     if settings.structure == "off":
@@ -260,6 +322,8 @@ def _trials(
     promising = dict(session.tell(ranked, "promising structures"))
     made = _agreed(session, structures, promising)
     making.end()
+    if beside is not None:
+        beside.wait()
     room = room_bytes(session)
     profiles = _profiles(session, made, promising, slot, store, found)
     best: dict[str, Scheduled] = {}

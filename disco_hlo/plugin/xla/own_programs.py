@@ -29,6 +29,9 @@ PerDevice = Sequence[Any]
 """An array for each of the devices, of one shape with at least one dimension."""
 _KEPT = 256
 """Programs that are kept, each of a few kernels."""
+_SMALL_BYTES = 1 << 13
+_SMALL_KEPT = 1 << 12
+"""Arrays of so many bytes that are kept on the devices."""
 Fact = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and type of an array on one device."""
 _KEPT_APART = (
@@ -66,16 +69,9 @@ def on_each_device(
     import jax
 
     with jax.enable_x64(True), jax.transfer_guard("allow"):
-        placed = [
-            [
-                on_device(one, device) if is_copy(one) else one
-                for one, device in zip(argument, devices, strict=True)
-            ]
-            for argument in arguments
-        ]
-        facts = tuple((one[0].shape, np.dtype(one[0].dtype)) for one in placed)
+        facts = tuple((one[0].shape, np.dtype(one[0].dtype)) for one in arguments)
         executable = _compiled(devices, function, static, facts)
-        joined = [_joined(devices, one) for one in placed]
+        joined = [_joined(devices, one) for one in arguments]
         return executables.result_arrays(executables.execute(executable, joined))
 
 
@@ -89,9 +85,27 @@ def compile_for_each_device(
 def _joined(devices: tuple[Any, ...], arrays: PerDevice) -> Any:
     import jax
 
-    first, *rest = arrays[0].shape
+    if all(isinstance(one, np.ndarray) and one.nbytes <= _SMALL_BYTES for one in arrays):
+        values = tuple(one.tobytes() for one in arrays)
+        return _small(devices, arrays[0].shape, arrays[0].dtype, values)
+    placed = [
+        on_device(one, device) if is_copy(one) else one for one, device in zip(arrays, devices, strict=True)
+    ]
+    first, *rest = placed[0].shape
     shape = (first * len(devices), *rest)
-    return jax.make_array_from_single_device_arrays(shape, _sharding(devices), list(arrays))
+    return jax.make_array_from_single_device_arrays(shape, _sharding(devices), placed)
+
+
+@functools.lru_cache(maxsize=_SMALL_KEPT)
+def _small(
+    devices: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype[Any], values: tuple[bytes, ...]
+) -> Any:
+    """Small arrays of the host on the devices. What a program is told is the same for many arrays, and many times: to
+    bring it there takes longer than the program."""
+    import jax
+
+    arrays = [np.frombuffer(one, dtype).reshape(shape) for one in values]
+    return jax.device_put(np.concatenate(arrays), _sharding(devices))
 
 
 @functools.lru_cache(maxsize=_KEPT)

@@ -110,16 +110,27 @@ def test_the_default_stays_where_nothing_is_faster() -> None:
     assert verdict(rounds(5), [], {}) == Verdict((), DEFAULT)
 
 
+def in_turns(count: int, wave: int) -> list[Round]:
+    """Rounds in which one of two, equally fast in all of them together, is up to 4 waves faster than the other."""
+    return [{**one, "c": 1400 - one["b"]} for one in rounds(count, wave, b=0.7)]
+
+
 def test_one_that_another_beats_runs_no_more() -> None:
-    found = verdict(rounds(5, a=0.9, b=0.7, c=0.7), ["a", "b", "c"], {})
+    found = verdict([{**one, "a": 900} for one in in_turns(5, wave=20)], ["a", "b", "c"], {})
     assert found == Verdict(("b", "c"), None, 5)
 
 
 def test_what_the_clock_does_not_tell_apart_ends_with_the_better_prediction() -> None:
-    level = rounds(MOST_ROUNDS, wave=20, a=0.8, b=0.8)
-    assert verdict(level[:20], ["a", "b"], {}) == Verdict(("a", "b"), None, 20)
-    assert verdict(level, ["a", "b"], {"a": 900, "b": 800}).winner == "b"
-    assert verdict(level, ["a", "b"], {"a": 800, "b": 900}).winner == "a"
+    level = in_turns(MOST_ROUNDS, wave=20)
+    assert verdict(level[:20], ["b", "c"], {}) == Verdict(("b", "c"), None, 20)
+    assert verdict(level, ["b", "c"], {"b": 900, "c": 800}).winner == "c"
+    assert verdict(level, ["b", "c"], {"b": 800, "c": 900}).winner == "b"
+
+
+def test_two_of_which_neither_can_be_called_faster_than_the_other_get_no_more_rounds() -> None:
+    level = in_turns(5, wave=1)
+    assert verdict(level, ["b", "c"], {"b": 900, "c": 800}) == Verdict(("b", "c"), "c")
+    assert verdict(level, ["b", "c"], {"b": 800, "c": 900}) == Verdict(("b", "c"), "b")
 
 
 def test_what_may_be_faster_gets_more_rounds_and_then_the_default() -> None:
