@@ -183,7 +183,9 @@ class AnalyticModel(CostModel):
     def _library_call_ns(self, graph: Graph, node: Node, tables: KernelTables) -> float:
         if node.opcode in ASYNCHRONOUS:  # copies on a stream of their own, of a part of what they are given
             return 0.0
-        if node.opcode == "dynamic-update-slice":  # by itself it writes over the array: the update is read and written
+        if (
+            node.opcode == "dynamic-update-slice"
+        ):  # by itself it writes over the array: the update is read and written
             moved = 2 * graph.nodes[node.operands[1]].shape.size_bytes
         else:
             moved = node.shape.size_bytes + sum(

@@ -18,7 +18,7 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
-from disco_hlo.plugin.measuring.room import room_bytes
+from disco_hlo.plugin.measuring.room import limited_bytes, room_bytes
 from disco_hlo.plugin.measuring.traced_modules import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finalists import (
@@ -133,7 +133,7 @@ def _search(
     if session.tell(bool(stop), "interrupted"):
         session.say("interrupted before the search; this run goes on with XLA's default")
         return None
-    room = room_bytes(session)
+    room = limited_bytes(session.settings, room_bytes(session), source.graph)
     making = Making(session, source, None if profiled is None else profiled.profile, profile_s)
     takes_s = longest_s(session.settings)
     found = None
