@@ -124,9 +124,9 @@ class _Open:
             value = program.by_id[i]
             takes_ns = counted.get(value.name, 0.0) if i in written else 0.0
             self._ns[i] = place.executions * times * takes_ns
-            self._bytes[i] = times * size_bytes(value)
-            copied = _COPIES * self._bytes[i] if place.turns else 0
-            self._held_ns[i] = place.executions * copied * prices.ns_per_byte
+            entry_bytes = size_bytes(value)
+            self._bytes[i] = (place.turns + 1) * entry_bytes  # all turns' entries, and the one that a turn reads
+            self._held_ns[i] = place.executions * place.turns * _COPIES * entry_bytes * prices.ns_per_byte
         waiting = [i for i, count in self._needed.items() if count]
         while waiting:
             for i in self._reads[waiting.pop()]:
