@@ -30,7 +30,8 @@ class Prices:
     """What values cost."""
 
     ns: Mapping[str, Mapping[str, float]]
-    """Of each op by itself, by the names of its computation and its instruction; nothing for those not named."""
+    """Of each op by itself, by the names of its computation and its instruction. In a computation that is not named an
+    op takes as long as its bytes; one that is not named in another takes none."""
     ns_per_byte: float
     """Of memory that is read or written."""
 
@@ -115,17 +116,23 @@ class _Open:
             elif same.id == one.id:
                 self._needed.update(made)
         self._component = _components(self._reads)
-        counted, times = prices.ns.get(self._name, {}), max(1, place.turns)
+        counted, times = prices.ns.get(self._name), max(1, place.turns)
         written = _written(both)
         self._ns: dict[int, float] = {}
         self._held_ns: dict[int, float] = {}
         self._bytes: dict[int, int] = {}
         for i in self._reads:
             value = program.by_id[i]
-            takes_ns = counted.get(value.name, 0.0) if i in written else 0.0
-            self._ns[i] = place.executions * times * takes_ns
+            if counted is None:
+                moved_bytes = sum(map(size_bytes, (value, *program.operands(value))))
+                takes_ns = moved_bytes * prices.ns_per_byte
+            else:
+                takes_ns = counted.get(value.name, 0.0)
+            self._ns[i] = place.executions * times * takes_ns if i in written else 0.0
             entry_bytes = size_bytes(value)
-            self._bytes[i] = (place.turns + 1) * entry_bytes  # all turns' entries, and the one that a turn reads
+            self._bytes[i] = (
+                place.turns + 1
+            ) * entry_bytes  # all turns' entries, and the one that a turn reads
             self._held_ns[i] = place.executions * place.turns * _COPIES * entry_bytes * prices.ns_per_byte
         waiting = [i for i, count in self._needed.items() if count]
         while waiting:
