@@ -183,9 +183,14 @@ class AnalyticModel(CostModel):
     def _library_call_ns(self, graph: Graph, node: Node, tables: KernelTables) -> float:
         if node.opcode in ASYNCHRONOUS:  # copies on a stream of their own, of a part of what they are given
             return 0.0
-        moved = node.shape.size_bytes + sum(
-            graph.nodes[operand].shape.size_bytes for operand in set(node.operands)
-        )
+        if (
+            node.opcode == "dynamic-update-slice"
+        ):  # by itself it writes over the array: the update is read and written
+            moved = 2 * graph.nodes[node.operands[1]].shape.size_bytes
+        else:
+            moved = node.shape.size_bytes + sum(
+                graph.nodes[operand].shape.size_bytes for operand in set(node.operands)
+            )
         work = node.flops + TRANSCENDENTAL_FLOPS * node.transcendentals
         flops_per_s = self.library_flops_per_s.get(multiplied_dtype(graph, node), self.device.flops_per_s)
         return max(streaming_ns(tables.curve, tables.constant, float(moved)), 1e9 * work / flops_per_s)

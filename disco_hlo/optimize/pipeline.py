@@ -184,12 +184,12 @@ def unsearched(case: Case) -> Scheduled:
     return replace(best, strategy=replace(best.strategy, regions=regions))
 
 
-def foreseen(source: CanonicalModule, profile: Profile) -> tuple[int, float]:
-    """What a step is predicted to take without a search, in ns, and the part of what XLA made of it that kernels take
-    which no trace has shown, 0 to 1."""
+def foreseen(source: CanonicalModule, profile: Profile) -> tuple[int, float, int]:
+    """What a step is predicted to take without a search, in ns, the part of what XLA made of it that kernels take which
+    no trace has shown, 0 to 1, and the bytes that it needs on each device as XLA compiled it."""
     xla = read(source)
     case = Case(source, xla, costs_of(profile, source, [xla]))
-    return unsearched(case).predicted_ns, unmeasured_share(source, case.times)
+    return unsearched(case).predicted_ns, unmeasured_share(source, case.times), case.default.peak_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,9 @@ class Settings:
     """``DISCO_TIMEOUT_S``: longest a rank waits for another."""
     channel: str = "auto"
     """``DISCO_CHANNEL``: mpi, kv (``jax.distributed``), or auto."""
+    memory_mib: int | None = None
+    """``DISCO_MEMORY_MIB``: most memory that a plan may need on each device: arguments, results and temporaries, as XLA
+    counts them. None: as much as is free."""
     structure: str = "auto"
     """``DISCO_STRUCTURE``: auto tries schedules where communication inside the layer stays exposed; off never
     does; the name of a schedule takes that one, whatever the clock says."""
@@ -70,6 +73,11 @@ class Settings:
 
     share: float = 0.05
     """``DISCO_SHARE``: part of a training's time that a search beside it may have the devices for itself."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What ``DISCO_MEMORY_MIB`` says."""
+        return None if self.memory_mib is None else self.memory_mib << 20
 
     @property
     def forced_structure(self) -> str | None:
@@ -172,6 +180,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "looks": (Annotated[int, Meta(ge=0, le=100)], "a whole number from 0 to 100"),
     "timeout_s": (_Seconds, _SECONDS),
     "channel": (Literal["auto", "mpi", "kv"], "one of auto, mpi, kv"),
+    "memory_mib": (Annotated[int, Meta(ge=1, le=1 << 40)], "a whole number of MiB, 1 or more"),
     "structure": (
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9, -]{0,63}$")],
         "auto, off, or the name of a schedule",

@@ -12,6 +12,7 @@ What is equal, :class:`~disco_hlo.structure.numbering.Numbers` says.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,8 @@ from disco_hlo.structure.rotation import foreseen
 What = Literal["gathers", "kernels", "operands"]
 """What is kept: weights that are gathered again; or results of whatever reduces, sends or is a kernel of a library; or
 the pointwise results, too, that such kernels read."""
+Named = AbstractSet[tuple[str, str]]
+"""Values by the names of their computation and their instruction."""
 
 _AS_SMALL = frozenset({"bitcast", "broadcast", "convert", "copy", "reshape", "transpose"})
 """Ops whose operand is kept instead where it is no larger."""
@@ -71,9 +74,12 @@ class Twice:
         found = self.made.get(self.numbers[value.id])
         return None if found is None or found.id == value.id or value.id in self.there else found
 
-    def kept(self, what: What) -> list[tuple[Message, Message]]:
-        """Pairs of a value and the same value made again, so that what is still made again is of another kind."""
+    def kept(self, what: What | Named) -> list[tuple[Message, Message]]:
+        """Pairs of a value and the same value made again, so that what is still made again is of another kind; or those
+        of the values ``what`` names."""
         program = self.program
+        if not isinstance(what, str):
+            return [pair for pair in self.pairs() if (program.entry.name, pair[1].name) in what]
         new = [one for one in program.instructions if self.first(under(program, one)) is None]
         kernels = [one for one in new if one.opcode in PRODUCTS]
         read = {i for one in kernels for operand in program.operands(one) for i in self._as_small(operand)}
@@ -93,11 +99,16 @@ class Twice:
         place = {one.id: at for at, one in enumerate(program.instructions)}
         return [found[i] for i in sorted(found, key=place.__getitem__)]
 
+    def pairs(self) -> list[tuple[Message, Message]]:
+        """Every value that is computed twice, scalars and what data is moved to left out: first, and again."""
+        again = [one for one in self.program.instructions if under(self.program, one).id == one.id]
+        found = [(self.first(one), one) for one in again if one.opcode not in DATA_MOVEMENT | FREE]
+        return [(first, one) for first, one in found if first is not None and not _is_scalar(one)]
+
     def _is_kept(self, value: Message, what: What, read: Collection[int]) -> bool:
         is_cheap = value.opcode in ELEMENTWISE | DATA_MOVEMENT | FREE
-        is_scalar = not value.operand_ids or not (dims(value) or value.shape.tuple_shapes)
         before = [self.program.by_id[i] for i in self._as_small(value)[1:]]
-        if value.opcode in FREE or is_scalar or any(self.first(one) is not None for one in before):
+        if value.opcode in FREE or _is_scalar(value) or any(self.first(one) is not None for one in before):
             return False
         if self._is_given(value):
             return what == "gathers" and "all-gather" in self._laid_out(value)[0]
@@ -110,7 +121,7 @@ class Twice:
         found = [value.id]
         while value.opcode in _AS_SMALL:
             before = under(self.program, self.program.operands(value)[0])
-            if not dims(before) or _bytes(before) > _bytes(value):
+            if not dims(before) or size_bytes(before) > size_bytes(value):
                 break
             value = before
             found.append(value.id)
@@ -132,8 +143,13 @@ class Twice:
         return opcodes, value
 
 
-def _bytes(value: Message) -> int:
+def size_bytes(value: Message) -> int:
+    """Bytes of a value on each device, of a tuple of all its arrays."""
     return shape_of(value.shape).size_bytes
+
+
+def _is_scalar(value: Message) -> bool:
+    return not value.operand_ids or not (dims(value) or value.shape.tuple_shapes)
 
 
 def twice(program: Program) -> Twice:
@@ -317,10 +333,22 @@ class Entry:
     """Whether the value has the first dimension still, of one element."""
 
 
-def kept_in(program: Program, what: What) -> list[tuple[Message, Message]]:
+def kept_in(program: Program, what: What | Named) -> list[tuple[Message, Message]]:
     """Pairs that :func:`keep` may keep."""
-    both, buffers = twice(program), Buffers(program)
-    return [pair for pair in both.kept(what) if not _refusal(both, pair, buffers)]
+    both = twice(program)
+    return legal(both, both.kept(what), program)
+
+
+def legal(
+    both: Twice, pairs: Sequence[tuple[Message, Message]], first: Program
+) -> list[tuple[Message, Message]]:
+    """Those pairs that may be kept.
+
+    Args:
+        first: the computation in which values are made first.
+    """
+    buffers = Buffers(first)
+    return [pair for pair in pairs if not _refusal(both, pair, buffers)]
 
 
 def keep(program: Program, pairs: Sequence[tuple[Message, Message]]) -> None:
@@ -351,14 +379,14 @@ def restore_order(program: Program, before: Collection[tuple[int, int]]) -> None
     program.waited_for()
 
 
-def kept_in_turns(first: Loop, second: Loop, what: What) -> list[tuple[Message, Message]]:
+def kept_in_turns(first: Loop, second: Loop, what: What | Named) -> list[tuple[Message, Message]]:
     """Pairs that :func:`keep_turns` may keep.
 
     Raises:
         IllegalMoveError: as :func:`twice_in_turns`.
     """
-    both, buffers = twice_in_turns(first, second).twice, Buffers(first.body)
-    return [pair for pair in both.kept(what) if not _refusal(both, pair, buffers)]
+    both = twice_in_turns(first, second).twice
+    return legal(both, both.kept(what), first.body)
 
 
 def keep_turns(first: Loop, second: Loop, pairs: Sequence[tuple[Message, Message]]) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.opcodes import TRANSFERS
 from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.regions import trip_count
+from disco_hlo.structure.choose import Chosen, Place, Prices, choose
 from disco_hlo.structure.hoist import gathered, repeated_gathers, what_is_gathered
-from disco_hlo.structure.keep import What, kept_in, kept_in_turns
+from disco_hlo.structure.keep import Named, What, kept_in, kept_in_turns, legal, twice, twice_in_turns
 from disco_hlo.structure.loops import Loop, read_loop
 from disco_hlo.structure.moves import (
     Double,
@@ -26,8 +30,13 @@ from disco_hlo.structure.narrow import narrowable
 from disco_hlo.structure.program import Program, computations
 from disco_hlo.structure.rotation import foreseen_gathers, late_reductions
 
+KEPT_IN_PART = "keep-some"
+"""The schedule that keeps as much as there is room for."""
+KEPT_IN_PART_NAMES = (KEPT_IN_PART, f"{KEPT_IN_PART}-rotate")
+"""That, and the same with loops rotated."""
 _Place = tuple[tuple[int, ...], Program, Message]
 """A loop: its path, its caller, the instruction."""
+_Found = TypeVar("_Found")
 _Candidates = Callable[[list[_Place], int], Iterable[Move]]
 """Of the loops that there are and one of them, what to try on it."""
 
@@ -77,6 +86,36 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
     return {name: moves for moves, name in reversed(first.items()) if moves}
 
 
+@dataclass(frozen=True)
+class InPart:
+    """What a module keeps in so much memory."""
+
+    schedules: dict[str, tuple[Move, ...]]
+    """By name; none where nothing is kept."""
+    chosen: Chosen
+
+
+def kept_in_part(
+    module: bytes, prices_of: Callable[[bytes], Prices], room_bytes: int, *, copies: bool = True
+) -> InPart:
+    """Schedules that keep of what a module makes twice as much as there is room for, what saves most time per byte
+    first; then also with loops rotated. Their moves say what: they mean the same wherever they are made again.
+
+    Args:
+        prices_of: what the ops of a module cost.
+        room_bytes: on each device, beside what the module needs as it is.
+    """
+    builder = _Builder(module, copies)
+    narrowed = builder.narrowed()
+    chosen = choose(builder.places(narrowed), prices_of(builder.applied(narrowed)), room_bytes)
+    kept = builder.kept(narrowed, chosen.values)
+    if kept == narrowed:
+        return InPart({}, Chosen())
+    rotated = builder.with_each(builder.with_each(kept, _prefetches), _finishes)
+    both = kept, *([rotated] if rotated != kept else [])
+    return InPart(dict(zip(KEPT_IN_PART_NAMES, both, strict=False)), chosen)
+
+
 class _Builder:
     """Lists of moves, each legal after those before it; one refused is left out."""
 
@@ -99,7 +138,7 @@ class _Builder:
         for name in self.every if every_loop else self.names:
             grown = True
             while grown:
-                before = Program(self._applied(moves), copies=self.copies)
+                before = Program(self.applied(moves), copies=self.copies)
                 places = list(_loops(before, every_loop=every_loop))
                 at = next(number for number, place in enumerate(places) if place[2].name == name)
                 found = next(filter(None, (self._legal(moves, one) for one in candidates(places, at))), None)
@@ -110,14 +149,29 @@ class _Builder:
     def narrowed(self) -> tuple[Move, ...]:
         """Every all-gather in the type that is read, in every computation."""
         moves: tuple[Move, ...] = ()
-        for path, inside in computations(Program(self._applied(()), copies=self.copies)):
+        for path, inside in computations(Program(self.applied(()), copies=self.copies)):
             if gathers := tuple(inside.position(one) for one in narrowable(inside)):
                 moves = self._legal(moves, Narrow(path, gathers)) or moves
         return moves
 
-    def kept(self, moves: tuple[Move, ...], what: What) -> tuple[Move, ...]:
-        """``moves``, then everything of a kind kept that is made twice: in one computation, and in loops."""
-        before = Program(self._applied(moves), copies=self.copies)
+    def places(self, moves: tuple[Move, ...]) -> list[Place]:
+        """Where the module makes something twice after ``moves``: within a computation, and in loops."""
+        before = Program(self.applied(moves), copies=self.copies)
+        found: list[Place] = []
+        for path, inside in computations(before):
+            both = twice(inside)
+            found.append(Place(both, legal(both, both.pairs(), inside), _executions(before, path)))
+        loops = list(_loops(before, every_loop=True))
+        for at, (path, _, _) in enumerate(loops):
+            for _, first, second, both in _earlier(loops, at, lambda a, b: twice_in_turns(a, b).twice):
+                if pairs := legal(both, both.pairs(), first.body):
+                    found.append(Place(both, pairs, _executions(before, path[:-1]), second.turns))
+                    break
+        return found
+
+    def kept(self, moves: tuple[Move, ...], what: What | Named) -> tuple[Move, ...]:
+        """``moves``, then everything of a kind, or named, kept that is made twice: in one computation, and in loops."""
+        before = Program(self.applied(moves), copies=self.copies)
         # What goes of a computation moves its loops, and so all paths into them.
         for path, inside in sorted(computations(before), key=lambda one: -len(one[0])):
             if pairs := kept_in(inside, what):
@@ -126,14 +180,15 @@ class _Builder:
 
     def _legal(self, moves: tuple[Move, ...], move: Move) -> tuple[Move, ...] | None:
         try:
-            self._applied((*moves, move))
+            self.applied((*moves, move))
         except IllegalMoveError:
             return None
         return (*moves, move)
 
-    def _applied(self, moves: tuple[Move, ...]) -> bytes:
+    def applied(self, moves: tuple[Move, ...]) -> bytes:
+        """The module after ``moves``."""
         if moves not in self._made:
-            before = self._applied(moves[:-1])
+            before = self.applied(moves[:-1])
             self._made[moves] = apply_moves(before, moves[-1:], copies=self.copies)
         return self._made[moves]
 
@@ -197,23 +252,46 @@ def _hoists(places: list[_Place], at: int) -> Iterator[Move]:
     yield from (Hoist(path[:-1], tuple(gathers)) for gathers in together.values())
 
 
-def _keeps(what: What) -> _Candidates:
+def _keeps(what: What | Named) -> _Candidates:
     """What a loop makes again of what an earlier loop of the same caller has made."""
 
     def candidates(places: list[_Place], at: int) -> Iterator[Move]:
-        path, caller, instruction = places[at]
-        for other, its_caller, earlier in places:
-            if its_caller is not caller or not other < path:
-                continue
-            try:
-                first, second = read_loop(caller, earlier), read_loop(caller, instruction)
-                pairs = kept_in_turns(first, second, what)
-            except IllegalMoveError:
-                continue
+        for other, first, second, pairs in _earlier(places, at, lambda a, b: kept_in_turns(a, b, what)):
             if pairs:
-                yield KeepTurns(other, path[-1], *_written(first.body, second.body, pairs))
+                later = places[at][0][-1]
+                yield KeepTurns(other, later, *_written(first.body, second.body, pairs))
 
     return candidates
+
+
+def _earlier(
+    places: Sequence[_Place], at: int, what: Callable[[Loop, Loop], _Found]
+) -> Iterator[tuple[tuple[int, ...], Loop, Loop, _Found]]:
+    """``what`` of each earlier loop of the same caller and a loop, with the earlier one's path and both; loops that
+    raise IllegalMoveError are left out."""
+    path, caller, instruction = places[at]
+    for other, its_caller, earlier in places:
+        if its_caller is not caller or not other < path:
+            continue
+        try:
+            first, second = read_loop(caller, earlier), read_loop(caller, instruction)
+            found = what(first, second)
+        except IllegalMoveError:
+            continue
+        yield other, first, second, found
+
+
+def _executions(program: Program, path: Sequence[int]) -> int:
+    """How often a step runs the computation that a path leads into, as far as its loops say."""
+    found = 1
+    for position in path:
+        instruction = program.instructions[position]
+        try:
+            found *= read_loop(program, instruction).turns
+        except IllegalMoveError:
+            found *= trip_count(instruction) or 1
+        program = program.inside(instruction.called_computation_ids[0])
+    return found
 
 
 def _written(

@@ -14,8 +14,10 @@ from disco_hlo.estimator.analytic import (
     measured_ops,
 )
 from disco_hlo.estimator.kernel_tables import EXTENTS_AT, OPERANDS_AT, structure
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.cost_model import Kernels
 from tests.graphs import graph_of
+from tests.modules import module_of
 
 # 1 ns a byte, 1 ns a flop
 SLOW = DeviceModel(1e9, 1e9, hoists=True)
@@ -38,6 +40,19 @@ def test_kernels_and_what_they_return():
     )
     assert model.kernels_ns(STEP, kernels).tolist() == [544, 256, 544, 544]
     assert model.kernels_ns(STEP, kernels).dtype == np.int64
+
+
+@pytest.mark.parametrize("rows", [16, 4096])
+def test_an_update_by_itself_takes_what_reading_and_writing_its_slice_takes(rows):
+    """A loop's turn writes its entry of an array of all turns; the whole array was counted, twice."""
+    text = f"""ENTRY main {{ array = f32[{rows},2500] parameter(0)
+  update = f32[1,2500] parameter(1)
+  turn = s32[] parameter(2)
+  zero = s32[] constant(0)
+  ROOT written = f32[{rows},2500] dynamic-update-slice(array, update, turn, zero) }}"""
+    graph = canonicalize(module_of(text)).graph
+    (written,) = (node.id for node in graph.nodes if node.opcode == "dynamic-update-slice")
+    assert AnalyticModel(SLOW).op_ns(graph)[written] == 2 * 10_000
 
 
 def test_streaming_follows_the_measured_curve():

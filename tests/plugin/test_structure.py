@@ -459,7 +459,7 @@ def ranked(
             raise structure_search.LateError("late")
         return SimpleNamespace(source=step)
 
-    monkeypatch.setattr(structure_search, "foreseen", lambda *_: (next(ns for ns in left if ns), 0.0))
+    monkeypatch.setattr(structure_search, "foreseen", lambda *_: (next(ns for ns in left if ns), 0.0, 0))
     monkeypatch.setattr(structure_search, "unsearched", lambda case: Scheduled(case.xla, own_ns, 0))
     said: list[str] = []
     session: Any = SimpleNamespace(
@@ -469,7 +469,7 @@ def ranked(
     made = {name: SimpleNamespace(result=lambda ns=ns: result(ns)) for name, ns in takes_ns.items()}
     structures: Any = SimpleNamespace(made=made)
     monkeypatch.setattr(structure_search, "ThreadPoolExecutor", lambda *_: ThreadPoolExecutor(1))
-    return [name for name, _ in structure_search._ranked(session, structures, found(step))], said
+    return [one.name for one in structure_search._ranked(session, structures, found(step))], said
 
 
 def test_a_structure_that_is_slower_than_the_step_as_it_is_is_not_profiled(

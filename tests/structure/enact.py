@@ -37,6 +37,8 @@ class Run:
     module: bytes
     outputs: tuple[NDArray[Any], ...]
     text: str
+    memory_bytes: int
+    """What XLA allocates on each device: arguments, results and temporaries."""
 
 
 def run(
@@ -51,7 +53,9 @@ def run(
     with _hook(f"jit_{renamed.__name__}", moves) as seen:
         compiled = jax.jit(renamed, compiler_options=dict(PLAIN_OPS), **jit).lower(*arguments).compile()
     outputs = tuple(np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(compiled(*arguments)))
-    return Run(seen[0], outputs, compiled.as_text())
+    memory = compiled.memory_analysis()
+    taken = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return Run(seen[0], outputs, compiled.as_text(), taken + memory.temp_size_in_bytes)
 
 
 @contextmanager

@@ -21,9 +21,11 @@ from typing import TypeVar
 from disco_hlo.activation.channel import name_ranks
 from disco_hlo.backends import BACKENDS
 from disco_hlo.cores import own_cores
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Memory, memory, read_executable, tuning_bytes
 from disco_hlo.plugin.xla.job import (
     free_device_bytes,
@@ -31,6 +33,7 @@ from disco_hlo.plugin.xla.job import (
     may_rise_at_peak_bytes,
     may_rise_bytes,
 )
+from disco_hlo.simulator.build import resident_bytes
 
 _USABLE = 0.9
 """Part of the free memory that may be taken: what is free lies in pieces."""
@@ -65,6 +68,15 @@ def room_bytes(session: Session, *, on_host: bool = False) -> int | None:
     answers = session.channel.all_gather(json.dumps(mine).encode(), tag="room", timeout_s=session.timeout_s)
     least = least_bytes(RankMemory(*json.loads(answer)) for answer in answers)
     return None if least is None else int(_USABLE * least)
+
+
+def limited_bytes(settings: Settings, room: int | None, graph: Graph) -> int | None:
+    """What a plan may take of each device beside a step's arguments and results: of the ``room`` (:func:`room_bytes`)
+    no more than the user's limit leaves."""
+    if settings.memory_bytes is None:
+        return room
+    left = max(0, settings.memory_bytes - resident_bytes(graph))
+    return left if room is None else min(room, left)
 
 
 def needed_on_host_bytes(needs: Memory, runs_there: bool) -> int:
@@ -116,6 +128,21 @@ def lack_of_memory(
     lack = ""
     if usable is not None and needed > usable:
         lack = f"it needs {needed >> 20} MiB a device, {usable >> 20} MiB of what is free are usable"
+    return _told(session, lack)
+
+
+def over_limit(session: Session, name: str, executable: LoadedExecutable, most_bytes: int | None) -> str:
+    """On which ranks a module, by its name in words, needs more than ``most_bytes`` (None: there is no limit), the same
+    on all; empty where none does. Raises ActivationError as :func:`lack_of_memory`."""
+    with session.stage(f"memory of the {name}"):
+        needed = memory(executable).total_bytes
+    lack = ""
+    if most_bytes is not None and needed > most_bytes:
+        lack = f"it needs {needed >> 20} MiB a device, {most_bytes >> 20} MiB are the most that it may need"
+    return _told(session, lack)
+
+
+def _told(session: Session, lack: str) -> str:
     answers = session.channel.all_gather(lack.encode(), tag="memory", timeout_s=session.timeout_s)
     lacking = [rank for rank, answer in enumerate(answers) if answer]
     return f"{name_ranks(lacking)}: {answers[lacking[0]].decode(errors='replace')}" if lacking else ""

@@ -48,7 +48,9 @@ from disco_hlo.plugin.measuring.room import (
     MAY_RISE,
     compiles_at_once,
     lack_of_memory,
+    limited_bytes,
     needed_on_host_bytes,
+    over_limit,
     room_bytes,
     with_room_to_compile,
 )
@@ -186,7 +188,7 @@ class SearchInTraining:
                 if BACKENDS[session.facts.backend].queues
                 else contextlib.nullcontext()
             ):
-                room = room_bytes(session)
+                room = limited_bytes(self._settings, room_bytes(session), step.source.graph)
             found = None
             making = Making(session, step.source)
             stack.callback(making.end)
@@ -371,6 +373,10 @@ class SearchInTraining:
         gives_back = needs.aliased_bytes if taken else 0
         # What a plan needs it needs in every call, too: that is held against what is free, as before a first step.
         free = replace(session, on_calls=None)
+        for one in tried:
+            one.error = one.error or over_limit(
+                session, one.name, one.executable, self._settings.memory_bytes
+            )
         for one in (default, *tried):
             one.error = one.error or lack_of_memory(
                 free, one.name, one.executable, given_back_bytes=gives_back

@@ -19,7 +19,7 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
-from disco_hlo.plugin.measuring.room import room_bytes
+from disco_hlo.plugin.measuring.room import limited_bytes, room_bytes
 from disco_hlo.plugin.measuring.traced_modules import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finalists import (
@@ -140,7 +140,7 @@ def _search(
     if session.tell(bool(stop), "interrupted"):
         session.say("interrupted before the search; this run goes on with XLA's default")
         return None
-    room = room_bytes(session)
+    room = limited_bytes(session.settings, room_bytes(session), source.graph)
     profile = None if profiled is None else profiled.profile
     making = Making(session, source, profile, profile_s, ahead.early)
     takes_s = longest_s(session.settings)

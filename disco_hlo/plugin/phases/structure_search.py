@@ -38,8 +38,18 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Compiling, Trial
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_structures
-from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, room_bytes
+from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, limited_bytes, room_bytes
 from disco_hlo.plugin.phases.finding import SHORTEST_COMPILING_S, Found, all_searches_s, search_settings
+from disco_hlo.plugin.phases.keeping import (
+    Made,
+    Ranked,
+    Schedules,
+    in_part,
+    is_near,
+    most_bytes,
+    needed_bytes,
+    with_room,
+)
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
@@ -61,6 +71,7 @@ from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.search.joint import WORTH_A_PROCESS
 from disco_hlo.search.schedule import Scheduled
+from disco_hlo.structure.propose_loops import KEPT_IN_PART_NAMES
 
 MOST_PROFILED = 3
 """Schedules that are profiled and searched."""
@@ -317,9 +328,8 @@ def _trials(
         LOGGER.debug("no structure of the step is tried: %s", reason)
         return []
     structures = _alike(session, making)
-    with session.stage("ranking structures", takes_s=_TAKES_S):
-        ranked = making.in_time(_ranked(session, structures, found))
-    promising = dict(session.tell(ranked, "promising structures"))
+    room = room_bytes(session)
+    promising = _promising(session, structures, found, making, room)
     made = _agreed(session, structures, promising)
     making.end()
     if beside is not None:
@@ -332,6 +342,40 @@ def _trials(
         if found is not None:
             best = _searched(session, profiles, made, room, found, search)
     return _told(session, best, made, slot, found)
+
+
+def _promising(
+    session: Session, structures: Structures, found: Found | None, making: Making, free_bytes: int | None
+) -> dict[str, bool]:
+    """Names of the structures to be searched, on all ranks, and whether each has kernels to profile. What keeps more
+    than devices have room for gives way to what keeps less, which is made now."""
+    case = None if found is None else found.last.case
+    with session.stage("ranking structures", takes_s=_TAKES_S):
+        most = None if case is None else most_bytes(session, case, free_bytes)
+        ranked = _ranked(session, structures, found)
+        fitting = with_room(session, ranked, most)
+        over = any(one.name.startswith(KEEPS) for one in ranked if one not in fitting)
+        del fitting[MOST_PROFILED:]
+        near = [one.name for one in fitting if is_near(one, most)]
+    most, near, over = session.tell([most, near, over], "structures and memory")
+    lacking = [name for name in near if needed_bytes(session, name, structures.made[name], most)[1]]
+    forced = session.settings.forced_structure
+    if over or lacking if forced is None else forced in KEPT_IN_PART_NAMES:
+        made = in_part(session, structures.early, case, most, lambda some: _made(making, structures, some))
+        made = {name: one for name, one in made.items() if forced in (None, name)}
+        structures.made.update(made)
+        with session.stage("ranking what is kept in part", takes_s=_TAKES_S):
+            fitting += _ranked(session, replace(structures, made=dict(made)), found)
+    with session.stage("structures in time"):
+        chosen = [(one.name, one.lacking) for one in fitting if one.name not in lacking]
+        in_time = making.in_time(chosen)
+    return dict(session.tell(in_time, "promising structures"))
+
+
+def _made(making: Making, structures: Structures, schedules: Schedules) -> Made:
+    found = Structures(structures.early, schedules, {})
+    making.make(found)
+    return found.made
 
 
 def _alike(session: Session, making: Making) -> Structures:
@@ -394,6 +438,8 @@ def _wanted(session: Session, early: Early, pays: Pays | None) -> dict[str, list
     schedules = named_schedules(early, [forced] if forced else [], pays)
     if forced is None:
         return schedules
+    if forced in KEPT_IN_PART_NAMES and any(name.startswith(KEEPS) for name in schedules):
+        return {}  # it is made once the room is known
     if forced not in schedules:
         listed = ", ".join(schedules) or "none"
         reason = no_kernel_runs(early) if forced in KERNEL_SCHEDULES else ""
@@ -408,9 +454,9 @@ def _wanted(session: Session, early: Early, pays: Pays | None) -> dict[str, list
     return {forced: schedules[forced]}
 
 
-def _ranked(session: Session, structures: Structures, found: Found | None) -> list[tuple[str, bool]]:
-    """Names of the schedules worth a search, by what is known of their ops, the most promising first; and whether each
-    has kernels to profile. Each is looked at as soon as it is made.
+def _ranked(session: Session, structures: Structures, found: Found | None) -> list[Ranked]:
+    """The schedules worth a search, by what is known of their ops, the most promising first. Each is looked at as soon
+    as it is made.
 
     What is predicted for XLA's kernels in their best order and buckets is compared with the same of the step as it is.
     """
@@ -419,15 +465,15 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
     step, run = found.last.case, runner(found.last.case.source)
     own = unsearched(step).predicted_ns
 
-    def look(name: str) -> tuple[int, str, bool]:
+    def look(name: str) -> Ranked:
         source = structures.made[name].result().source
         lines = kernel_times.foretold(step.costs, source, step.source)
         known = replace(step.costs.profile, ops={**lines, **step.costs.profile.ops})
-        predicted_ns, unmeasured = run(foreseen, source, known)
+        predicted_ns, unmeasured, peak_bytes = run(foreseen, source, known)
         new = not set(travelling(source)) <= set(travelling(step.source))
-        return predicted_ns, name, bool(lines) or unmeasured > _UNMEASURED or new
+        return Ranked(predicted_ns, name, bool(lines) or unmeasured > _UNMEASURED or new, peak_bytes)
 
-    ranked: list[tuple[int, str, bool]] = []
+    ranked: list[Ranked] = []
     late: list[str] = []
     at_once = len(own_cores()) if run is elsewhere else 1
     with ThreadPoolExecutor(at_once, "disco-ranking") as pool:
@@ -439,13 +485,13 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
             except Exception as error:
                 _say_left_out(session, name, error)
     ranked.sort()
-    LOGGER.debug("structures as predicted before profiling: %s", [(ns, name) for ns, name, _ in ranked])
+    LOGGER.debug("structures as predicted before profiling: %s", [(ns, name) for ns, name, *_ in ranked])
     if late:
         session.say("no time was left to compile these structures: %s", ", ".join(late))
     if session.settings.forced_structure is None:
         LOGGER.debug("predicted alike, the step as it is takes %d ns: none that is slower is tried", own)
-        ranked = [one for one in ranked if one[0] < own]
-    return [(name, lacking) for _, name, lacking in ranked[:MOST_PROFILED]]
+        ranked = [one for one in ranked if one.predicted_ns < own]
+    return ranked
 
 
 def _profiles(
@@ -494,7 +540,8 @@ def _searched(
         source = made[name].source
         try:
             xla = read(source)
-            case = Case(source, xla, costs_of(profile, source, [xla]), room)
+            left = limited_bytes(settings, room, source.graph)
+            case = Case(source, xla, costs_of(profile, source, [xla]), left)
             starts[name] = case, unsearched(case)
         except Exception as error:
             _say_left_out(session, name, error)

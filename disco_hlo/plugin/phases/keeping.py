@@ -1,0 +1,137 @@
+"""Structures within the memory that devices have: which have no room, and what is kept where all would have none.
+
+A structure's memory is predicted of what XLA makes of it; where that comes near the limit, it is compiled, and XLA's
+buffer assignment tells.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from disco_hlo.optimize.keeping import prices_of
+from disco_hlo.optimize.pipeline import Case
+from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.room import over_limit
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.structure import KEEPS, Early, Restructured
+from disco_hlo.plugin.xla import compiles, jaxlink
+from disco_hlo.plugin.xla.executables import memory
+from disco_hlo.structure.moves import to_json
+from disco_hlo.structure.propose_loops import KEPT_IN_PART, InPart, kept_in_part
+
+_PREDICTED_WITHIN = 0.1
+"""A structure that is predicted to need so much less than the limit, as a share of it, needs no more than that. The aim
+of the prediction is 5 %."""
+_TRIES = 3
+"""How often less is kept, where XLA needs more for it than was predicted."""
+_TAKES_S = 300.0
+Schedules = Mapping[str, Sequence[dict[str, Any]]]
+Made = Mapping[str, "Future[Restructured]"]
+
+
+class Ranked(NamedTuple):
+    """A structure as it is predicted before it is profiled."""
+
+    predicted_ns: int
+    name: str
+    lacking: bool
+    """Whether it has kernels that no trace has shown."""
+    peak_bytes: int
+    """On each device."""
+
+
+def most_bytes(session: Session, case: Case, free_bytes: int | None) -> int | None:
+    """Most memory that a structure may need on each device; None where nobody knows. Before a training begins it runs
+    on inputs of its own, for which there must be room beside the step's.
+
+    Args:
+        free_bytes: usable of each device.
+    """
+    known = [case.limit_bytes, free_bytes if session.on_calls is None else None]
+    return min((one for one in known if one is not None), default=None)
+
+
+def with_room(session: Session, ranked: Sequence[Ranked], most: int | None) -> list[Ranked]:
+    """Those structures that are predicted to need no more than ``most`` bytes; one line says which are not. What is
+    asked for by name stays."""
+    if most is None or session.settings.forced_structure is not None:
+        return list(ranked)
+    over = [one for one in ranked if one.peak_bytes > most]
+    if over:
+        listed = ", ".join(f"{one.name} ({one.peak_bytes >> 20} MiB)" for one in over)
+        session.say("not tried, as each device has room for %d MiB: %s", most >> 20, listed)
+    return [one for one in ranked if one not in over]
+
+
+def is_near(one: Ranked, most: int | None) -> bool:
+    """Whether XLA is asked what a structure needs that keeps more than the step does."""
+    return most is not None and one.name.startswith(KEEPS) and one.peak_bytes > (1 - _PREDICTED_WITHIN) * most
+
+
+def in_part(
+    session: Session,
+    early: Early,
+    case: Case | None,
+    most: int | None,
+    make: Callable[[Schedules], Made],
+) -> Made:
+    """The step with as much kept as there is room for, made on all ranks alike: rank 0 chooses. One line says what is
+    kept; where XLA needs more for it than ``most`` bytes, another says so, and less is kept.
+
+    Args:
+        case: the step as it is, on rank 0.
+        make: makes schedules on this rank.
+    """
+    room_bytes = 0
+    if case is not None:
+        room_bytes = 1 << 62 if most is None else most - case.default.peak_bytes
+    for _ in range(_TRIES):
+        with session.stage("what to keep", takes_s=_TAKES_S):
+            part = None if case is None else _chosen(session, early, case, room_bytes)
+        own = {} if part is None else {name: to_json(moves) for name, moves in part.schedules.items()}
+        told: Schedules = session.tell(own, "what to keep")
+        if not told:
+            return {}
+        made = make(told)
+        needed = {name: needed_bytes(session, name, one, most) for name, one in made.items()}
+        fits = {name: made[name] for name, (bytes_, lack) in needed.items() if not lack and bytes_}
+        if KEPT_IN_PART in fits or most is None or not needed[KEPT_IN_PART][0]:
+            return fits
+        if part is not None:
+            room_bytes = part.chosen.held_bytes - max(1, needed[KEPT_IN_PART][0] - most)
+    return {}
+
+
+def needed_bytes(
+    session: Session, name: str, made: Future[Restructured], most: int | None
+) -> tuple[int, str]:
+    """What XLA needs for a structure on each device, 0 where it is not made; and on which ranks that is more than
+    ``most``, the same on all, of which one line tells."""
+    try:
+        with session.compiling(name), session.stage(f"memory of {name}", takes_s=_TAKES_S), jaxlink.ours():
+            executable = compiles.compile_module(session.request, None, {}, made.result().early)
+    except Exception as error:
+        LOGGER.debug("%s: %s", name, one_line(error))
+        return 0, ""
+    if lack := over_limit(session, name, executable, most):
+        session.say("%s is not tried: %s", name, lack)
+    return memory(executable).total_bytes, lack
+
+
+def _chosen(session: Session, early: Early, case: Case, room_bytes: int) -> InPart:
+    prices = functools.partial(prices_of, case.costs)
+    part = early.run(kept_in_part, early.module, prices, room_bytes, copies=early.copies)
+    left, values = max(0, room_bytes) / 2**20, len(part.chosen.values)
+    if not part.schedules:
+        session.say(
+            "nothing that is computed twice is kept: no gain fits into the %.0f MiB left on each device", left
+        )
+    else:
+        session.say(
+            "%s keeps %d values that are computed twice, in up to %.0f of the %.0f MiB left on each device",
+            KEPT_IN_PART, values, part.chosen.held_bytes / 2**20, left,
+        )  # fmt: skip
+    return part

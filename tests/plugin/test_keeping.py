@@ -1,0 +1,226 @@
+"""Structures within the memory that devices have: what has no room gives way to what needs less."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from disco_hlo.elsewhere import here
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.optimize.costs import costs_of
+from disco_hlo.optimize.keeping import prices_of
+from disco_hlo.optimize.pipeline import Case
+from disco_hlo.plan.read import read
+from disco_hlo.plan.store import PlanStore
+from disco_hlo.plan.variants import unfused
+from disco_hlo.plugin.measuring import room
+from disco_hlo.plugin.measuring.room import limited_bytes
+from disco_hlo.plugin.phases import keeping, structure_search
+from disco_hlo.plugin.phases.keeping import Ranked, in_part, is_near, most_bytes, with_room
+from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
+from disco_hlo.plugin.session import join
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.structure import Restructured, early_module, enacted
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.executables import memory
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.search.schedule import Scheduled
+from disco_hlo.simulator.build import resident_bytes
+from disco_hlo.structure.choose import Chosen
+from disco_hlo.structure.moves import Double, to_json
+from disco_hlo.structure.propose_loops import KEPT_IN_PART, KEPT_IN_PART_NAMES, InPart, kept_in_part
+from tests.plugin.test_structure import SCANNED, found, parsed, profile
+from tests.steps.intercept import intercept
+from tests.structure.test_keep import step
+
+MIB = 1 << 20
+MOVES = (Double((0,)),)
+
+
+class Rank:
+    """A job of one rank, and what it says."""
+
+    leads, on_calls, request = True, None, None
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = Settings(search=True, directory=Path(), **settings)
+        self.channel = SimpleNamespace(all_gather=lambda mine, **_: [mine])
+        self.timeout_s = 1.0
+        self.said: list[str] = []
+
+    def stage(self, *_: object, **__: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    compiling = stage
+
+    def tell(self, value: Any, _tag: str) -> Any:
+        return value
+
+    def say(self, message: str, *values: object) -> None:
+        self.said.append(message % values)
+
+
+def ranked(**peaks_mib: int) -> list[Ranked]:
+    return [Ranked(1, name.replace("_", "-"), False, mib * MIB) for name, mib in peaks_mib.items()]
+
+
+def test_what_is_predicted_to_have_no_room_is_one_line() -> None:
+    session: Any = Rank()
+    every = ranked(keep=120, keep_kernels=101, rotate=100)
+    assert [one.name for one in with_room(session, every, 100 * MIB)] == ["rotate"]
+    assert session.said == [
+        "not tried, as each device has room for 100 MiB: keep (120 MiB), keep-kernels (101 MiB)"
+    ]
+    assert with_room(session, every, None) == every
+    asked: Any = Rank(structure="keep")
+    assert with_room(asked, every, 100 * MIB) == every
+    assert asked.said == []
+
+
+def test_what_keeps_more_is_compiled_to_see_its_memory_where_that_is_near() -> None:
+    near = [one.name for one in ranked(keep=91, keep_kernels=90, rotate=95) if is_near(one, 100 * MIB)]
+    assert near == ["keep"]
+
+
+def part_of(room_bytes: int) -> InPart:
+    """Keeps as much as there is room for."""
+    held_bytes = max(0, room_bytes)
+    chosen = Chosen(frozenset({("body", "dot.1")}), held_bytes, 1.0) if held_bytes else Chosen()
+    return InPart(dict.fromkeys(KEPT_IN_PART_NAMES, MOVES) if held_bytes else {}, chosen)
+
+
+def kept_by(
+    monkeypatch: pytest.MonkeyPatch, needed_mib: list[int], most_mib: int, peak_mib: int = 60
+) -> tuple[list[str], list[int], list[str]]:
+    """Names of what is kept in part, the rooms asked for in MiB, and what is said, of a step that needs ``peak_mib``,
+    where XLA needs so much for each structure that is compiled."""
+    rooms: list[int] = []
+    needed = iter(needed_mib)
+
+    def chosen(_module: bytes, _prices: object, room_bytes: int, *, copies: bool) -> InPart:
+        rooms.append(room_bytes // MIB)
+        return part_of(room_bytes)
+
+    def made(schedules: Any) -> dict[str, Future[Any]]:
+        assert all(moves == to_json(MOVES) for moves in schedules.values())
+        futures: dict[str, Future[Any]] = {name: Future() for name in schedules}
+        for one in futures.values():
+            one.set_result(SimpleNamespace(early=b""))
+        return futures
+
+    monkeypatch.setattr(keeping, "kept_in_part", chosen)
+    monkeypatch.setattr(compiles, "compile_module", lambda *_: next(needed) * MIB)
+    for module in (keeping, room):
+        monkeypatch.setattr(module, "memory", lambda executable: SimpleNamespace(total_bytes=executable))
+    session: Any = Rank()
+    early: Any = SimpleNamespace(module=b"", copies=True, run=here)
+    case: Any = SimpleNamespace(default=SimpleNamespace(peak_bytes=peak_mib * MIB), costs=None)
+    return list(in_part(session, early, case, most_mib * MIB, made)), rooms, session.said
+
+
+def test_as_much_is_kept_as_the_step_leaves_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, rooms, said = kept_by(monkeypatch, [100, 100], 100)
+    assert (names, rooms) == (list(KEPT_IN_PART_NAMES), [40])
+    assert said == [
+        "keep-some keeps 1 values that are computed twice, in up to 40 of the 40 MiB left on each device"
+    ]
+
+
+def test_where_xla_needs_more_than_predicted_one_line_says_so_and_less_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """10 MiB more, then 5 and 2 for the rotated one."""
+    names, rooms, said = kept_by(monkeypatch, [110, 111, 100, 102], 100)
+    assert (names, rooms) == ([KEPT_IN_PART], [40, 30])
+    refused = [line for line in said if "is not tried" in line]
+    assert refused[0] == (
+        "keep-some is not tried: rank 0: it needs 110 MiB a device, 100 MiB are the most that it may need"
+    )
+    assert [line.split(":")[0] for line in refused[1:]] == ["keep-some-rotate is not tried"] * 2
+
+
+def test_what_never_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, rooms, _ = kept_by(monkeypatch, [110, 110, 101, 101, 104, 104], 100)
+    assert (names, rooms) == ([], [40, 30, 29])
+
+
+def test_without_room_nothing_is_kept_and_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kept_by(monkeypatch, [], 50) == (
+        [],
+        [-10],
+        ["nothing that is computed twice is kept: no gain fits into the 0 MiB left on each device"],
+    )
+
+
+def test_a_structure_may_need_what_a_plan_may_and_before_a_training_what_is_free() -> None:
+    source = parsed(SCANNED.replace("OP", "negate(x)"))
+    case = Case(source, unfused(source.graph), costs_of(profile("gpu", 1.0), source), 10 * MIB)
+    limit = resident_bytes(source.graph) + 10 * MIB
+    assert most_bytes(SimpleNamespace(on_calls=None), case, 8 * MIB) == 8 * MIB  # type: ignore[arg-type]
+    assert most_bytes(SimpleNamespace(on_calls=None), case, 80 * MIB) == limit  # type: ignore[arg-type]
+    assert most_bytes(SimpleNamespace(on_calls=object()), case, 8 * MIB) == limit  # type: ignore[arg-type]
+
+
+def test_the_users_limit_counts_what_the_step_has() -> None:
+    graph = parsed(SCANNED.replace("OP", "negate(x)")).graph
+    resident = resident_bytes(graph)
+    settings = Settings(search=True, directory=Path(), memory_mib=4)
+    assert (
+        limited_bytes(settings, 100 * MIB, graph)
+        == limited_bytes(settings, None, graph)
+        == 4 * MIB - resident
+    )
+    assert limited_bytes(settings, 5, graph) == 5
+    assert limited_bytes(Settings(search=True, directory=Path()), None, graph) is None
+
+
+@pytest.mark.product_only  # compiles the engine
+def test_a_step_without_room_for_all_keeps_some_which_the_plan_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Asked for by name, in half of the memory that all would take. XLA:CPU needs more for the step than was predicted,
+    since it fuses less after a move."""
+    monkeypatch.setattr(structure_search, "profile_structures", lambda *_: {})
+    monkeypatch.setattr(structure_search, "room_bytes", lambda _: 1 << 40)
+
+    def look(request: CompileRequest) -> None:
+        source, early = canonicalize(compiles.capture(request)), early_module(request)
+        session = join(
+            request, Settings(search=True, directory=tmp_path, structure=KEPT_IN_PART, budget_s=1.0)
+        )
+        slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
+        costs = found(source).last.case.costs
+        prices = functools.partial(prices_of, costs)
+        everything = kept_in_part(early.module, prices, 1 << 40, copies=early.copies).chosen
+        plain = memory(compiles.compile_module(request, None, None, early.module)).total_bytes
+        most = plain + everything.held_bytes // 2
+        case = Case(source, read(source), costs, most - resident_bytes(source.graph))
+        known = found(source)
+        known = replace(known, searches=(replace(known.last, case=case),))
+
+        def search(_made: Restructured, case: Case, _seconds: float) -> tuple[Scheduled, float]:
+            return case.unfused, 0.0
+
+        (trial,) = restructured_trials(session, slot, None, known, Making(session, source), search)
+        made = trial.restructured
+        assert made is not None
+        assert trial.name == made.record.name == KEPT_IN_PART
+        kept = sum(len(move.get("pairs", ())) for move in made.record.moves)
+        assert 0 < kept < len(everything.values)
+        assert memory(compiles.compile_module(request, None, None, made.early)).total_bytes <= most
+        again = enacted(request, made.record)
+        assert again.early == made.early
+        assert again.source.graph.key == made.source.graph.key
+
+    mapped, arguments = step("scan")
+    caplog.set_level("INFO")
+    intercept(jax.jit(mapped), arguments, look)
+    assert any(line.startswith("keep-some keeps ") for line in caplog.messages)
