@@ -98,6 +98,8 @@ class Backend:
     is_plugin: bool = False
     """Whether it comes as a PJRT plugin of its own, behind the C API."""
     autotunes: bool = False
+    untuned: Mapping[str, int] = field(default_factory=dict)
+    """Options of a compile that picks kernels without a device."""
     """Whether a compile picks kernels by trying them on the devices, so that two compiles of a step may differ."""
     copies_early: bool = False
     """Whether XLA has inserted its copies before the hook's early stage."""
@@ -190,6 +192,7 @@ GPU = Backend(  # on NVIDIA devices
     reduces_in_place=True,
     is_plugin=True,
     autotunes=True,
+    untuned={"xla_gpu_autotune_level": 0},
     rematerializes=True,
     keeps_barriers=True,
     combiners=(

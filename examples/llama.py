@@ -289,7 +289,9 @@ def batch_of(config: Config, where: Layout, text: np.ndarray, seed: int, step: i
 def main() -> None:
     """Train and record."""
     parser = parallel.parser(__doc__)
-    parser.add_argument("--size", default="tiny", help="table of the file: large, full or tiny (default tiny)")
+    parser.add_argument(
+        "--size", default="tiny", help="table of the file: large, full or tiny (default tiny)"
+    )
     parser.add_argument(
         "--shard", choices=SHARDS, default="dp", help="what is split over the devices (default dp)"
     )

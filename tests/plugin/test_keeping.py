@@ -216,7 +216,8 @@ def test_a_step_without_room_for_all_keeps_some_which_the_plan_says(
         kept = sum(len(move.get("pairs", ())) for move in made.record.moves)
         assert 0 < kept < len(everything.values)
         assert memory(compiles.compile_module(request, None, None, made.early)).total_bytes <= most
-        again = enacted(request, made.record)
+        with compiles.halted(request, early=True) as waiting:
+            again = enacted(request, made.record, waiting)
         assert again.early == made.early
         assert again.source.graph.key == made.source.graph.key
 

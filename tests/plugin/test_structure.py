@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, unsearched
-from disco_hlo.plan.plan import Strategy, Structure
+from disco_hlo.plan.plan import DEFAULT, Strategy, Structure
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.variants import unfused
@@ -413,7 +414,7 @@ def test_schedules_are_found_while_the_step_is_profiled_and_nothing_is_captured_
     monkeypatch.setattr(compiles, "capture_structure", capture)
     monkeypatch.setattr(structure_search, "early_of", find)
     monkeypatch.setattr(structure_search, "named_schedules", lambda early, *_: dict(early.schedules))
-    monkeypatch.setattr(structure_search, "restructured", lambda _request, _early, name, _moves: name)
+    monkeypatch.setattr(structure_search, "restructured", lambda _early, name, _moves, _compiled: name)
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
     session = not_held(Settings(search=True, directory=tmp_path), SimpleNamespace(size=1))
     source = parsed(SCANNED.replace("OP", REDUCED))
@@ -480,6 +481,65 @@ def test_a_structure_that_is_slower_than_the_step_as_it_is_is_not_profiled(
     assert names == ["b", "a"]
     assert said == ["no time was left to compile these structures: late"]
     assert ranked(monkeypatch, {"gather-once": 110}, 100, "gather-once") == (["gather-once"], [])
+
+
+@pytest.mark.parametrize(
+    ("times_ns", "made"),
+    [
+        (
+            {DEFAULT: 50, "a": 60, "b": 10, "c": 40, "d": 30, "e": 49, "f": 20, "g": 45},
+            ["b", "f", "d", "c", "g"],
+        ),
+        ({"a": 60, "b": 10}, ["a", "b"]),
+    ],
+    ids=["the fastest five", "the step's own draft was refused"],
+)
+def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
+    times_ns: dict[str, int], made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft is compiled without the autotuner, and takes no device from the training."""
+    held, tuned = list[str](), list[str]()
+
+    def make(_early: object, name: str, _moves: object, compiled: functools.partial[bytes]) -> Any:
+        if not compiled.keywords:
+            assert held, "the autotuner takes devices"
+            tuned.append(name)
+        return SimpleNamespace(source=name)
+
+    def predict(name: str, _known: object) -> tuple[int, float, int]:
+        return times_ns[name], 0.0, 0
+
+    @contextlib.contextmanager
+    def holding(what: str) -> Iterator[None]:
+        held.append(what)
+        yield
+
+    early = SimpleNamespace(key="f00d", run=lambda *_: DEFAULT)
+    monkeypatch.setattr(structure_search, "early_module", lambda *_: early)
+    names = [name for name in times_ns if name != DEFAULT]
+    monkeypatch.setattr(structure_search, "named_schedules", lambda *_: {name: [] for name in names})
+    monkeypatch.setattr(structure_search, "restructured", make)
+    monkeypatch.setattr(structure_search, "foreseen", predict)
+    monkeypatch.setattr(structure_search, "runner", lambda _: here)
+    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    monkeypatch.setattr(compiles, "capture", lambda *_: b"")
+    session: Any = SimpleNamespace(
+        settings=Settings(search=True, directory=tmp_path, when="training"),
+        request=None,
+        leads=True,
+        channel=SimpleNamespace(size=2),
+        compiles_between_steps=True,
+        stage=lambda *_, **__: contextlib.nullcontext(),
+        compiling=holding,
+        tell=lambda value, _: value,
+    )
+    case = SimpleNamespace(source=None, costs=SimpleNamespace(profile=None))
+    found: Any = SimpleNamespace(last=SimpleNamespace(case=case))
+    making = Making(session, parsed(SCANNED.replace("OP", REDUCED)))
+    structures = making.structures()
+    making.make(structures, structure_search._likeliest(session, structures, found))
+    making.end()
+    assert tuned == list(structures.made) == made
 
 
 def test_structures_that_would_not_be_compiled_in_time_are_not_begun(
@@ -553,6 +613,7 @@ def test_structures_that_there_is_no_time_to_profile_are_named(
             channel=SimpleNamespace(size=1),
             settings=Settings(search=True, directory=tmp_path, **settings),
             say=lambda message, *values: said.append(message % values),
+            compiles_between_steps=False,
         )
         making = Making(session, parsed(STEP), None, 90.0)
         kept = making.in_time([("a", True), ("known", False), ("b", True), ("c", True)])

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,7 +31,7 @@ from disco_hlo.kernels.pattern import Call
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, foreseen, optimize, unsearched
 from disco_hlo.optimize.regions import step_times
-from disco_hlo.plan.plan import Strategy
+from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER, one_line
@@ -75,6 +75,8 @@ from disco_hlo.structure.propose_loops import KEPT_IN_PART_NAMES
 
 MOST_PROFILED = 3
 """Schedules that are profiled and searched."""
+_MOST_HELD_FOR = 5
+"""Schedules for which calls are held, so that XLA's autotuner has room: as many again may turn out to be slower."""
 _SEARCH_GAINS = 0.15
 """A schedule that is slower than the plan by more, as predicted with the best order of its kernels, is not searched."""
 _UNMEASURED = 0.01
@@ -98,6 +100,8 @@ class Structures:
     schedules: dict[str, Sequence[dict[str, Any]]]
     made: dict[str, Future[Restructured]]
     """Those of them that somebody has begun to make."""
+    drafts: dict[str, Future[CanonicalModule]] = field(default_factory=dict)
+    """Those that are made without XLA's autotuner first, on rank 0, and the step as it is under :data:`DEFAULT`."""
 
 
 class LateError(DiscoError):
@@ -194,7 +198,9 @@ class Making:
         self._ends = math.inf if waits_for_nobody(settings) else time.monotonic() + making_s(settings)
         self._longest_s, self._profiling_s = 0.0, profiling_s * _PROFILE_SHARE
         self._at_once = compiles_at_once(session)
-        self._pool = ThreadPoolExecutor(self._at_once, "disco-structure")
+        # Drafts take no device, and some cores of a host that has many.
+        at_once = max(self._at_once, len(own_cores()) // 4 if session.compiles_between_steps else 1)
+        self._pool = ThreadPoolExecutor(at_once, "disco-structure")
         self._structures: Future[Structures] | None = None
         any_may, keeps = _may_gain(settings, source)
         self._only_keeps = not any_may
@@ -247,10 +253,15 @@ class Making:
         found.schedules.update((name, schedules[name]) for name in new)
         if not self._session.compiles_between_steps:
             self._submit(found, new)
+        elif self._session.leads and self._session.settings.forced_structure is None:
+            for name in [DEFAULT, *new] if not found.drafts else new:
+                moves = schedules[name] if name != DEFAULT else None
+                found.drafts[name] = self._pool.submit(_as_ours, self._drafted, found.early, name, moves)
 
-    def make(self, structures: Structures) -> None:
-        """Make those that nobody has begun to make, as the session compiles between steps; on all ranks at once."""
-        waiting = [name for name in structures.schedules if name not in structures.made]
+    def make(self, structures: Structures, names: Iterable[str]) -> None:
+        """Make those of them that nobody has begun to make, as the session compiles between steps; on all ranks at
+        once."""
+        waiting = [name for name in names if name not in structures.made]
         for some in in_turn(self._session, waiting, self._at_once):
             with self._session.compiling("structures"):
                 self._submit(structures, some)
@@ -260,6 +271,13 @@ class Making:
         for name in names:
             moves = structures.schedules[name]
             structures.made[name] = self._pool.submit(_as_ours, self._made, structures.early, name, moves)
+
+    def _drafted(self, early: Early, name: str, moves: Sequence[dict[str, Any]] | None) -> CanonicalModule:
+        untuned = BACKENDS[self._source.graph.backend].untuned
+        if moves is None:
+            return early.run(canonicalize, compiles.capture(self._session.request, None, untuned))
+        compiled = functools.partial(compiles.capture, self._session.request, extra_options=untuned)
+        return restructured(early, name, moves, compiled).source
 
     def _pays(self, call: Call, opcode: str, in_loop: bool) -> bool:
         return self._payer(call, opcode, in_loop)
@@ -328,6 +346,7 @@ def _trials(
         LOGGER.debug("no structure of the step is tried: %s", reason)
         return []
     structures = _alike(session, making)
+    making.make(structures, _likeliest(session, structures, found))
     room = room_bytes(session)
     promising = _promising(session, structures, found, making, room)
     made = _agreed(session, structures, promising)
@@ -373,8 +392,8 @@ def _promising(
 
 
 def _made(making: Making, structures: Structures, schedules: Schedules) -> Made:
-    found = Structures(structures.early, schedules, {})
-    making.make(found)
+    found = Structures(structures.early, dict(schedules), {})
+    making.make(found, found.schedules)
     return found.made
 
 
@@ -386,8 +405,27 @@ def _alike(session: Session, making: Making) -> Structures:
     with session.stage("early module"):
         if [mine.early.key, list(mine.schedules)] != told:
             raise ProfileError("the ranks compile different early modules")
-    making.make(mine)
     return mine
+
+
+def _likeliest(session: Session, structures: Structures, found: Found | None) -> list[str]:
+    """Names of the structures to be made while calls are held, the same on all ranks: those whose drafts are predicted
+    to be the fastest, and faster than that of the step as it is."""
+    mine = list(structures.schedules)
+    if structures.drafts and found is not None:
+        known = found.last.case.costs.profile
+        with session.stage("ranking drafts of structures", takes_s=_TAKES_S):
+            predicted_ns: dict[str, int] = {}
+            for name, draft in structures.drafts.items():
+                try:
+                    predicted_ns[name], _, _ = runner(found.last.case.source)(foreseen, draft.result(), known)
+                except Exception as error:
+                    _say_left_out(session, name, error)
+            LOGGER.debug("drafts of structures as predicted: %s", predicted_ns)
+            if own_ns := predicted_ns.get(DEFAULT):
+                faster = [name for name, ns in predicted_ns.items() if ns < own_ns]
+                mine = sorted(faster, key=predicted_ns.__getitem__)[:_MOST_HELD_FOR]
+    return list(session.tell(mine, "likeliest structures"))
 
 
 def _agreed(session: Session, mine: Structures, names: Iterable[str]) -> dict[str, Restructured]:

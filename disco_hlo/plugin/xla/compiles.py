@@ -37,12 +37,17 @@ _REMATERIALIZATION = "rematerialization"
 ops, and nobody checks any more which value lies in which buffer."""
 
 
-def capture(request: CompileRequest, structure: bytes | None = None) -> bytes:
+def capture(
+    request: CompileRequest,
+    structure: bytes | None = None,
+    extra_options: Mapping[str, CompileOptionValue] | None = None,
+) -> bytes:
     """The module XLA would run by default: a serialized, scheduled HloModuleProto. Generates no code.
 
     The compile is ended from inside the hook. Costs XLA's HLO passes (and, on GPU, its autotuning). The bytes
     depend on the request alone: the number XLA gives each module it compiles is left out. With ``structure`` in the
-    place of the module that :func:`capture_structure` gives, what XLA makes of that is captured.
+    place of the module that :func:`capture_structure` gives, what XLA makes of that is captured. ``extra_options`` are
+    as of :func:`compile_module`.
 
     Raises:
         UnsupportedError: the hook was not called.
@@ -51,7 +56,7 @@ def capture(request: CompileRequest, structure: bytes | None = None) -> bytes:
     """
     own = OwnCompile(stop=True, structure=structure)
     try:
-        _own_compile(request, own, {})
+        _own_compile(request, own, extra_options or {})
     except Exception as error:  # ending a compile from inside the hook is an XLA error; told apart here
         if own.seen is None and structure is not None and own.seen_early is not None:
             raise _refused(request, error, "restructured") from error
