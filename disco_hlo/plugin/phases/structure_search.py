@@ -31,6 +31,7 @@ from disco_hlo.kernels.pattern import Call
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, foreseen, optimize, unsearched
 from disco_hlo.optimize.regions import step_times
+from disco_hlo.optimize.select import LEAST_GAIN
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -443,8 +444,10 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
     if late:
         session.say("no time was left to compile these structures: %s", ", ".join(late))
     if session.settings.forced_structure is None:
-        LOGGER.debug("predicted alike, the step as it is takes %d ns: none that is slower is tried", own)
-        ranked = [one for one in ranked if one[0] < own]
+        LOGGER.debug(
+            "predicted alike, the step as it is takes %d ns: none that is hardly faster is tried", own
+        )
+        ranked = [one for one in ranked if one[0] <= own * (1 - LEAST_GAIN)]
     return [(name, lacking) for _, name, lacking in ranked[:MOST_PROFILED]]
 
 
