@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.elsewhere import elsewhere, here
 from disco_hlo.errors import IllegalMoveError, PlanError
@@ -404,7 +405,7 @@ def test_schedules_are_found_while_the_step_is_profiled_and_nothing_is_captured_
     monkeypatch.setattr(structure_search, "named_schedules", lambda early, *_: dict(early.schedules))
     monkeypatch.setattr(structure_search, "restructured", lambda _request, _early, name, _moves: name)
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
-    session = not_held(Settings(search=True, directory=tmp_path), SimpleNamespace(size=1))
+    session: Any = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
     source = parsed(SCANNED.replace("OP", REDUCED))
     ahead = Ahead(session, source)
     with ahead.beside_compiles():
@@ -429,10 +430,28 @@ def test_nothing_is_found_ahead_that_is_not_tried_or_would_disturb_the_profile(
 ) -> None:
     monkeypatch.setattr(structure_search, "runner", lambda _: run)
     settings = Settings(search=True, directory=tmp_path, structure=structure)
-    ahead = Ahead(not_held(settings, None), parsed(SCANNED.replace("OP", op)))
+    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
+    ahead = Ahead(session, parsed(SCANNED.replace("OP", op)))
     with ahead.beside_compiles():
         pass
     assert ahead.early is None
+
+
+def test_nothing_is_found_ahead_where_one_rank_cannot_and_others_would_wait_for_it_in_a_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = [parsed(SCANNED.replace("OP", REDUCED)) for _ in range(2)]
+    monkeypatch.setattr(
+        structure_search, "runner", lambda source: here if source is sources[1] else elsewhere
+    )
+
+    def ahead(channel: KvChannel) -> object:
+        settings = Settings(search=True, directory=tmp_path, timeout_s=20.0)
+        found = Ahead(Session(None, settings, None, channel), sources[channel.rank])  # type: ignore[arg-type]
+        with found.beside_compiles():
+            return found.early
+
+    assert on_ranks(2, ahead) == [None, None]
 
 
 def ranked(

@@ -122,12 +122,14 @@ class Ahead:
 
     @contextlib.contextmanager
     def beside_compiles(self) -> Iterator[None]:
-        """Begin, around compiles, if structures may be tried; at the end nothing of this takes the devices any more."""
-        run, backend = runner(self._source), BACKENDS[self._source.graph.backend]
-        if run is here or not backend.queues or not any(_may_gain(self._session.settings, self._source)):
+        """Begin, around compiles, if structures may be tried; at the end nothing of this takes the devices any more.
+        On all ranks at once or on none: XLA's autotuner may wait for the others."""
+        session, run = self._session, runner(self._source)
+        tried = BACKENDS[self._source.graph.backend].queues and any(_may_gain(session.settings, self._source))
+        if not tried or anywhere(session, run is here, "schedules ahead"):
             yield
             return
-        request = self._session.request
+        request = session.request
 
         def find() -> Early:
             early = early_of(request, captured.result(), run)
