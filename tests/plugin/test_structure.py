@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.elsewhere import elsewhere, here
 from disco_hlo.errors import IllegalMoveError, PlanError
@@ -416,7 +417,7 @@ def test_schedules_are_found_while_the_step_is_profiled_and_nothing_is_captured_
     monkeypatch.setattr(structure_search, "named_schedules", lambda early, *_: dict(early.schedules))
     monkeypatch.setattr(structure_search, "restructured", lambda _early, name, _moves, _compiled: name)
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
-    session = not_held(Settings(search=True, directory=tmp_path), SimpleNamespace(size=1))
+    session: Any = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
     source = parsed(SCANNED.replace("OP", REDUCED))
     ahead = Ahead(session, source)
     with ahead.beside_compiles():
@@ -441,10 +442,28 @@ def test_nothing_is_found_ahead_that_is_not_tried_or_would_disturb_the_profile(
 ) -> None:
     monkeypatch.setattr(structure_search, "runner", lambda _: run)
     settings = Settings(search=True, directory=tmp_path, structure=structure)
-    ahead = Ahead(not_held(settings, None), parsed(SCANNED.replace("OP", op)))
+    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
+    ahead = Ahead(session, parsed(SCANNED.replace("OP", op)))
     with ahead.beside_compiles():
         pass
     assert ahead.early is None
+
+
+def test_nothing_is_found_ahead_where_one_rank_cannot_and_others_would_wait_for_it_in_a_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = [parsed(SCANNED.replace("OP", REDUCED)) for _ in range(2)]
+    monkeypatch.setattr(
+        structure_search, "runner", lambda source: here if source is sources[1] else elsewhere
+    )
+
+    def ahead(channel: KvChannel) -> object:
+        settings = Settings(search=True, directory=tmp_path, timeout_s=20.0)
+        found = Ahead(Session(None, settings, None, channel), sources[channel.rank])  # type: ignore[arg-type]
+        with found.beside_compiles():
+            return found.early
+
+    assert on_ranks(2, ahead) == [None, None]
 
 
 def ranked(
@@ -473,11 +492,11 @@ def ranked(
     return [one.name for one in structure_search._ranked(session, structures, found(step))], said
 
 
-def test_a_structure_that_is_slower_than_the_step_as_it_is_is_not_profiled(
+def test_a_structure_that_would_not_be_called_faster_than_the_step_as_it_is_is_not_profiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    takes_ns = {"a": 90, "slower": 110, "b": 80, "late": 0}
-    names, said = ranked(monkeypatch, takes_ns, own_ns=100)
+    takes_ns = {"a": 990, "slower": 1100, "b": 800, "late": 0, "hardly": 991}
+    names, said = ranked(monkeypatch, takes_ns, own_ns=1000)
     assert names == ["b", "a"]
     assert said == ["no time was left to compile these structures: late"]
     assert ranked(monkeypatch, {"gather-once": 110}, 100, "gather-once") == (["gather-once"], [])

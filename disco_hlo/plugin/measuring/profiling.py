@@ -379,9 +379,13 @@ def _trace(
     # Beside a training what lies between two kernels is not worth the runs that tell it.
     timed = {ALONE, BESIDE} if session.on_calls is None or BESIDE in names else set()
     alone: tuple[Trial, NamedTrace] | None = None
+    no_room = False
     for module in _with_called(session, source, modules, found):
         trial = module.trial
-        trial.error = trial.error or module.error or _lack_of_memory(session, trial, runner)
+        trial.error = trial.error or module.error
+        if not trial.error:
+            trial.error = _lack_of_memory(session, trial, runner)
+            no_room = no_room or bool(trial.error)
         if not trial.error:
             try:
                 taken = take(session, module, runner, first_runs, timed=trial.name in timed)
@@ -411,7 +415,8 @@ def _trace(
     with session.stage("profile"):
         if wanted_times and not op_times(found):
             reasons = "; ".join(dict.fromkeys(module.trial.error for module in modules if module.trial.error))
-            raise ProfileError(f"neither the unfused step nor XLA's own could be profiled: {reasons}")
+            advice = "; DISCO_WHEN=training profiles it on the training's own arrays" if no_room else ""
+            raise ProfileError(f"neither the unfused step nor XLA's own could be profiled: {reasons}{advice}")
     return found
 
 

@@ -87,11 +87,12 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         if searched is None:
             return None
         profile_s, found, making = searched
-        with session.stage("what the plan is predicted to take", takes_s=_AROUND_S):
-            plans = None if found is None else found.plans(session.settings)
-        trials = trials_of(session, None if found is None else found.candidates, slot)
+        trials, compiling = trials_of(session, None if found is None else found.candidates, slot), None
         if not session.tell(bool(stop), "interrupted"):
             compiling = begin_with_likeliest(session, source, trials)
+        with session.stage("what the plan is predicted to take", takes_s=_AROUND_S):
+            plans = None if found is None else found.plans(session.settings)
+        if compiling is not None:
             with measured_times(session) as store:
                 trials += restructured_trials(session, slot, store, found, making, beside=compiling)
             compiling.finish()

@@ -31,6 +31,7 @@ from disco_hlo.kernels.pattern import Call
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, foreseen, optimize, unsearched
 from disco_hlo.optimize.regions import step_times
+from disco_hlo.optimize.select import LEAST_GAIN
 from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -136,12 +137,14 @@ class Ahead:
 
     @contextlib.contextmanager
     def beside_compiles(self) -> Iterator[None]:
-        """Begin, around compiles, if structures may be tried; at the end nothing of this takes the devices any more."""
-        run, backend = runner(self._source), BACKENDS[self._source.graph.backend]
-        if run is here or not backend.queues or not any(_may_gain(self._session.settings, self._source)):
+        """Begin, around compiles, if structures may be tried; at the end nothing of this takes the devices any more.
+        On all ranks at once or on none: XLA's autotuner may wait for the others."""
+        session, run = self._session, runner(self._source)
+        tried = BACKENDS[self._source.graph.backend].queues and any(_may_gain(session.settings, self._source))
+        if not tried or anywhere(session, run is here, "schedules ahead"):
             yield
             return
-        request = self._session.request
+        request = session.request
 
         def find() -> Early:
             early = early_of(request, captured.result(), run)
@@ -423,7 +426,7 @@ def _likeliest(session: Session, structures: Structures, found: Found | None) ->
                     _say_left_out(session, name, error)
             LOGGER.debug("drafts of structures as predicted: %s", predicted_ns)
             if own_ns := predicted_ns.get(DEFAULT):
-                faster = [name for name, ns in predicted_ns.items() if ns < own_ns]
+                faster = [name for name, ns in predicted_ns.items() if ns <= own_ns * (1 - LEAST_GAIN)]
                 mine = sorted(faster, key=predicted_ns.__getitem__)[:_MOST_HELD_FOR]
     return list(session.tell(mine, "likeliest structures"))
 
@@ -527,8 +530,10 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
     if late:
         session.say("no time was left to compile these structures: %s", ", ".join(late))
     if session.settings.forced_structure is None:
-        LOGGER.debug("predicted alike, the step as it is takes %d ns: none that is slower is tried", own)
-        ranked = [one for one in ranked if one.predicted_ns < own]
+        LOGGER.debug(
+            "predicted alike, the step as it is takes %d ns: none that is hardly faster is tried", own
+        )
+        ranked = [one for one in ranked if one.predicted_ns <= own * (1 - LEAST_GAIN)]
     return ranked
 
 
