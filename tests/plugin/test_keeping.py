@@ -74,10 +74,10 @@ def ranked(**peaks_mib: int) -> list[Ranked]:
 
 def test_what_is_predicted_to_have_no_room_is_one_line() -> None:
     session: Any = Rank()
-    every = ranked(keep=120, keep_kernels=101, rotate=100)
-    assert [one.name for one in with_room(session, every, 100 * MIB)] == ["rotate"]
+    every = ranked(keep=120, gather_once_rotate=101, keep_kernels=100, rotate=130)
+    assert [one.name for one in with_room(session, every, 100 * MIB)] == ["keep-kernels", "rotate"]
     assert session.said == [
-        "not tried, as each device has room for 100 MiB: keep (120 MiB), keep-kernels (101 MiB)"
+        "not tried, as each device has room for 100 MiB: keep (120 MiB), gather-once-rotate (101 MiB)"
     ]
     assert with_room(session, every, None) == every
     asked: Any = Rank(structure="keep")

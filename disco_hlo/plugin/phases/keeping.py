@@ -22,6 +22,8 @@ from disco_hlo.plugin.xla.executables import memory
 from disco_hlo.structure.moves import to_json
 from disco_hlo.structure.propose_loops import KEPT_IN_PART, InPart, kept_in_part
 
+_HOLD = (KEEPS, "gather-once")
+"""With these begin the names of schedules that hold what others make again."""
 _PREDICTED_WITHIN = 0.1
 """A structure that is predicted to need so much less than the limit, as a share of it, needs no more than that. The aim
 of the prediction is 5 %."""
@@ -55,11 +57,11 @@ def most_bytes(session: Session, case: Case, free_bytes: int | None) -> int | No
 
 
 def with_room(session: Session, ranked: Sequence[Ranked], most: int | None) -> list[Ranked]:
-    """Those structures that are predicted to need no more than ``most`` bytes; one line says which are not. What is
-    asked for by name stays."""
+    """Structures without those that hold what others make again and are predicted to need more than ``most`` bytes; one
+    line says which. What is asked for by name stays."""
     if most is None or session.settings.forced_structure is not None:
         return list(ranked)
-    over = [one for one in ranked if one.peak_bytes > most]
+    over = [one for one in ranked if one.name.startswith(_HOLD) and one.peak_bytes > most]
     if over:
         listed = ", ".join(f"{one.name} ({one.peak_bytes >> 20} MiB)" for one in over)
         session.say("not tried, as each device has room for %d MiB: %s", most >> 20, listed)
@@ -67,8 +69,8 @@ def with_room(session: Session, ranked: Sequence[Ranked], most: int | None) -> l
 
 
 def is_near(one: Ranked, most: int | None) -> bool:
-    """Whether XLA is asked what a structure needs that keeps more than the step does."""
-    return most is not None and one.name.startswith(KEEPS) and one.peak_bytes > (1 - _PREDICTED_WITHIN) * most
+    """Whether XLA is asked what a structure needs that holds what others make again."""
+    return most is not None and one.name.startswith(_HOLD) and one.peak_bytes > (1 - _PREDICTED_WITHIN) * most
 
 
 def in_part(
