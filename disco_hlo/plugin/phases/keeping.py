@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 from disco_hlo.optimize.keeping import prices_of
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.room import over_limit
+from disco_hlo.plugin.measuring.room import most_needed_bytes, over_limit
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import KEEPS, Early, Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
-from disco_hlo.plugin.xla.executables import memory
 from disco_hlo.structure.moves import to_json
 from disco_hlo.structure.propose_loops import KEPT_IN_PART, InPart, kept_in_part
 
@@ -110,17 +109,18 @@ def in_part(
 def needed_bytes(
     session: Session, name: str, made: Future[Restructured], most: int | None
 ) -> tuple[int, str]:
-    """What XLA needs for a structure on each device, 0 where it is not made; and on which ranks that is more than
-    ``most``, the same on all, of which one line tells."""
+    """What XLA needs for a structure on each device, the most of all ranks, 0 where it is not made; and that this is
+    more than ``most``, empty where it is not. One line says so."""
     try:
         with session.compiling(name), session.stage(f"memory of {name}", takes_s=_TAKES_S), jaxlink.ours():
             executable = compiles.compile_module(session.request, None, {}, made.result().early)
     except Exception as error:
         LOGGER.debug("%s: %s", name, one_line(error))
         return 0, ""
-    if lack := over_limit(session, name, executable, most):
+    needed = most_needed_bytes(session, name, executable)
+    if lack := over_limit(needed, most):
         session.say("%s is not tried: %s", name, lack)
-    return memory(executable).total_bytes, lack
+    return needed, lack
 
 
 def _chosen(session: Session, early: Early, case: Case, room_bytes: int) -> InPart:
