@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import pytest
 
+from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.elsewhere import here
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.costs import costs_of
@@ -26,7 +27,7 @@ from disco_hlo.plugin.measuring.room import limited_bytes
 from disco_hlo.plugin.phases import keeping, structure_search
 from disco_hlo.plugin.phases.keeping import Ranked, in_part, is_near, most_bytes, with_room
 from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
-from disco_hlo.plugin.session import join
+from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import Restructured, early_module, enacted
 from disco_hlo.plugin.xla import compiles
@@ -37,6 +38,7 @@ from disco_hlo.simulator.build import resident_bytes
 from disco_hlo.structure.choose import Chosen
 from disco_hlo.structure.moves import Double, to_json
 from disco_hlo.structure.propose_loops import KEPT_IN_PART, KEPT_IN_PART_NAMES, InPart, kept_in_part
+from tests.activation.stores import on_ranks
 from tests.plugin.test_structure import SCANNED, found, parsed, profile
 from tests.steps.intercept import intercept
 from tests.structure.test_keep import step
@@ -74,10 +76,10 @@ def ranked(**peaks_mib: int) -> list[Ranked]:
 
 def test_what_is_predicted_to_have_no_room_is_one_line() -> None:
     session: Any = Rank()
-    every = ranked(keep=120, keep_kernels=101, rotate=100)
-    assert [one.name for one in with_room(session, every, 100 * MIB)] == ["rotate"]
+    every = ranked(keep=120, gather_once_rotate=101, keep_kernels=100, rotate=130)
+    assert [one.name for one in with_room(session, every, 100 * MIB)] == ["keep-kernels", "rotate"]
     assert session.said == [
-        "not tried, as each device has room for 100 MiB: keep (120 MiB), keep-kernels (101 MiB)"
+        "not tried, as each device has room for 100 MiB: keep (120 MiB), gather-once-rotate (101 MiB)"
     ]
     assert with_room(session, every, None) == every
     asked: Any = Rank(structure="keep")
@@ -118,8 +120,7 @@ def kept_by(
 
     monkeypatch.setattr(keeping, "kept_in_part", chosen)
     monkeypatch.setattr(compiles, "compile_module", lambda *_: next(needed) * MIB)
-    for module in (keeping, room):
-        monkeypatch.setattr(module, "memory", lambda executable: SimpleNamespace(total_bytes=executable))
+    monkeypatch.setattr(room, "memory", lambda executable: SimpleNamespace(total_bytes=executable))
     session: Any = Rank()
     early: Any = SimpleNamespace(module=b"", copies=True, run=here)
     case: Any = SimpleNamespace(default=SimpleNamespace(peak_bytes=peak_mib * MIB), costs=None)
@@ -142,7 +143,7 @@ def test_where_xla_needs_more_than_predicted_one_line_says_so_and_less_is_kept(
     assert (names, rooms) == ([KEPT_IN_PART], [40, 30])
     refused = [line for line in said if "is not tried" in line]
     assert refused[0] == (
-        "keep-some is not tried: rank 0: it needs 110 MiB a device, 100 MiB are the most that it may need"
+        "keep-some is not tried: it needs 110 MiB a device, 100 MiB are the most that it may need"
     )
     assert [line.split(":")[0] for line in refused[1:]] == ["keep-some-rotate is not tried"] * 2
 
@@ -150,6 +151,45 @@ def test_where_xla_needs_more_than_predicted_one_line_says_so_and_less_is_kept(
 def test_what_never_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     names, rooms, _ = kept_by(monkeypatch, [110, 110, 101, 101, 104, 104], 100)
     assert (names, rooms) == ([], [40, 30, 29])
+
+
+def test_ranks_keep_what_rank_0_chooses_and_what_fits_on_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """XLA needs 4 MiB too much on rank 1, and less once 4 MiB less are kept."""
+    rooms: list[int] = []
+
+    def chosen(_module: bytes, _prices: object, room_bytes: int, *, copies: bool) -> InPart:
+        rooms.append(room_bytes // MIB)
+        return part_of(room_bytes)
+
+    monkeypatch.setattr(keeping, "kept_in_part", chosen)
+    monkeypatch.setattr(room, "memory", lambda executable: SimpleNamespace(total_bytes=executable))
+    monkeypatch.setattr(
+        compiles, "compile_module", lambda _request, _module, _options, early: int(early) * MIB
+    )
+    settings = Settings(search=True, directory=tmp_path, timeout_s=20.0)
+
+    def kept(channel: KvChannel) -> tuple[list[str], list[Any]]:
+        session = Session(None, settings, None, channel)  # type: ignore[arg-type]
+        needed = iter([99, 99, 95, 95] if channel.rank == 0 else [104, 104, 100, 100])
+        told: list[Any] = []
+
+        def made(schedules: Any) -> dict[str, Future[Any]]:
+            told.append(schedules)
+            futures: dict[str, Future[Any]] = {name: Future() for name in schedules}
+            for one in futures.values():
+                one.set_result(SimpleNamespace(early=b"%d" % next(needed)))
+            return futures
+
+        early: Any = SimpleNamespace(module=b"", copies=True, run=here)
+        case: Any = SimpleNamespace(default=SimpleNamespace(peak_bytes=60 * MIB), costs=None)
+        return list(in_part(session, early, case if channel.rank == 0 else None, 100 * MIB, made)), told
+
+    first, second = on_ranks(2, kept)
+    assert first == second
+    assert first[0] == list(KEPT_IN_PART_NAMES)
+    assert rooms == [40, 36]
 
 
 def test_without_room_nothing_is_kept_and_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ from disco_hlo.plugin.measuring.comparing import (
 )
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, anywhere, coming_back, repeated, run_on_all
-from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, lack_of_memory, over_limit
+from disco_hlo.plugin.measuring.room import beyond_setting, compiles_at_once, in_turn, lack_of_memory
 from disco_hlo.plugin.measuring.runner import AT_ONCE_NS, LOOKS, Runner, at_once_of, time_once
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
@@ -286,7 +286,7 @@ def measure(
     if reason := lack_of_memory(session, alive[0].name, alive[0].executable):
         raise shared(UnsupportedError(f"{alive[0].name} has no room on made-up inputs: {reason}"))
     for trial in alive[1:]:
-        trial.error = over_limit(session, trial.name, trial.executable, session.settings.memory_bytes)
+        trial.error = beyond_setting(session, trial.name, trial.executable)
         trial.error = trial.error or lack_of_memory(session, trial.name, trial.executable)
     _first_runs(session, _still_alive(alive))
     alive = _still_alive(alive)

@@ -128,24 +128,32 @@ def lack_of_memory(
     lack = ""
     if usable is not None and needed > usable:
         lack = f"it needs {needed >> 20} MiB a device, {usable >> 20} MiB of what is free are usable"
-    return _told(session, lack)
-
-
-def over_limit(session: Session, name: str, executable: LoadedExecutable, most_bytes: int | None) -> str:
-    """On which ranks a module, by its name in words, needs more than ``most_bytes`` (None: there is no limit), the same
-    on all; empty where none does. Raises ActivationError as :func:`lack_of_memory`."""
-    with session.stage(f"memory of the {name}"):
-        needed = memory(executable).total_bytes
-    lack = ""
-    if most_bytes is not None and needed > most_bytes:
-        lack = f"it needs {needed >> 20} MiB a device, {most_bytes >> 20} MiB are the most that it may need"
-    return _told(session, lack)
-
-
-def _told(session: Session, lack: str) -> str:
     answers = session.channel.all_gather(lack.encode(), tag="memory", timeout_s=session.timeout_s)
     lacking = [rank for rank, answer in enumerate(answers) if answer]
     return f"{name_ranks(lacking)}: {answers[lacking[0]].decode(errors='replace')}" if lacking else ""
+
+
+def most_needed_bytes(session: Session, name: str, executable: LoadedExecutable) -> int:
+    """What a module, by its name in words, needs on each device, the most of all ranks. Raises ActivationError as
+    :func:`lack_of_memory`."""
+    with session.stage(f"memory of the {name}"):
+        needed = memory(executable).total_bytes
+    answers = session.channel.all_gather(b"%d" % needed, tag="memory needed", timeout_s=session.timeout_s)
+    return max(map(int, answers))
+
+
+def over_limit(needed_bytes: int, most_bytes: int | None) -> str:
+    """That this is more than a plan may need, as one line; empty where it is not, or there is no limit."""
+    if most_bytes is None or needed_bytes <= most_bytes:
+        return ""
+    return f"it needs {needed_bytes >> 20} MiB a device, {most_bytes >> 20} MiB are the most that it may need"
+
+
+def beyond_setting(session: Session, name: str, executable: LoadedExecutable) -> str:
+    """As :func:`over_limit` of a module, where the user's setting is the limit, the same on all ranks."""
+    needed = most_needed_bytes(session, name, executable)
+    told: str = session.tell(over_limit(needed, session.settings.memory_bytes), "limit")
+    return told
 
 
 def compiles_at_once(session: Session) -> int:

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 from disco_hlo.optimize.keeping import prices_of
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.room import over_limit
+from disco_hlo.plugin.measuring.room import most_needed_bytes, over_limit
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import KEEPS, Early, Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
-from disco_hlo.plugin.xla.executables import memory
 from disco_hlo.structure.moves import to_json
 from disco_hlo.structure.propose_loops import KEPT_IN_PART, InPart, kept_in_part
 
+_HOLD = (KEEPS, "gather-once")
+"""With these begin the names of schedules that hold what others make again."""
 _PREDICTED_WITHIN = 0.1
 """A structure that is predicted to need so much less than the limit, as a share of it, needs no more than that. The aim
 of the prediction is 5 %."""
@@ -55,11 +56,11 @@ def most_bytes(session: Session, case: Case, free_bytes: int | None) -> int | No
 
 
 def with_room(session: Session, ranked: Sequence[Ranked], most: int | None) -> list[Ranked]:
-    """Those structures that are predicted to need no more than ``most`` bytes; one line says which are not. What is
-    asked for by name stays."""
+    """Structures without those that hold what others make again and are predicted to need more than ``most`` bytes; one
+    line says which. What is asked for by name stays."""
     if most is None or session.settings.forced_structure is not None:
         return list(ranked)
-    over = [one for one in ranked if one.peak_bytes > most]
+    over = [one for one in ranked if one.name.startswith(_HOLD) and one.peak_bytes > most]
     if over:
         listed = ", ".join(f"{one.name} ({one.peak_bytes >> 20} MiB)" for one in over)
         session.say("not tried, as each device has room for %d MiB: %s", most >> 20, listed)
@@ -67,8 +68,8 @@ def with_room(session: Session, ranked: Sequence[Ranked], most: int | None) -> l
 
 
 def is_near(one: Ranked, most: int | None) -> bool:
-    """Whether XLA is asked what a structure needs that keeps more than the step does."""
-    return most is not None and one.name.startswith(KEEPS) and one.peak_bytes > (1 - _PREDICTED_WITHIN) * most
+    """Whether XLA is asked what a structure needs that holds what others make again."""
+    return most is not None and one.name.startswith(_HOLD) and one.peak_bytes > (1 - _PREDICTED_WITHIN) * most
 
 
 def in_part(
@@ -108,17 +109,18 @@ def in_part(
 def needed_bytes(
     session: Session, name: str, made: Future[Restructured], most: int | None
 ) -> tuple[int, str]:
-    """What XLA needs for a structure on each device, 0 where it is not made; and on which ranks that is more than
-    ``most``, the same on all, of which one line tells."""
+    """What XLA needs for a structure on each device, the most of all ranks, 0 where it is not made; and that this is
+    more than ``most``, empty where it is not. One line says so."""
     try:
         with session.compiling(name), session.stage(f"memory of {name}", takes_s=_TAKES_S), jaxlink.ours():
             executable = compiles.compile_module(session.request, None, {}, made.result().early)
     except Exception as error:
         LOGGER.debug("%s: %s", name, one_line(error))
         return 0, ""
-    if lack := over_limit(session, name, executable, most):
+    needed = most_needed_bytes(session, name, executable)
+    if lack := over_limit(needed, most):
         session.say("%s is not tried: %s", name, lack)
-    return memory(executable).total_bytes, lack
+    return needed, lack
 
 
 def _chosen(session: Session, early: Early, case: Case, room_bytes: int) -> InPart:

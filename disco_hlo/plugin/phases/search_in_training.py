@@ -46,11 +46,11 @@ from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import (
     MAY_RISE,
+    beyond_setting,
     compiles_at_once,
     lack_of_memory,
     limited_bytes,
     needed_on_host_bytes,
-    over_limit,
     room_bytes,
     with_room_to_compile,
 )
@@ -374,9 +374,7 @@ class SearchInTraining:
         # What a plan needs it needs in every call, too: that is held against what is free, as before a first step.
         free = replace(session, on_calls=None)
         for one in tried:
-            one.error = one.error or over_limit(
-                session, one.name, one.executable, self._settings.memory_bytes
-            )
+            one.error = one.error or beyond_setting(session, one.name, one.executable)
         for one in (default, *tried):
             one.error = one.error or lack_of_memory(
                 free, one.name, one.executable, given_back_bytes=gives_back

@@ -376,7 +376,7 @@ def _promising(
         most = None if case is None else most_bytes(session, case, free_bytes)
         ranked = _ranked(session, structures, found)
         fitting = with_room(session, ranked, most)
-        over = any(one.name.startswith(KEEPS) for one in ranked if one not in fitting)
+        over = len(fitting) < len(ranked)
         del fitting[MOST_PROFILED:]
         near = [one.name for one in fitting if is_near(one, most)]
     most, near, over = session.tell([most, near, over], "structures and memory")
