@@ -10,11 +10,6 @@ estimate as it is. Here each kind of op (its cost key: opcode, shapes, attribute
 hold it took longer than estimated, and an estimate is multiplied by the mean over the kernel's ops. What counts of an
 op is the share of time that falls on it where it was seen, and that it is rare: an op that all kernels hold tells
 little of any. Alike kernels are corrected alike, wherever in the step they are.
-
-A search takes of all kernels that never ran those whose estimates err on the low side, so what it chose takes longer
-than estimated even where estimates are right on average: the optimizer's curse (Smith and Winkler, "The Optimizer's
-Curse: Skepticism and Postdecision Surprise in Decision Analysis", Management Science 52(3), 2006). By how much kernels
-of plans fell behind, each corrected by what all others tell, is what the next choice has to expect as well.
 """
 
 from __future__ import annotations
@@ -42,7 +37,6 @@ _TIMED = (Kind.FUSIBLE, Kind.FIXED)
 """What takes time as a single op."""
 _MOST = 4.0
 """Of the ratio of measured to estimated time; beyond it the estimate was of something else."""
-_HIGHEST_SHORTFALL = 2.0
 _RARITY = 2
 """An op that so many times as many kernels hold counts as many times less, to this power."""
 
@@ -55,8 +49,6 @@ class Seen:
     """All nodes that it computes, at least one, duplicates included, bitcasts left out."""
     estimated_ns: int
     measured_ns: int
-    chosen: bool
-    """By a search, when only its estimate was known."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +58,6 @@ class Corrections:
     log_ratio: Mapping[str, float] = field(default_factory=dict)
     """By an op's cost key: log of measured over estimated time of the kernels that hold it."""
     weight: Mapping[str, float] = field(default_factory=dict)
-    shortfall: float = 1.0
-    """By how much kernels that a search chose took longer than corrected, from 1 to 2."""
 
     def of_nodes(self, graph: Graph) -> NDArray[np.float64]:
         """Weight of each node, and log ratio times weight, ``[2, len(graph)]``."""
@@ -81,7 +71,7 @@ class Corrections:
     def factors(
         self, of_nodes: NDArray[np.float64], member_at: NDArray[np.int64], members: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Of each kernel, ``[kernels]``, where anything was seen; the shortfall alone where none of its ops was.
+        """Of each kernel, ``[kernels]``, 1 where none of its ops was seen.
 
         Args:
             of_nodes: :meth:`of_nodes` of their graph.
@@ -90,7 +80,7 @@ class Corrections:
         """
         weight, weighted = np.add.reduceat(of_nodes[:, members], member_at[:-1], axis=1)
         logs = np.divide(weighted, weight, out=np.zeros(weight.size), where=weight > 0)
-        factors: NDArray[np.float64] = self.shortfall * np.exp(np.clip(logs, -np.log(_MOST), np.log(_MOST)))
+        factors: NDArray[np.float64] = np.exp(np.clip(logs, -np.log(_MOST), np.log(_MOST)))
         return factors
 
 
@@ -259,7 +249,6 @@ def corrections(graph: Graph, seen: Sequence[Seen]) -> Corrections:
     return Corrections(
         dict(zip(keys, (told.late_of / np.maximum(told.time_of, 1e-9))[known].tolist(), strict=True)),
         dict(zip(keys, weight[known].tolist(), strict=True)),
-        _shortfall(told, np.array([kernel.chosen for kernel in seen])),
     )
 
 
@@ -282,21 +271,3 @@ def _weight(time: NDArray[np.float64], kernels: NDArray[np.int64]) -> NDArray[np
     many = np.maximum(kernels, 1)
     weight: NDArray[np.float64] = np.where(kernels > 0, time / many / many**_RARITY, 0.0)
     return weight
-
-
-def _shortfall(told: _Told, chosen: NDArray[np.bool_]) -> float:
-    """What chosen kernels took, all together, of what they are estimated at when all others correct them."""
-    if not chosen.any():
-        return 1.0
-    kernels, kind = told.log.size, told.kind
-    others_time = np.maximum(told.time_of[kind] - told.time, 0.0)
-    others_late = told.late_of[kind] - told.time * told.log[told.kernel]
-    ratio = np.divide(others_late, others_time, out=np.zeros(kind.size), where=others_time > 0)
-    weight = told.ops * _weight(others_time, told.kernels_of[kind] - 1)
-    total = np.bincount(told.kernel, weight, kernels)
-    log = np.bincount(told.kernel, weight * ratio, kernels)
-    log = np.clip(
-        np.divide(log, total, out=np.zeros(kernels), where=total > 0), -np.log(_MOST), np.log(_MOST)
-    )
-    took = (told.estimated * np.exp(told.log))[chosen].sum()
-    return float(min(max(took / (told.estimated * np.exp(log))[chosen].sum(), 1.0), _HIGHEST_SHORTFALL))

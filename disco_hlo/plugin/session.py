@@ -236,7 +236,7 @@ def _check_alike(session: Session) -> None:
     settings = session.settings
     mine = {
         "disco-hlo": __version__, "ENABLE_SEARCH": int(settings.search), "DISCO_SEED": settings.seed,
-        "DISCO_STRUCTURE": settings.structure, "DISCO_LOOKS": settings.looks, "DISCO_WHEN": settings.when,
+        "DISCO_STRUCTURE": settings.structure, "DISCO_WHEN": settings.when,
         "DISCO_EXPLAIN": settings.explain,
     }  # fmt: skip
     answers = session.channel.all_gather(json.dumps(mine).encode(), tag="join", timeout_s=session.timeout_s)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
@@ -123,7 +122,7 @@ def measured_timelines(
 
 def _head(bundle: Bundle, strings: Strings) -> dict[str, Any]:
     plan = bundle.plan
-    times, searches = step_times(plan), plan.search.searches
+    times = step_times(plan)
     return {
         "module": printable(plan.target.module_name),
         "target": _texts(msgspec.to_builtins(plan.target)),
@@ -135,8 +134,7 @@ def _head(bundle: Bundle, strings: Strings) -> dict[str, Any]:
         "measuredSpeedup": times.measured_speedup,
         "candidates": _candidates(plan, strings),
         "search": _texts({"method": plan.search.method, **plan.search.settings})
-        | {"evaluations": plan.search.evaluations}
-        | ({} if searches is UNSET else {"of each search": " + ".join(map(str, searches))}),
+        | {"evaluations": plan.search.evaluations},
         "seconds": _seconds(plan),
         "sha256": plan.module_sha256,
     }
@@ -161,7 +159,6 @@ def _seconds(plan: Plan) -> dict[str, Any]:
     return {
         "profile_s": spent.profile_s,
         "search_s": spent.search_s,
-        "searches_s": [] if spent.searches_s is UNSET else list(spent.searches_s),
         "measure_s": spent.measure_s,
         "evaluations_per_s": spent.evaluations_per_s,
     }

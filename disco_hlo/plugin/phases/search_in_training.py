@@ -294,7 +294,7 @@ class SearchInTraining:
         def search(one: Restructured, case: Case, seconds: float) -> tuple[Scheduled, float]:
             asked = replace(settings, budget_s=seconds, finalists=1)
             plans = search_apart(asked, one.module, case.costs.profile, case.room_bytes, self._stop)
-            return plans.best, sum(plans.searches_s)
+            return plans.best, plans.search_s
 
         with peak_told(self._request, "structures"), measured_times(session) as store:
             trials = restructured_trials(session, slot, store, before, making, search)

@@ -29,7 +29,7 @@ from disco_hlo.plugin.phases.finalists import (
     save_timelines,
     trials_of,
 )
-from disco_hlo.plugin.phases.finding import Found, find, longest_s, look_again, looks
+from disco_hlo.plugin.phases.finding import Found, find, longest_s
 from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
@@ -135,14 +135,10 @@ def _search(
         return None
     room = room_bytes(session)
     making = Making(session, source, None if profiled is None else profiled.profile, profile_s)
-    takes_s = longest_s(session.settings)
     found = None
     if profiled is not None:
         session.say("profiled %s in %.1f s", profiled.measured, profile_s)
-    with session.stage("search", takes_s=takes_s):
+    with session.stage("search", takes_s=longest_s(session.settings)):
         if profiled is not None:
             found = find(session, source, xla, profiled.profile, stop, room_bytes=room)
-    for _ in range(looks(session.settings, source.graph.backend)):
-        making.end(unmade=False)
-        found = look_again(session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
     return profile_s, found, making
