@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -213,61 +212,25 @@ def kernel_times(graph: Graph, kernels: Kernels, times: Mapping[str, Instruction
     return {key: merged(found[key]) for key in sorted(found)}
 
 
-class _Told(NamedTuple):
-    """What was seen: pairs of a kernel and a kind of op that it holds, then sums over kernels and kinds."""
-
-    kernel: NDArray[np.int64]
-    """``[pairs]``."""
-    kind: NDArray[np.int64]
-    """``[pairs]``."""
-    ops: NDArray[np.int64]
-    """``[pairs]``: ops of the kind in the kernel."""
-    time: NDArray[np.float64]
-    """``[pairs]``: what of the kernel's estimate falls on them, ns."""
-    estimated: NDArray[np.float64]
-    """``[kernels]``, ns."""
-    log: NDArray[np.float64]
-    """``[kernels]``: of measured over estimated time."""
-    kernels_of: NDArray[np.int64]
-    """``[kinds]``: kernels that hold it."""
-    time_of: NDArray[np.float64]
-    """``[kinds]``: sum of ``time``."""
-    late_of: NDArray[np.float64]
-    """``[kinds]``: sum of ``time`` times ``log``."""
-
-
 def corrections(graph: Graph, seen: Sequence[Seen]) -> Corrections:
     """What these kernels of ``graph``, no two alike, tell of others."""
     seen = [kernel for kernel in seen if kernel.measured_ns > 0]
     if not seen:
         return NONE
     flat = flat_graph(graph)
-    told = _told(flat.of_key, flat.example.size, seen)
-    known = np.flatnonzero(told.kernels_of)
-    keys = [graph.nodes[x].key for x in flat.example[known].tolist()]
-    weight = _weight(told.time_of, told.kernels_of)
-    return Corrections(
-        dict(zip(keys, (told.late_of / np.maximum(told.time_of, 1e-9))[known].tolist(), strict=True)),
-        dict(zip(keys, weight[known].tolist(), strict=True)),
-    )
-
-
-def _told(of_key: NDArray[np.int64], kinds: int, seen: Sequence[Seen]) -> _Told:
-    sizes = np.array([len(one.members) for one in seen])
-    of_members = of_key[np.concatenate([np.array(one.members, np.int64) for one in seen])]
+    kinds, sizes = flat.example.size, np.array([len(one.members) for one in seen])
+    of_members = flat.of_key[np.concatenate([np.array(one.members, np.int64) for one in seen])]
     both, ops = np.unique(np.repeat(np.arange(sizes.size) * kinds, sizes) + of_members, return_counts=True)
-    kernel, kind = np.divmod(both, kinds)
-    estimated = np.array([max(1, one.estimated_ns) for one in seen], np.float64)
-    log = np.log(np.array([one.measured_ns for one in seen]) / estimated)
-    time = ops * (estimated / sizes)[kernel]
-    return _Told(
-        kernel, kind, ops, time, estimated, log, np.bincount(kind, minlength=kinds),
-        np.bincount(kind, time, kinds), np.bincount(kind, time * log[kernel], kinds),
-    )  # fmt: skip
-
-
-def _weight(time: NDArray[np.float64], kernels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of an op in so many kernels, that spend so much time on it all together."""
-    many = np.maximum(kernels, 1)
-    weight: NDArray[np.float64] = np.where(kernels > 0, time / many / many**_RARITY, 0.0)
-    return weight
+    kernel, kind = np.divmod(both, kinds)  # pairs of a kernel and a kind of op that it holds
+    estimated_ns = np.array([max(1, one.estimated_ns) for one in seen], np.float64)
+    log = np.log(np.array([one.measured_ns for one in seen]) / estimated_ns)
+    time_ns = ops * (estimated_ns / sizes)[kernel]
+    kernels_of, time_of_ns = np.bincount(kind, minlength=kinds), np.bincount(kind, time_ns, kinds)
+    late_of_ns, known = np.bincount(kind, time_ns * log[kernel], kinds), np.flatnonzero(kernels_of)
+    keys = [graph.nodes[x].key for x in flat.example[known].tolist()]
+    ratio = late_of_ns[known] / np.maximum(time_of_ns[known], 1e-9)
+    # What falls on it in a kernel on average.
+    weight = time_of_ns[known] / kernels_of[known] / kernels_of[known] ** _RARITY
+    return Corrections(
+        dict(zip(keys, ratio.tolist(), strict=True)), dict(zip(keys, weight.tolist(), strict=True))
+    )
