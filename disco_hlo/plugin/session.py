@@ -24,9 +24,17 @@ from typing import Any, Protocol
 
 from disco_hlo import __version__
 from disco_hlo.activation.agree import settle
-from disco_hlo.activation.channel import Channel, Gone, LocalChannel, key_part, name_ranks, nobody_gone
+from disco_hlo.activation.channel import (
+    Channel,
+    CoordinationStore,
+    Gone,
+    LocalChannel,
+    key_part,
+    name_ranks,
+    nobody_gone,
+)
 from disco_hlo.activation.choose import open_channel
-from disco_hlo.activation.kvstore import CoordinationStore, KvChannel, Pulse
+from disco_hlo.activation.kvstore import KvChannel, Pulse
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, shared
 from disco_hlo.hlo.graph import Graph
