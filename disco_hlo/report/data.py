@@ -36,6 +36,7 @@ from disco_hlo.report.timelines import (
     overlap_ns,
     timeline_data,
 )
+from disco_hlo.simulator.build import ready_ns
 
 VERSION = 1
 
@@ -244,7 +245,7 @@ def bucket_rows(
 ) -> list[dict[str, Any]]:
     """The buckets in the order of their collectives: members, when each was ready, when they travelled."""
     graph = bundle.source.graph if bundle.source else None
-    ready = {} if plan is None or graph is None else ready_ns(graph, plan)
+    ready = {} if plan is None or graph is None else ready_ns(graph, plan.built, plan.timeline.spans_ns)
     homes = {} if default is None else _homes(default.built.units)
     exposed = None
     if plan is not None:
@@ -281,31 +282,6 @@ def _member(
         ready,
         strings(homes[node][0]) if homes.get(node) else None,
     ]
-
-
-def ready_ns(graph: Graph, plan: Predicted) -> dict[int, int]:
-    """For each all-reduce, when what it reduces has been computed."""
-    ends = plan.timeline.spans_ns[1].tolist()
-    end_of = dict(zip(plan.timeline.problem.names, ends, strict=True))
-    units = plan.built.units
-    owner = {node: unit.token for unit in units.units for node in unit.nodes}
-
-    def ready(node: int) -> int:
-        pending, latest, seen = [node], 0, {node}
-        while pending:
-            current = pending.pop()
-            if current in owner:
-                latest = max(latest, end_of.get(owner[current], 0))
-                continue
-            fresh = [n for n in graph.nodes[current].operands if n not in seen]
-            seen.update(fresh)
-            pending += fresh
-        return latest
-
-    return {
-        node: max((ready(operand) for operand in graph.nodes[node].operands), default=0)
-        for node in graph.all_reduces
-    }
 
 
 def op_rows(graph: Graph, nodes: Sequence[int], strings: Strings) -> dict[str, list[int]]:
