@@ -170,6 +170,12 @@ class Session:
         payload = json.dumps(value).encode() if self.leads else None
         return json.loads(self.channel.broadcast(payload, tag=tag, timeout_s=self.timeout_s))
 
+    def gathered(self, value: Any, tag: str) -> list[Any]:
+        """Every rank's JSON value, on every rank. Raises ActivationError: ranks were silent."""
+        payload = json.dumps(value).encode()
+        answers = self.channel.all_gather(payload, tag=tag, timeout_s=self.timeout_s)
+        return [json.loads(answer) for answer in answers]
+
 
 def join(request: CompileRequest, settings: Settings) -> Session:
     """Join the ranks that compile this module.
@@ -247,8 +253,7 @@ def _check_alike(session: Session) -> None:
         "DISCO_STRUCTURE": settings.structure, "DISCO_WHEN": settings.when,
         "DISCO_EXPLAIN": settings.explain,
     }  # fmt: skip
-    answers = session.channel.all_gather(json.dumps(mine).encode(), tag="join", timeout_s=session.timeout_s)
-    theirs = [json.loads(answer) for answer in answers]
+    theirs = session.gathered(mine, "join")
     for what in mine:
         _refuse_difference(what, [str(one.get(what)) for one in theirs])
 

@@ -347,8 +347,7 @@ def steps_in_a_row(session: Session, default: Runner | None) -> int:
     within_ns = AT_ONCE_NS if session.between_steps is None else max(SLICE_NS, 2 * step_ns)
     free_bytes = free_device_bytes(session.request)
     mine = run_on_all(session, "steps in a row", lambda: at_once_of(default, step_ns, free_bytes, within_ns))
-    counts = session.channel.all_gather(b"%d" % mine, tag="steps at once", timeout_s=session.timeout_s)
-    return min(map(int, counts))
+    return int(min(session.gathered(mine, "steps at once")))
 
 
 def _running(session: Session, alive: Sequence[Trial], rounds: Sequence[Round], *, over: bool) -> list[str]:

@@ -264,9 +264,7 @@ class _Inputs:
 
     def _not_finite(self, survey: Survey) -> int:
         """How many numbers are not finite on all ranks together."""
-        session, mine = self.session, str(survey.not_finite).encode()
-        answers = session.channel.all_gather(mine, tag="not finite", timeout_s=session.timeout_s)
-        return sum(map(int, answers))
+        return sum(self.session.gathered(survey.not_finite, "not finite"))
 
     def _make_runner(self, program: Program) -> Runner:
         inputs_of = self.programs[0].runner
@@ -284,9 +282,9 @@ class _Inputs:
         # run returned is there already.
         run = max(one.outputs_bytes + one.temporaries_bytes for one in needs)
         look = _ARRAYS * max(map(survey.kept_bytes, range(len(survey.shapes))), default=0)
-        mine = b"" if room is None else b"%d" % max(0, room + survey.output_bytes - run - look)
-        answers = session.channel.all_gather(mine, tag="memory", timeout_s=session.timeout_s)
-        return passes(survey, min(map(int, filter(None, answers)), default=None))
+        mine = None if room is None else max(0, room + survey.output_bytes - run - look)
+        answers = session.gathered(mine, "memory")
+        return passes(survey, min((one for one in answers if one is not None), default=None))
 
 
 def _run(session: Session, program: Program, what: str, look: Callable[[list[list[Any]]], Result]) -> Result:
