@@ -22,8 +22,8 @@ from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import candidates
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
-from disco_hlo.plugin.measuring.comparing import Program
+from disco_hlo.plugin.measuring.candidates import compile_trials
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases import finalists, finding
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Interruption, Session
@@ -317,7 +317,7 @@ def won(session: Session, trials: list[Trial], stop_after: int) -> tuple[str | N
     stop, asked, said = Interruption(), list[str](), list[str]()
     really = candidates.compare
 
-    def compare(session: Session, programs: Sequence[Program], _inputs: None) -> None:
+    def compare(session: Session, programs: Sequence[Trial], _inputs: None) -> None:
         asked.extend(program.name for program in programs[1:])
         stop.wanted = len(asked) >= stop_after
         really(session, programs)

@@ -20,9 +20,10 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin import session
 from disco_hlo.plugin.measuring import candidates, traced_modules
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
+from disco_hlo.plugin.measuring.candidates import compile_trials
 from disco_hlo.plugin.measuring.known_times import STORE_NAME, KnownTimes, measured_times
 from disco_hlo.plugin.measuring.traced_modules import take_timelines, traced
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases import capture_phase, search_phase
 from disco_hlo.plugin.phases.finding import COMPILE_S
 from disco_hlo.plugin.session import Interruption, Session, join

@@ -14,7 +14,6 @@ import pytest
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ModuleError, ProfileError
 from disco_hlo.plugin.measuring import room, traced_modules
-from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.traced_modules import (
     Findings,
     NamedTrace,
@@ -25,6 +24,7 @@ from disco_hlo.plugin.measuring.traced_modules import (
     tell_of_uneven_devices,
     traceable,
 )
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.xla.executables import Memory
 from disco_hlo.profiler.trace import Trace, moved_ns
 from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace

@@ -30,7 +30,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.variants import in_every_region, one_at_a_time, one_bucket, unfused, varied
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
+from disco_hlo.plugin.measuring.candidates import compile_trials
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, repeated, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import (
@@ -61,6 +61,7 @@ from disco_hlo.plugin.measuring.traced_modules import (
     traced_in_slices,
     untraced_ns,
 )
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler.calibrate import DeviceConstants

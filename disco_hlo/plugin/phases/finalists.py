@@ -48,8 +48,9 @@ from disco_hlo.plan.plan import DEFAULT, SEARCHED, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
-from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials, measure
+from disco_hlo.plugin.measuring.candidates import compare_with_default, compile_trials, measure
 from disco_hlo.plugin.measuring.room import compiles_at_once
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finding import MEASURE_BUDGET_S, SHORTEST_COMPILING_S, FoundPlans
 from disco_hlo.plugin.session import Interruption, Session, target, versions
 from disco_hlo.plugin.step import Step
