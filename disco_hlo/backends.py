@@ -124,8 +124,6 @@ class Backend:
     """Steps in a trace."""
     warm_up_ns: int = 0
     """How long it computes before a trace: cool, a GPU runs kernels faster than in the middle of a training."""
-    reprofiles: bool = False
-    """Whether the kernels of the best plan are measured and the search is made again, unless the settings say so."""
     tensor_float: bool = False
     """Whether it may multiply f32 in TF32."""
 
@@ -208,7 +206,6 @@ GPU = Backend(  # on NVIDIA devices
     queues=True,
     traced_steps=5,  # kernels take the same time in each, and reading a trace takes longer than running
     warm_up_ns=1_000_000_000,
-    reprofiles=True,
     tensor_float=True,
     estimator_by_kind=True,
     machines_described=True,

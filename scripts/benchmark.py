@@ -48,8 +48,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", default="all", help="all, minimum, or names separated by commas")
     parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
     parser.add_argument("--finalists", type=int, default=3)
-    looks = "how often to measure the plan's kernels and search again"
-    parser.add_argument("--looks", type=int, default=0, help=looks)
     alone = "measure a model before the next one is profiled, without traces"
     parser.add_argument("--one-by-one", action="store_true", help=alone)
     schedules = "of steps with collectives inside the layer: names with commas between (default all)"
@@ -58,8 +56,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--log", choices=levels, default="warning", help="default warning")
     args = parser.parse_args(argv)
     commands.check(parser, args)
-    if not args.search_seconds > 0 or args.finalists < 1 or args.looks < 0:
-        parser.error("expected --search-seconds above 0, --finalists of at least 1, --looks of at least 0")
+    if not args.search_seconds > 0 or args.finalists < 1:
+        parser.error("expected --search-seconds above 0, --finalists of at least 1")
     if len({bool(commands.STRUCTURED.fullmatch(model)) for model in args.models}) > 1:
         parser.error("steps with collectives inside the layer need a command of their own")
     if args.link == commands.GLOO and ("OMPI_COMM_WORLD_RANK" not in os.environ or len(args.models) > 1):

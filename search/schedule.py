@@ -17,14 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.cost_model import CostModel, on_one_line
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import moves_data
-from disco_hlo.plan.legal import bucket_of, default_unit_order, late_waits
+from disco_hlo.plan.legal import bucket_of, default_order, late_waits
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import all_reduce_depths, normal_form, unfused
@@ -32,7 +29,7 @@ from disco_hlo.search.arrange import contiguous_buckets
 from disco_hlo.search.climb import Climber
 from disco_hlo.search.restart import ORDER_DIVISORS, ORDER_MOVES
 from disco_hlo.search.strategies import prepare
-from disco_hlo.simulator.build import Built, build, in_orders
+from disco_hlo.simulator.build import Built, build, in_orders, ready_ns
 from disco_hlo.simulator.costs import MachineModel
 from disco_hlo.simulator.orders import Prefetch, list_schedule
 from disco_hlo.simulator.timeline import simulate
@@ -72,7 +69,7 @@ def with_order(
     """
     normal, built, own = _posed(graph, strategy, costs, machine)
     listed = list_schedule(built.units, *_unit_times(built), asynchronous=machine.asynchronous)
-    orders = [listed, default_unit_order(built.units, machine.asynchronous), own]
+    orders = [listed, default_order(built.units, machine.asynchronous), own]
     if machine.asynchronous:
         orders += _early_collectives(graph, built, own)
     return best_of(graph, normal, orders, costs, machine, limit_bytes)
@@ -103,7 +100,7 @@ def _posed(
     """A strategy in normal form, its tasks, and the order that it has, or the default."""
     normal = normal_form(graph, strategy)
     built = build(graph, replace(normal, order=()), costs, machine)
-    return normal, built, normal.order or default_unit_order(built.units, machine.asynchronous)
+    return normal, built, normal.order or default_order(built.units, machine.asynchronous)
 
 
 def best_order(
@@ -191,7 +188,8 @@ def best_buckets(
     best = with_order(graph, unfused(graph, groups), costs, machine)
     current = best
     for _ in range(2):  # the second time for the order that the first ones led to
-        ready = _ready_times(graph, current.strategy, costs, machine)
+        built = build(graph, current.strategy, costs, machine)
+        ready = ready_ns(graph, built, simulate(built.problem).spans_ns)
         buckets = _neighbours_together(graph, ready, costs, machine, form)
         try:
             current = with_order(graph, Strategy(tuple(groups), buckets), costs, machine)
@@ -210,23 +208,6 @@ def _unit_times(built: Built) -> tuple[list[int], list[int]]:
         times = transfers if built.problem.communicates[task] else durations
         times[unit] += int(built.problem.duration_ns[task])
     return durations, transfers
-
-
-def _ready_times(graph: Graph, strategy: Strategy, costs: CostModel, machine: MachineModel) -> dict[int, int]:
-    """When the operand of each all-reduce exists, in the simulated order of ``strategy``."""
-    built = build(graph, strategy, costs, machine)
-    spans: NDArray[np.int64] = simulate(built.problem).spans_ns
-    end = [0] * len(built.units.units)
-    for task, unit in enumerate(built.unit_of):
-        end[unit] = max(end[unit], int(spans[1, task]))
-    maker = {node: i for i, unit in enumerate(built.units.units) for node in unit.nodes}
-
-    def exists(node: int) -> int:
-        if node in maker:
-            return end[maker[node]]
-        return max((exists(operand) for operand in graph.nodes[node].operands), default=0)
-
-    return {node: exists(graph.nodes[node].operands[0]) for node in graph.all_reduces}
 
 
 def _neighbours_together(

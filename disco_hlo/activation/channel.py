@@ -16,11 +16,12 @@ it. MPI has nothing of the kind, so a job under MPI decides there as well.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
@@ -157,28 +158,66 @@ _PATIENCE = 0.8  # rank 0 stops collecting after this share of the timeout; the 
 _READ_S = 5.0
 
 
-class KeyValueStore(Protocol):
-    """What the channel needs of a store shared by all ranks. Methods raise ActivationError where
-    the store is out of reach."""
+class CoordinationStore:
+    """The key-value store of jax.distributed's jobs, shared by all ranks: jaxlib's ``DistributedRuntimeClient``
+    (``jax._src.distributed.global_state.client``). Methods raise ActivationError where it is out of reach."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
 
     def put(self, key: str, value: bytes) -> bool:
         """Set a key once; False where it has a value already (which stays)."""
+        with _reaching("ALREADY_EXISTS"):
+            self._client.key_value_set_bytes(key, value)
+            return True
+        return False
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
         """The value, waited for (asleep) up to ``timeout_s``; None where it does not come."""
+        with _reaching("DEADLINE_EXCEEDED", "NOT_FOUND"):
+            found: bytes = self._client.blocking_key_value_get_bytes(key, max(1, int(timeout_s * 1000)))
+            return found
+        return None
 
     def names(self, directory: str) -> list[str]:
         """Last path components of the keys right under ``directory``."""
+        return list(self.values(directory))
+
+    def values(self, directory: str) -> dict[str, bytes]:
+        """By last path component, the values of the keys right under ``directory``."""
+        with _reaching():
+            found = self._client.key_value_dir_get_bytes(directory)
+        return {key.rsplit("/", 1)[-1]: value for key, value in found}
+
+    def renew(self, key: str, value: bytes) -> None:
+        """Set a key, whatever it was."""
+        with _reaching():
+            self._client.key_value_set_bytes(key, value, True)  # may be there already
 
     def delete(self, directory: str) -> None:
         """Remove a key and everything under it; no error where there is nothing."""
+        with _reaching():
+            self._client.key_value_delete(directory)
+
+
+@contextlib.contextmanager
+def _reaching(*expected: str) -> Iterator[None]:
+    """Around a call of the store; ends the body where it answers with one of the errors ``expected``."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(one in str(error) for one in expected):
+            first_line = (str(error).splitlines() or ["no message"])[0]
+            raise ActivationError(
+                f"jax.distributed's key-value store (in rank 0's process) does not answer: {first_line}"
+            ) from error
 
 
 class Decider:
     """Decisions of the ranks of one job."""
 
     def __init__(
-        self, store: KeyValueStore, root: str, rank: int, size: int, gone: Gone = nobody_gone
+        self, store: CoordinationStore, root: str, rank: int, size: int, gone: Gone = nobody_gone
     ) -> None:
         self._store = store
         self._gone = gone
@@ -246,7 +285,7 @@ def slice_s(size: int) -> float:
     return min(2.0, max(0.25, size / 512))
 
 
-def wait(store: KeyValueStore, key: str, deadline: Deadline, slice_s: float) -> bytes | None:
+def wait(store: CoordinationStore, key: str, deadline: Deadline, slice_s: float) -> bytes | None:
     """The value of ``key`` as soon as there is one; None at the deadline."""
     while True:
         left_s = deadline.left_s()

@@ -19,8 +19,8 @@ from typing import Any
 from disco_hlo.activation import mpi
 from disco_hlo.activation.channel import (
     Channel,
+    CoordinationStore,
     Gone,
-    KeyValueStore,
     LocalChannel,
     absence,
     name_ranks,
@@ -124,7 +124,7 @@ def open_channel(
     rank: int,
     size: int,
     job_id: str,
-    store: KeyValueStore | None,
+    store: CoordinationStore | None,
     environ: Mapping[str, str],
     preference: str = "",
     *,
@@ -200,7 +200,7 @@ def _decide(
 
 
 def _join_mpi(
-    meeting: KvChannel, job_id: str, store: KeyValueStore, timeout_s: float
+    meeting: KvChannel, job_id: str, store: CoordinationStore, timeout_s: float
 ) -> tuple[mpi.MpiChannel | None, str]:
     """The MPI channel if it works on all ranks, else None and why; the same outcome on all."""
     problem, seat = "", None
@@ -246,7 +246,9 @@ def _first_problem(problems: list[Any]) -> dict[str, Any]:
     return {"problem": next(found, "")}
 
 
-def _handshake(meeting: KvChannel, job_id: str, store: KeyValueStore, plan: dict[str, Any]) -> mpi.MpiChannel:
+def _handshake(
+    meeting: KvChannel, job_id: str, store: CoordinationStore, plan: dict[str, Any]
+) -> mpi.MpiChannel:
     """Make the communicator, and prove that it reaches the ranks of this job and no others."""
     channel = mpi.MpiChannel(
         plan["world_ranks"],

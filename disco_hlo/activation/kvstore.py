@@ -22,16 +22,15 @@ import hashlib
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from typing import Final
 
 import msgspec
 
 from disco_hlo.activation.channel import (
+    CoordinationStore,
     Deadline,
     Decider,
     Gone,
-    KeyValueStore,
     key_part,
     name_ranks,
     nobody_gone,
@@ -47,78 +46,13 @@ _INLINE_BYTES = 64 << 10
 _HEAD = struct.Struct("<QI32s")
 
 
-class PulseStore(Protocol):
-    """What is needed of a store that all ranks share. Methods raise ActivationError where it is out of reach."""
-
-    def renew(self, key: str, value: bytes) -> None:
-        """Set a key, whatever it was."""
-
-    def values(self, directory: str) -> dict[str, bytes]:
-        """By last path component, the values of the keys right under ``directory``."""
-
-
-class CoordinationStore:
-    """A :class:`KeyValueStore` and :class:`PulseStore`: jaxlib's ``DistributedRuntimeClient``
-    (``jax._src.distributed.global_state.client``)."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def put(self, key: str, value: bytes) -> bool:
-        """See :class:`KeyValueStore`."""
-        with _reaching("ALREADY_EXISTS"):
-            self._client.key_value_set_bytes(key, value)
-            return True
-        return False
-
-    def get(self, key: str, timeout_s: float) -> bytes | None:
-        """See :class:`KeyValueStore`."""
-        with _reaching("DEADLINE_EXCEEDED", "NOT_FOUND"):
-            found: bytes = self._client.blocking_key_value_get_bytes(key, max(1, int(timeout_s * 1000)))
-            return found
-        return None
-
-    def names(self, directory: str) -> list[str]:
-        """See :class:`KeyValueStore`."""
-        return list(self.values(directory))
-
-    def values(self, directory: str) -> dict[str, bytes]:
-        """See :class:`PulseStore`."""
-        with _reaching():
-            found = self._client.key_value_dir_get_bytes(directory)
-        return {key.rsplit("/", 1)[-1]: value for key, value in found}
-
-    def renew(self, key: str, value: bytes) -> None:
-        """See :class:`PulseStore`."""
-        with _reaching():
-            self._client.key_value_set_bytes(key, value, True)  # may be there already
-
-    def delete(self, directory: str) -> None:
-        """See :class:`KeyValueStore`."""
-        with _reaching():
-            self._client.key_value_delete(directory)
-
-
-@contextlib.contextmanager
-def _reaching(*expected: str) -> Iterator[None]:
-    """Around a call of the store; ends the body where it answers with one of the errors ``expected``."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not any(one in str(error) for one in expected):
-            first_line = (str(error).splitlines() or ["no message"])[0]
-            raise ActivationError(
-                f"jax.distributed's key-value store (in rank 0's process) does not answer: {first_line}"
-            ) from error
-
-
 class KvChannel:
-    """A :class:`~disco_hlo.activation.channel.Channel` over a :class:`KeyValueStore`."""
+    """A :class:`~disco_hlo.activation.channel.Channel` over the key-value store."""
 
     description = "jax.distributed's key-value store"
 
     def __init__(
-        self, rank: int, size: int, job_id: str, store: KeyValueStore, gone: Gone = nobody_gone
+        self, rank: int, size: int, job_id: str, store: CoordinationStore, gone: Gone = nobody_gone
     ) -> None:
         self.rank = rank
         self.size = size
@@ -226,7 +160,9 @@ _AWAY: Final = b"away"
 class Pulse:
     """The signs of life of one job's ranks. Call it to know whether any rank has fallen silent."""
 
-    def __init__(self, rank: int, size: int, job_id: str, store: PulseStore, beat_s: float = BEAT_S) -> None:
+    def __init__(
+        self, rank: int, size: int, job_id: str, store: CoordinationStore, beat_s: float = BEAT_S
+    ) -> None:
         self._rank = rank
         self._size = size
         self._store = store

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from disco_hlo.activation.channel import Deadline, Gone, KeyValueStore, nobody_gone
+from disco_hlo.activation.channel import CoordinationStore, Deadline, Gone, nobody_gone
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.errors import ActivationError
 
@@ -136,7 +136,7 @@ class MpiChannel(KvChannel):
         world_ranks: Sequence[int],
         rank: int,
         job_id: str,
-        store: KeyValueStore,
+        store: CoordinationStore,
         *,
         library: str = "MPI",
         timeout_s: float = 30.0,

@@ -91,14 +91,12 @@ def _head(plan: Plan) -> list[str]:
     target = plan.target
     versions = ", ".join(f"{name} {version}" for name, version in sorted(plan.versions.items()))
     created = f", {plan.measured.created}" if plan.measured else ""
-    searches = () if plan.search.searches is UNSET else plan.search.searches
-    each = f" of {len(searches)} searches ({' + '.join(map(str, searches))})" if searches else ""
     return [
         f"{printable(target.module_name)}  key {target.key[:16]}",
         f"for {target.device_count} x {printable(target.device_kind)} ({printable(target.backend)}), "
         f"{_count(target.process_count, 'process')}; {printable(versions)}{printable(created)}",
         f"chosen: {printable(plan.chosen)}; found by {printable(plan.search.method)} "
-        f"in {plan.search.evaluations} evaluations{each}",
+        f"in {plan.search.evaluations} evaluations",
     ]
 
 

@@ -1,10 +1,6 @@
 """What a search computes with: a step's costs from its profile, from one that comes with the package, or constants.
 
-They may be those of a network to imagine (:func:`formula`), and they may be mended by re-profiling. A search over
-estimates ends where they are too low: of all kernels that never ran it takes those that the estimator underestimates
-most. DisCo (section 4.3) leaves it at one estimate. Here the best plan's kernels are run under the profiler, as XLA's
-were before the search, and the search is made once more with their times (:func:`with_kernels`). A plan that it then
-prefers must be better by as much as such predictions fell short (``profiler.corrections``).
+They may be those of a network to imagine (:func:`formula`).
 """
 
 from __future__ import annotations
@@ -35,11 +31,10 @@ from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.variants import by_graph
 from disco_hlo.profiler.collectives import AllReduceFit
 from disco_hlo.profiler.costs import NONE, Corrections, MeasuredCosts, Seen, corrections
 from disco_hlo.profiler.keys import kernel_keys
-from disco_hlo.profiler.profile import Contention, OpTime, Platform, Profile, load
+from disco_hlo.profiler.profile import Contention, Platform, Profile, load
 from disco_hlo.simulator.build import groups_ns
 from disco_hlo.simulator.costs import MACHINES, MachineModel, speed_ppm
 from disco_hlo.whatif.machine import PHASES, Algorithm, Machine, fastest, names, pieces, send
@@ -220,8 +215,7 @@ def costs_of(profile: Profile, source: CanonicalModule, plans: Sequence[Strategy
 
     Args:
         source: the step; all its regions calibrate the estimator.
-        plans: of the step, XLA's own first, then those that searches found. What their measured kernels take
-            corrects the estimates of others.
+        plans: of the step. What their measured kernels take corrects the estimates of others.
     """
     platform, graph = profile.platform, source.graph
     backend = BACKENDS[platform.backend]
@@ -294,7 +288,7 @@ def shipped_profile(backend: str, device_kind: str | None) -> Profile | None:
 def seen_kernels(
     profile: Profile, graph: Graph, estimator: CostModel, plans: Sequence[Strategy]
 ) -> list[Seen]:
-    """The measured kernels of ``plans``, each once; those of all but the first plan count as chosen by a search.
+    """The measured kernels of ``plans``, each once.
 
     A kernel of one op is left out: nobody estimates it as a kernel.
 
@@ -305,12 +299,12 @@ def seen_kernels(
         return []
     op_ns = estimator.op_ns(graph)
     found: dict[str, Seen] = {}
-    for number, plan in enumerate(plans):
+    for plan in plans:
         units = unit_graph(graph, plan)
         estimates, keys = groups_ns(graph, units, estimator, op_ns), kernel_keys(graph, units.kernels(graph))
         for group, key, estimated_ns in zip(plan.groups, keys, estimates.tolist(), strict=True):
             if key in profile.ops and key not in found and len(group.ops) > 1:
-                found[key] = Seen(group.ops, estimated_ns, profile.ops[key].median_ns, chosen=number > 0)
+                found[key] = Seen(group.ops, estimated_ns, profile.ops[key].median_ns)
     return list(found.values())
 
 
@@ -369,51 +363,6 @@ def _analytic(backend: Backend) -> Costs:
 
 def _not_swept(line: LinearPieces) -> AllReduceFit:
     return AllReduceFit(line, (), 0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Reprofiled:
-    """Kernels of a plan that had only been estimated and were measured then."""
-
-    kernels: int
-    estimated_ns: int
-    measured_ns: int
-
-    @property
-    def ratio(self) -> float:
-        """Measured over estimated time; 1 where there is nothing to compare."""
-        return self.measured_ns / self.estimated_ns if self.estimated_ns else 1.0
-
-
-def unknown_kernels(source: CanonicalModule, profile: Profile, plan: Strategy) -> int:
-    """How many kernels of ``plan`` no trace has shown, those of its regions included."""
-    return sum(
-        key not in profile.ops
-        for graph, one in by_graph(source, plan)
-        for key in kernel_keys(graph, unit_graph(graph, one).kernels(graph))
-    )
-
-
-def with_kernels(
-    costs: MeasuredCosts, times: Mapping[str, OpTime], source: CanonicalModule, plan: Strategy
-) -> tuple[Profile, Reprofiled]:
-    """The profile with ``times`` of what it does not know, and what these tell of the kernels of ``plan``.
-
-    Args:
-        costs: what the search went by; the profile is theirs.
-    """
-    profile = costs.profile
-    found = Reprofiled(0, 0, 0)
-    for graph, one in by_graph(source, plan):
-        keys = kernel_keys(graph, unit_graph(graph, one).kernels(graph))
-        new = [i for i, key in enumerate(keys) if key in times and key not in profile.ops]
-        if new:
-            found = Reprofiled(
-                found.kernels + len(new),
-                found.estimated_ns + int(estimates_ns(costs, graph, one)[new].sum()),
-                found.measured_ns + sum(times[keys[i]].median_ns for i in new),
-            )
-    return replace(profile, ops={**times, **profile.ops}), found
 
 
 def estimates_ns(costs: CostModel, graph: Graph, plan: Strategy) -> NDArray[np.int64]:

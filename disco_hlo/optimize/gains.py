@@ -141,7 +141,10 @@ def one_by_one(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
 
 def producers(problem: Problem) -> dict[int, int]:
     """For each collective on a channel the matmul that its last operand comes from, where one does."""
-    place = {int(task): at for at, task in enumerate(problem.order) if task >= 0}
+    place: dict[int, int] = {}  # behind which it has ended
+    for at, entry in enumerate(problem.order.tolist()):
+        if entry < 0 or problem.resource[entry] == 0:
+            place.setdefault(~entry if entry < 0 else entry, at)
     found = {}
     for task in np.flatnonzero(problem.resource > 0).tolist():
         last = max(problem.predecessors[task].tolist(), key=place.__getitem__, default=None)

@@ -15,8 +15,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from msgspec import UNSET
-
 from disco_hlo.errors import CircleError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
@@ -427,10 +425,8 @@ def ranked(
     return plans, dropped
 
 
-def search_record(settings: SearchSettings, results: Sequence[SearchResult]) -> SearchRecord:
-    """What a plan says of its searches, the last of which found it."""
-    counts = [one.evaluations for one in results]
-    before = sum(counts[:-1])
+def search_record(settings: SearchSettings, result: SearchResult) -> SearchRecord:
+    """What a plan says of the search that found it."""
     left_out = {"method", "memory_limit_bytes", *(_ALGORITHM_1 if settings.method == "joint" else ())}
     asked = replace(settings, moves=settings.moves or in_algorithm_1())
     values = {name: value for name, value in asdict(asked).items() if name not in left_out}
@@ -439,9 +435,8 @@ def search_record(settings: SearchSettings, results: Sequence[SearchResult]) -> 
         settings={
             name: " ".join(value) if isinstance(value, tuple) else value for name, value in values.items()
         },
-        evaluations=sum(counts),
-        improvements=tuple((before + one.evaluation, one.cost_ns) for one in results[-1].trace),
-        searches=tuple(counts) if len(counts) > 1 else UNSET,
+        evaluations=result.evaluations,
+        improvements=tuple((one.evaluation, one.cost_ns) for one in result.trace),
     )
 
 

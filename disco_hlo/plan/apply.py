@@ -35,7 +35,7 @@ from disco_hlo.hlo.graph import (
 )
 from disco_hlo.hlo.opcodes import COLLECTIVE, FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
-from disco_hlo.plan.legal import Kernel, check_order, check_strategy, default_unit_order, planned_regions
+from disco_hlo.plan.legal import Kernel, check_order, check_strategy, default_order, planned_regions
 from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.plan.writer import (
@@ -106,7 +106,7 @@ def _rewritten(
     graph = source.graph
     units = unit_graph(graph, strategy)
     asynchronous = BACKENDS[graph.backend].asynchronous
-    order = strategy.order or default_unit_order(units, asynchronous)
+    order = strategy.order or default_order(units, asynchronous)
     check_order(units, order, asynchronous)
     check_strategy(graph, strategy, units, attested_groups(source))
     return _Rewriter(strategy, source, units, numbers, parallelism, prefix).write(order)
@@ -161,10 +161,6 @@ class _Rewriter:
         self.backend = BACKENDS[self.graph.backend]
         old = self.source.index.computation(self.source.computation)
         self.entry = ComputationWriter(old.id, old.name, self.prefix)
-        self.results: dict[int, list[int]] = {}
-        """What each unit computes for others, by its position."""
-        for value in self.units.values:
-            self.results.setdefault(value.producer, []).append(value.node)
         kernels = [origin for origin in self.source.origins if origin.role == "fusion"]
         lone = ((as_kernel(self.graph, kernel.nodes, ())[0], kernel) for kernel in kernels)
         self.wrapped = {ops[0]: kernel for ops, kernel in lone if len(ops) == 1}
@@ -256,7 +252,7 @@ class _Rewriter:
         is_plain = len(group.ops) > 1 or self.graph.nodes[group.ops[0]].kind is Kind.FUSIBLE
         members = kernel_nodes(self.graph, group.ops) if is_plain else group.ops
         inside = set(members)
-        results = self.results[self.units.index[token]]
+        results = [value.node for value in self.units.values_of[self.units.index[token]]]
         main = self.graph.nodes[results[0]].opcode
         body = self._computation(f"{token}_computation")
         # What is updated in place must be an operand of the kernel itself.

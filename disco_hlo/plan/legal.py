@@ -20,7 +20,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, kernel_nodes
 from disco_hlo.hlo.opcodes import COLLECTIVE
 from disco_hlo.plan.plan import Bucket, Strategy
-from disco_hlo.plan.units import UnitGraph, some, unit_graph
+from disco_hlo.plan.units import UnitGraph, some
 from disco_hlo.plan.writer import FUSION_KINDS
 
 FORMS = ("concat", "variadic")
@@ -67,15 +67,11 @@ def refused_groups(
     """The groups, by number, that XLA could not execute correctly, and why not; arguments as for
     :func:`check_strategy`."""
     known = set(attested)
-    results: dict[int, list[int]] = {}
-    for value in units.values:
-        results.setdefault(value.producer, []).append(value.node)
-    for number, group in enumerate(strategy.groups):
-        returned = results.get(units.index[f"g{number}"], [])
+    for number, (group, returned) in enumerate(zip(strategy.groups, units.results_of_groups, strict=True)):
         if group.kind not in FUSION_KINDS:
             yield number, f"kind {group.kind!r} is none of {', '.join(FUSION_KINDS)}"
             continue
-        if (frozenset(group.ops), tuple(returned)) in known:
+        if (frozenset(group.ops), returned) in known:
             continue
         reason = group_refusal(graph, kernel_nodes(graph, group.ops), returned, group.kind)
         if reason:
@@ -146,7 +142,7 @@ def _check_pair(position: dict[str, int], first: str, second: str) -> None:
     )
 
 
-def default_order(graph: Graph, strategy: Strategy, asynchronous: bool) -> tuple[str, ...]:
+def default_order(units: UnitGraph, asynchronous: bool) -> tuple[str, ...]:
     """The order that an empty ``strategy.order`` stands for.
 
     Topological, by smallest node id among what is ready. A bucket is issued as soon as its last
@@ -156,15 +152,7 @@ def default_order(graph: Graph, strategy: Strategy, asynchronous: bool) -> tuple
 
     Args:
         asynchronous: whether a bucket has the two tokens ``b2.start`` and ``b2.done``.
-
-    Raises:
-        IllegalStrategyError: as :func:`unit_graph`.
     """
-    return default_unit_order(unit_graph(graph, strategy), asynchronous)
-
-
-def default_unit_order(units: UnitGraph, asynchronous: bool) -> tuple[str, ...]:
-    """:func:`default_order` of units that are already at hand."""
     missing = [len(needed) for needed in units.dependencies]
     in_flight: dict[int, int] = {}
     """Buckets that were issued and not waited for, with the position at which each was issued."""

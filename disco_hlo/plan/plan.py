@@ -138,17 +138,8 @@ class SearchRecord(Struct, frozen=True, forbid_unknown_fields=True):
     method: Text
     settings: dict[Text, int | float | str | bool | None]
     evaluations: Count
-    """Of all searches."""
     improvements: tuple[tuple[Count, Nanoseconds], ...]
-    """(evaluation, predicted step time) of every new best of the last search, numbered from the first on: what an
-    earlier one predicted went by times that proved wrong."""
-    searches: Annotated[tuple[Count, ...], Meta(min_length=2, max_length=1 << 10)] | UnsetType = UNSET
-    """Evaluations of each search, where it was made again after a look at its plan; left out where it was not."""
-
-    def __post_init__(self) -> None:
-        """Refuse parts that are not those of the whole."""
-        if self.searches is not UNSET and sum(self.searches) != self.evaluations:
-            raise ValueError(f"searches of {self.searches} evaluations, expected {self.evaluations} in all")
+    """(evaluation, predicted step time) of every new best."""
 
 
 class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,21 +173,13 @@ class Measured(Struct, frozen=True, forbid_unknown_fields=True):
     """Of the profiled step (DisCo, section 4.2)."""
     profile_s: float
     search_s: float
-    """Of all searches."""
     measure_s: float
     evaluations_per_s: float
-    searches_s: Annotated[tuple[float, ...], Meta(min_length=2, max_length=1 << 10)] | UnsetType = UNSET
-    """Of each search, as :attr:`SearchRecord.searches`."""
 
     @property
     def results(self) -> dict[str, Candidate]:
         """By name, what ran and is known to compute what XLA's default computes."""
         return {one.name: one for one in self.candidates if one.samples and not (one.error or one.only_timed)}
-
-    def __post_init__(self) -> None:
-        """Refuse parts that are not those of the whole, to the millisecond that each is rounded to."""
-        if self.searches_s is not UNSET and not abs(sum(self.searches_s) - self.search_s) < 1e-3:
-            raise ValueError(f"searches of {self.searches_s} s, expected {self.search_s} s in all")
 
 
 class Structure(Struct, frozen=True, forbid_unknown_fields=True):
@@ -284,12 +267,6 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     """None where ``strategy`` is the search's own."""
     structure: Structure | UnsetType = UNSET
     """Left out where the step keeps the structure that XLA gives it: most plans."""
-
-    def __post_init__(self) -> None:
-        """Refuse as many times of searches as there were none."""
-        counts, seconds = self.search.searches, self.measured and self.measured.searches_s
-        if counts is not UNSET and seconds and len(counts) != len(seconds):
-            raise ValueError(f"{len(counts)} searches that took {len(seconds)} times")
 
     @property
     def strategy(self) -> Strategy:

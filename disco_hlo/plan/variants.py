@@ -140,7 +140,7 @@ def one_at_a_time(graph: Graph, strategy: Strategy) -> Strategy:
     collectives are asynchronous; elsewhere nothing overlaps with them anyway.
     """
     order: list[str] = []
-    for token in default_order(graph, strategy, asynchronous=False):
+    for token in default_order(unit_graph(graph, strategy), asynchronous=False):
         order += [f"{token}.start", f"{token}.done"] if token[0] == "b" else [token]
     return replace(strategy, order=tuple(order))
 

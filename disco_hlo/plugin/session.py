@@ -24,9 +24,17 @@ from typing import Any, Protocol
 
 from disco_hlo import __version__
 from disco_hlo.activation.agree import settle
-from disco_hlo.activation.channel import Channel, Gone, LocalChannel, key_part, name_ranks, nobody_gone
+from disco_hlo.activation.channel import (
+    Channel,
+    CoordinationStore,
+    Gone,
+    LocalChannel,
+    key_part,
+    name_ranks,
+    nobody_gone,
+)
 from disco_hlo.activation.choose import open_channel
-from disco_hlo.activation.kvstore import CoordinationStore, KvChannel, Pulse
+from disco_hlo.activation.kvstore import KvChannel, Pulse
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, shared
 from disco_hlo.hlo.graph import Graph
@@ -162,6 +170,12 @@ class Session:
         payload = json.dumps(value).encode() if self.leads else None
         return json.loads(self.channel.broadcast(payload, tag=tag, timeout_s=self.timeout_s))
 
+    def gathered(self, value: Any, tag: str) -> list[Any]:
+        """Every rank's JSON value, on every rank. Raises ActivationError: ranks were silent."""
+        payload = json.dumps(value).encode()
+        answers = self.channel.all_gather(payload, tag=tag, timeout_s=self.timeout_s)
+        return [json.loads(answer) for answer in answers]
+
 
 def join(request: CompileRequest, settings: Settings) -> Session:
     """Join the ranks that compile this module.
@@ -236,11 +250,10 @@ def _check_alike(session: Session) -> None:
     settings = session.settings
     mine = {
         "disco-hlo": __version__, "ENABLE_SEARCH": int(settings.search), "DISCO_SEED": settings.seed,
-        "DISCO_STRUCTURE": settings.structure, "DISCO_LOOKS": settings.looks, "DISCO_WHEN": settings.when,
+        "DISCO_STRUCTURE": settings.structure, "DISCO_WHEN": settings.when,
         "DISCO_EXPLAIN": settings.explain,
     }  # fmt: skip
-    answers = session.channel.all_gather(json.dumps(mine).encode(), tag="join", timeout_s=session.timeout_s)
-    theirs = [json.loads(answer) for answer in answers]
+    theirs = session.gathered(mine, "join")
     for what in mine:
         _refuse_difference(what, [str(one.get(what)) for one in theirs])
 

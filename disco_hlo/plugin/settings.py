@@ -50,9 +50,6 @@ class Settings:
     """``DISCO_FINALISTS``: plans measured on the device beside XLA's default."""
     patience: int = 1000
     """``DISCO_PATIENCE``: unchanged candidates after which the search stops."""
-    looks: int | None = None
-    """``DISCO_LOOKS``: how often the best plan's kernels are measured and the search is made again; None is once on
-    GPU, where new kernels gain most and are most underestimated, and not on CPU."""
     timeout_s: float = 600.0
     """``DISCO_TIMEOUT_S``: longest a rank waits for another."""
     channel: str = "auto"
@@ -177,7 +174,6 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "seed": (Annotated[int, Meta(ge=0, le=2**63 - 1)], "a whole number, 0 or more"),
     "finalists": (Annotated[int, Meta(ge=1, le=100)], "a whole number from 1 to 100"),
     "patience": (Annotated[int, Meta(ge=1, le=1_000_000_000)], "a whole number, 1 or more"),
-    "looks": (Annotated[int, Meta(ge=0, le=100)], "a whole number from 0 to 100"),
     "timeout_s": (_Seconds, _SECONDS),
     "channel": (Literal["auto", "mpi", "kv"], "one of auto, mpi, kv"),
     "memory_mib": (Annotated[int, Meta(ge=1, le=1 << 40)], "a whole number of MiB, 1 or more"),

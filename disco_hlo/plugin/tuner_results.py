@@ -21,8 +21,8 @@ from pathlib import Path
 
 import msgspec
 
-from disco_hlo.activation.channel import Channel
-from disco_hlo.activation.kvstore import CoordinationStore, KvChannel
+from disco_hlo.activation.channel import Channel, CoordinationStore
+from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, PlanError
 from disco_hlo.plan.files import read_bounded, replace_files

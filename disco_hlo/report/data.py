@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
@@ -37,6 +36,7 @@ from disco_hlo.report.timelines import (
     overlap_ns,
     timeline_data,
 )
+from disco_hlo.simulator.build import ready_ns
 
 VERSION = 1
 
@@ -123,7 +123,7 @@ def measured_timelines(
 
 def _head(bundle: Bundle, strings: Strings) -> dict[str, Any]:
     plan = bundle.plan
-    times, searches = step_times(plan), plan.search.searches
+    times = step_times(plan)
     return {
         "module": printable(plan.target.module_name),
         "target": _texts(msgspec.to_builtins(plan.target)),
@@ -135,8 +135,7 @@ def _head(bundle: Bundle, strings: Strings) -> dict[str, Any]:
         "measuredSpeedup": times.measured_speedup,
         "candidates": _candidates(plan, strings),
         "search": _texts({"method": plan.search.method, **plan.search.settings})
-        | {"evaluations": plan.search.evaluations}
-        | ({} if searches is UNSET else {"of each search": " + ".join(map(str, searches))}),
+        | {"evaluations": plan.search.evaluations},
         "seconds": _seconds(plan),
         "sha256": plan.module_sha256,
     }
@@ -161,7 +160,6 @@ def _seconds(plan: Plan) -> dict[str, Any]:
     return {
         "profile_s": spent.profile_s,
         "search_s": spent.search_s,
-        "searches_s": [] if spent.searches_s is UNSET else list(spent.searches_s),
         "measure_s": spent.measure_s,
         "evaluations_per_s": spent.evaluations_per_s,
     }
@@ -247,7 +245,7 @@ def bucket_rows(
 ) -> list[dict[str, Any]]:
     """The buckets in the order of their collectives: members, when each was ready, when they travelled."""
     graph = bundle.source.graph if bundle.source else None
-    ready = {} if plan is None or graph is None else ready_ns(graph, plan)
+    ready = {} if plan is None or graph is None else ready_ns(graph, plan.built, plan.timeline.spans_ns)
     homes = {} if default is None else _homes(default.built.units)
     exposed = None
     if plan is not None:
@@ -284,31 +282,6 @@ def _member(
         ready,
         strings(homes[node][0]) if homes.get(node) else None,
     ]
-
-
-def ready_ns(graph: Graph, plan: Predicted) -> dict[int, int]:
-    """For each all-reduce, when what it reduces has been computed."""
-    ends = plan.timeline.spans_ns[1].tolist()
-    end_of = dict(zip(plan.timeline.problem.names, ends, strict=True))
-    units = plan.built.units
-    owner = {node: unit.token for unit in units.units for node in unit.nodes}
-
-    def ready(node: int) -> int:
-        pending, latest, seen = [node], 0, {node}
-        while pending:
-            current = pending.pop()
-            if current in owner:
-                latest = max(latest, end_of.get(owner[current], 0))
-                continue
-            fresh = [n for n in graph.nodes[current].operands if n not in seen]
-            seen.update(fresh)
-            pending += fresh
-        return latest
-
-    return {
-        node: max((ready(operand) for operand in graph.nodes[node].operands), default=0)
-        for node in graph.all_reduces
-    }
 
 
 def op_rows(graph: Graph, nodes: Sequence[int], strings: Strings) -> dict[str, list[int]]:

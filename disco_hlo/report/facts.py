@@ -211,7 +211,7 @@ def with_order(graph: Graph, strategy: Strategy) -> Strategy:
     """
     if strategy.order:
         return strategy
-    order = default_order(graph, strategy, BACKENDS[graph.backend].asynchronous)
+    order = default_order(unit_graph(graph, strategy), BACKENDS[graph.backend].asynchronous)
     return replace(strategy, order=order)
 
 

@@ -25,7 +25,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import CostModel, Kernels, OnOneLine, on_one_line
 from disco_hlo.hlo.graph import Graph, Kind, behind_bitcasts, kernel_nodes
 from disco_hlo.hlo.opcodes import PRODUCTS
-from disco_hlo.plan.legal import check_order, default_unit_order
+from disco_hlo.plan.legal import check_order, default_order
 from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.units import Unit, UnitGraph, Value, unit_graph
@@ -90,7 +90,7 @@ def in_orders(
     units = unit_graph(graph, strategy)
     tasks, shared = _Tasks(), None
     for given in orders:
-        order = given or default_unit_order(units, machine.asynchronous)
+        order = given or default_order(units, machine.asynchronous)
         check_order(units, order, machine.asynchronous)
         if shared is None:
             what = functools.partial(_node_name, graph)
@@ -117,6 +117,17 @@ def in_orders(
             )
         problem = replace(shared, order=entries)
         yield Built(problem, units, tuple(tasks.unit_of), tuple(tasks.main[unit] for unit in tasks.head))
+
+
+def ready_ns(graph: Graph, built: Built, spans_ns: NDArray[np.int64]) -> dict[int, int]:
+    """When what each all-reduce reads exists, by the spans of the tasks (``[2, tasks]``)."""
+    units = built.units.units
+    ends = np.zeros(len(units), np.int64)
+    np.maximum.at(ends, list(built.unit_of), spans_ns[1])
+    exists = {node: int(end) for unit, end in zip(units, ends, strict=True) for node in unit.nodes}
+    for node in graph.nodes:
+        exists.setdefault(node.id, max((exists[x] for x in node.operands), default=0))
+    return {x: max(exists[y] for y in graph.nodes[x].operands) for x in graph.all_reduces}
 
 
 def _node_name(graph: Graph, node: int) -> str:

@@ -104,20 +104,9 @@ class MachineModel:
     """Bytes read plus bytes written by a large copy; 0: the copies that buckets need take no time."""
 
     def __post_init__(self) -> None:
-        for field in ("launch_ns", "memory_bytes_per_us"):
-            if getattr(self, field) < 0:
-                raise DiscoError(
-                    f"Machine model {self.name}: {field} is {getattr(self, field)}, expected 0 or more."
-                )
         if not 0 <= self.transfer_wait_ns <= MAX_WAIT_NS:
             raise DiscoError(
                 f"Machine model {self.name}: transfer_wait_ns is {self.transfer_wait_ns}, expected 0 to {MAX_WAIT_NS}."
-            )
-        speeds = self.speed_ppm()
-        if speeds.min() < MIN_SPEED_PPM or speeds.max() > PPM:
-            raise DiscoError(
-                f"Machine model {self.name}: speeds run from {speeds.min()} to {speeds.max()} millionths, "
-                f"expected {MIN_SPEED_PPM} to {PPM}."
             )
 
     def speed_ppm(self) -> NDArray[np.int64]:

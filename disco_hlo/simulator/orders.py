@@ -56,17 +56,8 @@ def list_schedule(
         durations_ns: time each unit takes on the compute stream; of a bucket, its packing.
         transfers_ns: time each bucket takes on the channel; 0 for other units.
         asynchronous: whether a bucket has the two tokens ``b2.start`` and ``b2.done``.
-
-    Raises:
-        ValueError: a sequence does not have one entry per unit.
     """
-    count = len(units.units)
-    if len(durations_ns) != count or len(transfers_ns) != count:
-        raise ValueError(
-            f"expected one duration and one transfer time for each of {count} units, "
-            f"got {len(durations_ns)} and {len(transfers_ns)}"
-        )
-    by_node = sorted(range(count), key=lambda i: min(units.units[i].nodes))
+    by_node = sorted(range(len(units.units)), key=lambda i: min(units.units[i].nodes))
     number = {i: place for place, i in enumerate(by_node)}
     needed_at, needed = flat_lists([[number[j] for j in units.dependencies[i]] for i in by_node])
     issued = issue_order(

@@ -3,7 +3,7 @@
 DisCo, section 4.4, with XLA's own semantics in place of the ready queue. The engine (:func:`evaluate`) goes through an
 explicit order once: a collective begins once the compute stream has reached the place where it is issued and its
 channel is free; a wait holds the stream until a collective has finished. ``contention`` has what they cost each other.
-Nothing is checked here: :class:`~disco_hlo.simulator.problem.Problem` did.
+Nothing is checked here: ``build`` did.
 
 The makespan is the cost that the search minimises; the rest is for people. The peak of memory follows XLA, which
 assigns buffers along its schedule, not along the clock: a buffer lives from the entry that makes it to the last entry

@@ -186,11 +186,7 @@ def reorder(
             f"{where}: dimension {dimension} of {list(dims(reader))} is not the outermost in memory, so shards along "
             f"it are no contiguous pieces"
         )
-    operands = [
-        cutter.whole(o, reader) if need is None else cutter.shard(o, need, reader)
-        for o, need in zip(program.operands(reader), needs, strict=True)
-    ]
-    sharded = program.copy(reader, f"{reader.name}.sharded", operands)
+    sharded = program.copy(reader, f"{reader.name}.sharded", cutter.operands(reader, needs, reader))
     shrink(sharded, dimension, len(groups[0]), needs)
     gather = program.copy(all_gather, f"{reader.name}.gathered", [sharded])
     gather.shape.CopyFrom(reader.shape)
@@ -216,11 +212,7 @@ def _add_up(program: Program, all_gather: Message, reader: Message, cutter: _Cut
     """A sum over the gathered dimension: each device sums its shard, and the small results are all-reduced."""
     size = len(cutter.groups[0])
     needs = operand_needs(program, reader, ~all_gather.dimensions[0], size)
-    operands = [
-        cutter.whole(o, reader) if need is None else cutter.shard(o, need, reader)
-        for o, need in zip(program.operands(reader), needs, strict=True)
-    ]
-    summed = program.copy(reader, f"{reader.name}.sharded", operands)
+    summed = program.copy(reader, f"{reader.name}.sharded", cutter.operands(reader, needs, reader))
     total = program.copy(all_gather, f"{reader.name}.summed", [summed])
     total.opcode = "all-reduce"
     total.shape.CopyFrom(reader.shape)
@@ -329,6 +321,13 @@ class _Cutter:
         for instruction in (*self.placed, *made):
             self._same.judge(instruction)
 
+    def operands(self, value: Message, needs: Needs, reader: Message) -> list[Message]:
+        """What a shard of a value is computed from."""
+        return [
+            self.whole(o, reader) if need is None else self.shard(o, need, reader)
+            for o, need in zip(self.program.operands(value), needs, strict=True)
+        ]
+
     def whole(self, value: Message, reader: Message) -> Message:
         """A value read whole: it must be the same on all devices of the group."""
         if value.id not in self._same.proven:
@@ -355,11 +354,7 @@ class _Cutter:
             needs = operand_needs(self.program, value, dimension, count)
         except IllegalMoveError:
             raise _CannotCutThrough from None
-        operands = [
-            self.whole(o, reader) if need is None else self.shard(o, need, reader)
-            for o, need in zip(self.program.operands(value), needs, strict=True)
-        ]
-        made = self.program.copy(value, f"{value.name}.shard", operands)
+        made = self.program.copy(value, f"{value.name}.shard", self.operands(value, needs, reader))
         shrink(made, dimension, count, needs)
         self.placed.append(made)
         return made

@@ -15,14 +15,12 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.collectives import moved_bytes
-from disco_hlo.optimize.costs import with_kernels
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import verify
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.profiling import Kept, kernel_times, kernels_of
+from disco_hlo.plugin.measuring.profiling import Kept
 from disco_hlo.plugin.measuring.runner import Runner, steps_at_once
-from disco_hlo.plugin.measuring.traced_modules import Traceable
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, executables
@@ -69,7 +67,6 @@ class Cell:
         self._kept: Kept | None = None
         self._inputs_of: Runner | None = None
         """Large models' inputs take seconds to make: all that runs shares them."""
-        self._looked_at: Traceable | None = None
         self._compiling: set[str] = set()
         """Rows under way; threads add and remove their own."""
 
@@ -144,62 +141,15 @@ class Cell:
         except Exception as error:
             self.record.update(PGLE, kind=BASELINE, status=FAILED, reason=one_line(error)[:2000])
 
-    def search(self, before: step.FoundPlans | None = None) -> None:
-        """Search by the profile, where that was not done before.
-
-        Args:
-            before: what a search found that knew less; then it is made again.
-        """
-        if before is None and self.files.plans() is not None:
+    def search(self) -> None:
+        """Search by the profile, where that was not done before."""
+        if self.files.plans() is not None:
             return
         profile = self.files.profile()
         assert profile is not None
-        plans = step.search(self.captured, profile, self.session.settings, before)
+        plans = step.search(self.captured, profile, self.session.settings)
         self.files.save_plans(plans)
         self._say(f"searched {plans.evaluations} candidates in {plans.search_s:.1f} s")
-
-    @property
-    def looks(self) -> int:
-        """How often the plan's kernels were measured and the search made again."""
-        return self.record.fact("looks") or 0
-
-    def compile_for_look(self) -> None:
-        """The kernels of the search's first plan, for :meth:`look`; of several cells at once.
-
-        Raises:
-            DiscoError: there is no plan.
-        """
-        plans, _ = self._found()
-        self._looked_at = kernels_of(self.session, self.captured.source, plans.searched[0])
-
-    def look(self, number: int) -> None:
-        """Measure the kernels of the search's first plan, with the devices to itself, and search once more with their
-        times. It counts once that search has ended: one that was cut off is made again.
-
-        Args:
-            number: of this look, from 1.
-
-        Raises:
-            DiscoError: there is no plan, or it cannot be run.
-        """
-        plans, profile = self._found()
-        source, first = self.captured.source, plans.searched[0]
-        assert self._looked_at is not None
-        with self.record.clock(f"look_{number}"):
-            times = kernel_times(self.session, source, self._looked_at, profile.launch_ns, self._inputs_of)
-        self._looked_at = None
-        step.keep_kernel_times(profile, times, self.out)
-        told = step.costs(profile, self.captured, plans)
-        profile, seen = with_kernels(told, times, source, first)
-        self.files.save_profile(profile)
-        kernels, ratio = f"look_{number}_kernels", f"look_{number}_promises"
-        self.record.note(**{kernels: seen.kernels, ratio: round(seen.ratio, 4)})
-        self._say(
-            f"measured {seen.kernels} kernels of the plan that had never run, "
-            f"which take {seen.ratio:.2f} of what was estimated"
-        )
-        self.search(plans)
-        self.record.note(looks=number)
 
     def _found(self) -> tuple[step.FoundPlans, Profile]:
         """What the search found, and in which profile.

@@ -17,8 +17,8 @@ from disco_hlo.optimize.select import ratio_noise, ratio_to
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.runner import LOOKS, Runner, at_once_of, time_once
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finalists import chosen
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable, memory

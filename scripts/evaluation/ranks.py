@@ -24,7 +24,6 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.variants import in_the_order_of, unfused
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.measuring.candidates import (
-    Trial,
     compare_with_default,
     compile_trials,
     measure,
@@ -32,6 +31,7 @@ from disco_hlo.plugin.measuring.candidates import (
 )
 from disco_hlo.plugin.measuring.profiling import Kept, profile_step
 from disco_hlo.plugin.measuring.runner import Runner, time_once
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.profile import Profile, merge

@@ -34,7 +34,6 @@ EVERYTHING = "threshold everything"
 NO_OP_FUSION = "no op fusion"
 PGLE = "PGLE"
 O1 = "O1"
-BEFORE_LOOKS = "plan before a look"
 FUSION_ONLY, ORDER_ONLY, BUCKETS_ONLY = "plan's op fusion only", "plan's order only", "plan's buckets only"
 BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
 OURS_IN_ONE = "one bucket in our order (XLA's op fusion)"
@@ -48,7 +47,7 @@ _ORDERS = tuple(f"random order {number}" for number in range(1, RANDOM_ORDERS + 
 FORM = (DEFAULT, ORDER_ONLY, PLAN, DOUBLE_BUFFERED, *_ORDERS)
 """What each form of the Llama step is measured as."""
 _NAMES = (
-    "all", "form", DEFAULT, PLAN, BEFORE_LOOKS, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
+    "all", "form", DEFAULT, PLAN, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
     ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, DOUBLE_BUFFERED,
 )  # fmt: skip
 _ONLY_FORM = (DOUBLE_BUFFERED, *_ORDERS)
@@ -125,7 +124,6 @@ def rows_of(context: Context) -> list[Row]:
     """All rows, in the order in which they are worth their time."""
     source, graph, xla, request = context.source, context.source.graph, context.xla, context.request
     searched = [name for name, _, _ in context.plans.strategies]
-    earlier = context.plans.before_looks
     absent = "" if context.backend.asynchronous else f"XLA:{graph.backend.upper()} has none"
     has_loops = any(region.name.startswith("loop") for region in source.regions)
     total_bytes = int(moved_bytes(graph).sum())
@@ -162,14 +160,10 @@ def rows_of(context: Context) -> list[Row]:
         costs = context.costs
         return random_strategy(source, dice + number, (xla, plan()), costs, costs.machine)
 
-    # For comparison, not to be taken: what the plan would be if its kernels had not been measured.
-    looked = earlier is not None and earlier != plan()
-    before = [own(BEFORE_LOOKS, PART, lambda: earlier)] if looked else []
     mebibytes = [1 << power for power in range(20) if 1 << power + 20 < total_bytes]
     return [
         Row(DEFAULT, BASELINE, lambda: Variant(request), traced=True),
         *(found(name, name) for name in searched if name.startswith(PLAN) and name != PLAN_BUCKETS),
-        *before,
         threshold(NO_COMBINING, 0, traced=True),
         threshold(EVERYTHING, 1 << max(20, (2 * total_bytes).bit_length())),
         Row(PGLE, BASELINE, guided, absent),

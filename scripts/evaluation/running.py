@@ -67,7 +67,7 @@ class _Stages:
         args = self.args
         settings = Settings(
             search=True, directory=args.out, budget_s=args.search_seconds, seed=args.seed,
-            finalists=args.finalists, looks=args.looks,
+            finalists=args.finalists,
         )  # fmt: skip
         try:
             return [Cell(args, settings, name)]
@@ -78,10 +78,6 @@ class _Stages:
     def _through(self, cells: Sequence[Cell]) -> None:
         cells = [cell for cell in cells if self._try(cell, cell.profile)]
         cells = [cell for cell in cells if self._try(cell, cell.search)]
-        for look in range(1, self.args.looks + 1):
-            due = self._at_once([cell for cell in cells if cell.looks < look], Cell.compile_for_look)
-            for cell in due:
-                self._try(cell, cell.look, look)
         self._compile(cells)
         self._measure(cells)
         for cell in cells:

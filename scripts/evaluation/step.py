@@ -12,7 +12,6 @@ import gzip
 import importlib.metadata
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles, jaxlink
-from disco_hlo.profiler.profile import OpTime, Profile
+from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import load as load_profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.store import ProfileStore
@@ -159,8 +158,6 @@ class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prediction: Prediction
     evaluations: int
     search_s: float
-    before_looks: Strategy | None = None
-    """What the first search would have taken, where its plan's kernels were measured and the search made again."""
 
     @property
     def searched(self) -> list[Strategy]:
@@ -230,31 +227,20 @@ def profile(session: Session, step: Step, out: Path, compiled: Kept | None = Non
     return found.profile
 
 
-def keep_kernel_times(profile: Profile, times: Mapping[str, OpTime], out: Path) -> None:
-    """Add what a look measured to the store in ``out``, for other links, as the plugin does."""
-    with ProfileStore(out / STORE) as store:
-        store.add_ops(profile.platform, {key: time for key, time in times.items() if key not in profile.ops})
-
-
 def costs(profile: Profile, step: Step, plans: FoundPlans | None = None) -> Costs:
     """The cost model and the machine model that the search uses, after it found ``plans``."""
     known = [read(step.source)]
     if plans is not None:  # of the others nobody has measured a kernel
-        known += ([] if plans.before_looks is None else [plans.before_looks]) + plans.searched[:1]
+        known += plans.searched[:1]
     return costs_of(profile, step.source, known)
 
 
-def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans | None = None) -> FoundPlans:
-    """The plugin's own search, on this machine; needs no device.
-
-    Args:
-        before: what an earlier search found that knew less; its plans are ranked with the new ones.
-    """
-    also = () if before is None else before.searched
+def search(step: Step, profile: Profile, settings: Settings) -> FoundPlans:
+    """The plugin's own search, on this machine; needs no device."""
     started, budget = time.monotonic(), Budget.of(settings.budget_s, COMPILE_S)
     xla = read(step.source)
-    case = Case(step.source, xla, costs_of(profile, step.source, (xla, *also)))
-    found = optimize(case, search_settings(settings), budget, also=also)
+    case = Case(step.source, xla, costs_of(profile, step.source, [xla]))
+    found = optimize(case, search_settings(settings), budget)
     strategies = [one for one in candidates(found, settings.finalists) if one.strategy is not None]
     return FoundPlans(
         step.source.graph.fingerprint,
@@ -262,7 +248,6 @@ def search(step: Step, profile: Profile, settings: Settings, before: FoundPlans 
         found.prediction,
         found.result.evaluations,
         round(time.monotonic() - started, 3),
-        None if before is None else before.before_looks or before.searched[0],
     )
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from disco_hlo.activation import kvstore
 from disco_hlo.activation.agree import Proposal, agree, settle
-from disco_hlo.activation.kvstore import BEAT_S, CHUNK_BYTES, SILENT_S, CoordinationStore, KvChannel, Pulse
+from disco_hlo.activation.channel import CoordinationStore
+from disco_hlo.activation.kvstore import BEAT_S, CHUNK_BYTES, SILENT_S, KvChannel, Pulse
 from disco_hlo.errors import ActivationError, GoneError
 from tests.activation.stores import MemoryStore, on_ranks
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from disco_hlo.activation import mpi
 from disco_hlo.activation.agree import PlanBytes, Proposal, agree, broadcast_plan
-from disco_hlo.activation.channel import Channel, KeyValueStore
+from disco_hlo.activation.channel import Channel, CoordinationStore
 from disco_hlo.activation.choose import open_channel
-from disco_hlo.activation.kvstore import CHUNK_BYTES, CoordinationStore
+from disco_hlo.activation.kvstore import CHUNK_BYTES
 from disco_hlo.errors import ActivationError
 from tests.activation.stores import FolderStore
 
@@ -49,7 +49,7 @@ def job_name() -> str:
     return f"job{int(os.environ['OMPI_COMM_WORLD_RANK']) // own_rank_and_size()[1]}"
 
 
-def shared_store(rank: int, size: int) -> KeyValueStore:
+def shared_store(rank: int, size: int) -> CoordinationStore:
     if "port" not in SETTINGS:
         return FolderStore(Path(SETTINGS["folder"]) / f"store-{job_name()}")
     import jax
@@ -59,7 +59,7 @@ def shared_store(rank: int, size: int) -> KeyValueStore:
     return CoordinationStore(distributed.global_state.client)
 
 
-def join() -> tuple[Channel, KeyValueStore]:
+def join() -> tuple[Channel, CoordinationStore]:
     rank, size = own_rank_and_size()
     store = shared_store(rank, size)
     return open_channel(
@@ -153,7 +153,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_at_second_step(channel: Channel, store: KeyValueStore) -> None:
+def die_at_second_step(channel: Channel, store: CoordinationStore) -> None:
     """Make this rank die between two pieces of what it sends or receives."""
     steps = 0
 

@@ -31,13 +31,6 @@ def test_a_plan_is_shown(disco: Disco, h200_plan: Path) -> None:
     assert "note: a note" in lines
 
 
-def test_searches_made_again_are_shown_one_by_one(disco: Disco, h200_plan: Path, tmp_path: Path) -> None:
-    plan = json.loads((h200_plan / "plan.json").read_text())
-    plan["search"]["searches"] = [12_000, 8_000]
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    assert "in 20000 evaluations of 2 searches (12000 + 8000)" in disco("inspect", tmp_path).out
-
-
 def test_everything_comes_as_json(disco: Disco, vgg19_plan: Path) -> None:
     found = disco("inspect", vgg19_plan, "--json").json
     source = captured("h200_models/vgg19")

@@ -144,16 +144,6 @@ def _let_win(name: str) -> None:
     finalists.chosen = first
 
 
-def no_look() -> None:
-    """The kernels of the plan cannot be profiled."""
-    from disco_hlo.plugin.phases import finding
-
-    def refuse(*_: Any) -> Any:
-        raise RuntimeError("no look")
-
-    finding.kernel_times = refuse
-
-
 def plan_crashes_xla() -> None:
     """XLA aborts when it compiles the search's own plan."""
     from disco_hlo.plugin.measuring import candidates, room
@@ -349,7 +339,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
         not_installed, hook_never_called, disk_full, read_only,
-        no_memory, one_element_off, plan_wins, chunk_wins, default_wins, no_look, no_timeline, plan_crashes_xla,
+        no_memory, one_element_off, plan_wins, chunk_wins, default_wins, no_timeline, plan_crashes_xla,
         enacting,
         dies_at, stops_at, fails_at, dies_in_run, hurries_from, disk_fills_at, directory_gone_at, clock_moves_at,
         coordinator_gone_at,

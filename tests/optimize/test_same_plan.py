@@ -55,14 +55,14 @@ def test_the_plugin_and_the_command_find_one_plan(
         return replace(search_settings(settings), evaluations=CANDIDATES)
 
     monkeypatch.setattr(finding, "search_settings", few)
-    settings = Settings(True, tmp_path, budget_s=1e6, seed=3, looks=0)
+    settings = Settings(True, tmp_path, budget_s=1e6, seed=3)
     session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     source = canonicalize(data)
     found = finding.find(session, source, read(source), profile(backend), Interruption())
     assert offline.chosen == SEARCHED
-    assert offline.strategy == found.last.best.strategy
-    assert offline.prediction == found.last.prediction
-    assert offline.search.evaluations == found.last.result.evaluations
+    assert offline.strategy == found.search.best.strategy
+    assert offline.prediction == found.search.prediction
+    assert offline.search.evaluations == found.search.result.evaluations
     assert offline.search.improvements == tuple(
-        (one.evaluation, one.cost_ns) for one in found.last.result.trace
+        (one.evaluation, one.cost_ns) for one in found.search.result.trace
     )

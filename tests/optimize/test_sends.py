@@ -8,7 +8,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.proto import DetailedModule
 from disco_hlo.optimize.costs import Costs, costs_of
-from disco_hlo.optimize.gains import gains
+from disco_hlo.optimize.gains import gains, producers
 from disco_hlo.optimize.regions import step_times
 from disco_hlo.optimize.sends import in_shards, sends_of, sent_by_groups
 from disco_hlo.plan.read import read
@@ -16,6 +16,7 @@ from disco_hlo.whatif.coconet import in_tiles_ns
 from disco_hlo.whatif.machine import collective_ns, load, send
 from tests.modules import ADD, module_of
 from tests.report import plans
+from tests.simulator.problems import problem
 
 BYTES = 32_000_000
 TO_NEXT_NODE = "{0,8}, {1,9}, {2,10}, {3,11}, {4,12}, {5,13}, {6,14}, {7,15}"
@@ -138,3 +139,13 @@ def test_a_step_with_sends_says_what_slicing_them_gives() -> None:
 def test_a_step_without_sends_has_no_such_row() -> None:
     step = plans.h200()
     assert "sliced sends" not in gains(step, step_times(step, read(step), on_h200(step)), 16)["entry"]
+
+
+def test_a_collective_follows_a_matmul_unless_it_waits_longer_for_another_collective() -> None:
+    step = """
+        y 5 on 1
+        p 3
+        x 4 on 1 after y p
+    """
+    assert producers(problem(step, "y ~y p x ~x")) == {2: 1}
+    assert producers(problem(step, "y p ~y x ~x")) == {}

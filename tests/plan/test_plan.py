@@ -42,46 +42,6 @@ def test_lists_of_node_numbers_stand_on_one_line() -> None:
     assert b'"nodes": [1, 2, 3]' in encode(small_plan())
 
 
-def searched_twice() -> dict[str, dict[str, object]]:
-    document = json.loads(encode(small_plan()))
-    return {
-        "search": {**document["search"], "evaluations": 30, "searches": [20, 10]},
-        "measured": {**document["measured"], "search_s": 3.5, "searches_s": [2.25, 1.25]},
-    }
-
-
-def test_a_search_made_again_is_told_with_the_one_before() -> None:
-    plan = decode(edited(**searched_twice()), "plan.json")
-    assert plan.search.searches == (20, 10)
-    assert plan.measured is not None
-    assert plan.measured.searches_s == (2.25, 1.25)
-    assert decode(encode(plan), "plan.json") == plan
-
-
-def test_a_plan_of_one_search_lists_none() -> None:
-    assert b"searches" not in encode(small_plan())
-    plan = decode(encode(small_plan()), "plan.json")
-    assert plan.measured is not None
-    assert plan.search.searches is plan.measured.searches_s is UNSET
-
-
-@pytest.mark.parametrize(
-    ("part", "change", "message"),
-    [
-        ("search", {"searches": [20, 11]}, "expected 30 in all"),
-        ("search", {"searches": [30]}, "length >= 2"),
-        ("search", {"searches": [31, -1]}, ">= 0"),
-        ("search", {"evaluations": 60, "searches": [20, 10, 30]}, "3 searches that took 2 times"),
-        ("measured", {"searches_s": [2.25, 1.5]}, "expected 3.5 s in all"),
-    ],
-)
-def test_searches_that_do_not_add_up_are_refused(part: str, change: dict[str, object], message: str) -> None:
-    document = searched_twice()
-    document[part].update(change)
-    with pytest.raises(PlanError, match=message):
-        decode(edited(**document), "plan.json")
-
-
 def restructured(**changes: object) -> bytes:
     structure = {
         "name": "chunk-2", "key": "c" * 64, "result": "d" * 64,

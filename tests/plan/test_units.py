@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.graph import Graph
-from disco_hlo.plan.legal import check_order, default_order, default_unit_order, late_waits
+from disco_hlo.plan.legal import check_order, default_order, late_waits
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from tests.graphs import graph_of
@@ -179,14 +179,14 @@ def test_an_all_reduce_of_an_all_reduce_cannot_share_its_bucket() -> None:
 
 
 def test_default_order_where_collectives_block() -> None:
-    assert default_order(STEP, Strategy(buckets=SEPARATE), False) == (
+    assert default_order(unit_graph(STEP, Strategy(buckets=SEPARATE)), False) == (
         *("n1", "n2", "b0", "n4"),
         *("n5", "b1", "n7"),
     )
 
 
 def test_default_order_issues_early_and_waits_late() -> None:
-    assert default_order(STEP, Strategy(buckets=SEPARATE), True) == (
+    assert default_order(unit_graph(STEP, Strategy(buckets=SEPARATE)), True) == (
         *("n1", "n2", "b0.start", "n5", "b1.start"),
         *("b0.done", "n4", "b1.done", "n7"),
     )
@@ -194,7 +194,7 @@ def test_default_order_issues_early_and_waits_late() -> None:
 
 def test_default_order_waits_for_a_bucket_that_only_the_root_reads_at_the_end() -> None:
     step = graph_of("param\nexp 0\nall-reduce 1\nneg 0\nall-reduce 3\nmul 4\ntuple 2 5")
-    assert default_order(step, Strategy(buckets=(Bucket((2,)), Bucket((4,)))), True) == (
+    assert default_order(unit_graph(step, Strategy(buckets=(Bucket((2,)), Bucket((4,))))), True) == (
         *("n1", "b0.start", "n3", "b1.start"),
         *("b1.done", "n5", "b0.done"),
     )
@@ -208,7 +208,7 @@ def test_default_orders_of_random_strategies_are_legal_and_wait_late(
     random = Random(seed)
     step, _ = random_step(random, nodes)
     units = unit_graph(step, random_strategy(random, step, asynchronous=asynchronous))
-    order = default_unit_order(units, asynchronous)
+    order = default_order(units, asynchronous)
     check_order(units, order, asynchronous)
     for token, following in pairwise(order):
         if token.endswith(".done") and not following.endswith(".done"):
@@ -218,7 +218,7 @@ def test_default_orders_of_random_strategies_are_legal_and_wait_late(
 
 def test_default_order_of_a_unit_that_reads_two_buckets() -> None:
     norm = graph_of("param\nall-reduce 0\nall-reduce 0\nadd 1 2\nneg 1\ntuple 3 4")
-    assert default_order(norm, Strategy(buckets=(Bucket((1,)), Bucket((2,)))), True) == (
+    assert default_order(unit_graph(norm, Strategy(buckets=(Bucket((1,)), Bucket((2,))))), True) == (
         *("b0.start", "b1.start", "b0.done", "n4"),
         *("b1.done", "n3"),
     )
@@ -227,7 +227,9 @@ def test_default_order_of_a_unit_that_reads_two_buckets() -> None:
 def test_a_unit_keeps_its_place_when_one_of_two_buckets_that_it_reads_is_waited_for() -> None:
     """A saved plan without an order means what it meant when it was saved."""
     step = graph_of("param\nall-reduce 0\nall-reduce 0\nall-reduce 0\nneg 3\nadd 1 3\nadd 2 4\ntuple 5 6")
-    assert default_order(step, Strategy(buckets=tuple(Bucket((i,)) for i in (1, 2, 3))), True) == (
+    assert default_order(
+        unit_graph(step, Strategy(buckets=tuple(Bucket((i,)) for i in (1, 2, 3)))), True
+    ) == (
         *("b0.start", "b1.start", "b2.start", "b2.done", "n4"),
         *("b1.done", "n6", "b0.done", "n5"),
     )
@@ -235,7 +237,7 @@ def test_a_unit_keeps_its_place_when_one_of_two_buckets_that_it_reads_is_waited_
 
 def test_default_order_of_chained_all_reduces() -> None:
     chained = graph_of("param\nall-reduce 0\nall-reduce 1\ntuple 2")
-    assert default_order(chained, Strategy(buckets=(Bucket((1,)), Bucket((2,)))), True) == (
+    assert default_order(unit_graph(chained, Strategy(buckets=(Bucket((1,)), Bucket((2,))))), True) == (
         *("b0.start", "b0.done", "b1.start", "b1.done"),
     )
 

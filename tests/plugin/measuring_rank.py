@@ -21,7 +21,8 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.logs import configure
 from disco_hlo.plugin.measuring import candidates
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
+from disco_hlo.plugin.measuring.candidates import compile_trials, measure
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, executables, jaxlink

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from disco_hlo.activation.kvstore import CoordinationStore
+from disco_hlo.activation.channel import CoordinationStore
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs

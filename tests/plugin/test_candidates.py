@@ -21,13 +21,13 @@ from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, MOST_ROUNDS
 from disco_hlo.plugin.measuring import candidates, comparing
 from disco_hlo.plugin.measuring.candidates import (
     FEWEST_TO_DROP,
-    Trial,
     begin_to_compile,
     compare_with_default,
     compile_trials,
     measure,
 )
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finalists import chosen
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session

@@ -23,11 +23,12 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import comparing, tolerances
-from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
-from disco_hlo.plugin.measuring.comparing import Program, Reference, Survey, passes, survey_of
+from disco_hlo.plugin.measuring.candidates import compare_with_default, compile_trials
+from disco_hlo.plugin.measuring.comparing import Reference, Survey, passes, survey_of
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
@@ -268,7 +269,7 @@ def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_p
     def look(session: Session, source: CanonicalModule) -> list[tuple[int, str]]:
         request = session.request
         request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
-        default = Program("default", compiles.compile_module(request, None))
+        default = Trial("default", None, 0, executable=compiles.compile_module(request, None))
         default.runner = Runner(request, default.executable, 0)
         survey = survey_of(default.runner, default.runner.output_arrays())
         reference = Reference(session, default, survey, passes(survey, None)[0])
@@ -398,7 +399,7 @@ def test_that_a_training_ends_says_nothing_of_a_program_and_hides_no_wrong_one(
         def __init__(self, *_: Any) -> None:
             pass
 
-        def check(self, program: Program) -> None:
+        def check(self, program: Trial) -> None:
             if program.name == "wrong":
                 program.differs = True
                 raise IllegalStrategyError("output 0 differs")

@@ -244,7 +244,7 @@ def test_a_step_without_room_for_all_keeps_some_which_the_plan_says(
         most = plain + everything.held_bytes // 2
         case = Case(source, read(source), costs, most - resident_bytes(source.graph))
         known = found(source)
-        known = replace(known, searches=(replace(known.last, case=case),))
+        known = replace(known, search=replace(known.search, case=case))
 
         def search(_made: Restructured, case: Case, _seconds: float) -> tuple[Scheduled, float]:
             return case.unfused, 0.0

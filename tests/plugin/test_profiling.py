@@ -28,11 +28,11 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import one_bucket, unfused, varied_buckets
 from disco_hlo.plugin.measuring import profiling, room
-from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.plugin.measuring.profiling import _to_trace, profile_step
 from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED
 from disco_hlo.plugin.measuring.traced_modules import Findings, NamedTrace, Traceable
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles

@@ -23,7 +23,6 @@ from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.install import compiles_no_step
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.phases import capture_phase, enact_phase, search_phase
-from disco_hlo.plugin.phases.finding import looks
 from disco_hlo.plugin.refusals import (
     may_be_run,
     refuse_other_threads,
@@ -265,12 +264,3 @@ def test_whatever_keeps_rank_0_from_its_plan_the_others_are_told(error: Exceptio
     plan, reason = intercept(*models.mlp(), received)
     assert (plan, reason) == (None, one_line(error))
     assert [unframe(payload or b"") for payload in sent] == [(None, reason)]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "backend", "expected"), [(None, "gpu", 1), (None, "cpu", 0), (0, "gpu", 0), (2, "cpu", 2)]
-)
-def test_a_search_looks_again_on_gpu_unless_told_otherwise(
-    wanted: int | None, backend: str, expected: int
-) -> None:
-    assert looks(Settings(search=True, directory=Path(), looks=wanted), backend) == expected

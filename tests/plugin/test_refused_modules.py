@@ -21,7 +21,8 @@ from disco_hlo.plan.read import verify
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.measuring import candidates
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
+from disco_hlo.plugin.measuring.candidates import compile_trials
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases import enact_phase
 from disco_hlo.plugin.session import join, target
 from disco_hlo.plugin.settings import Settings

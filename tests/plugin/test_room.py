@@ -18,7 +18,7 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring import candidates, room
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, measure
+from disco_hlo.plugin.measuring.candidates import compile_trials, measure
 from disco_hlo.plugin.measuring.room import (
     RankMemory,
     compiles_at_once,
@@ -28,6 +28,7 @@ from disco_hlo.plugin.measuring.room import (
     room_bytes,
     with_room_to_compile,
 )
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles

@@ -20,10 +20,11 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin import session
 from disco_hlo.plugin.measuring import candidates, traced_modules
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
+from disco_hlo.plugin.measuring.candidates import compile_trials
 from disco_hlo.plugin.measuring.known_times import STORE_NAME, KnownTimes, measured_times
 from disco_hlo.plugin.measuring.traced_modules import take_timelines, traced
-from disco_hlo.plugin.phases import capture_phase, finding, search_phase
+from disco_hlo.plugin.measuring.trial import Trial
+from disco_hlo.plugin.phases import capture_phase, search_phase
 from disco_hlo.plugin.phases.finding import COMPILE_S
 from disco_hlo.plugin.session import Interruption, Session, join
 from disco_hlo.plugin.settings import Settings
@@ -32,7 +33,7 @@ from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.profile import Link, OpTime, Platform, Profile
+from disco_hlo.profiler.profile import Link, OpTime, Platform
 from disco_hlo.profiler.store import ProfileStore
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -97,21 +98,6 @@ def test_a_store_that_cannot_be_written_is_read_and_one_line_says_so(
     ]
 
 
-def test_kernels_that_the_store_cannot_take_are_searched_with_all_the_same(
-    alone: Session, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    profile = Profile(PLATFORM, {"dot": OpTime(100, 1, 12)}, 400, 2e10, 1e11)
-    times = {"dot": OpTime(300, 1, 12), "fused": OpTime(70, 1, 12)}
-    finding._keep(alone, profile, times)
-    with ProfileStore(tmp_path / STORE_NAME) as store:
-        assert store.ops(PLATFORM) == {"fused": OpTime(70, 1, 12)}
-    monkeypatch.setattr(ProfileStore, "add_ops", full)
-    finding._keep(alone, profile, times)
-    assert [record.getMessage() for record in caplog.records] == [
-        "measured times are not kept: database or disk is full"
-    ]
-
-
 @pytest.mark.parametrize("unwritable", [False, True])
 def test_a_search_says_once_that_times_are_not_kept(
     unwritable: bool,
@@ -126,9 +112,9 @@ def test_a_search_says_once_that_times_are_not_kept(
     monkeypatch.setattr(ProfileStore, "add_ops", full)
     for _ in ("the step", "another structure of it"):
         with measured_times(alone) as store:
-            KnownTimes(PLATFORM, LINK, store).add_constants(CONSTANTS)
-    profile = Profile(PLATFORM, {}, 400, 2e10, 1e11)
-    finding._keep(alone, profile, {"fused": OpTime(70, 1, 12)})
+            known = KnownTimes(PLATFORM, LINK, store)
+            known.add_constants(CONSTANTS)
+            known.add_ops("f00d", {"fused": OpTime(70, 1, 12)}, [5000])
     [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     why = f"{tmp_path / STORE_NAME} cannot be written" if unwritable else "database or disk is full"
     assert said == f"measured times are not kept: {why}"
@@ -222,7 +208,6 @@ def test_ranks_wait_as_long_for_a_search_as_it_may_take_to_compile_its_code(
     for name in ("read", "profile_step", "Making"):
         monkeypatch.setattr(search_phase, name, lambda *_: None)
     monkeypatch.setattr(search_phase, "measured_times", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(search_phase, "looks", lambda *_: 0)
     step: Any = SimpleNamespace(source=SimpleNamespace(graph=SimpleNamespace(backend="gpu")))
     monkeypatch.setattr(search_phase, "room_bytes", lambda _: None)
     asking = Session(None, Settings(search=True, directory=tmp_path, budget_s=7.0), None, LocalChannel())  # type: ignore[arg-type]

@@ -68,7 +68,6 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
             "DISCO_TIMEOUT_S": "30",
             "DISCO_CHANNEL": "mpi",
             "DISCO_STRUCTURE": "chunk-2",
-            "DISCO_LOOKS": " ",
             "DISCO_WHEN": "training",
             "DISCO_SHARE": "0.5",
         }

@@ -14,7 +14,6 @@ import pytest
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ModuleError, ProfileError
 from disco_hlo.plugin.measuring import room, traced_modules
-from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.traced_modules import (
     Findings,
     NamedTrace,
@@ -25,13 +24,14 @@ from disco_hlo.plugin.measuring.traced_modules import (
     tell_of_uneven_devices,
     traceable,
 )
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.xla.executables import Memory
 from disco_hlo.profiler.trace import Trace, moved_ns
 from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace
 
 without = trace("jit_b", *[NAMED] * 3)
 said: list[str] = []
-others: list[bytes] = []
+others: list[Any] = []
 """What ranks beside this one say."""
 
 
@@ -39,8 +39,7 @@ def session(backend: str = "gpu") -> Any:
     return SimpleNamespace(
         facts=SimpleNamespace(backend=backend, process_count=2),
         stage=lambda _what: contextlib.nullcontext(),
-        channel=SimpleNamespace(all_gather=lambda mine, **_: [mine, *others]),
-        timeout_s=1.0,
+        gathered=lambda mine, _tag: [mine, *others],
         on_calls=None,
         say=lambda text, *values: said.append(text % values),
         say_failed=lambda text, *values: said.append(text % values),
@@ -202,14 +201,14 @@ def test_what_has_no_name_is_no_launch(run: Callable[..., NamedTrace]) -> None:
 
 
 def test_where_one_rank_finds_no_names_all_go_without(run: Callable[..., NamedTrace]) -> None:
-    others.append(b"1")
+    others.append(True)
     assert run(timed=False).trace is without
     assert said == ["step: its kernels are timed without command buffers, and these times are not stored"]
 
 
 def test_ranks_tell_each_other_how_long_transfers_move_data() -> None:
     mine = Findings(moved={(0, "b0", 0): 170_000, (0, "b1", 0): 40_000}, moved_by_name={(0, "b0", 0): 9})
-    others[:] = [b'[[0, "b0", 0, 120000], [0, "b1", 0, 50000]]']
+    others[:] = [[[0, "b0", 0, 120000], [0, "b1", 0, 50000]]]
     found = as_all_have_it(session(), mine)
     assert found.moved == {(0, "b0", 0): 120_000, (0, "b1", 0): 40_000}
     assert found.moved_by_name == {(0, "b0", 0): 9}
@@ -220,14 +219,14 @@ def test_a_device_of_another_rank_that_holds_up_the_step_is_named() -> None:
     """One of two GPUs had lowered its clock, and nothing said so: rounds were twice as long or not, and a plan lost."""
     said.clear()
     mine = Findings(computed={"device 0": [45_400_000, 45_300_000]})
-    others[:] = [b'{"device 0": [47000000, 80000000]}']
+    others[:] = [{"device 0": [47000000, 80000000]}]
     tell_of_uneven_devices(session(), mine)
     assert said == [
         "the step's kernels take 47 ms to 80 ms on device 0 of rank 1, 45.3 ms to 45.4 ms on device 0 of rank 0: "
         "this device is hot, short of power, or shared with another job; the times measured now are right only "
         "while that lasts"
     ]
-    others[:] = [b'{"device 0": [45500000, 45300000]}']
+    others[:] = [{"device 0": [45500000, 45300000]}]
     tell_of_uneven_devices(session(), mine)
     tell_of_uneven_devices(session("cpu"), mine)
     assert len(said) == 1

@@ -83,18 +83,6 @@ def test_a_plan_without_its_module_makes_a_page_too(h200_plan: Path, tmp_path: P
     assert data["timelines"] == []
     assert data["notes"][-1].startswith("default.hlo.pb.gz does not lie beside the plan")
     assert json.loads(Page(render(data)).scripts[0]) == data
-    assert "of each search" not in data["head"]["search"]
-    assert data["head"]["seconds"]["searches_s"] == []
-
-
-def test_searches_made_again_are_listed(h200_plan: Path, tmp_path: Path) -> None:
-    plan = json.loads((h200_plan / "plan.json").read_text())
-    plan["search"]["searches"] = [12_000, 8_000]
-    plan["measured"]["searches_s"] = [20.5, 9.5]
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    head = plans.content(tmp_path / "plan.json")["head"]
-    assert (head["search"]["evaluations"], head["search"]["of each search"]) == (20_000, "12000 + 8000")
-    assert (head["seconds"]["search_s"], head["seconds"]["searches_s"]) == (30.0, [20.5, 9.5])
 
 
 def test_hostile_names_stay_data(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.collectives import AllReduceFit, InStep, fit, point_of
-from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Collectives, Platform, Profile
 from tests.cost_models import MadeUpCosts
 from tests.hlo.small_modules import module_of
@@ -165,15 +164,14 @@ def profile() -> Profile:
 
 
 def kept_files(out: Path, cell: CellName, module: bytes) -> None:
-    """What profiling and searching would have left: one good plan, one that forgets the gradients, and what was found
-    before a look."""
+    """What profiling and searching would have left: one good plan, one that forgets the gradients."""
     graph = canonicalize(module).graph
     good = one_bucket(graph, read_strategy(canonicalize(module)).groups)
     prediction = Prediction(900_000, 1_000_000, 2_000_000, 500_000, 600_000, 1 << 20)
     found = (("plan", good, 900_000), ("plan 2", Strategy(), 950_000))
     files = step.Files(out, cell)
     files.save_profile(profile())
-    files.save_plans(step.FoundPlans(graph.fingerprint, found, prediction, 10, 0.5, unfused(graph)))
+    files.save_plans(step.FoundPlans(graph.fingerprint, found, prediction, 10, 0.5))
 
 
 @pytest.fixture
@@ -187,11 +185,11 @@ def kept(
     return canonicalize(module)
 
 
-def run(out: Path, rows: str, seconds: float = 1e6, looks: int = 0, **more: Any) -> int:
+def run(out: Path, rows: str, seconds: float = 1e6, **more: Any) -> int:
     started = time.monotonic()
     values = {
         "models": ["transformer"], "link": "nvlink", "devices": 2, "size": "tiny", "rows": rows, "rounds": 3,
-        "seconds": seconds, "search_seconds": 1.0, "finalists": 2, "seed": 0, "out": out, "looks": looks,
+        "seconds": seconds, "search_seconds": 1.0, "finalists": 2, "seed": 0, "out": out,
         "log": "warning", "one_by_one": False,
     }  # fmt: skip
     args = Namespace(**{**values, **more})
@@ -205,11 +203,10 @@ def statuses(record: dict[str, Any]) -> dict[str, str]:
 def test_a_run_measures_resumes_and_records_what_fails(kept: CanonicalModule, tmp_path: Path) -> None:
     path = tmp_path / f"{CELL.stem}.json"
 
-    assert run(tmp_path, "plan,plan 2,PGLE,plan before a look") == 0
+    assert run(tmp_path, "plan,plan 2,PGLE") == 0
     first = read(path)
     assert statuses(first) == {
         "XLA default": "ok", "plan": "ok", "plan 2": "failed", "PGLE": "not on this backend",
-        "plan before a look": "ok",
     }  # fmt: skip
     assert "no bucket" in first["rows"]["plan 2"]["reason"]
     plan = first["rows"]["plan"]
@@ -220,7 +217,7 @@ def test_a_run_measures_resumes_and_records_what_fails(kept: CanonicalModule, tm
     assert first["facts"]["chosen"] in ("XLA default", "plan")
     assert first["facts"]["bounds"]["full_overlap_ms"] == 0.5
 
-    assert run(tmp_path, "plan,plan 2,PGLE,plan before a look") == 0
+    assert run(tmp_path, "plan,plan 2,PGLE") == 0
     assert read(path)["rows"] == first["rows"], "nothing was left to do"
 
     assert run(tmp_path, "plan,no op fusion") == 0
@@ -253,28 +250,6 @@ def test_a_form_is_timed_in_a_row_and_awaited_and_only_small_outputs_are_compare
         assert "trace" not in row
     facts = record["facts"]
     assert facts["predicted_until"] <= facts["measured_from"]
-
-
-def test_the_plan_s_kernels_are_measured_once_before_the_next_search(
-    kept: CanonicalModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    searched: list[str] = []
-
-    def search(captured: Step, told: Profile, settings: object, before: step.FoundPlans) -> step.FoundPlans:
-        searched.append(before.fingerprint)
-        return before
-
-    monkeypatch.setattr(step, "search", search)
-    assert run(tmp_path, "plan", looks=1) == 0
-    assert run(tmp_path, "plan", looks=1) == 0
-    assert searched == [kept.graph.fingerprint]
-    facts = read(tmp_path / f"{CELL.stem}.json")["facts"]
-    known = step.Files(tmp_path, CELL).profile()
-    assert known is not None
-    plan = one_bucket(kept.graph, read_strategy(kept).groups)
-    assert facts["looks"] == 1
-    assert facts["look_1_kernels"] == len(plan.groups) > 0
-    assert {*kernel_keys(kept.graph, unit_graph(kept.graph, plan).kernels(kept.graph))} <= set(known.ops)
 
 
 def test_a_cell_of_another_step_is_left_alone(
@@ -422,9 +397,6 @@ def test_a_search_needs_no_device(request_and_module: tuple[CompileRequest, byte
     files.save_plans(found)
     assert files.plans() == found
     assert [name for name, _, _ in found.strategies][-1].startswith("plan")
-    again = step.search(Step(module, canonicalize(module)), profile(), _settings(tmp_path), found)
-    assert found.before_looks is None
-    assert again.before_looks == found.searched[0]
 
 
 def _settings(folder: Path) -> Any:

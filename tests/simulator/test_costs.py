@@ -71,20 +71,10 @@ def test_impossible_slow_downs_are_refused(slow_down: float) -> None:
         speed_ppm(slow_down)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("launch_ns", -1, "Machine model gpu: launch_ns is -1, expected 0 or more"),
-        ("transfer_wait_ns", -1, "Machine model gpu: transfer_wait_ns is -1, expected 0 to 10000000"),
-        ("transfer_wait_ns", 10**7 + 1, "transfer_wait_ns is 10000001, expected 0 to 10000000"),
-        ("compute_speed_ppm", 99_999, "speeds run from 99999 to 1000000 millionths, expected 100000 to"),
-        ("product_speed_ppm", 99_999, "speeds run from 99999 to 1000000 millionths"),
-        ("transfer_speed_ppm", 1_000_001, "speeds run from 1000000 to 1000001 millionths"),
-    ],
-)  # fmt: skip
-def test_impossible_machines_are_refused(field: str, value: int, message: str) -> None:
-    with pytest.raises(DiscoError, match=message):
-        replace(GPU, **{field: value})
+@pytest.mark.parametrize("wait_ns", [-1, 10_000_001])
+def test_impossible_waits_are_refused(wait_ns: int) -> None:
+    with pytest.raises(DiscoError, match=f"transfer_wait_ns is {wait_ns}, expected 0 to 10000000"):
+        replace(GPU, transfer_wait_ns=wait_ns)
 
 
 def test_all_reduce_pieces() -> None:

@@ -13,90 +13,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
 
 from disco_hlo.activation.agree import PlanBytes, broadcast_plan
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.bans import Stage
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import verify
-from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Round, verdict
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.comparing import (
-    Program,
-    compare,
-    compile_comparison,
-    make_runner,
-    settle_inputs,
-)
+from disco_hlo.plugin.measuring.comparing import compare, compile_comparison, make_runner, settle_inputs
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, anywhere, coming_back, repeated, run_on_all
 from disco_hlo.plugin.measuring.room import beyond_setting, compiles_at_once, in_turn, lack_of_memory
 from disco_hlo.plugin.measuring.runner import AT_ONCE_NS, LOOKS, Runner, at_once_of, time_once
+from disco_hlo.plugin.measuring.trial import Trial, marked
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.structure import Restructured
-from disco_hlo.plugin.xla import compiles, jaxlink
+from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.job import free_device_bytes
 
 FEWEST_TO_DROP = 2
 _FAR_BEHIND = 1.02
-
-
-@dataclass
-class Trial:
-    """One strategy on the way to being measured."""
-
-    name: str
-    strategy: Strategy | None
-    """None: XLA's default, untouched."""
-    predicted_ns: int
-    module: bytes = b""
-    marks: PlanSlot | None = None
-    """Where rank 0 notes that this candidate is being tried; None notes it nowhere."""
-    options: Mapping[str, str] = field(default_factory=dict)
-    """Debug options for this compile alone."""
-    restructured: Restructured | None = None
-    """What the strategy is for, where it is not the step with the structure XLA gives it."""
-    executable: Any = None
-    executed: bytes = b""
-    """The module that the executable runs, where that was read."""
-    runner: Runner | None = None
-    times_ns: list[int] = field(default_factory=list)
-    compared: bool = False
-    """Whether it was seen to compute what XLA's default computes; its times do not say so."""
-    error: str = ""
-
-    @property
-    def median_ns(self) -> int:
-        """Median step time; 0 where it did not run."""
-        return int(statistics.median(self.times_ns)) if self.times_ns else 0
-
-    @property
-    def spread_ns(self) -> int:
-        """Half the distance between the quartiles."""
-        if len(self.times_ns) < 2:
-            return 0
-        low, _, high = statistics.quantiles(self.times_ns, n=4)
-        return int((high - low) / 2)
-
-    def source(self, whole: CanonicalModule) -> CanonicalModule:
-        """The module whose nodes the strategy speaks of; ``whole`` is the step as XLA has it."""
-        return whole if self.restructured is None else self.restructured.source
-
-    @property
-    def structure(self) -> bytes | None:
-        """What takes the place of the step's early module."""
-        return None if self.restructured is None else self.restructured.early
 
 
 @dataclass(frozen=True)
@@ -146,7 +89,7 @@ def begin_to_compile(
     waiting = [trial for trial in trials if not trial.error]
     started = time.monotonic()
     at_once = compiles_at_once(session)
-    suspected = any(one.marks is not None and one.marks.bans.suspects(_sha256(one.module)) for one in waiting)
+    suspected = any(one.marks is not None and one.marks.bans.suspects(one.digest) for one in waiting)
     if anywhere(session, suspected, f"{tag}: suspects"):  # on all ranks, as they hold calls together
         at_once = 1
     verified = _Verified()
@@ -191,7 +134,7 @@ class _Verified:
     turn: threading.Lock = field(default_factory=threading.Lock)
 
     def verify(self, source: CanonicalModule, module: bytes, strategy: Strategy) -> None:
-        key = id(source), id(strategy), _sha256(module)
+        key = id(source), id(strategy), hashlib.sha256(module).hexdigest()
         with self.turn:
             if key not in self.seen:
                 verify(source, module, strategy)
@@ -252,17 +195,6 @@ def _compile(
     return None
 
 
-def marked(session: Session, trial: Trial, stage: Stage) -> contextlib.AbstractContextManager[None]:
-    """Rank 0's mark of a candidate under way: what it tells of a process that died may ban the candidate."""
-    if trial.marks is None or not session.leads or not trial.module:
-        return contextlib.nullcontext()
-    return trial.marks.bans.trying(_sha256(trial.module), stage, jaxlink.process_count())
-
-
-def _sha256(module: bytes) -> str:
-    return hashlib.sha256(module).hexdigest()
-
-
 def measure(
     session: Session, trials: Sequence[Trial], *, budget_s: float, stop: Callable[[], bool] = lambda: False
 ) -> bool:
@@ -318,30 +250,23 @@ def compare_with_default(
 ) -> None:
     """See which trials compute what XLA's default computes; one that does not on any rank is out on all, and its times
     with it. ``inputs`` and errors are those of :func:`~disco_hlo.plugin.measuring.comparing.compare`."""
-    programs = [_program(session, trial) for trial in (default, *others)]
-    pairs = list(zip(others, programs[1:], strict=True))
     try:
-        compare(session, programs, inputs)
-        for trial, program in pairs:
-            trial.compared = not program.error
+        compare(session, (default, *others), inputs)
+        for trial in others:
+            trial.compared = not trial.error
     finally:  # of some it may be known that they are wrong when a training ends
-        for trial, program in pairs:
-            trial.error = program.error
+        for trial in others:
             if trial.error:
                 trial.times_ns.clear()
-
-
-def _program(session: Session, trial: Trial) -> Program:
-    return Program(trial.name, trial.executable, functools.partial(marked, session, trial, "run"))
 
 
 def _first_runs(session: Session, alive: Sequence[Trial]) -> None:
     """Make the inputs, and run each once, which leaves a mark of a candidate that ends the process."""
     default = alive[0]
-    default.runner = settle_inputs(session, _program(session, default))
+    settle_inputs(session, default)
     for trial in alive[1:]:
         try:
-            trial.runner = make_runner(session, _program(session, trial), inputs_of=default.runner)
+            trial.runner = make_runner(session, trial, inputs_of=default.runner)
             with marked(session, trial, "run"):
                 run_on_all(session, f"first run of {trial.name}", trial.runner.run)
         except Exception as error:
@@ -351,8 +276,7 @@ def _first_runs(session: Session, alive: Sequence[Trial]) -> None:
 def _round(session: Session, alive: Sequence[Trial], at_once: int) -> None:
     """Time each once. One that fails on any rank is out on all of them."""
     for trial in alive:
-        assert trial.runner is not None
-        timed = functools.partial(time_once, trial.runner, at_once)
+        timed = functools.partial(time_once, trial.running, at_once)
         first = not trial.times_ns  # what reads memory that nobody wrote may end otherwise than its first run
         guard = marked(session, trial, "run") if first else contextlib.nullcontext()
         try:
@@ -380,8 +304,7 @@ def steps_in_a_row(session: Session, default: Runner | None) -> int:
     within_ns = AT_ONCE_NS if session.between_steps is None else max(SLICE_NS, 2 * step_ns)
     free_bytes = free_device_bytes(session.request)
     mine = run_on_all(session, "steps in a row", lambda: at_once_of(default, step_ns, free_bytes, within_ns))
-    counts = session.channel.all_gather(b"%d" % mine, tag="steps at once", timeout_s=session.timeout_s)
-    return min(map(int, counts))
+    return int(min(session.gathered(mine, "steps at once")))
 
 
 def _running(session: Session, alive: Sequence[Trial], rounds: Sequence[Round], *, over: bool) -> list[str]:

@@ -20,7 +20,6 @@ while the training goes on. Others get one output after the other while they are
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import time
@@ -37,7 +36,7 @@ from disco_hlo.backends import backend_of
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError, shared
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.inputs.arguments import SAMPLES, RealInputs, compile_changes
-from disco_hlo.plugin.measuring.lockstep import Guard, all_have, anywhere, run_on_all
+from disco_hlo.plugin.measuring.lockstep import all_have, anywhere, run_on_all
 from disco_hlo.plugin.measuring.room import room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.tolerances import (
@@ -50,6 +49,7 @@ from disco_hlo.plugin.measuring.tolerances import (
     rounding_of,
     widened,
 )
+from disco_hlo.plugin.measuring.trial import Trial, marked
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import (
@@ -80,29 +80,7 @@ _Samples = Mapping[tuple[str, tuple[int, ...]], Sequence[tuple[int, NDArray[Any]
 """By type and shape, numbers of parameters and a few of their values."""
 
 
-@dataclass
-class Program:
-    """What is run."""
-
-    name: str
-    executable: LoadedExecutable
-    guard: Guard = contextlib.nullcontext
-    """Around whatever runs it."""
-    runner: Runner | None = None
-    """On the inputs that it was compared on last."""
-    error: str = ""
-    """Why it is not what the default is."""
-    differs: bool = False
-    """Whether its numbers were seen to be others, or nobody could say in the end."""
-
-    @property
-    def running(self) -> Runner:
-        """Its runner, once it has one."""
-        assert self.runner is not None
-        return self.runner
-
-
-def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | None = None) -> None:
+def compare(session: Session, programs: Sequence[Trial], inputs: RealInputs | None = None) -> None:
     """Compare programs with the first, XLA's default, on all ranks at once; what is wrong anywhere is noted in them.
 
     Args:
@@ -120,8 +98,6 @@ def compare(session: Session, programs: Sequence[Program], inputs: RealInputs | 
         return
     for number, permuted in enumerate((True, False)):
         started = time.monotonic()
-        for program in programs:
-            program.runner = None  # before other inputs are made: both may not have room
         # Timing and profiling have the seed itself.
         own_seed = seed + 1 if permuted else seed
         hardly |= _Inputs(session, programs, own_seed, permuted).compare()
@@ -150,16 +126,15 @@ def compile_comparison(
             done.result()
 
 
-def settle_inputs(session: Session, default: Program) -> Runner:
-    """A runner of XLA's default, which has run once, on the inputs that steps are timed on; whether these are positive
+def settle_inputs(session: Session, default: Trial) -> None:
+    """Give XLA's default a runner, and run it once, on the inputs that steps are timed on; whether these are positive
     is settled. Raises as :func:`compare`."""
     _Inputs(session, [default], session.settings.seed).settled()
-    return default.running
 
 
 def make_runner(
     session: Session,
-    program: Program,
+    program: Trial,
     inputs_of: Runner | None,
     seed: int | None = None,
     permuted: bool = False,
@@ -194,7 +169,7 @@ class _Inputs:
     """Programs, XLA's default first, on one set of inputs."""
 
     session: Session
-    programs: Sequence[Program]
+    programs: Sequence[Trial]
     seed: int
     permuted: bool = False
     real: RealInputs | None = None
@@ -203,6 +178,13 @@ class _Inputs:
 
     def compare(self) -> Counter[str]:
         """Compare the programs; returns which outputs are hardly compared, with the number of their elements."""
+        try:
+            return self._compared()
+        finally:
+            for program in self.programs:
+                program.runner = None  # other inputs may have no room beside these
+
+    def _compared(self) -> Counter[str]:
         survey = self.settled()
         half = survey.elements * len(self.session.request.devices) // 2
         if self.real is not None and self._not_finite(survey) > half:
@@ -264,11 +246,9 @@ class _Inputs:
 
     def _not_finite(self, survey: Survey) -> int:
         """How many numbers are not finite on all ranks together."""
-        session, mine = self.session, str(survey.not_finite).encode()
-        answers = session.channel.all_gather(mine, tag="not finite", timeout_s=session.timeout_s)
-        return sum(map(int, answers))
+        return sum(self.session.gathered(survey.not_finite, "not finite"))
 
-    def _make_runner(self, program: Program) -> Runner:
+    def _make_runner(self, program: Trial) -> Runner:
         inputs_of = self.programs[0].runner
         program.runner = make_runner(self.session, program, inputs_of, self.seed, self.permuted, self.real)
         return program.runner
@@ -284,18 +264,18 @@ class _Inputs:
         # run returned is there already.
         run = max(one.outputs_bytes + one.temporaries_bytes for one in needs)
         look = _ARRAYS * max(map(survey.kept_bytes, range(len(survey.shapes))), default=0)
-        mine = b"" if room is None else b"%d" % max(0, room + survey.output_bytes - run - look)
-        answers = session.channel.all_gather(mine, tag="memory", timeout_s=session.timeout_s)
-        return passes(survey, min(map(int, filter(None, answers)), default=None))
+        mine = None if room is None else max(0, room + survey.output_bytes - run - look)
+        answers = session.gathered(mine, "memory")
+        return passes(survey, min((one for one in answers if one is not None), default=None))
 
 
-def _run(session: Session, program: Program, what: str, look: Callable[[list[list[Any]]], Result]) -> Result:
+def _run(session: Session, program: Trial, what: str, look: Callable[[list[list[Any]]], Result]) -> Result:
     """What ``look`` makes of all that a program returns, ``[output][local device]``, on all ranks."""
-    runner = program.running
+    runner, guard = program.running, functools.partial(marked, session, program, "run")
     if not runner.runs_on.beside:
-        return run_on_all(session, what, lambda: look(runner.output_arrays()), program.guard)
+        return run_on_all(session, what, lambda: look(runner.output_arrays()), guard)
     arguments = runner.inputs()
-    arrays = run_on_all(session, what, lambda: runner.output_arrays(arguments), program.guard)
+    arrays = run_on_all(session, what, lambda: runner.output_arrays(arguments), guard)
     with session.stage(what, logged=False):
         return look(arrays)
 
@@ -308,7 +288,7 @@ class Reference:
     """What XLA's default computes in one pass, and how far its roundings move that."""
 
     session: Session
-    default: Program
+    default: Trial
     survey: Survey
     outputs: frozenset[int]
     """Those of the pass."""
@@ -331,7 +311,7 @@ class Reference:
         at_first, self._most = _RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS
         self._learn(at_first, self._take_in)
 
-    def check(self, program: Program) -> None:
+    def check(self, program: Trial) -> None:
         """Compare another program; on all ranks at once. Raises IllegalStrategyError: it does not compute the same
         on this rank, ActivationError: nor on another."""
         unlike = self._unlike(program)
@@ -423,7 +403,7 @@ class Reference:
 
     # --- another program --------------------------------------------------------------------------
 
-    def _unlike(self, program: Program) -> str:
+    def _unlike(self, program: Trial) -> str:
         return _run(self.session, program, f"a run of {program.name}", self._first_unlike)
 
     def _first_unlike(self, every: list[list[Any]]) -> str:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from disco_hlo.errors import UnsupportedError, shared
-from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.inputs.arguments import Kept, LentInputs, RealInputs, coming_back_to
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, all_have, anywhere
 from disco_hlo.plugin.measuring.room import lack_of_memory, room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter, memory, parameters, storage_taken
 

@@ -41,8 +41,7 @@ def all_have(session: Session, what: str) -> contextlib.AbstractContextManager[N
 
 def anywhere(session: Session, here: bool, what: str) -> bool:
     """Whether something is so on any rank: the same answer on all. Raises ActivationError: ranks were silent."""
-    answers = session.channel.all_gather(b"1" if here else b"", tag=what, timeout_s=session.timeout_s)
-    return any(answers)
+    return any(session.gathered(here, what))
 
 
 @dataclass(eq=False)

@@ -31,7 +31,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plan.variants import in_every_region, one_at_a_time, one_bucket, unfused, varied
 from disco_hlo.plugin.logs import one_line
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials
+from disco_hlo.plugin.measuring.candidates import compile_trials
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, all_have, repeated, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import (
@@ -62,17 +62,16 @@ from disco_hlo.plugin.measuring.traced_modules import (
     traced_in_slices,
     untraced_ns,
 )
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import Restructured
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.collectives import SweepPoint, point_of
 from disco_hlo.profiler.keys import travelling
-from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profile, host_cpu_kind
+from disco_hlo.profiler.profile import Contention, Link, Platform, Profile, host_cpu_kind
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.trace import Trace
 from disco_hlo.simulator.orders import beside_transfers
-
-_PLANS_KERNELS = "plan's kernels"
 
 
 @dataclass(frozen=True)
@@ -279,46 +278,6 @@ def _as_alone_was(
         return 0
     again_ns = untraced_ns(session, trial, taken.runner, first_runs)
     return round(step_ns * taken.untraced_ns / again_ns) if again_ns else 0
-
-
-def kernels_of(
-    session: Session, source: CanonicalModule, plan: Strategy, marks: PlanSlot | None = None
-) -> Traceable:
-    """A plan's kernels compiled for :func:`kernel_times`; what went wrong is noted in it. ``marks`` are as for
-    :func:`profile_step`."""
-    apart = BACKENDS[session.facts.backend].asynchronous
-    strategy = in_every_region(source, plan, one_at_a_time) if apart else plan
-    module = traceable(session, Trial(_PLANS_KERNELS, strategy, 0, marks=marks))
-    _compile(session, source, [module], tag="look")
-    return module
-
-
-def kernel_times(
-    session: Session,
-    source: CanonicalModule,
-    module: Traceable,
-    launch_ns: int,
-    inputs_of: Runner | None = None,
-) -> dict[str, OpTime]:
-    """Times of the kernels of :func:`kernels_of`, under the keys they are asked for by; empty on ranks other than 0.
-    ``launch_ns`` is the launch cost as far as it is known, ``inputs_of`` a runner of the step whose inputs are used.
-
-    Raises:
-        ActivationError, ProfileError: on all ranks alike, where the plan cannot be compiled, run or traced.
-    """
-    with session.stage("re-profiling: compile"):
-        if module.error:
-            raise ProfileError(module.error)
-    if reason := lack_of_memory(session, module.trial.name, module.trial.executable, inputs_of):
-        raise ProfileError(reason)
-    taken = take(session, module, inputs_of, FirstRuns(session, "inputs for re-profiling"))
-    with session.stage("re-profiling: what it shows"):
-        if not session.leads:
-            return {}
-        shown = findings(source, module, taken, launch_ns)
-        if not shown.as_run:
-            raise ProfileError("their times in command buffers have no names")
-        return dict(shown.times)
 
 
 def _to_trace(

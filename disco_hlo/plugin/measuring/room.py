@@ -11,7 +11,6 @@ one, so they cannot wait for each other.
 
 from __future__ import annotations
 
-import json
 import socket
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -65,8 +64,7 @@ def room_bytes(session: Session, *, on_host: bool = False) -> int | None:
         rise = may_rise_bytes(request, MAY_RISE)
         own = own if rise is None else min(own, int(max(0, rise) / _USABLE))
     mine = socket.gethostname(), len(request.local_devices), own, on_this_host
-    answers = session.channel.all_gather(json.dumps(mine).encode(), tag="room", timeout_s=session.timeout_s)
-    least = least_bytes(RankMemory(*json.loads(answer)) for answer in answers)
+    least = least_bytes(RankMemory(*one) for one in session.gathered(mine, "room"))
     return None if least is None else int(_USABLE * least)
 
 
@@ -128,9 +126,9 @@ def lack_of_memory(
     lack = ""
     if usable is not None and needed > usable:
         lack = f"it needs {needed >> 20} MiB a device, {usable >> 20} MiB of what is free are usable"
-    answers = session.channel.all_gather(lack.encode(), tag="memory", timeout_s=session.timeout_s)
+    answers = session.gathered(lack, "memory")
     lacking = [rank for rank, answer in enumerate(answers) if answer]
-    return f"{name_ranks(lacking)}: {answers[lacking[0]].decode(errors='replace')}" if lacking else ""
+    return f"{name_ranks(lacking)}: {answers[lacking[0]]}" if lacking else ""
 
 
 def most_needed_bytes(session: Session, name: str, executable: LoadedExecutable) -> int:
@@ -159,9 +157,7 @@ def beyond_setting(session: Session, name: str, executable: LoadedExecutable) ->
 def compiles_at_once(session: Session) -> int:
     """How many modules every rank compiles at once; the same number on all. A training that goes on keeps a core.
     Raises ActivationError: ranks were silent."""
-    mine = json.dumps([socket.gethostname(), own_cores()]).encode()
-    answers = session.channel.all_gather(mine, tag="cores", timeout_s=session.timeout_s)
-    fewest = fewest_cores(json.loads(answer) for answer in answers)
+    fewest = fewest_cores(session.gathered((socket.gethostname(), own_cores()), "cores"))
     beside = session.between_steps is not None and not session.compiles_between_steps
     return min(session.compiles_at_once, max(1, fewest - 1) if beside else fewest)
 
@@ -180,10 +176,7 @@ def with_room_to_compile(session: Session) -> Session:
         default = request.call_default()
         asked = tuning_bytes(read_executable(default))
         mine = may_rise_at_peak_bytes(request, MAY_RISE), memory(default).temporaries_bytes, asked
-    answers = session.channel.all_gather(
-        json.dumps(mine).encode(), tag="room to compile", timeout_s=session.timeout_s
-    )
-    every = [json.loads(answer) for answer in answers]
+    every = session.gathered(mine, "room to compile")
     asked = max(1, *(needs for _, _, needs in every))
     rises = [
         (_USABLE * rise // asked, _USABLE * (rise + more) // asked)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -23,12 +22,13 @@ from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.candidates import Trial, compile_trials, marked, steps_in_a_row
+from disco_hlo.plugin.measuring.candidates import compile_trials, steps_in_a_row
 from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.lending import Slices
 from disco_hlo.plugin.measuring.lockstep import FirstRuns, Guard, anywhere, in_a_slice, repeated, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import TransferChains
 from disco_hlo.plugin.measuring.runner import Runner, time_once
+from disco_hlo.plugin.measuring.trial import Trial, marked
 from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables
@@ -536,9 +536,8 @@ def as_all_have_it(session: Session, mine: Findings) -> Findings:
 
 
 def _least(session: Session, mine: Moved) -> Moved:
-    told = json.dumps([[*key, ns] for key, ns in sorted(mine.items())]).encode()
-    answers = session.channel.all_gather(told, tag="transfers", timeout_s=session.timeout_s)
-    return least([{(run, unit, k): ns for run, unit, k, ns in json.loads(answer)} for answer in answers])
+    every = session.gathered([(*key, ns) for key, ns in sorted(mine.items())], "transfers")
+    return least([{(run, unit, k): ns for run, unit, k, ns in one} for one in every])
 
 
 def tell_of_uneven_devices(session: Session, shown: Findings) -> None:
@@ -547,12 +546,11 @@ def tell_of_uneven_devices(session: Session, shown: Findings) -> None:
         return
     computed = shown.computed
     if session.facts.process_count > 1:
-        told = json.dumps(computed).encode()
-        answers = session.channel.all_gather(told, tag="devices", timeout_s=session.timeout_s)
+        every = session.gathered(computed, "devices")
         computed = {
             f"{device} of rank {rank}": times_ns
-            for rank, answer in enumerate(answers)
-            for device, times_ns in json.loads(answer).items()
+            for rank, own in enumerate(every)
+            for device, times_ns in own.items()
         }
     found = uneven(computed)
     if found is not None:

@@ -13,7 +13,6 @@ inputs before the training runs it. Where that cannot be seen it is not enacted.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import logging
 import time
@@ -27,15 +26,14 @@ from disco_hlo.errors import ActivationError, DiscoError, PlanError, Unsupported
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.bans import Stage
 from disco_hlo.plan.plan import DEFAULT, Plan
 from disco_hlo.plan.read import verify
 from disco_hlo.plan.store import PlanSlot, note_compared, was_compared, was_measured
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
-from disco_hlo.plugin.measuring.comparing import Program, compare
+from disco_hlo.plugin.measuring.comparing import compare
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
-from disco_hlo.plugin.measuring.lockstep import Guard
+from disco_hlo.plugin.measuring.trial import Trial, marked
 from disco_hlo.plugin.phases.second_trial import doubt, other_versions, takes_turns
 from disco_hlo.plugin.refusals import may_be_run, refuse_others, switched_on, waits_for_python
 from disco_hlo.plugin.session import Session, join, versions, warn_of_lost_donation
@@ -229,40 +227,37 @@ def _enact(session: Session, step: Step, slot: PlanSlot, proposed: Proposed) -> 
             plan.target.module_name,
         )
         return None
+    trial = Trial(plan.chosen, plan.strategy, 0, proposed.module, slot)
     try:
-        with session.stage("enact"), _guarded(session, slot, digest, "compile"):
+        with session.stage("enact"), marked(session, trial, "compile"):
             if proposed.waiting is None:
-                executable = compiles.compile_module(session.request, proposed.module)
+                trial.executable = compiles.compile_module(session.request, proposed.module)
             else:
-                executable = proposed.waiting.finish(proposed.module)
+                trial.executable = proposed.waiting.finish(proposed.module)
     except ActivationError as error:
         level = logging.WARNING if session.leads or not is_shared(error) else logging.DEBUG
         LOGGER.log(level, "%s runs as XLA compiles it: %s", plan.target.module_name, one_line(error))
         return None
     why = _why_compare(session, slot, plan, digest)
-    if why and not _compares_well(session, step, slot, proposed, executable, why):
+    if why and not _compares_well(session, step, plan, trial, why):
         return None
     turns = ""
-    if again.why and takes_turns(session, slot, plan, digest, executable, again.why):
+    if again.why and takes_turns(session, slot, plan, digest, trial.executable, again.why):
         turns = f"; it {again.why}: at first it takes turns with XLA's default, and goes on if it pays"
     else:
         LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
     warn_of_lost_donation(session, step)
     found = ", found under other constants and applied to this step" if proposed.other else ""
     say("enacts the plan of %s%s: %s%s", plan.target.module_name, found, _describe(plan), turns)
-    return None if turns else executable
+    return None if turns else trial.executable
 
 
-def _compares_well(
-    session: Session, step: Step, slot: PlanSlot, proposed: Proposed, executable: LoadedExecutable, why: str
-) -> bool:
+def _compares_well(session: Session, step: Step, plan: Plan, trial: Trial, why: str) -> bool:
     """Compare a plan that never was; whether it may be enacted. The same on all ranks."""
-    assert proposed.plan is not None
-    name, digest = proposed.plan.target.module_name, hashlib.sha256(proposed.module).hexdigest()
+    name = plan.target.module_name
     session.say("the plan of %s %s: it is compared with XLA's default first, once", name, why)
     try:
-        guard = functools.partial(_guarded, session, slot, digest, "run")
-        _compare(session, step, proposed.plan, executable, guard)
+        _compare(session, step, trial)
     except Exception as error:
         LOGGER.log(
             logging.WARNING if session.leads else logging.DEBUG,
@@ -270,22 +265,13 @@ def _compares_well(
             "%s", name, why, one_line(error), _advice_after(error),
         )  # fmt: skip
         return False
-    _compared.add(digest)
+    _compared.add(trial.digest)
     try:
-        if session.leads:
-            note_compared(slot, digest, versions(session.facts))
+        if session.leads and trial.marks is not None:
+            note_compared(trial.marks, trial.digest, versions(session.facts))
     except PlanError as error:
         LOGGER.info("every run will compare the plan again: %s", error)
     return True
-
-
-def _guarded(
-    session: Session, slot: PlanSlot, digest: str, stage: Stage
-) -> contextlib.AbstractContextManager[None]:
-    """The mark of a compile or first run that may crash. The plan directory is rank 0's; others may have none."""
-    if not session.leads:
-        return contextlib.nullcontext()
-    return slot.bans.trying(digest, stage, jaxlink.process_count())
 
 
 def _describe(plan: Plan) -> str:
@@ -318,7 +304,7 @@ def _why_compare(session: Session, slot: PlanSlot, plan: Plan, digest: str) -> s
     return str(session.tell(why, "compared before"))
 
 
-def _compare(session: Session, step: Step, plan: Plan, executable: LoadedExecutable, guard: Guard) -> None:
+def _compare(session: Session, step: Step, trial: Trial) -> None:
     """Compare a plan with XLA's default on all ranks; raises where it computes something else, or nobody can see."""
     request, started = session.request, time.monotonic()
     with session.stage("may be run"):
@@ -328,10 +314,9 @@ def _compare(session: Session, step: Step, plan: Plan, executable: LoadedExecuta
     with session.stage("XLA's default"):
         default = request.call_default()
         request.positive, request.index_bounds = positive_parameters(step.source), index_bounds(step.source)
-    programs = [Program(DEFAULT, default), Program(plan.chosen, executable, guard)]
-    compare(session, programs)
-    if programs[1].error:
-        raise PlanError(programs[1].error)
+    compare(session, [Trial(DEFAULT, None, 0, executable=default), trial])
+    if trial.error:
+        raise PlanError(trial.error)
     session.say(
         "the plan computes what XLA's default computes, as far as made-up inputs tell (%.1f s)",
         time.monotonic() - started,

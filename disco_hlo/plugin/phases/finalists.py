@@ -51,13 +51,13 @@ from disco_hlo.plan.store import PROFILE_NAME, PlanSlot
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
 from disco_hlo.plugin.measuring.candidates import (
     Compiling,
-    Trial,
     begin_to_compile,
     compare_with_default,
     compile_trials,
     measure,
 )
 from disco_hlo.plugin.measuring.room import compiles_at_once
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finding import MEASURE_BUDGET_S, SHORTEST_COMPILING_S, FoundPlans
 from disco_hlo.plugin.session import Interruption, Session, target, versions
 from disco_hlo.plugin.step import Step
@@ -370,7 +370,7 @@ def _searched_instead(trials: Sequence[Trial], winner: Trial) -> plans.Searched 
 
 
 def _measured(outcome: Outcome) -> plans.Measured:
-    seconds = tuple(round(one, 3) for one in outcome.found.searches_s)
+    search_s = outcome.found.search_s
     fitted = outcome.profile.transfers
     default = outcome.trials[0]
     return plans.Measured(
@@ -391,10 +391,9 @@ def _measured(outcome: Outcome) -> plans.Measured:
         ),
         all_reduce=() if fitted is None else fitted.lines,
         profile_s=round(outcome.profile_s, 3),
-        search_s=round(sum(seconds), 3),
+        search_s=round(search_s, 3),
         measure_s=round(outcome.measure_s, 3),
-        evaluations_per_s=round(outcome.found.record.evaluations / max(sum(seconds), 1e-9), 1),
-        searches_s=seconds if len(seconds) > 1 else UNSET,
+        evaluations_per_s=round(outcome.found.record.evaluations / max(search_s, 1e-9), 1),
     )
 
 

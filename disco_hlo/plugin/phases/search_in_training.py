@@ -30,7 +30,7 @@ from disco_hlo.plugin.calls.schedule import Round
 from disco_hlo.plugin.calls.traced import TracedCalls
 from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.candidates import Trial, compare_with_default, compile_trials
+from disco_hlo.plugin.measuring.candidates import compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.comparing import compile_comparison
 from disco_hlo.plugin.measuring.inputs.arguments import (
     Kept,
@@ -54,6 +54,7 @@ from disco_hlo.plugin.measuring.room import (
     room_bytes,
     with_room_to_compile,
 )
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, shown, trials_of
 from disco_hlo.plugin.phases.finding import Found, FoundPlans, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
@@ -298,7 +299,7 @@ class SearchInTraining:
         def search(one: Restructured, case: Case, seconds: float) -> tuple[Scheduled, float]:
             asked = replace(settings, budget_s=seconds, finalists=1)
             plans = search_apart(asked, one.module, case.costs.profile, case.room_bytes, self._stop)
-            return plans.best, sum(plans.searches_s)
+            return plans.best, plans.search_s
 
         with peak_told(self._request, "structures"), measured_times(session) as store:
             trials = restructured_trials(session, slot, store, before, making, search)

@@ -31,7 +31,7 @@ from disco_hlo.plugin.phases.finalists import (
     save_timelines,
     trials_of,
 )
-from disco_hlo.plugin.phases.finding import Found, find, longest_s, look_again, looks
+from disco_hlo.plugin.phases.finding import Found, find, longest_s
 from disco_hlo.plugin.phases.structure_search import Ahead, Making, restructured_trials
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
@@ -99,7 +99,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         making.end()
         started = time.monotonic()
         compared = measured_winner(
-            session, source, trials, stop, slot, lambda: [] if found is None else parts(found.last)
+            session, source, trials, stop, slot, lambda: [] if found is None else parts(found.search)
         )
     measure_s = time.monotonic() - started
     exchange(session)
@@ -144,15 +144,11 @@ def _search(
     room = limited_bytes(session.settings, room_bytes(session), source.graph)
     profile = None if profiled is None else profiled.profile
     making = Making(session, source, profile, profile_s, ahead.early)
-    takes_s = longest_s(session.settings)
     found = None
     if profiled is not None:
         session.say("profiled %s in %.1f s", profiled.measured, profile_s)
-    with session.stage("search", takes_s=takes_s):
+    with session.stage("search", takes_s=longest_s(session.settings)):
         if profiled is not None:
             explained = session.settings.explain
             found = find(session, source, xla, profiled.profile, stop, room_bytes=room, with_parts=explained)
-    for _ in range(looks(session.settings, source.graph.backend)):
-        making.end(unmade=False)
-        found = look_again(session, source, xla, found, slot, stop, search_takes_s=takes_s, room_bytes=room)
     return profile_s, found, making

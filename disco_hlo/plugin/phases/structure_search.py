@@ -36,10 +36,11 @@ from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.candidates import Compiling, Trial
+from disco_hlo.plugin.measuring.candidates import Compiling
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_structures
 from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, limited_bytes, room_bytes
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finding import SHORTEST_COMPILING_S, Found, all_searches_s, search_settings
 from disco_hlo.plugin.phases.keeping import (
     Made,
@@ -227,13 +228,10 @@ class Making:
             kept.append((name, lacking))
         return kept
 
-    def end(self, *, unmade: bool = True) -> None:
-        """Return once nothing is made any more, as XLA's autotuning takes the devices; what is ``unmade`` stays so,
+    def end(self) -> None:
+        """Return once nothing is made any more, as XLA's autotuning takes the devices; what is unmade stays so,
         unless the processes share the autotuning."""
-        if unmade:
-            self._pool.shutdown(cancel_futures=not self._tuned_together)
-        elif self._structures is not None and self._structures.exception() is None:
-            wait(self._structures.result().made.values())
+        self._pool.shutdown(cancel_futures=not self._tuned_together)
 
     def _begin(self) -> Structures:
         if self._early is None:
@@ -342,8 +340,8 @@ def _trials(
     with session.stage("structure"):
         mine = ""
         if found is not None and settings.forced_structure is None:
-            case = found.last.case
-            mine = why_not(case, step_times(case.source, found.last.best.strategy, case.costs))
+            case = found.search.case
+            mine = why_not(case, step_times(case.source, found.search.best.strategy, case.costs))
     reason = session.tell(mine if session.leads else None, "structure")
     if reason:
         LOGGER.debug("no structure of the step is tried: %s", reason)
@@ -359,7 +357,7 @@ def _trials(
     room = room_bytes(session)
     profiles = _profiles(session, made, promising, slot, store, found)
     best: dict[str, Scheduled] = {}
-    takes_s = all_searches_s(settings, session.facts.backend) + _TAKES_S
+    takes_s = all_searches_s(settings) + _TAKES_S
     with session.stage("search of structures", takes_s=takes_s):
         if found is not None:
             best = _searched(session, profiles, made, room, found, search)
@@ -371,7 +369,7 @@ def _promising(
 ) -> dict[str, bool]:
     """Names of the structures to be searched, on all ranks, and whether each has kernels to profile. What keeps more
     than devices have room for gives way to what keeps less, which is made now."""
-    case = None if found is None else found.last.case
+    case = None if found is None else found.search.case
     with session.stage("ranking structures", takes_s=_TAKES_S):
         most = None if case is None else most_bytes(session, case, free_bytes)
         ranked = _ranked(session, structures, found)
@@ -416,12 +414,14 @@ def _likeliest(session: Session, structures: Structures, found: Found | None) ->
     to be the fastest, and faster than that of the step as it is."""
     mine = list(structures.schedules)
     if structures.drafts and found is not None:
-        known = found.last.case.costs.profile
+        known = found.search.case.costs.profile
         with session.stage("ranking drafts of structures", takes_s=_TAKES_S):
             predicted_ns: dict[str, int] = {}
             for name, draft in structures.drafts.items():
                 try:
-                    predicted_ns[name], _, _ = runner(found.last.case.source)(foreseen, draft.result(), known)
+                    predicted_ns[name], _, _ = runner(found.search.case.source)(
+                        foreseen, draft.result(), known
+                    )
                 except Exception as error:
                     _say_left_out(session, name, error)
             LOGGER.debug("drafts of structures as predicted: %s", predicted_ns)
@@ -503,7 +503,7 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
     """
     if found is None:
         return []
-    step, run = found.last.case, runner(found.last.case.source)
+    step, run = found.search.case, runner(found.search.case.source)
     own = unsearched(step).predicted_ns
 
     def look(name: str) -> Ranked:
@@ -547,7 +547,7 @@ def _profiles(
 ) -> dict[str, Profile]:
     """The profiles of promising schedules, on rank 0: that of the step where it tells all. None elsewhere, nor where
     one cannot be taken."""
-    step = None if found is None else found.last.case
+    step = None if found is None else found.search.case
     lacking = {name: one for name, one in made.items() if promising[name]}
     taken = profile_structures(session, lacking, None if step is None else step.source, store, slot)
     profiles: dict[str, Profile] = {}
@@ -588,15 +588,15 @@ def _searched(
             starts[name] = case, unsearched(case)
         except Exception as error:
             _say_left_out(session, name, error)
-    most_ns = (1 + _SEARCH_GAINS) * found.last.best.predicted_ns
+    most_ns = (1 + _SEARCH_GAINS) * found.search.best.predicted_ns
     forced = settings.forced_structure is not None
     worth = [name for name, (_, start) in starts.items() if forced or start.predicted_ns <= most_ns]
-    left_s = all_searches_s(settings, session.facts.backend) - sum(one.search_s for one in found.searches)
+    left_s = all_searches_s(settings) - found.search.search_s
     best: dict[str, Scheduled] = {}
     for number, name in enumerate(worth):
         case, start = starts[name]
         seconds = max(left_s / (len(worth) - number), _LEAST_SHARE * settings.budget_s)
-        more_bytes = case.default.peak_bytes - found.last.case.default.peak_bytes
+        more_bytes = case.default.peak_bytes - found.search.case.default.peak_bytes
         session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
         try:
             if search is not None:
@@ -624,7 +624,7 @@ def _told(
         [name, msgspec.to_builtins(one.strategy), one.predicted_ns]
         for name, one in best.items()
         if session.settings.forced_structure
-        or (found is not None and one.predicted_ns < found.last.best.predicted_ns)
+        or (found is not None and one.predicted_ns < found.search.best.predicted_ns)
     ]
     trials = []
     for name, strategy, predicted_ns in session.tell(kept, "restructured finalists"):

@@ -132,8 +132,7 @@ function drawFacts() {
   block("Target", { ...head.target, "module sha256": head.sha256 });
   const spent = head.seconds;
   if (Object.keys(spent).length) {
-    const each = spent.searches_s.length ? " (" + spent.searches_s.map(digits).join(" + ") + ")" : "";
-    block("Time spent", { profiling: digits(spent.profile_s) + " s", searching: digits(spent.search_s) + " s" + each, measuring: digits(spent.measure_s) + " s",
+    block("Time spent", { profiling: digits(spent.profile_s) + " s", searching: digits(spent.search_s) + " s", measuring: digits(spent.measure_s) + " s",
       "candidates a second": Math.round(spent.evaluations_per_s) });
   }
 }

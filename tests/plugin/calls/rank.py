@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from disco_hlo.activation.channel import CoordinationStore
 from disco_hlo.activation.choose import open_channel
-from disco_hlo.activation.kvstore import CoordinationStore
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.store import note_compared
 from disco_hlo.plugin import session as sessions

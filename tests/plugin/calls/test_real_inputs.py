@@ -25,11 +25,11 @@ from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.measuring import lending
-from disco_hlo.plugin.measuring.candidates import Trial
 from disco_hlo.plugin.measuring.comparing import compile_comparison
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, coming_back_to
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.tolerances import Allowed
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases import search_in_training
 from disco_hlo.plugin.phases.search_in_training import SearchInTraining
 from disco_hlo.plugin.probe import exchange_opcode

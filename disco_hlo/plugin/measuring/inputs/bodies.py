@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.flatten import flatten
@@ -14,7 +15,18 @@ from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, Message
 CALLS = frozenset({"async-start", "call", "fusion"})
 TUPLE, TRUTH_VALUE = "tuple", "pred"
 
-Value = TypeVar("Value")
+
+class Known:
+    """What is known of a value; of a tuple, of its members."""
+
+    members: tuple[Self, ...]
+
+    def member(self, number: int) -> Self:
+        """A member of a tuple; where none are told apart, any."""
+        return self.members[number] if self.members else self
+
+
+Value = TypeVar("Value", bound=Known)
 
 
 @dataclass(frozen=True)
@@ -29,15 +41,48 @@ class Body:
 class Following(ABC, Generic[Value]):
     """Follows what is known of the entry parameters through a module, op by op."""
 
-    def __init__(self, source: CanonicalModule) -> None:
+    def __init__(
+        self, source: CanonicalModule, kind: Callable[..., Value], either: Callable[[Value, Value], Value]
+    ) -> None:
+        """``kind`` makes what is known of a tuple of its ``members``, ``either`` what is of one of two values."""
+        self._kind, self._either = kind, either
         self.entry = Body(source.protos, [node.operands for node in source.graph.nodes], source.graph.root)
         """The entry computation, as the canonical graph has it."""
         self._index = source.index
         self._bodies: dict[int, Body] = {}
 
     @abstractmethod
-    def value(self, proto: Message, operands: Sequence[Value], behind: Sequence[Message], /) -> Value:
+    def computed(self, proto: Message, operands: Sequence[Value], behind: Sequence[Message]) -> Value:
+        """What is known of the result of an op that :meth:`value` does not follow."""
+
+    def decided(self, proto: Message, decision: Value, result: Value) -> Value:
+        """What is known of what a loop's turn or a branch gives, where ``decision`` says whether it runs."""
+        del proto, decision
+        return result
+
+    def value(self, proto: Message, operands: Sequence[Value], behind: Sequence[Message]) -> Value:
         """What is known of an op's result; ``behind`` are the instructions whose results are its operands."""
+        opcode = proto.opcode
+        if opcode in CALLS:
+            return self.call(proto.called_computation_ids[0], operands)
+        if opcode == "tuple":
+            return self._kind(members=tuple(operands))
+        if opcode == "get-tuple-element":
+            return operands[0].member(int(proto.tuple_index))
+        if opcode == "conditional":
+            pairs = zip(proto.called_computation_ids, operands[1:], strict=True)
+            branches = [self.call(called, [given]) for called, given in pairs]
+            return self.decided(proto, operands[0], functools.reduce(self._either, branches))
+        if opcode != "while":
+            return self.computed(proto, operands, behind)
+        body, condition = proto.called_computation_ids
+        carry = self._either(operands[0], operands[0])  # a turn may change what it holds
+        while True:
+            decision = self.call(condition, [carry])
+            after = self._either(carry, self.decided(proto, decision, self.call(body, [carry])))
+            if after == carry:
+                return carry
+            carry = after
 
     def result(self, body: Body, given: Sequence[Value]) -> Value:
         """What a computation returns that is given these."""
@@ -62,11 +107,6 @@ class Following(ABC, Generic[Value]):
     def call(self, computation: int, given: Sequence[Value]) -> Value:
         """As :meth:`result`, of a computation by its number."""
         return self.result(self.body(computation), given)
-
-    def branches(self, proto: Message, operands: Sequence[Value]) -> list[Value]:
-        """What each branch of a conditional returns."""
-        pairs = zip(proto.called_computation_ids, operands[1:], strict=True)
-        return [self.call(called, [given]) for called, given in pairs]
 
 
 def detailed(proto: Message) -> Message:

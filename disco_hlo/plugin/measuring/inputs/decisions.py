@@ -21,7 +21,6 @@ The answer is a function of the step's canonical graph: equal on all ranks, and 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,7 +34,7 @@ from disco_hlo.hlo.collectives import Groups, written_groups
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
-from disco_hlo.plugin.measuring.inputs.bodies import CALLS, Following, detailed, holds_whole_numbers
+from disco_hlo.plugin.measuring.inputs.bodies import Following, Known, detailed, holds_whole_numbers
 from disco_hlo.structure.program import computed_value, literal_value
 
 _SAME = frozenset({
@@ -143,7 +142,7 @@ class _Following(Following["DeviceValue"]):
     """Follows entry parameters and device numbers through a module, to what they decide."""
 
     def __init__(self, source: CanonicalModule, devices: Devices, holds: _Holding) -> None:
-        super().__init__(source)
+        super().__init__(source, DeviceValue, either)
         self._devices, self._holds = devices, holds
         self._constants: dict[int, DeviceValue] = {}
         self.decisions: dict[str, DeviceValue] = {}
@@ -154,19 +153,16 @@ class _Following(Following["DeviceValue"]):
         count = sum(proto.opcode == "parameter" for proto in self.entry.protos)
         return self.result(self.entry, [of_parameter(number) for number in range(count)])
 
-    def value(self, proto: Message, operands: Sequence[DeviceValue], _: Sequence[Message], /) -> DeviceValue:
-        """Of an op's result."""
+    def decided(self, proto: Message, decision: DeviceValue, result: DeviceValue) -> DeviceValue:
+        """As there, and noted where a collective runs or does not by it."""
+        if self._holds.decides(proto):
+            what = f"a {'loop' if proto.opcode == 'while' else 'branch'} ({proto.metadata.op_name or proto.name})"
+            self.decisions[what] = either(self.decisions.get(what, EQUAL), decision.whole)
+        return result.decided_by(decision.whole)
+
+    def computed(self, proto: Message, operands: Sequence[DeviceValue], _: Sequence[Message]) -> DeviceValue:
+        """As there."""
         opcode = proto.opcode
-        if opcode == "while":
-            return self._while(proto, operands[0])
-        if opcode == "conditional":
-            return self._conditional(proto, operands)
-        if opcode in CALLS:
-            return self.call(proto.called_computation_ids[0], operands)
-        if opcode == "tuple":
-            return DeviceValue(members=tuple(operands))
-        if opcode == "get-tuple-element":
-            return operands[0].member(int(proto.tuple_index))
         if opcode in _SAME or opcode in _DONE:
             return operands[0]
         if opcode in COLLECTIVES or opcode in _STARTED:
@@ -189,27 +185,6 @@ class _Following(Following["DeviceValue"]):
         if (devices.partitions if opcode == "partition-id" else devices.replicas) == 1:
             return EQUAL
         return numbered([np.array(number, np.uint32) for number in range(devices.count)], why)
-
-    def _decided(self, proto: Message, decision: DeviceValue) -> None:
-        if self._holds.decides(proto):
-            what = f"a {'loop' if proto.opcode == 'while' else 'branch'} ({proto.metadata.op_name or proto.name})"
-            self.decisions[what] = either(self.decisions.get(what, EQUAL), decision.whole)
-
-    def _while(self, proto: Message, carry: DeviceValue) -> DeviceValue:
-        body, condition = proto.called_computation_ids
-        carry = either(carry, carry)  # a turn may change the numbers
-        while True:
-            decision = self.call(condition, [carry]).whole
-            after = either(carry, self.call(body, [carry]).decided_by(decision))
-            if after == carry:
-                self._decided(proto, decision)
-                return carry
-            carry = after
-
-    def _conditional(self, proto: Message, operands: Sequence[DeviceValue]) -> DeviceValue:
-        decision = operands[0].whole
-        self._decided(proto, decision)
-        return functools.reduce(either, self.branches(proto, operands)).decided_by(decision)
 
 
 # --- what is known of a value ---------------------------------------------------------------------
@@ -244,7 +219,7 @@ class Devices:
 
 
 @dataclass(frozen=True)
-class DeviceValue:
+class DeviceValue(Known):
     """A value of which every device has its own, or the members of a tuple."""
 
     parameters: frozenset[int] = _NONE
@@ -257,10 +232,6 @@ class DeviceValue:
     """What it is on each device, where that follows from the device's number alone."""
     members: tuple[DeviceValue, ...] = ()
     """Of a tuple."""
-
-    def member(self, number: int) -> DeviceValue:
-        """A member of a tuple; where none are told apart, any."""
-        return self.members[number] if self.members else self
 
     @property
     def whole(self) -> DeviceValue:

@@ -28,10 +28,10 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.inputs.bodies import (
-    CALLS,
     TRUTH_VALUE,
     TUPLE,
     Following,
+    Known,
     detailed,
     dtype_of,
     holds_whole_numbers,
@@ -58,7 +58,7 @@ Use = tuple["Numbers", int]
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(Known):
     """What is known of an array of whole numbers or truth values, or of the members of a tuple."""
 
     carried: frozenset[int] = _NONE
@@ -85,10 +85,6 @@ class Numbers:
         """Parameters on which it depends in any way."""
         members = (member.touched for member in self.members)
         return self.carried.union(self.mixed, self.decided, *members)
-
-    def member(self, number: int) -> Numbers:
-        """A member of a tuple; where none are told apart, any."""
-        return self.members[number] if self.members else self
 
     def split(self, count: int) -> tuple[Numbers, ...]:
         """What is known of each of so many columns."""
@@ -118,7 +114,7 @@ def index_bounds(source: CanonicalModule) -> Mapping[int, int]:
 
 class _Following(Following[Numbers]):
     def __init__(self, source: CanonicalModule) -> None:
-        super().__init__(source)
+        super().__init__(source, Numbers, either)
         self._bounds: dict[int, int] = {}
         """Of every parameter whose values have a limit."""
         self._indices: set[int] = set()
@@ -149,23 +145,18 @@ class _Following(Following[Numbers]):
         self._indices |= numbers.carried
         self._left |= numbers.mixed
 
-    def value(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message], /) -> Numbers:
-        """Of an op's result."""
+    def decided(self, proto: Message, decision: Numbers, result: Numbers) -> Numbers:
+        """As there. What decides stays 0 or 1."""
+        del proto
+        self._left |= decision.touched
+        return result
+
+    def computed(self, proto: Message, operands: Sequence[Numbers], behind: Sequence[Message]) -> Numbers:
+        """As there."""
         opcode = proto.opcode
-        if opcode in CALLS:
-            return self.call(proto.called_computation_ids[0], operands)
-        if opcode == "tuple":
-            return Numbers(members=tuple(operands))
-        if opcode == "get-tuple-element":
-            return operands[0].member(int(proto.tuple_index))
         if opcode == "sort":
             found = tuple(one.decided_by(*operands) for one in operands)
             return found[0] if len(found) == 1 else Numbers(members=found)
-        if opcode == "while":
-            return self._while(proto, operands[0])
-        if opcode == "conditional":
-            self._left |= operands[0].touched
-            return functools.reduce(either, self.branches(proto, operands))
         if opcode in _MOVED:
             return replace(functools.reduce(either, operands), counts=0, columns=())
         for numbers, rows in index_uses(proto, operands, behind):
@@ -196,15 +187,6 @@ class _Following(Following[Numbers]):
         if dtype_of(proto) == TRUTH_VALUE:
             return NOTHING.decided_by(*operands)
         return computed(*operands)
-
-    def _while(self, proto: Message, carry: Numbers) -> Numbers:
-        body, condition = proto.called_computation_ids
-        while True:
-            self._left |= self.call(condition, [carry]).touched
-            after = either(carry, self.call(body, [carry]))
-            if after == carry:
-                return carry
-            carry = after
 
     def _at_indices(self, proto: Message, operands: Sequence[Numbers]) -> Numbers:
         """An array that is read or written where an index says."""

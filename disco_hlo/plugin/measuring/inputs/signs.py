@@ -12,14 +12,13 @@ The answer is a function of the step's canonical graph: equal on all ranks, and 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
-from disco_hlo.plugin.measuring.inputs.bodies import CALLS, TUPLE, Following, detailed, dtype_of
+from disco_hlo.plugin.measuring.inputs.bodies import TUPLE, Following, Known, detailed, dtype_of
 from disco_hlo.structure.program import literal_value
 
 _NEEDS_POSITIVE: dict[str, int] = {
@@ -47,7 +46,7 @@ _NONE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
-class Signs:
+class Signs(Known):
     """What is known of the signs of an array, or of a tuple's members. Arrays of one such object hold the same."""
 
     asked: frozenset[int] = _NONE
@@ -60,10 +59,6 @@ class Signs:
     """The constant that it holds everywhere."""
     members: tuple[Signs, ...] = ()
 
-    def member(self, number: int) -> Signs:
-        """A member of a tuple; where none are told apart, any."""
-        return self.members[number] if self.members else self
-
 
 def positive_parameters(source: CanonicalModule) -> frozenset[int]:
     """Numbers of the entry parameters of ``source`` whose values must be positive."""
@@ -72,7 +67,7 @@ def positive_parameters(source: CanonicalModule) -> frozenset[int]:
 
 class _Asking(Following[Signs]):
     def __init__(self, source: CanonicalModule) -> None:
-        super().__init__(source)
+        super().__init__(source, Signs, joined)
         self._found: frozenset[int] = _NONE
 
     def run(self) -> frozenset[int]:
@@ -85,21 +80,11 @@ class _Asking(Following[Signs]):
         self.result(self.entry, [given[number] for number in sorted(given)])
         return self._found
 
-    def value(self, proto: Message, operands: Sequence[Signs], _: Sequence[Message], /) -> Signs:
-        """Of an op's result."""
+    def computed(self, proto: Message, operands: Sequence[Signs], _: Sequence[Message]) -> Signs:
+        """As there."""
         opcode = proto.opcode
-        if opcode in CALLS:
-            return self.call(proto.called_computation_ids[0], operands)
-        if opcode == "tuple":
-            return Signs(members=tuple(operands))
-        if opcode == "get-tuple-element":
-            return operands[0].member(int(proto.tuple_index))
         if opcode in ("copy", "opt-barrier") or (opcode == "convert" and _is_float(proto)):
             return operands[0]
-        if opcode == "while":
-            return self._while(proto, joined(operands[0], operands[0]))
-        if opcode == "conditional":
-            return functools.reduce(joined, self.branches(proto, operands))
         needy = _NEEDS_POSITIVE.get(opcode)
         if opcode == "power" and _whole_exponent(operands) < 0:
             needy = 0
@@ -107,19 +92,6 @@ class _Asking(Following[Signs]):
             self._found |= read(operands[needy])
         if not _is_float(proto) and dtype_of(proto) != TUPLE:
             return Signs(sure=True)  # made-up integers do not depend on signs
-        return self._computed(proto, operands)
-
-    def _while(self, proto: Message, carry: Signs) -> Signs:
-        body, condition = proto.called_computation_ids
-        while True:
-            self.call(condition, [carry])
-            after = joined(carry, self.call(body, [carry]))
-            if after == carry:
-                return carry
-            carry = after
-
-    def _computed(self, proto: Message, operands: Sequence[Signs]) -> Signs:
-        opcode = proto.opcode
         sure = self._never_negative(proto, operands)
         asked = _NONE.union(*map(read, operands))
         if opcode == "subtract":
