@@ -2,8 +2,6 @@
 key, and the parameters that a paper leaves open.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Plans that nobody searched."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -11,8 +11,6 @@ Parameters and members of tuples are numbered by ``number=``; ``calls=``, ``dims
 ``value=`` say the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -33,7 +31,7 @@ add { a = f32[] parameter(0)
 def _parser() -> Callable[[str], Any]:
     from jaxlib import _hlo
 
-    return _hlo.hlo_module_from_text  # type: ignore[no-any-return]
+    return _hlo.hlo_module_from_text
 
 
 def module_of(text: str, *, scheduled: bool = False) -> bytes:

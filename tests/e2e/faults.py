@@ -1,7 +1,5 @@
 """What can go wrong around a training run, arranged inside its process before JAX starts."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools
@@ -31,7 +29,7 @@ def not_installed() -> None:
             if name.partition(".")[0] == "disco_hlo":
                 raise ModuleNotFoundError(name)
 
-    importlib.metadata.entry_points = without_us  # type: ignore[assignment]
+    importlib.metadata.entry_points = without_us
     sys.meta_path.insert(0, Hide())
 
 
@@ -90,7 +88,7 @@ def no_memory() -> None:
     def refuse(*args: Any, **more: Any) -> None:
         raise MemoryError("no room")
 
-    comparing.Runner = refuse  # type: ignore[assignment,misc]
+    comparing.Runner = refuse
 
 
 def one_element_off() -> None:
@@ -110,7 +108,7 @@ def one_element_off() -> None:
     def off(every: list[list[Any]]) -> list[list[Any]]:
         return [list(map(changed, output)) for output in every]
 
-    Reference._first_unlike = lambda self, every: first_unlike(self, off(every))  # type: ignore[method-assign]
+    Reference._first_unlike = lambda self, every: first_unlike(self, off(every))
 
 
 def plan_wins() -> None:
@@ -187,7 +185,7 @@ def enacting(what: str) -> None:
         sys.stderr.flush()
         time.sleep(3600)
 
-    compiles.Halted.finish = finish  # type: ignore[method-assign]
+    compiles.Halted.finish = finish
 
 
 def no_timeline() -> None:
@@ -282,7 +280,7 @@ def hurries_from(stage: str) -> None:
     from disco_hlo.plugin.session import Session
 
     def hurry(_session: Any) -> None:
-        Session.timeout_s = 3.0  # type: ignore[method-assign,assignment]
+        Session.timeout_s = 3.0
 
     _at(stage, hurry)
 
@@ -300,7 +298,7 @@ def _at(stage: str, act: Callable[[Any], None]) -> None:
                 act(session)
             yield
 
-    Session.stage = acting  # type: ignore[method-assign,assignment]
+    Session.stage = acting
 
 
 MEASURED_RUN = "a-measured-run"

@@ -1,7 +1,5 @@
 """A plan that cannot be enacted: one line says why, and the training goes on with XLA's default."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A search, and what XLA executes from then on: the plan, with the same numbers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

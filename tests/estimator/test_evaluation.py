@@ -1,7 +1,5 @@
 """Figures of the report, by hand: errors, the linear model, plots."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import numpy as np

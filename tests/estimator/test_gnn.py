@@ -1,7 +1,5 @@
 """The estimator as a cost model: its interface, what it does without weights, the table of what was computed before."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 

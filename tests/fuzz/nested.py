@@ -1,7 +1,5 @@
 """Branches, loops and collectives for the grammar."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

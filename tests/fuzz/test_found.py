@@ -1,7 +1,5 @@
 """What the fuzzer found, run again: every file in ``found/`` is a test."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

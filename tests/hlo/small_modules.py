@@ -1,7 +1,5 @@
 """Scheduled modules of a few instructions, as text."""
 
-from __future__ import annotations
-
 from tests.modules import module_of
 
 CALLED = """

@@ -1,7 +1,5 @@
 """Optimization barriers, which XLA:GPU keeps until after the hook (``jax.checkpoint`` makes them)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from jaxlib import _hlo

@@ -3,8 +3,6 @@
 Also modules that are small as files and without end once everything that is called is looked at again and again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Identity and key of a step: which values of constants count in which."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

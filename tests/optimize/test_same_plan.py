@@ -1,7 +1,5 @@
 """The plugin and ``disco search`` find one plan for one step, by one profile and one seed."""
 
-from __future__ import annotations
-
 import gzip
 import sys
 from collections.abc import Callable
@@ -56,7 +54,7 @@ def test_the_plugin_and_the_command_find_one_plan(
 
     monkeypatch.setattr(finding, "search_settings", few)
     settings = Settings(True, tmp_path, budget_s=1e6, seed=3, looks=0)
-    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
+    session = Session(None, settings, None, LocalChannel())
     source = canonicalize(data)
     found = finding.find(session, source, read(source), profile(backend), Interruption())
     assert offline.chosen == SEARCHED

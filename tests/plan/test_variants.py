@@ -1,7 +1,5 @@
 """Strategies made of a graph or of other strategies."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Handlers for real compiles, taken out again after each test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Plan folders, made once for all tests that only look at them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

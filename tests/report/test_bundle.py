@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -56,7 +54,6 @@ def test_what_is_not_there_or_not_unique_is_said(store: Path, tmp_path: Path) ->
 def test_plan_module_and_profile_are_read_together(vgg19_plan: Path) -> None:
     bundle = open_bundle(vgg19_plan / "plan.json")
     assert bundle.missing == ()
-    assert bundle.source is not None
     assert bundle.source.graph.fingerprint == bundle.plan.target.fingerprint
     source = captured("h200_models/vgg19")
     assert bundle.default == read(source)

@@ -1,7 +1,5 @@
 """Benchmarks refuse arguments they cannot use at once, with one line."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

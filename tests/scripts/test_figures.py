@@ -1,7 +1,5 @@
 """Figures of the README and of docs/ are those of the records beside them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

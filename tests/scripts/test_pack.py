@@ -1,7 +1,5 @@
 """Packs: modules of independent kernels, their signature, and how inputs are shared."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

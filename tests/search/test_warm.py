@@ -1,7 +1,5 @@
 """The code is compiled on a step like the one to be searched."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

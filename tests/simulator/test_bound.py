@@ -1,7 +1,5 @@
 """The bound, and that nothing is ever below it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

@@ -1,7 +1,5 @@
 """Random legal strategies by seed, for tests."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Every refusal of the table in docs/structure.md, with its reason; the test's name is the row's."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

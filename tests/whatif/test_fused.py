@@ -1,7 +1,5 @@
 """Paper 004's operators."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

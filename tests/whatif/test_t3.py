@@ -1,7 +1,5 @@
 """T3: hand-solved runs of one device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
