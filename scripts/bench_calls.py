@@ -4,6 +4,8 @@ Two jitted functions of the same program on two devices, one that JAX calls as e
 in turn, each call waited for. What is printed is the median over the calls, and the quartiles of the differences.
 """
 
+from __future__ import annotations
+
 import os
 import statistics
 import time

@@ -28,6 +28,8 @@ rule chooses stands beside what was faster.
 `--interpret --tiny` tries everything on CPU devices, without times.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os

@@ -8,6 +8,8 @@ processes, and the most that it and those which a search starts (seeds of large 
 then. On CPU two devices are made where the environment does not say how many.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import os

@@ -12,6 +12,8 @@ For every step and method: distinct legal candidates a second, the median of all
 checkout's, the ratio of both, and whether they predict the same times of what they found.
 """
 
+from __future__ import annotations
+
 import argparse
 import gzip
 import json

@@ -10,6 +10,8 @@ killed, and says so.
     JAX_PLATFORMS=cpu python scripts/bench_training_search.py --step demo --layers 1 --batch 2 --budget 15
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import functools

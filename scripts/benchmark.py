@@ -26,6 +26,8 @@ Exit status: 0 all that was asked for is done (rows that failed say why); 1 a mo
 2 bad arguments; 3 the time was up.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import time

@@ -1,5 +1,7 @@
 """The checkout that a script lies in. Where nothing is installed, the package is the checkout's."""
 
+from __future__ import annotations
+
 import importlib.util
 import sys
 from pathlib import Path

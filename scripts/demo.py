@@ -7,6 +7,8 @@ The table's step times come from the search's own run, where XLA's default and e
 on the devices, and is read from the plan; the training runs below it are three separate jobs.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import math

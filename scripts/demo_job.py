@@ -1,5 +1,7 @@
 """Run one job of several processes with its output in a log, and end all of it however that goes."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import signal

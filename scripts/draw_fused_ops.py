@@ -1,5 +1,7 @@
 """What scripts/sample_fused_ops.py measures: its configuration, captured steps, and fused ops drawn from them."""
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 import itertools

@@ -8,6 +8,8 @@ Goes on until Ctrl-C where neither pairs, programs nor seconds are named. What i
 tests/fuzz/found/, where every file is a test. Ends with one line of counts; the exit status is 1 if anything was found.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import sys

@@ -7,6 +7,8 @@
 Reads every record in DIR. Exit status 1: there are such figures; 2: no record, or one that cannot be read.
 """
 
+from __future__ import annotations
+
 import argparse
 import sys
 from collections.abc import Callable, Mapping

@@ -5,6 +5,8 @@ protocol that NCCL chooses, and by each of two alone, since each is a line of it
 minute, and ends itself after a minute.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os

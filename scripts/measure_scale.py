@@ -4,6 +4,8 @@ Each row is a process of its own, ``ROUNDS`` times; processor time, since wall-c
 well. Writes ``docs/benchmarks/simulate_scale.json`` and prints its table.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess

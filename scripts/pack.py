@@ -10,6 +10,8 @@ computation of at most eight. So on CPU they stand in such computations, and eac
 number that the one before wrote.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -2,6 +2,8 @@
 key, and the parameters that a paper leaves open.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial

@@ -5,6 +5,8 @@ Figures that a parameter was fitted to are marked, and not compared. Where one i
 parameter the paper leaves open, and what it would have to be. ``--svg FILE`` draws the table.
 """
 
+from __future__ import annotations
+
 import argparse
 import functools
 import sys

@@ -11,6 +11,8 @@ run, the file holds all packs measured by then, of all models alike.
 Several processes measure into one file on one device: each compiles on threads while another measures.
 """
 
+from __future__ import annotations
+
 import argparse
 import fcntl
 import itertools

@@ -11,6 +11,8 @@ each other.
 Exit status: 0 fine, 1 a check failed, 2 bad arguments or files.
 """
 
+from __future__ import annotations
+
 import argparse
 import re
 import sys

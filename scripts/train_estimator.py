@@ -8,6 +8,8 @@ was interrupted goes on from its checkpoints when started again with the same ou
 all figures, `*.svg` the curves and the error distribution (DisCo, figure 9). Needs the extra `train` (Python 3.11).
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import re

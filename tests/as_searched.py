@@ -1,5 +1,7 @@
 """Plans as the search left them."""
 
+from __future__ import annotations
+
 import msgspec
 
 from disco_hlo.plan.plan import SEARCHED, Plan, Searched

@@ -1,5 +1,7 @@
 """XLA's modules in ``tests/data``, each unpacked and brought into canonical form once for all tests of a process."""
 
+from __future__ import annotations
+
 import gzip
 from functools import cache, lru_cache
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The search's code, compiled before a test whose search has less time than that takes on a fresh machine."""
 
+from __future__ import annotations
+
 import fcntl
 import tempfile
 from pathlib import Path

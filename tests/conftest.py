@@ -93,7 +93,7 @@ class ByFile(LoadFileScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
     """The one above for ``--dist loadfile``, and xdist's own for others."""
-    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None  # type: ignore[arg-type]
 
 
 def runs_on_both_legs(path: Path) -> bool:

@@ -1,5 +1,7 @@
 """What cost models made up for tests have in common."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """Graphs written as a few lines of text, so that a test shows the whole of what it works on."""
 
+from __future__ import annotations
+
 import re
 
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape

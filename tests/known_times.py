@@ -1,5 +1,7 @@
 """Made-up times of this machine, so that a search in a test does not measure what the test is not about."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version

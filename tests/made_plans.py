@@ -1,5 +1,7 @@
 """Plans that nobody searched."""
 
+from __future__ import annotations
+
 import hashlib
 from typing import Any
 

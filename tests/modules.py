@@ -11,6 +11,8 @@ Parameters and members of tuples are numbered by ``number=``; ``calls=``, ``dims
 ``value=`` say the rest.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -31,7 +33,7 @@ add { a = f32[] parameter(0)
 def _parser() -> Callable[[str], Any]:
     from jaxlib import _hlo
 
-    return _hlo.hlo_module_from_text
+    return _hlo.hlo_module_from_text  # type: ignore[no-any-return]
 
 
 def module_of(text: str, *, scheduled: bool = False) -> bytes:

@@ -1,5 +1,7 @@
 """Ports for the jobs that tests start."""
 
+from __future__ import annotations
+
 import random
 import socket
 from contextlib import closing

@@ -1,5 +1,7 @@
 """Where compiled functions are kept, and that importing compiles nothing."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

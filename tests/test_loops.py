@@ -3,6 +3,8 @@
 Nothing interrupts compiled code, neither a budget nor Ctrl-C. A reason is no proof, but who writes it looks for one.
 """
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterator
 from pathlib import Path

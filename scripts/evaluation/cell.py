@@ -1,5 +1,7 @@
 """One cell from start to end: profile, search, compile, measure, predict; each stage takes up what the last left."""
 
+from __future__ import annotations
+
 import argparse
 import gc
 import os

@@ -5,6 +5,8 @@ A form is named ``llama-SHARD-LAYERS``, with ``-xN`` behind it where gradients a
 ``llama-fsdp-scan``, ``llama-dp-unroll``, ``llama-fsdp-scan-x4``.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import importlib.metadata

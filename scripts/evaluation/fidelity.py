@@ -3,6 +3,8 @@
 Steps of the forms of the Llama step are also awaited one by one, and their memory is predicted too.
 """
 
+from __future__ import annotations
+
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -12,6 +12,8 @@ of``, ``first of`` and ``size of`` make one number of all that fits, ``PLACE ~ w
 ``A ÷ B`` is a ratio, and ``... - 1`` and ``1 - ...`` are differences.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import statistics

@@ -1,5 +1,7 @@
 """Running what was compiled: first runs with their numbers, rounds in turn, traces, and the choice."""
 
+from __future__ import annotations
+
 import functools
 import statistics
 import time

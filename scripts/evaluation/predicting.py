@@ -1,5 +1,7 @@
 """What the simulator says of the rows of a cell: by the profile, and by the link as it was in the rounds."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

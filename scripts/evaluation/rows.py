@@ -1,5 +1,7 @@
 """What a step is measured as: every baseline a jax user has, the plan, its parts, and plans by dice."""
 
+from __future__ import annotations
+
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence

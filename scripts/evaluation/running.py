@@ -1,5 +1,7 @@
 """The cells of one command, all through one stage, then all through the next; and the end of the time."""
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import math

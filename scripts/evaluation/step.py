@@ -4,6 +4,8 @@ Profiling needs the devices, searching does not, and measuring needs them again.
 beside the record, and a run begins where the files end: a search can be made on another machine.
 """
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import gzip

@@ -6,6 +6,8 @@ buckets are found for it, and predicted. Then XLA's order and ours are compiled 
 numbers are compared with XLA's default, and all are run in turn.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import sys

@@ -1,5 +1,7 @@
 """From the records of cells to the paper's tables (DisCo, section 6), as rows of plain values."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

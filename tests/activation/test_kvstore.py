@@ -1,5 +1,7 @@
 """The channel over the key-value store, and the signs of life in it."""
 
+from __future__ import annotations
+
 import hashlib
 import threading
 from collections.abc import Callable, Mapping

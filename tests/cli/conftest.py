@@ -1,5 +1,7 @@
 """Calling ``disco`` in this process, as the console script does."""
 
+from __future__ import annotations
+
 import functools
 import json
 import sys

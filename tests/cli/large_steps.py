@@ -1,5 +1,7 @@
 """Training steps of any size, written as XLA would hand them over: layers of one matmul, their gradients summed."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """``disco capture`` and ``disco calibrate``: from a training command to its step and to a profile."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
@@ -40,6 +42,7 @@ def check(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == FILES
     opened = open_named(folder)
     assert opened.source.graph.module_name == "jit_train_step"
+    assert opened.profile is not None
     assert opened.profile.ops
     unfused = canonicalize(read_module(folder / "unfused.hlo.pb.gz"))
     assert unfused.graph.fingerprint == opened.source.graph.fingerprint
@@ -136,6 +139,7 @@ def test_a_machine_is_measured_once_and_its_times_are_reused(disco: Disco, tmp_p
     assert outcome.code == 0, outcome
     profile = load(first)
     assert profile.ops
+    assert profile.all_reduce is not None
     assert outcome.json["ops"] == len(profile.ops)
     assert outcome.json["noise"] == profile.noise
     assert outcome.json["all_reduce"]["median_error"] == profile.all_reduce.median_error

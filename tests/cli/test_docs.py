@@ -1,5 +1,7 @@
 """Every ``disco`` command of the documentation runs, as it is written."""
 
+from __future__ import annotations
+
 import json
 import re
 import shlex

@@ -1,5 +1,7 @@
 """Steps of many instructions, of many gradients, and of many hours are read, simulated and searched like any other."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest

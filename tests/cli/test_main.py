@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import contextlib
 import errno
 import io
@@ -170,6 +172,8 @@ def test_a_closed_stderr_is_no_failure(
 def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
     command = [sys.executable, "-m", "disco_hlo.cli.main", "list", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
     process.stdout.close()
     assert "Traceback" not in process.stderr.read()
     process.wait(60)

@@ -1,5 +1,7 @@
 """Where subcommands write: files, stdout for ``-``, devices and pipes."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess

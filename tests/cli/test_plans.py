@@ -1,5 +1,7 @@
 """``disco list`` and ``disco forgive``: plans and bans as they are shown and lifted."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil

@@ -1,5 +1,7 @@
 """Regions in what ``disco`` shows of a plan: each with its kernels, its buckets and XLA's own next to them."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -99,6 +101,7 @@ def test_ctrl_c_keeps_the_best_plan(cpu_module_file: Path, tmp_path: Path) -> No
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
     )
+    assert process.stderr is not None
     # The line is said once Ctrl-C is taken care of.
     assert process.stderr.readline().startswith("disco: no profile")
     process.send_signal(signal.SIGINT)

@@ -1,5 +1,7 @@
 """A training script for tests: train.py [ADDRESS]; with an address it is one of two ranks under mpiexec."""
 
+from __future__ import annotations
+
 import os
 import sys
 

@@ -1,5 +1,7 @@
 """The rules of every backend, and of XLA:CPU."""
 
+from __future__ import annotations
+
 import pytest
 
 from disco_hlo.core.legality import group_refusal, kernel, kernel_refusal

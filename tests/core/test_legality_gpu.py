@@ -1,5 +1,7 @@
 """XLA:GPU's fusion rules, on graphs small enough to judge by eye and on two real steps."""
 
+from __future__ import annotations
+
 from functools import partial
 
 import pytest

@@ -1,5 +1,7 @@
 """Searches that several tests look at, each made once."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Callable
 from pathlib import Path

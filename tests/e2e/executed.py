@@ -1,5 +1,7 @@
 """What a run executed, held against what it should have."""
 
+from __future__ import annotations
+
 import gzip
 import hashlib
 import json

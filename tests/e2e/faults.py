@@ -1,5 +1,7 @@
 """What can go wrong around a training run, arranged inside its process before JAX starts."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import functools
@@ -29,7 +31,7 @@ def not_installed() -> None:
             if name.partition(".")[0] == "disco_hlo":
                 raise ModuleNotFoundError(name)
 
-    importlib.metadata.entry_points = without_us
+    importlib.metadata.entry_points = without_us  # type: ignore[assignment]
     sys.meta_path.insert(0, Hide())
 
 
@@ -88,7 +90,7 @@ def no_memory() -> None:
     def refuse(*args: Any, **more: Any) -> None:
         raise MemoryError("no room")
 
-    comparing.Runner = refuse
+    comparing.Runner = refuse  # type: ignore[assignment,misc]
 
 
 def one_element_off() -> None:
@@ -108,7 +110,7 @@ def one_element_off() -> None:
     def off(every: list[list[Any]]) -> list[list[Any]]:
         return [list(map(changed, output)) for output in every]
 
-    Reference._first_unlike = lambda self, every: first_unlike(self, off(every))
+    Reference._first_unlike = lambda self, every: first_unlike(self, off(every))  # type: ignore[method-assign]
 
 
 def plan_wins() -> None:
@@ -185,7 +187,7 @@ def enacting(what: str) -> None:
         sys.stderr.flush()
         time.sleep(3600)
 
-    compiles.Halted.finish = finish
+    compiles.Halted.finish = finish  # type: ignore[method-assign]
 
 
 def no_timeline() -> None:
@@ -280,7 +282,7 @@ def hurries_from(stage: str) -> None:
     from disco_hlo.plugin.session import Session
 
     def hurry(_session: Any) -> None:
-        Session.timeout_s = 3.0
+        Session.timeout_s = 3.0  # type: ignore[method-assign,assignment]
 
     _at(stage, hurry)
 
@@ -298,7 +300,7 @@ def _at(stage: str, act: Callable[[Any], None]) -> None:
                 act(session)
             yield
 
-    Session.stage = acting
+    Session.stage = acting  # type: ignore[method-assign,assignment]
 
 
 MEASURED_RUN = "a-measured-run"

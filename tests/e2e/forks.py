@@ -10,6 +10,8 @@ one in between waits for it and says how it ended.
 Both run a script from one place, as modules that are compared hold the call stack.
 """
 
+from __future__ import annotations
+
 import atexit
 import gc
 import json

@@ -1,5 +1,7 @@
 """Starting training runs for tests: one process with two devices, or two processes, with or without MPI."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
@@ -218,6 +220,7 @@ def _popen(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
 def until_it_says(process: subprocess.Popen[str] | Forked, text: str) -> str:
     """Read the process's stderr until a line begins with ``text``, and return that; fails where it ends
     before."""
+    assert process.stderr is not None
     while not (line := process.stderr.readline()).startswith(text):
         assert line, f"the process ended without {text!r}"
     return line

@@ -11,6 +11,8 @@ over from donated arguments. And FOLDER/<rank>-<number>.pb: the step's module as
 where JAX compiled the step twice, for parameters from the host and for those the step itself returned.
 """
 
+from __future__ import annotations
+
 import atexit
 import gc
 import json
@@ -67,7 +69,7 @@ def _is_open(descriptor: str) -> bool:
 
 def main(folder: Path, arguments: list[str]) -> None:
     heard = Overheard(sys.stderr)
-    sys.stderr = heard
+    sys.stderr = heard  # type: ignore[assignment]
     rank = os.environ.get("TRAIN_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
     plans: list[Path | None] = [None]
     if arguments[0] == "--each":

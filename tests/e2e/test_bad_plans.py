@@ -1,5 +1,7 @@
 """A plan that cannot be enacted: one line says why, and the training goes on with XLA's default."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Callable

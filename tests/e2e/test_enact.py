@@ -1,5 +1,7 @@
 """A search, and what XLA executes from then on: the plan, with the same numbers."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable
 from dataclasses import replace

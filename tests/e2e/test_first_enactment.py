@@ -1,5 +1,7 @@
 """A plan that never ran on these devices is compared with XLA's default before the training runs it."""
 
+from __future__ import annotations
+
 import os
 
 import jax

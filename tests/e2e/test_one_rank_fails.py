@@ -1,5 +1,7 @@
 """One of two ranks fails or dies while both measure: neither waits, and rank 0 says once what happened."""
 
+from __future__ import annotations
+
 import signal
 from collections.abc import Callable
 from pathlib import Path

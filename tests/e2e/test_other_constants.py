@@ -1,5 +1,7 @@
 """A plan that was found under other constants is applied to today's step; its saved module is never enacted."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 

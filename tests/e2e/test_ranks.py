@@ -1,5 +1,7 @@
 """Two processes, under MPI and without it: all of them execute the same module, whatever happens to one."""
 
+from __future__ import annotations
+
 import gzip
 import hashlib
 import json

@@ -1,5 +1,7 @@
 """The README's way from a training script to knowing why the plan is faster, line by line."""
 
+from __future__ import annotations
+
 import os
 import re
 import shlex
@@ -59,6 +61,7 @@ def test_the_readmes_lines_lead_from_a_script_to_a_page_and_to_training_with_the
     install, search, report, enact = walk()
     assert install == "pip install '.[mpi]'"
     told = re.search(r"than XLA's default.*; why: (disco report .*) -o plan.html", run(search))
+    assert told is not None
     # The log's own command, with the plan's folder, and the README's, with the start of a key.
     run(f"{told[1]} -o first.html")
     folder = Path(shlex.split(told[1])[2])

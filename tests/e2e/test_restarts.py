@@ -1,5 +1,7 @@
 """Processes that are in one job after the other: what belongs to a job ends with it."""
 
+from __future__ import annotations
+
 import pytest
 
 from tests.e2e.executed import assert_same_losses, digest, plan_in

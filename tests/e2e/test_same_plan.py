@@ -1,5 +1,7 @@
 """Same seed, same plan: what a clock decides is set apart."""
 
+from __future__ import annotations
+
 from disco_hlo.plan import plan as plans
 from tests.as_searched import without_measurements
 from tests.e2e.executed import difference, plan_in

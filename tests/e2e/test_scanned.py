@@ -1,5 +1,7 @@
 """Two processes whose layers are a loop: the plan of its body is enacted on both, with buckets in it."""
 
+from __future__ import annotations
+
 import gzip
 import hashlib
 import json

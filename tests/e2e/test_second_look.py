@@ -1,5 +1,7 @@
 """Kernels that a search made up are measured, and the search is made again, where that is asked for."""
 
+from __future__ import annotations
+
 import contextlib
 import gzip
 import sqlite3

@@ -1,5 +1,7 @@
 """A tensor-parallel step whose structure a plan changes: found, enacted, refused where it does not fit."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Whatever is wrong around a training run: one line says so, and it goes on, here with XLA's default."""
 
+from __future__ import annotations
+
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +79,7 @@ def test_ctrl_c_saves_the_best_plan_so_far_and_training_goes_on(
     assert_same_losses(run, default)
     plan = plan_in(job.directory)
     assert plan.chosen == "plan"
+    assert plan.measured is not None
     assert all(one.samples == 0 for one in plan.measured.candidates)
     enacted = job.train(ENABLE_SEARCH="0")
     assert len(enacted.lines("the plan of jit_train_step was saved unmeasured: ")) == 1

@@ -5,6 +5,8 @@ process. Those run where TWELVE_FAULTS is set, with their times printed (``TWELV
 tests as any.
 """
 
+from __future__ import annotations
+
 import itertools
 import os
 import re

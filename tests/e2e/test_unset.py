@@ -1,5 +1,7 @@
 """With ``ENABLE_SEARCH`` unset the package might as well not be installed."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 from tests.e2e.executed import digest

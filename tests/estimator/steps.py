@@ -1,5 +1,7 @@
 """Captured steps and weights for the estimator's tests."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from disco_hlo.estimator.analytic import DeviceModel

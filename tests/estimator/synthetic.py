@@ -1,5 +1,7 @@
 """A small data set whose times follow a rule, so that a test can know what is to be learned."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np

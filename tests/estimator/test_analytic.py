@@ -1,5 +1,7 @@
 """The analytical model as a cost model, and learning a device from measured single ops."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 

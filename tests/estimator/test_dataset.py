@@ -1,5 +1,7 @@
 """The data set: what goes in comes out, what is broken is refused; labels, splits, noise."""
 
+from __future__ import annotations
+
 import sqlite3
 from pathlib import Path
 

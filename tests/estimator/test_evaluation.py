@@ -1,5 +1,7 @@
 """Figures of the report, by hand: errors, the linear model, plots."""
 
+from __future__ import annotations
+
 from xml.etree import ElementTree
 
 import numpy as np

@@ -1,5 +1,7 @@
 """The estimator as a cost model: its interface, what it does without weights, the table of what was computed before."""
 
+from __future__ import annotations
+
 import logging
 import pickle
 

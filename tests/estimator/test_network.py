@@ -1,5 +1,7 @@
 """The compiled network: equal to its formulas, to itself in any company, and blind to node order."""
 
+from __future__ import annotations
+
 import numba
 import numpy as np
 import pytest

@@ -115,7 +115,7 @@ def test_a_checkpoint_of_another_split_or_another_start_is_refused(
 )
 def test_settings_that_no_loss_can_do_with_are_refused(name: str, value: float) -> None:
     with pytest.raises(ProfileError, match="expected"):
-        TrainSettings(**{name: value})
+        TrainSettings(**{name: value})  # type: ignore[arg-type]
 
 
 def test_training_stops_when_nothing_improves(data: TrainingData) -> None:

@@ -1,5 +1,7 @@
 """The training script as a user runs it, on a data set whose rule is known."""
 
+from __future__ import annotations
+
 import json
 import runpy
 import sys

@@ -111,6 +111,7 @@ def test_file_names_follow_the_device() -> None:
         ("NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3"),
     ):
         found = shipped("gpu", kind)
+        assert found is not None
         assert found.device_kind == expected
 
 

@@ -1,5 +1,7 @@
 """The predicted peak memory of a step is that of XLA's own buffer assignment."""
 
+from __future__ import annotations
+
 import jax
 import llama
 import numpy as np

@@ -1,5 +1,7 @@
 """A step with scanned layers computes the same whatever its loops execute: random kernels, a random order."""
 
+from __future__ import annotations
+
 import functools
 from typing import Any
 

@@ -1,5 +1,7 @@
 """What the fuzzer found: made smaller while it still goes wrong in the same way, saved, and run again."""
 
+from __future__ import annotations
+
 import itertools
 import json
 import re

@@ -5,6 +5,8 @@ loops and branches are Python's, and a collective is computed from what all devi
 program's seed: numbers that are all different, so that any two that change places are seen.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 import json

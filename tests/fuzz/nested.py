@@ -1,5 +1,7 @@
 """Branches, loops and collectives for the grammar."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

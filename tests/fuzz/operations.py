@@ -4,6 +4,8 @@
 collectives are no entries of it: ``interpret`` writes them as jax has them, ``by_hand`` evaluates them op by op.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,5 +1,7 @@
 """A run of the fuzzer: programs by seed to as many workers as asked for, counts, and what was found."""
 
+from __future__ import annotations
+
 import sys
 import threading
 import time

@@ -1,5 +1,7 @@
 """States of the search, written back as strategies."""
 
+from __future__ import annotations
+
 import logging
 import random
 from collections.abc import Sequence

@@ -7,6 +7,8 @@ Templates are steps that were once computed wrongly, written as programs, with v
 random lies near them.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable
 from dataclasses import replace

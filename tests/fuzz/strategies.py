@@ -1,5 +1,7 @@
 """Strategies to try on a program: XLA's own, plain ones, random ones, and what the search makes of its states."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """What a run has counted."""
 
+from __future__ import annotations
+
 from collections import Counter
 from dataclasses import dataclass, field
 

@@ -1,5 +1,7 @@
 """What the fuzzer found, run again: every file in ``found/`` is a test."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,7 @@
 """A short run of the fuzzer with fixed seeds, and what the fuzzer itself must do."""
 
+from __future__ import annotations
+
 import importlib
 import random
 import sys

@@ -1,5 +1,7 @@
 """Programs as data: written by seed, read from JSON, evaluated, made smaller."""
 
+from __future__ import annotations
+
 import json
 from functools import cache
 

@@ -118,6 +118,7 @@ class Worker:
         trying, what = "", ""
         if self.process is None:
             return End("stopped")
+        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, as is read below
             self.process.stdin.write(json.dumps(dict(task)).encode() + b"\n")
             self.process.stdin.flush()
@@ -174,6 +175,8 @@ class Worker:
 
     def _message(self, until: float) -> tuple[dict[str, Any] | None, str]:
         """The next line, or None and how the process ended."""
+        assert self.process is not None
+        assert self.process.stdout is not None
         pipe = self.process.stdout.fileno()
         while b"\n" not in self.unread:
             left = until - time.monotonic()
@@ -189,6 +192,7 @@ class Worker:
         return message, ""
 
     def _last_words(self) -> str:
+        assert self.errors is not None
         size = self.errors.seek(0, os.SEEK_END)
         self.errors.seek(max(0, size - 20_000))
         lines = [one for one in self.errors.read().decode("utf-8", "replace").splitlines() if one.strip()]

@@ -1,5 +1,7 @@
 """Scheduled modules of a few instructions, as text."""
 
+from __future__ import annotations
+
 from tests.modules import module_of
 
 CALLED = """

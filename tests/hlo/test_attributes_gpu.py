@@ -1,5 +1,7 @@
 """Which attributes of a GPU instruction say what it computes, and which are the autotuner's or defaults."""
 
+from __future__ import annotations
+
 import json
 from typing import Any
 
@@ -49,7 +51,7 @@ def test_a_setting_at_its_default_counts_as_absent() -> None:
 
 
 def test_what_a_matmul_computes_does_count() -> None:
-    dimensions = GEMM["gemm_backend_config"]["dot_dimension_numbers"]
+    dimensions = GEMM["gemm_backend_config"]["dot_dimension_numbers"]  # type: ignore[index]
     others = [
         gemm(epilogue="RELU"),
         gemm(beta=1),

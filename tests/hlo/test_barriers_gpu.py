@@ -1,5 +1,7 @@
 """Optimization barriers, which XLA:GPU keeps until after the hook (``jax.checkpoint`` makes them)."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 from jaxlib import _hlo

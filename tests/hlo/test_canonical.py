@@ -3,6 +3,8 @@
 Also modules that are small as files and without end once everything that is called is looked at again and again.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """What no XLA has written is refused before anything reckons with it, in words that say where it is."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,7 @@
 """A collective is one line of the table: it is read, ordered, bucketed, costed, written, checked and shown."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys

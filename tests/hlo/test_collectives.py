@@ -3,6 +3,8 @@
 Also those that no simulation has: in loops and branches that are no regions.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
 import numpy as np

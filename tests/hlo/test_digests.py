@@ -1,5 +1,7 @@
 """Identity and key of a step: which values of constants count in which."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """A graph as flat arrays says what its nodes say; which bitcasts a kernel holds, and what lies behind them."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from random import Random
 

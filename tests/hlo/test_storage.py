@@ -3,6 +3,8 @@
 Of slices written into arrays: what XLA writes into the array itself, and what into a buffer of its own.
 """
 
+from __future__ import annotations
+
 import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize

@@ -1,5 +1,7 @@
 """Reduce-scatters and all-gathers of one array as transfers of a plan, as XLA:GPU writes them."""
 
+from __future__ import annotations
+
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.collectives import collective_bytes
 from disco_hlo.hlo.graph import Kind

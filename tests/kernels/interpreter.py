@@ -223,7 +223,7 @@ def of_peers(function: Callable[..., Any], *prefixes: str) -> Callable[..., Any]
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        names = function.__wrapped__.__code__.co_varnames
+        names = function.__wrapped__.__code__.co_varnames  # type: ignore[attr-defined]
         given = dict(zip(names, args, strict=False)) | kwargs
         for prefix in prefixes:
             key, transforms = f"{prefix}allocation_key_as_array", f"{prefix}transforms"

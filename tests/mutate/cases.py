@@ -1,5 +1,7 @@
 """Files of small steps as the commands leave them, what is changed in them, and who reads them afterwards."""
 
+from __future__ import annotations
+
 import gzip
 import shutil
 from collections.abc import Callable, Sequence

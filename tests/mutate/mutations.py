@@ -1,5 +1,7 @@
 """Changes of one file, each drawn from a seed: of its bytes, or of a number, list or name where its format has one."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import math

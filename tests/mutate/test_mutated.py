@@ -3,6 +3,8 @@
 ``python -m tests.mutate.run --count 20000`` runs as many as one likes, in a process whose memory is bounded.
 """
 
+from __future__ import annotations
+
 import gzip
 import json
 import os

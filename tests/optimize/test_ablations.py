@@ -1,5 +1,7 @@
 """What is measured with the search's plans, for a step of GPUs."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest
@@ -27,6 +29,8 @@ def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order() -> None:
     found = candidates(optimize(case, SearchSettings(evaluations=2000, seeds=1), Budget.of(None)), 1)
     trials = {name: strategy for name, strategy, _ in found}
     tried, plan = trials[OUR_KERNELS], trials[PLAN]
+    assert tried is not None
+    assert plan is not None
     assert tried.buckets == xla.buckets
     assert {*tried.groups} <= {*plan.groups}
     assert len(tried.groups) > len(plan.groups) // 2
@@ -48,6 +52,7 @@ def test_xlas_kernels_keep_their_order_and_collectives_start_early(name: str) ->
     nothing = optimize(case, SearchSettings(evaluations=1, seeds=1), Budget(0.0, 0.0, 0.0))
     found = {one.name: one for one in candidates(nothing, 0)}
     early = found.get(EARLY_COLLECTIVES, found[OUR_ORDER]).strategy  # one candidate where both are the same
+    assert early is not None
     verify(source, written := apply(early, source), early)
     assert read(canonicalize(written)) == early
     ours = found[OUR_ORDER].strategy

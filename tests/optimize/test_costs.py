@@ -2,6 +2,8 @@
 the profile that ships, or constants. A network may be imagined, and measured kernels teach the profile.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Where a search starts, what its budget covers, and that what is dropped on the way is told."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What loops take in their callers, and what mechanisms that a step does not have would gain."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np

@@ -1,5 +1,7 @@
 """The plugin and ``disco search`` find one plan for one step, by one profile and one seed."""
 
+from __future__ import annotations
+
 import gzip
 import sys
 from collections.abc import Callable
@@ -54,7 +56,7 @@ def test_the_plugin_and_the_command_find_one_plan(
 
     monkeypatch.setattr(finding, "search_settings", few)
     settings = Settings(True, tmp_path, budget_s=1e6, seed=3, looks=0)
-    session = Session(None, settings, None, LocalChannel())
+    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     source = canonicalize(data)
     found = finding.find(session, source, read(source), profile(backend), Interruption())
     assert offline.chosen == SEARCHED

@@ -1,5 +1,7 @@
 """Which candidate is taken, from times of rounds in turn."""
 
+from __future__ import annotations
+
 from random import Random
 from statistics import mean, pstdev
 from typing import NamedTuple

@@ -1,5 +1,7 @@
 """Pipeline sends in shards on a machine that is imagined: which may be, and what they then take."""
 
+from __future__ import annotations
+
 import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize

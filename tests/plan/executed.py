@@ -4,6 +4,8 @@
 optimization barriers, annotates and renames. None of that is a different plan; anything else is.
 """
 
+from __future__ import annotations
+
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph

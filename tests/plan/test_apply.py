@@ -3,6 +3,8 @@
 Also where an all-reduce may overwrite its operand, and into how many tasks XLA:CPU splits a kernel.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

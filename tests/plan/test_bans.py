@@ -1,5 +1,7 @@
 """Which ends of a process ban a module: real processes that end in every way there is."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -74,6 +76,7 @@ def _forking() -> Iterator[None]:
     ) as process:  # fmt: skip
         FORKING[:] = [process]
         yield
+        assert process.stdin is not None
         process.stdin.close()
 
 
@@ -84,6 +87,8 @@ def end(folder: Path, code: str, *sent: signal.Signals, stage: str = "compile", 
         sent: what it is sent once it says that it is ready, one after the other.
     """
     (process,) = FORKING
+    assert process.stdin is not None
+    assert process.stdout is not None
     process.stdin.write(json.dumps([str(folder), stage, processes, code]) + "\n")
     process.stdin.flush()
     word, number = process.stdout.readline().split()

@@ -1,6 +1,8 @@
 """The six models of the paper as XLA:GPU runs them at full size: what was read can be written again, and of their
 arguments tokens and labels are found."""
 
+from __future__ import annotations
+
 import pytest
 
 from disco_hlo.plan.apply import apply

@@ -1,5 +1,7 @@
 """The last check, kind by kind, on modules small enough to read."""
 
+from __future__ import annotations
+
 import pytest
 
 from disco_hlo.errors import ModuleError, PlanError

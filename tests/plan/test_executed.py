@@ -1,5 +1,7 @@
 """What an executable holds against what it was compiled from, and what XLA may change on the way."""
 
+from __future__ import annotations
+
 from tests.modules import ADD, module_of
 from tests.plan.executed import executed_difference
 

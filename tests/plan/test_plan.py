@@ -1,5 +1,7 @@
 """Plans as files: what goes out comes back, and nothing else gets in."""
 
+from __future__ import annotations
+
 import json
 
 import pytest
@@ -51,6 +53,7 @@ def searched_twice() -> dict[str, dict[str, object]]:
 def test_a_search_made_again_is_told_with_the_one_before() -> None:
     plan = decode(edited(**searched_twice()), "plan.json")
     assert plan.search.searches == (20, 10)
+    assert plan.measured is not None
     assert plan.measured.searches_s == (2.25, 1.25)
     assert decode(encode(plan), "plan.json") == plan
 
@@ -58,6 +61,7 @@ def test_a_search_made_again_is_told_with_the_one_before() -> None:
 def test_a_plan_of_one_search_lists_none() -> None:
     assert b"searches" not in encode(small_plan())
     plan = decode(encode(small_plan()), "plan.json")
+    assert plan.measured is not None
     assert plan.search.searches is plan.measured.searches_s is UNSET
 
 

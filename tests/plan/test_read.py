@@ -3,6 +3,8 @@
 Every step that XLA runs can be read and written again, also where its kernels compute again what others compute.
 """
 
+from __future__ import annotations
+
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """Strategies of loop bodies, branches and calls: read, written and verified; and which buffers a body carries on."""
 
+from __future__ import annotations
+
 import random
 from dataclasses import replace
 
@@ -114,7 +116,7 @@ def test_a_gather_before_the_last_reader_of_what_it_overwrites_is_refused_in_a_p
 
 def _with(plan: Strategy, region: str, **changed: object) -> Strategy:
     regions = dict(plan.regions)
-    regions[region] = replace(regions[region], **changed)
+    regions[region] = replace(regions[region], **changed)  # type: ignore[arg-type]
     return replace(plan, regions=tuple(regions.items()))
 
 

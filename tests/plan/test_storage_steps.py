@@ -1,5 +1,7 @@
 """Steps whose values share memory compute the same numbers under every strategy that the rules accept."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

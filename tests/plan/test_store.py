@@ -1,5 +1,7 @@
 """The plan directory under rivals, crashes, full disks and hostile content; what it remembers of comparisons."""
 
+from __future__ import annotations
+
 import errno
 import gzip
 import hashlib
@@ -58,6 +60,7 @@ def test_a_plan_lies_where_the_layout_says_and_is_loaded(saved: PlanSlot, tmp_pa
     assert (saved.path / "module.hlo.txt").read_text() == "HloModule step"
     assert gzip.decompress((saved.path / "default.hlo.pb.gz").read_bytes()) == b"default module"
     stored = saved.load()
+    assert stored is not None
     assert (stored.plan_json, stored.module) == (plan_for(MODULE), MODULE)
 
 
@@ -312,6 +315,7 @@ def test_readers_and_two_savers_at_once_see_whole_plans_only(slot: PlanSlot) -> 
     def read(_: int) -> None:
         for _ in range(40):
             stored = slot.load()
+            assert stored is not None
             assert stored.module in modules.values()
 
     with ThreadPoolExecutor(4) as pool:
@@ -365,6 +369,7 @@ def child(code: str, folder: Path) -> subprocess.Popen[str]:
         "print('ready', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", program, folder], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.stdout.close()
     return process
@@ -561,6 +566,7 @@ def test_a_record_that_is_a_link_or_too_large_is_not_read(made_slot: PlanSlot, t
 
 def test_a_plan_was_measured_where_its_own_module_ran_under_this_software() -> None:
     plan = msgspec.structs.replace(small_plan(), versions=NOW)
+    assert plan.measured is not None
     assert was_measured(plan, plan.module_sha256, NOW)
     assert not was_measured(plan, "c" * 64, NOW)
     assert not was_measured(plan, plan.module_sha256, NOW | {"jax": "0.12.1"})

@@ -1,5 +1,7 @@
 """Units, what they wait for, and their order, on graphs small enough to draw."""
 
+from __future__ import annotations
+
 from itertools import pairwise
 from random import Random
 

@@ -1,5 +1,7 @@
 """Strategies made of a graph or of other strategies."""
 
+from __future__ import annotations
+
 from argparse import Namespace
 from typing import Any
 

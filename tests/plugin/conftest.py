@@ -1,5 +1,7 @@
 """Handlers for real compiles, taken out again after each test."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,5 +1,7 @@
 """A jitted function whose one compile a test has in its hands: answered, looked at, or in a session of its own."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +100,7 @@ def save_plan(
         versions: what it was measured under, where that is not what runs now.
     """
     session, step = join(request, settings), captured(request)
+    assert step is not None
     strategy = unfused(step.source.graph)
     module = apply(strategy, step.source)
     times = ((DEFAULT, 100), ("no fusion", 90))

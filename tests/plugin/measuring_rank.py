@@ -4,6 +4,8 @@ Rank 1 fails in the first round, at the second candidate: FAULT is where, ``inpu
 a run that fails on both ranks.
 """
 
+from __future__ import annotations
+
 import itertools
 import json
 import sys

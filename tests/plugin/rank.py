@@ -1,5 +1,7 @@
 """One process of a two-process gloo job, for test_two_processes.py: rank.py ADDRESS RANK FOLDER."""
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import json
@@ -45,14 +47,14 @@ def waits_for_a_late_rank(step: runner.Runner, rank: int, store: CoordinationSto
         return time.perf_counter_ns()
 
     if rank == 0:
-        runner.time = SimpleNamespace(perf_counter_ns=noted)
+        runner.time = SimpleNamespace(perf_counter_ns=noted)  # type: ignore[assignment]
     else:
-        inputs.fresh = late
+        inputs.fresh = late  # type: ignore[method-assign]
     try:
         step.run()
     finally:
         runner.time = time
-        inputs.fresh = fresh
+        inputs.fresh = fresh  # type: ignore[method-assign]
     return waited
 
 
@@ -65,7 +67,7 @@ def weights_in_a_row(step: runner.Runner, count: int) -> list[list[float]]:
         seen.append(np.asarray(arguments[0].addressable_data(0)).tolist())
         return execute(executable, arguments)
 
-    executables.execute = noted
+    executables.execute = noted  # type: ignore[assignment]
     try:
         step.run_in_a_row(count)
     finally:
@@ -97,6 +99,7 @@ def main(address: str, rank: int, folder: Path) -> None:
         step = runner.Runner(request, rewritten, seed=1)
         times = [step.run() for _ in range(3)]
         distributed = jaxlink.distributed_job()
+        assert distributed is not None
         store = CoordinationStore(distributed.client)
         report["waits"] = waits_for_a_late_rank(step, rank, store)
         sweep = collective_runner(request, 1024, repeats=2, seed=1)

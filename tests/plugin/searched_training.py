@@ -7,6 +7,8 @@ python -m tests.plugin.searched_training rank ADDRESS FOLDER  one of two process
                                                               place, or several) and FAULT_HOW it strikes itself there
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -194,7 +196,7 @@ def rank(address: str, folder: Path) -> None:
     patience_s = 8 if os.environ.get("FAULT_HOW") == "kill" else 20
     jax.distributed.initialize(address, num_processes=2, process_id=own, heartbeat_timeout_seconds=patience_s)
     trials._LONGEST_PAUSE = 8
-    schedule.verdict = verdict
+    schedule.verdict = verdict  # type: ignore[assignment]
     # As where devices have no room for the autotuner beside a step.
     search_in_training.with_room_to_compile = lambda session: replace(session, compiles_between_steps=True)
     training = Training("searched", told=True)

@@ -1,5 +1,7 @@
 """Candidates on the devices: what computes something else, or cannot run, is left out; the rest is timed."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import random
@@ -69,7 +71,7 @@ def test_what_compares_is_compiled_beside_the_candidates(
     prepared = create_autospec(comparing.compile_comparison, side_effect=RuntimeError("no room"))
     monkeypatch.setattr(candidates, "compile_comparison", prepared)
     [default] = again = [Trial("XLA default", None, 0)]
-    compile_trials(compiled[0], None, again, tag="default")
+    compile_trials(compiled[0], None, again, tag="default")  # type: ignore[arg-type]
     [call] = prepared.call_args_list
     assert call.args[1] is default.executable
     assert call.kwargs == {"real_inputs": False}
@@ -178,7 +180,7 @@ def test_a_candidate_is_marked_from_its_first_run_to_the_first_that_counts(
     @contextlib.contextmanager
     def marked(session: Session, trial: Trial, stage: str) -> Iterator[None]:
         under.append(f"{stage} of {trial.name}")
-        with really_marked(session, trial, stage):
+        with really_marked(session, trial, stage):  # type: ignore[arg-type]
             yield
         under.pop()
 

@@ -1,5 +1,7 @@
 """A finalist's outputs beside the default's: wrong programs are refused, other roundings are not."""
 
+from __future__ import annotations
+
 import contextlib
 import re
 from collections import Counter
@@ -411,7 +413,7 @@ def test_that_a_training_ends_says_nothing_of_a_program_and_hides_no_wrong_one(
         monkeypatch.setattr(comparing._Inputs, method, lambda *_, result=result: result)
     settings = Settings(search=True, directory=tmp_path)
     request: Any = SimpleNamespace(devices=())
-    session = Session(request, settings, None, LocalChannel(), over=lambda: ends)
+    session = Session(request, settings, None, LocalChannel(), over=lambda: ends)  # type: ignore[arg-type]
     default, *others = [Trial(name, None, 0) for name in ("default", "wrong", "right")]
     inputs: Any = object()
     with pytest.raises(ActivationError) if ends else contextlib.nullcontext():

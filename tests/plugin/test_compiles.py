@@ -1,5 +1,7 @@
 """Compiles of our own: what they capture, and that XLA goes on with the module it is given, at either stage."""
 
+from __future__ import annotations
+
 import copy
 import dataclasses
 import gc

@@ -1,5 +1,7 @@
 """Which made-up inputs are equal on all devices, as they decide about a collective, and which steps are refused."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from typing import Any

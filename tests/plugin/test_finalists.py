@@ -1,5 +1,7 @@
 """What is said before a search, which candidates are compiled and win, and what an interrupted search leaves."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -50,7 +52,7 @@ def said(
         costs=Costs(),
         default=SimpleNamespace(makespan_ns=default_ns),
     )
-    return finding.outlook(settings, case)
+    return finding.outlook(settings, case)  # type: ignore[arg-type]
 
 
 def test_a_step_in_a_loop_is_told_how_little_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +87,7 @@ def test_nobody_waits_without_a_word_for_the_code_that_predicts(
     monkeypatch.setattr(finding, "is_cached", lambda module: module in cached)
     lines: list[str] = []
     session = SimpleNamespace(say=lines.append)
-    assert finding.say_what_predicting_takes(session) is said
+    assert finding.say_what_predicting_takes(session) is said  # type: ignore[arg-type]
     assert [line.split(",")[0] for line in lines] == ["compiling the code that predicts step times"] * said
 
 
@@ -124,9 +126,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Compile:
         monkeypatch.setattr(finalists, "compiles_at_once", lambda _: at_once)
         monkeypatch.setattr(finalists, "time", clock)
         settings = Settings(search=True, directory=tmp_path, budget_s=120.0)
-        session = Session(None, settings, None, LocalChannel())
+        session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
         trials = [Trial(name, None if name == DEFAULT else Strategy(), 0) for name in names]
-        ended = finalists.compile_finalists(session, None, trials, stop)
+        ended = finalists.compile_finalists(session, None, trials, stop)  # type: ignore[arg-type]
         return waves, [trial.name for trial in trials], ended
 
     return run
@@ -217,7 +219,7 @@ def test_parts_of_a_plan_are_measured_where_it_falls_short_or_somebody_asks(
     monkeypatch.setattr(finalists, "compile_and_measure", timed)
     monkeypatch.setattr(finalists, "compare_with_default", lambda *one: setattr(one[2][0], "compared", True))
     settings = Settings(search=True, directory=tmp_path, explain=explain)
-    session = Session(None, settings, None, LocalChannel())
+    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     restructured: Any = object()
     trials = [
         Trial(DEFAULT, None, 1000),
@@ -226,7 +228,8 @@ def test_parts_of_a_plan_are_measured_where_it_falls_short_or_somebody_asks(
         Trial(PLAN, Strategy(), predicted_ns),
         Trial("chunk-2", Strategy(), 1000, restructured=restructured),
     ]
-    winner = finalists.measured_winner(session, None, trials, Interruption())
+    winner = finalists.measured_winner(session, None, trials, Interruption())  # type: ignore[arg-type]
+    assert winner is not None
     assert winner.name == (PLAN if measured_ns < 100 else DEFAULT)
     assert seen == waves
     assert [trial.name for trial in trials] == waves[-1]
@@ -247,10 +250,10 @@ def test_a_second_batch_does_not_say_again_what_cannot_be_compiled(
 
     monkeypatch.setattr(finalists, "compile_finalists", compiled)
     monkeypatch.setattr(finalists, "measure", timed)
-    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())
+    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
     trials = [Trial(DEFAULT, None, 100), Trial(OUR_ORDER, Strategy(), 95), Trial(PLAN, Strategy(), 85)]
     with caplog.at_level(logging.INFO, "disco_hlo"):
-        finalists.measured_winner(session, None, trials, Interruption())
+        finalists.measured_winner(session, None, trials, Interruption())  # type: ignore[arg-type]
     assert [trial.name for trial in trials] == [DEFAULT, PLAN, OUR_ORDER]
     assert [line for line in caplog.messages if "not measured" in line] == [
         f"{PLAN}: not measured: it is banned", f"{OUR_ORDER}: not measured: too large"
@@ -307,7 +310,7 @@ def confirmed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str |
             found[case] = won(session, trials, stop_after)
         return found
 
-    return in_session(tmp_path_factory.mktemp("plans"), look)
+    return in_session(tmp_path_factory.mktemp("plans"), look)  # type: ignore[no-any-return]
 
 
 def won(session: Session, trials: list[Trial], stop_after: int) -> tuple[str | None, list[str], list[str]]:
@@ -344,7 +347,7 @@ def test_a_plan_that_was_found_wrong_before_ctrl_c_is_not_saved(
 ) -> None:
     written: list[str] = []
     monkeypatch.setattr(finalists, "_write", lambda _outcome, trial: written.append(trial.name))
-    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())
+    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
     slot = PlanStore(tmp_path).slot("0" * 64, "cpu", "cpu", 2, 1)
     found: Any = SimpleNamespace(prediction=SimpleNamespace(plan_ns=1, default_ns=2))
     trials = [Trial(DEFAULT, None, 2), Trial(PLAN, Strategy(), 1, times_ns=[1, 1], error=error)]

@@ -1,5 +1,7 @@
 """What the hook does with modules of our own compiles, and that it leaves all others alone."""
 
+from __future__ import annotations
+
 import re
 import threading
 

@@ -1,5 +1,7 @@
 """Which made-up integers are indices, and of how many rows: by what JAX and its libraries write for each."""
 
+from __future__ import annotations
+
 import functools
 import logging
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import atexit
 import json
 import os
@@ -132,8 +134,8 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Set
         def handle(request: CompileRequest, settings: Settings, name: str = name) -> None:
             asked.append((name, request.module_name, settings))
 
-        phase.handle = handle
-        phase.observe = lambda _: None
+        phase.handle = handle  # type: ignore[attr-defined]
+        phase.observe = lambda _: None  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, f"disco_hlo.plugin.phases.{name}", phase)
         monkeypatch.setattr(phases_package, name, phase, raising=False)
     before = (logs.LOGGER.level, logs.LOGGER.propagate, list(logs.LOGGER.handlers))

@@ -1,5 +1,7 @@
 """What of JAX is intercepted: which compiles reach the handler, and what becomes of them."""
 
+from __future__ import annotations
+
 import functools
 import inspect
 import logging
@@ -253,5 +255,5 @@ def test_where_all_ranks_know_why_rank_0_speaks(
 
     for rank in (0, 1):
         before = len(caplog.messages)
-        assert jaxlink.requests._ask(fail, _Rank(rank)) is None
+        assert jaxlink.requests._ask(fail, _Rank(rank)) is None  # type: ignore[arg-type]
         assert len(caplog.messages) - before == (rank in speakers)

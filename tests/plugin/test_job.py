@@ -1,5 +1,7 @@
 """Facts about devices, the job, and how much memory devices, host and control groups leave."""
 
+from __future__ import annotations
+
 import logging
 from pathlib import Path
 from types import SimpleNamespace

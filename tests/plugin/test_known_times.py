@@ -1,5 +1,7 @@
 """What is known of a device, a link and a step, with and without a store: nothing is measured twice."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -62,10 +64,12 @@ def test_a_second_search_computes_with_the_very_numbers_of_the_first(store: Prof
     assert told.holds == {"dot": 1 / 3, "convolution": 0.5}
     assert (told.launch_ns, told.memory_bandwidth, told.noise) == (123, 21.5e9 / 7, 0.02)
     assert told.in_step is None, "the trace did not tell"
+    assert told.together is not None
     assert (told.together.sizes, told.together.total_ns) == (((16, 1),), 1000)
     assert told.all_reduce is None, "no sweep of all-reduces is known"
     assert list(told.collectives) == [GATHER]
     assert told.collectives[GATHER].in_step == apart[GATHER]
+    assert told.collectives[GATHER].swept is not None
     assert told.collectives[GATHER].swept.points == GATHERED
     assert told.loops == {"body": LoopTime(16, 300, -20)}
 
@@ -202,6 +206,7 @@ def test_what_xlas_buckets_took_on_gpus_is_asked_once_for_a_step(
     second = KnownTimes(platform, link, store)
     assert second.lacks(step, read(step))["contention"] is False
     found = second.profile(fingerprint)
+    assert found.together is not None
     assert found.together.total_ns == 700
     assert found.in_step is None
 

@@ -1,5 +1,7 @@
 """Two real processes that measure together: neither may wait for ever where the other fails."""
 
+from __future__ import annotations
+
 import gc
 import itertools
 import json
@@ -87,7 +89,7 @@ class Array:
 def test_what_failed_keeps_no_arrays_on_the_devices_once_it_was_handled() -> None:
     """A training needs their memory again, and nobody knows when garbage is collected."""
     settings: Any = SimpleNamespace(timeout_s=1.0)
-    session = Session(None, settings, None, LocalChannel())
+    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     made: list[weakref.ref[Any]] = []
 
     def run() -> None:
@@ -128,7 +130,7 @@ def test_between_the_steps_of_a_training_runs_are_made_as_many_at_once_as_a_slic
         return held[-1][-1]
 
     settings: Any = SimpleNamespace(timeout_s=1.0)
-    session = Session(None, settings, None, LocalChannel(), between_steps)
+    session = Session(None, settings, None, LocalChannel(), between_steps)  # type: ignore[arg-type]
     assert lockstep.repeated(session, "a run", run, 6) == list(range(6))
     assert held == [[0], [1, 2], [3, 4], [5]]
     session = replace(session, between_steps=None)

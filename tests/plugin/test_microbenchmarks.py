@@ -1,5 +1,7 @@
 """Constants of a device, what connects the devices, and the time of collectives over it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +55,7 @@ def test_between_the_steps_of_a_training_ranks_measure_again_where_rank_0_was_di
         request=SimpleNamespace(local_devices=["cpu"]), leads=False, between_steps=lambda _: None,
         tell=lambda _value, _tag: next(said), facts=SimpleNamespace(backend="gpu"),
     )  # fmt: skip
-    assert microbenchmarks.measure_constants(session) == CONSTANTS
+    assert microbenchmarks.measure_constants(session) == CONSTANTS  # type: ignore[arg-type]
     assert made == [True] * 3
 
 
@@ -76,13 +78,13 @@ def test_a_disturbed_measurement_is_repeated_and_fails_on_rank_0_alone(
         between_steps=None,
         facts=SimpleNamespace(backend="cpu"),
     )
-    found = microbenchmarks.measure_constants(session)
+    found = microbenchmarks.measure_constants(session)  # type: ignore[arg-type]
     assert found == (CONSTANTS if disturbed == 2 else None)
     if rank == 0:
         calls.clear()
         disturbed = 9
         with pytest.raises(ProfileError, match="does not grow"):
-            microbenchmarks.measure_constants(session)
+            microbenchmarks.measure_constants(session)  # type: ignore[arg-type]
 
 
 def test_the_label_names_the_settings_that_choose_the_link(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """What profiling a step runs, traces and tells, and what it does without where a module fails."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 from collections.abc import Callable
@@ -63,6 +65,7 @@ def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
         session, step, read(step), {"unfused ops": True, "ops": True, "contention": False}, None
     )
     unfused_step = next(module.trial for module in modules if module.trial.name == "unfused step")
+    assert unfused_step.strategy is not None
     assert unfused_step.strategy.groups == ()
     assert unfused_step.strategy.buckets == expected(step.graph).buckets
 
@@ -95,6 +98,8 @@ def test_transfers_of_many_sizes_are_traced_alone_and_beside_kernels(step: Canon
     xla = one_bucket(step.graph, read(step).groups)
     modules = _to_trace(session, step, xla, {"unfused ops": False, "ops": False, "contention": True}, None)
     alone, beside = (module.trial for module in modules)
+    assert alone.strategy is not None
+    assert beside.strategy is not None
     assert alone.strategy.buckets == beside.strategy.buckets == varied_buckets(xla).buckets
     assert alone.strategy.groups == beside.strategy.groups == xla.groups
     assert len(varied_buckets(xla).buckets) > len(xla.buckets)
@@ -113,6 +118,7 @@ def profiled(folder: Path) -> tuple[set[str], set[str]]:
     def look(session: Session, source: CanonicalModule) -> tuple[set[str], set[str]]:
         with ProfileStore(folder / STORE_NAME) as store:
             found = profile_step(session, source, read(source), store)
+        assert found is not None
         xlas = kernel_keys(source.graph, unit_graph(source.graph, read(source)).kernels(source.graph))
         return {*xlas}, {*found.profile.ops}
 
@@ -190,7 +196,7 @@ def test_a_gpu_that_grew_warm_between_two_steps_does_not_count_as_slowed_by_tran
         name = module.trial.name
         assert timed == (name != UNFUSED)
         empty = tracing.Trace((), ())
-        return NamedTrace(empty, (), b"module", f"runner of {name}", empty, untraced[name], untraced[name])
+        return NamedTrace(empty, (), b"module", f"runner of {name}", empty, untraced[name], untraced[name])  # type: ignore[arg-type]
 
     def timed_again(_session: Any, trial: Trial, runner: Any, _first_runs: Any) -> int:
         timed.append((trial.name, runner))
@@ -246,6 +252,7 @@ def test_all_that_a_loop_runs_has_a_measured_time(tmp_path: Path) -> None:
             for kind in (ALL_REDUCE, gather):
                 store.add_sweep(PLATFORM, link, SWEEP, kind)
             found = profile_step(session, source, read(source), store)
+        assert found is not None
         return source, found.profile
 
     source, profile = intercept(*scanned(), body, devices=2)
@@ -262,8 +269,10 @@ def test_all_that_a_loop_runs_has_a_measured_time(tmp_path: Path) -> None:
         assert {*kernel_keys(graph, unit_graph(graph, plans[region.name]).kernels(graph))} <= set(profile.ops)
         assert profile.loops[graph.key].executions == LAYERS
     together = profile.collectives["all-gather"].together
+    assert together is not None
     assert together.sizes == ((4 * WIDTH * WIDTH, 2 * LAYERS),), "every turn of both loops gathers"
     line = profile.line(gather)
+    assert line is not None
     predicted = step_times(source, read(source), costs_of(profile, source), as_compiled=True)
     assert predicted.executions == {ENTRY: 1.0, **{region.name: float(LAYERS) for region in loops}}
     gathers_ns = 2 * LAYERS * int(line(4 * WIDTH * WIDTH))

@@ -1,5 +1,7 @@
 """What a search refuses before it has cost anything; what runs on made-up inputs runs alone, on all ranks the same."""
 
+from __future__ import annotations
+
 import logging
 import threading
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """What the last check refuses: one candidate less, or XLA's default and one line; never an error for the user."""
 
+from __future__ import annotations
+
 import itertools
 import logging
 import re

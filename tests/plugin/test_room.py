@@ -1,5 +1,7 @@
 """How much memory and how many cores are left on a host, shared by devices, processes and control groups."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 from pathlib import Path
@@ -122,7 +124,7 @@ class TwoHosts(LocalChannel):
 
 
 def at_once(channel: LocalChannel, tmp_path: Any) -> int:
-    return compiles_at_once(Session(None, Settings(search=True, directory=tmp_path), None, channel))
+    return compiles_at_once(Session(None, Settings(search=True, directory=tmp_path), None, channel))  # type: ignore[arg-type]
 
 
 def test_a_large_host_compiles_eight_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -155,7 +157,7 @@ def test_modules_are_compiled_between_steps_where_memory_is_short_on_some_rank(
     monkeypatch.setattr(room, "tuning_bytes", lambda _: 100)
     request, facts = SimpleNamespace(call_default=object), SimpleNamespace(backend="gpu")
     channel, settings = TwoHosts(other), Settings(search=True, directory=tmp_path)
-    session = Session(request, settings, facts, channel, between_steps=contextlib.nullcontext)
+    session = Session(request, settings, facts, channel, between_steps=contextlib.nullcontext)  # type: ignore[arg-type]
     monkeypatch.setattr(Session, "stage", lambda *_: contextlib.nullcontext())
     found = with_room_to_compile(session)
     assert (found.compiles_at_once, found.compiles_between_steps) == (at_once, held)
@@ -182,8 +184,8 @@ def test_ranks_hold_as_many_calls_where_one_alone_tries_candidates_one_at_a_time
             held.append(what)
             return contextlib.nullcontext()
 
-        between = Session(None, settings, None, channel, hold, compiles_between_steps=True)
-        compile_trials(between, None, trials, tag="test")
+        between = Session(None, settings, None, channel, hold, compiles_between_steps=True)  # type: ignore[arg-type]
+        compile_trials(between, None, trials, tag="test")  # type: ignore[arg-type]
         return len(held), [one.error for one in trials]
 
     assert on_ranks(2, holds) == [(3, [""] * 3)] * 2
@@ -212,7 +214,7 @@ def test_a_kernel_is_tried_on_its_operands_and_two_of_its_results() -> None:
 
 def test_a_backend_that_tries_nothing_on_its_devices_compiles_beside_the_steps(tmp_path: Any) -> None:
     facts: Any = SimpleNamespace(backend="cpu")
-    session = Session(None, Settings(search=True, directory=tmp_path), facts, LocalChannel())
+    session = Session(None, Settings(search=True, directory=tmp_path), facts, LocalChannel())  # type: ignore[arg-type]
     assert with_room_to_compile(session) is session
 
 

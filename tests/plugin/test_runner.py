@@ -1,5 +1,7 @@
 """Modules run on made-up inputs: what these are, who shares them, and how steps are timed."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import math
@@ -491,7 +493,7 @@ def test_a_nudge_changes_every_float_by_that_part_or_its_last_digit(
 
 def test_values_depend_on_seed_parameter_and_for_sharded_floats_on_the_device() -> None:
     def at(*place: int, sharded: bool = False) -> list[float]:
-        found: list[float] = values_of(np.float32, 40, at=place, sharded=sharded).tolist()
+        found: list[float] = values_of(np.float32, 40, at=place, sharded=sharded).tolist()  # type: ignore[arg-type]
         return found
 
     assert at(1, 2, 0) == at(1, 2, 3)

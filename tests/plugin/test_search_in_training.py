@@ -1,5 +1,7 @@
 """The search while a step trains: found, profiled, searched beside, tried on real calls, saved, and enacted."""
 
+from __future__ import annotations
+
 import logging
 import os
 import signal
@@ -143,7 +145,7 @@ def training(
     )  # fmt: skip
     processes: list[subprocess.Popen[bytes]] = []
 
-    class Noted(subprocess.Popen):
+    class Noted(subprocess.Popen):  # type: ignore[type-arg]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             processes.append(self)
@@ -201,6 +203,7 @@ def test_a_step_is_searched_while_it_trains_and_goes_on_with_its_plan(
     assert listed.problem == ""
     plan = enact_phase.plans.decode(listed.plan_json, "")
     assert plan.chosen == SEARCHED
+    assert plan.measured is not None
     timed = {one.name: one for one in plan.measured.candidates}
     assert timed[SEARCHED].samples == timed[DEFAULT].samples >= FEWEST_ROUNDS
     assert load(listed.path / PROFILE_NAME).ops
@@ -395,6 +398,7 @@ def test_a_training_that_ends_before_a_candidate_has_won_saves_it_unmeasured(
     [listed] = PlanStore(training.settings.directory).list_plans()
     plan = enact_phase.plans.decode(listed.plan_json, "")
     assert plan.chosen == SEARCHED
+    assert plan.measured is not None
     assert not any(one.samples for one in plan.measured.candidates)
     assert "interrupted: the best plan so far is in" in caplog.text
     assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []

@@ -1,5 +1,7 @@
 """The search while a step trains, in processes of their own: two that train together, and one that ends early."""
 
+from __future__ import annotations
+
 import json
 import signal
 import subprocess

@@ -1,5 +1,7 @@
 """A plan that may not pay any more takes turns with XLA's default, and is run only where it still does."""
 
+from __future__ import annotations
+
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -60,6 +62,7 @@ class Job:
     def pays(self, created: str = "now") -> bool | None:
         """What the plan directory says of the plan that was measured then."""
         stored = self.slot.load()
+        assert stored is not None
         plan = plans.decode(stored.plan_json, "")
         assert plan.measured is not None
         then = msgspec.structs.replace(plan.measured, created=created)

@@ -1,5 +1,7 @@
 """What goes wrong on one rank alone must not leave the others waiting, and what Ctrl-C ends."""
 
+from __future__ import annotations
+
 import contextlib
 import logging
 import os
@@ -76,7 +78,7 @@ def test_a_damaged_row_in_the_store_is_done_without(tmp_path: Path, caplog: pyte
 @pytest.fixture
 def alone(tmp_path: Path) -> Session:
     """One rank, of no step."""
-    return Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())
+    return Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
 
 
 def test_a_store_that_cannot_be_written_is_read_and_one_line_says_so(
@@ -165,7 +167,7 @@ def test_a_rank_without_a_trace_runs_as_often_as_the_others(
     monkeypatch.setattr(tracing, "collect", failing)
     runner = Counted()
     with pytest.raises(type(error), match=str(error)):
-        traced(runner, 5)
+        traced(runner, 5)  # type: ignore[arg-type]
     assert runner.runs == 7
 
 
@@ -223,8 +225,8 @@ def test_ranks_wait_as_long_for_a_search_as_it_may_take_to_compile_its_code(
     monkeypatch.setattr(search_phase, "looks", lambda *_: 0)
     step: Any = SimpleNamespace(source=SimpleNamespace(graph=SimpleNamespace(backend="gpu")))
     monkeypatch.setattr(search_phase, "room_bytes", lambda _: None)
-    asking = Session(None, Settings(search=True, directory=tmp_path, budget_s=7.0), None, LocalChannel())
-    search_phase._search(asking, step, None, Interruption())
+    asking = Session(None, Settings(search=True, directory=tmp_path, budget_s=7.0), None, LocalChannel())  # type: ignore[arg-type]
+    search_phase._search(asking, step, None, Interruption())  # type: ignore[arg-type]
     assert waits_s["search"] >= 7.0 + COMPILE_S
 
 
@@ -375,7 +377,7 @@ def test_what_fails_because_a_training_ends_is_no_line_for_the_user(
     ends = [False]
     session = Session(
         None, Settings(search=True, directory=tmp_path), None, LocalChannel(), over=lambda: ends[0]
-    )
+    )  # type: ignore[arg-type]
     session.say_failed("%s: not profiled", "before")
     ends[0] = True
     session.say_failed("%s: not profiled", "after")

@@ -1,5 +1,7 @@
 """What the user may set, and the lines that a user sees."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
 from pathlib import Path

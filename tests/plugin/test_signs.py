@@ -1,5 +1,7 @@
 """Which made-up inputs stay positive: what each op needs, and how it is asked for through kernels, calls and loops."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

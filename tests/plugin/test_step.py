@@ -1,5 +1,7 @@
 """Which module of a script is the training step, and what the user is told of the others."""
 
+from __future__ import annotations
+
 import logging
 import re
 from collections.abc import Callable
@@ -217,6 +219,8 @@ def test_a_step_of_other_shapes_is_offered_to_enactment_though_not_chosen(offere
     seen = offered(or_planned=True)
     run(2, width=8), run(2, width=4)
     first, second = seen
+    assert first is not None
+    assert second is not None
     assert (first.chosen, second.chosen) == (True, False)
     assert first.source.graph.fingerprint != second.source.graph.fingerprint
 
@@ -304,4 +308,5 @@ def test_a_function_whose_name_is_not_in_ascii_may_be_the_step(offered: Offered)
         np.ones(4, np.float32)
     )
     [step] = seen
+    assert step is not None
     assert step.source.graph.module_name == "jit_шаг"

@@ -1,5 +1,7 @@
 """What the traces of a step tell of how kernels and transfers slow each other, and what its time says of that."""
 
+from __future__ import annotations
+
 import gzip
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +114,7 @@ def test_a_step_that_waits_for_a_steady_link_shows_what_its_collectives_take_lon
 ) -> None:
     """FSDP over staged links took 2.6 % longer than simulated, and its plans up to a tenth."""
     slow = load(ROOT / "disco_hlo/data/profiles/nvidia-h200-sockets.json")
+    assert slow.transfers is not None
     total_ns = int(slow.transfers(1 << 24))
     slow = replace(slow, contention=SLOWED, together=InStep(((1 << 24, 1),), total_ns, spread_ns, 5))
     wanted = larger(SLOWED, 2.0, kernels=False)

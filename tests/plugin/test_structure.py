@@ -1,5 +1,7 @@
 """A step with other structure: made, recognised, refused; and when one is tried at all."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -295,7 +297,7 @@ def test_all_ranks_run_what_rank_0_has_made_of_a_structure(other: str, tmp_path:
     settings = Settings(search=True, directory=tmp_path, timeout_s=20.0)
 
     def taken(channel: KvChannel) -> tuple[Restructured, bytes]:
-        session = Session(None, settings, None, channel)
+        session = Session(None, settings, None, channel)  # type: ignore[arg-type]
         found = structure_search.as_rank_0(session, "chunk-2", made[channel.rank])
         return found, channel.broadcast(b"next" if channel.rank == 0 else None, tag="next", timeout_s=20.0)
 
@@ -316,8 +318,8 @@ def test_what_a_rank_cannot_take_from_rank_0_is_left_out_on_all_and_the_next_is_
         for name, one in made[channel.rank].items():
             own[name].set_result(one)
         own["c"].set_exception(IllegalMoveError("no")) if channel.rank else own["c"].set_result(made[0]["b"])
-        session = Session(None, settings, None, channel)
-        mine = structure_search.Structures(None, {}, own)
+        session = Session(None, settings, None, channel)  # type: ignore[arg-type]
+        mine = structure_search.Structures(None, {}, own)  # type: ignore[arg-type]
         return {name: one.module for name, one in structure_search._agreed(session, mine, "acb").items()}
 
     assert on_ranks(2, agreed) == [{"b": made[0]["b"].module}] * 2
@@ -546,7 +548,7 @@ class Searching:
         session = SimpleNamespace(settings=asked, facts=SimpleNamespace(backend="gpu"), say=lambda *_: None)
         made = {name: SimpleNamespace(source=self.step) for name in self._profiles}
         before = found(self.step, "gpu", searched_s=searched_s, ns=100)
-        return list(structure_search._searched(session, self._profiles, made, None, before))
+        return list(structure_search._searched(session, self._profiles, made, None, before))  # type: ignore[arg-type]
 
 
 def test_structures_share_what_the_searches_of_the_step_left_of_the_budget(

@@ -1,5 +1,7 @@
 """An element may lie as far from the default's as roundings, by the step's module, move it and its neighbours."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

@@ -1,5 +1,7 @@
 """A module under the profiler: on a GPU in command buffers for the times and without for the names."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 from collections.abc import Callable
@@ -76,6 +78,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NamedTrace]:
         posed("marked", lambda _session, _trial, _stage: contextlib.nullcontext())
         posed("module_name", lambda executed: executed)
         module = traceable(session(), Trial("step", None, 0))
+        assert module.by_name is not None
         module.trial.executable, module.by_name.executable = "jit_a", "jit_b"
         agreed: list[float] = []
         first_runs: Any = SimpleNamespace(begin=lambda runs=math.inf: agreed.append(runs))
@@ -138,7 +141,7 @@ def test_a_module_without_a_graph_fails_where_its_trace_is_read_and_not_its_comp
     assert (module.trial.executed, module.written) == (b"\n\x04step", None)
     taken = NamedTrace(Trace((), ()), (), b"\n\x04step", None)
     with pytest.raises(ModuleError):
-        findings(SimpleNamespace(graph=SimpleNamespace(backend="cpu")), module, taken, 0)
+        findings(SimpleNamespace(graph=SimpleNamespace(backend="cpu")), module, taken, 0)  # type: ignore[arg-type]
 
 
 def test_times_are_those_of_command_buffers_and_names_those_without(run: Callable[..., NamedTrace]) -> None:
@@ -236,10 +239,10 @@ def test_inputs_that_are_there_already_need_no_room_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(room, "room_bytes", lambda _session: 54 << 20)
     others.clear()
     posed = SimpleNamespace(**vars(session()), request=None)
-    assert "needs 120 MiB" in room.lack_of_memory(posed, "step", None)
+    assert "needs 120 MiB" in room.lack_of_memory(posed, "step", None)  # type: ignore[arg-type]
     for donated_mib, lacks in ((0, False), (30, False), (40, True)):
         runner: Any = SimpleNamespace(donated_bytes=lambda mib=donated_mib: mib << 20)
-        found = room.lack_of_memory(posed, "step", None, runner)
+        found = room.lack_of_memory(posed, "step", None, runner)  # type: ignore[arg-type]
         assert bool(found) == lacks
 
 

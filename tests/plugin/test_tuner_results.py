@@ -3,6 +3,8 @@
 Ranks are threads here, each with a plan directory of its own, as on hosts that share no file system.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +46,7 @@ def keep(directory: Path, **picks: bytes) -> Path:
 
 
 def content(folder: Path | None) -> dict[str, bytes]:
+    assert folder is not None
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
@@ -55,6 +58,7 @@ def on(platform: str, processes: tuple[int, ...] = (0,)) -> Any:
 
 def test_it_lies_beside_the_plans(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = folder_of(on("gpu"), tmp_path / "plans", 1.0)
+    assert folder is not None
     assert folder.relative_to(tmp_path).parts[:2] == ("plans", "autotune")
     assert folder.is_dir()
     assert folder_of(on("cpu"), tmp_path / "other", 1.0) is None
@@ -124,7 +128,7 @@ def test_names_that_lead_elsewhere_are_not_written(tmp_path: Path) -> None:
         MATMUL: b"y",
     }
     channel = SimpleNamespace(rank=1, broadcast=lambda *_, **__: msgspec.msgpack.encode(picks))
-    folder = hand_out(channel, tmp_path / "plans", 1.0)
+    folder = hand_out(channel, tmp_path / "plans", 1.0)  # type: ignore[arg-type]
     assert content(folder) == {MATMUL: b"y"}
     assert [path.name for path in tmp_path.iterdir()] == ["plans"]
 
@@ -168,7 +172,7 @@ def test_where_rank_0_is_silent_a_line_says_so_and_training_goes_on(
 
 def test_what_arrives_and_cannot_be_read_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     channel = SimpleNamespace(rank=1, broadcast=lambda *_, **__: b"\xc1")
-    assert content(hand_out(channel, tmp_path, 1.0)) == {}
+    assert content(hand_out(channel, tmp_path, 1.0)) == {}  # type: ignore[arg-type]
     assert "tunes by itself, and may then compile another module" in caplog.text
 
 

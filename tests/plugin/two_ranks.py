@@ -1,5 +1,7 @@
 """Two processes of one ``jax.distributed`` job, each running a script of this folder."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """The lines of collectives: the sweep and its piecewise fit, and what collectives take in the step."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

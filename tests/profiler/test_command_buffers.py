@@ -1,5 +1,7 @@
 """Names of kernels in command buffers, from a trace without: traces drawn by hand."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import pytest

@@ -1,5 +1,7 @@
 """What kernels and transfers cost each other, and which devices are uneven: traces drawn by hand."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from random import Random
 
@@ -96,6 +98,7 @@ def test_what_products_lose_is_told_apart_from_what_others_lose() -> None:
     assert contention(alone, beside, "jit_step") == Contention(120 / 90, 1.2)
     little = trace(("g0", 0, 100), ("b0", 100, 220), ("g1", 100, 160), ("g2", 210, 270))
     unknown = contention(alone, little, "jit_step", products={"g1"})
+    assert unknown is not None
     # g2, with 10 us, says nothing of others: they go by all kernels, of which it is one.
     assert (unknown.compute, unknown.products, unknown.others) == (70 / 40, 60 / 30, 70 / 40)
 
@@ -141,6 +144,7 @@ def test_transfers_of_many_sizes_tell_their_wait_from_their_slow_down(
 ) -> None:
     alone_us = [times * us for us in VARIED_US]
     found = contention(*steps(alone_us, [wait_us + factor * us for us in alone_us]), "jit_step")
+    assert found is not None
     assert found.communication == pytest.approx(factor, abs=0.02)
     assert found.transfer_wait_ns == pytest.approx(1000 * wait_us, abs=1000)
 
@@ -152,6 +156,7 @@ def test_noise_and_disturbed_transfers_leave_wait_and_slow_down_near_and_the_sum
     beside = [(40 + 1.5 * us) * random.uniform(0.9, 1.1) for us in alone]
     beside[7] *= 2
     found = contention(*steps(alone, beside), "jit_step")
+    assert found is not None
     assert found.communication == pytest.approx(1.5, abs=0.15)
     assert found.transfer_wait_ns == pytest.approx(40_000, abs=12_000)
     explained_ns = 1000 * found.communication * sum(alone) + found.transfer_wait_ns * len(alone)
@@ -176,6 +181,7 @@ def test_a_wait_that_explains_no_more_than_noise_is_not_believed() -> None:
     # Every other one takes 40 % longer or shorter than 1.5 times alone: the line that fits best begins above 0.
     beside_us = [us * (2.1 if i % 2 else 0.9) for i, us in enumerate(VARIED_US[::-1])]
     found = contention(*steps(VARIED_US[::-1], beside_us), "jit_step")
+    assert found is not None
     assert found.transfer_wait_ns == 0
 
 
@@ -190,6 +196,7 @@ def test_what_lies_between_two_collectives_is_read_where_nothing_runs_meanwhile(
     alone = trace(("b0", 0, 50), ("b1", 60, 100), ("g0", 110, 150))
     beside = trace(("b0", 0, 60), ("b1", 64, 110), ("g0", 66, 106))
     found = contention(alone, beside, "jit_step")
+    assert found is not None
     assert found.transfer_launch_ns == 4000
 
 
@@ -283,7 +290,7 @@ def test_processes_with_a_device_each_tell_one_another_how_long_transfers_wait()
     moved = tuple(least([moved_ns(one, "jit_step") for one in traces]) for traces in (alone, beside))
     told = [in_step_by_kind(BUCKETS[:1], one)["all-reduce"].total_ns for one in moved]
     assert told == [100_000, 130_000]
-    fast, slow = (contention(*pair, "jit_step", moved=moved) for pair in zip(alone, beside, strict=True))
+    fast, slow = (contention(*pair, "jit_step", moved=moved) for pair in zip(alone, beside, strict=True))  # type: ignore[arg-type]
     assert fast == slow == contention(alone[1], beside[1], "jit_step")
     assert fast != contention(alone[0], beside[0], "jit_step")
 
@@ -405,6 +412,7 @@ def test_two_gpus_that_are_well_are_even() -> None:
 
 def test_a_device_that_is_slow_now_and_then_is_uneven_though_its_median_is_not() -> None:
     found = uneven({"device 0": [900_000, 900_000, 900_000], "device 1": [900_000, 900_000, 1_200_000]})
+    assert found is not None
     assert (found.slow, found.fast) == ("device 1", "device 0")
     alone = uneven({"device 0": [1_000_000, 1_000_000, 1_300_000]})
     assert str(alone) == "the step's kernels take 1 ms to 1.3 ms on device 0"

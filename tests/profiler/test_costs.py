@@ -1,5 +1,7 @@
 """The cost model of a profile: measured first, then estimated and corrected."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Joining executions to instructions: times, timelines, overlap, and what adds up to the step."""
 
+from __future__ import annotations
+
 import gzip
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """From instruction times to cost keys: equal structure, equal key."""
 
+from __future__ import annotations
+
 from hashlib import blake2b
 from random import Random
 from types import SimpleNamespace

@@ -1,5 +1,7 @@
 """The profile record, its file, and several profiles as one."""
 
+from __future__ import annotations
+
 import json
 import os
 from dataclasses import replace
@@ -97,6 +99,7 @@ def test_transfers_on_cpu_have_the_latency_of_the_step_where_it_is_known():
     profile = replace(PROFILE, platform=replace(H200, backend="cpu"))
     assert replace(profile, in_step=None, together=None).transfers == FIT.line
     found = replace(profile, together=None).transfers
+    assert found is not None
     # 4 x 9000 swept, 34000 in the step: 500 less each
     assert [line.offset_ns for line in found.lines] == [8_500.0, 12_000.5]
     assert profile.transfers == in_the_step(FIT.line, profile.in_step, profile.together)
@@ -106,6 +109,7 @@ def test_transfers_on_cpu_have_the_latency_of_the_step_where_it_is_known():
 def test_transfers_on_a_gpu_are_as_much_slower_as_those_of_the_step():
     assert replace(PROFILE, together=None).transfers == FIT.line
     slower = replace(PROFILE, together=InStep(((4288, 2),), 27_000, 300, 12)).transfers
+    assert slower is not None
     assert [line.offset_ns for line in slower.lines] == [13_500.0, 18_750.75]
 
 

@@ -1,5 +1,7 @@
 """Measured steps as records: lanes without overlaps, instructions by graph node, and files that lie."""
 
+from __future__ import annotations
+
 import gzip
 import json
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Reading traces: XLA's event formats, real and written by hand; what real traces of two H100s tell."""
 
+from __future__ import annotations
+
 import gzip
 import json
 import threading
@@ -325,6 +327,7 @@ def test_what_vgg19_s_kernels_and_transfers_cost_each_other() -> None:
     products = {unit_of_name(one.op) for one in alone.executions if any(word in one.op for word in PRODUCTS)}
     assert sum(is_transfer(one) for one in alone.executions) == 108
     found = contention(alone, beside, "jit_b", products=products)
+    assert found is not None
     assert (found.compute, found.communication) == pytest.approx((1.806, 2.029), abs=5e-4)
     assert found.products == 2.0, "twice its time at most; as read 3.3"
     assert found.others == pytest.approx(1.125, abs=5e-4)

@@ -1,5 +1,7 @@
 """Plan folders, made once for all tests that only look at them."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,7 @@
 """A step whose names try to break out of wherever they are shown."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from disco_hlo.hlo import proto

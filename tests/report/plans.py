@@ -1,5 +1,7 @@
 """Plans to look at: of a step as XLA compiled it on two H200s, and of small steps captured here."""
 
+from __future__ import annotations
+
 import functools
 import gzip
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """The page in a real browser: headless Chromium, driven by playwright."""
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Iterator, Sequence

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import json
 import shutil
 from pathlib import Path
@@ -54,6 +56,7 @@ def test_what_is_not_there_or_not_unique_is_said(store: Path, tmp_path: Path) ->
 def test_plan_module_and_profile_are_read_together(vgg19_plan: Path) -> None:
     bundle = open_bundle(vgg19_plan / "plan.json")
     assert bundle.missing == ()
+    assert bundle.source is not None
     assert bundle.source.graph.fingerprint == bundle.plan.target.fingerprint
     source = captured("h200_models/vgg19")
     assert bundle.default == read(source)

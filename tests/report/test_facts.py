@@ -1,5 +1,7 @@
 """What a plan holds, and how two differ, in the records behind ``disco inspect``, ``disco diff`` and the report."""
 
+from __future__ import annotations
+
 import random
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """The reports of two plans that real searches left, in a real browser: of the demo, and of two H200s."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Iterator
 from pathlib import Path

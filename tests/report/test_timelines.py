@@ -1,5 +1,7 @@
 """Simulated and measured steps as rows of spans, on the page and in the trace."""
 
+from __future__ import annotations
+
 import hashlib
 import shutil
 from pathlib import Path
@@ -56,6 +58,7 @@ def test_exposed_intervals_add_up_to_the_exposed_communication(seed: int, tasks:
 @pytest.fixture(scope="module")
 def simulated(vgg19_plan: Path) -> tuple[Bundle, Predicted, Predicted, Any]:
     bundle = open_bundle(vgg19_plan / "plan.json")
+    assert bundle.source is not None
     assert bundle.default is not None
     graph = bundle.source.graph
     costs = costs_for(bundle.source, bundle.profile, "NVIDIA H200")
@@ -125,6 +128,7 @@ def with_timelines(plan: Path, folder: Path) -> Path:
     """A copy of a plan folder with two made-up measured steps beside it."""
     shutil.copytree(plan, folder)
     bundle = open_bundle(folder / "plan.json")
+    assert bundle.source is not None
     graph, bucket = bundle.source.graph, bundle.strategy.buckets[0].all_reduces[0]
     fixed = bundle.strategy.groups[0].nodes[0]
     steps = [
@@ -199,7 +203,7 @@ def test_timelines_that_cannot_be_read_are_left_out_with_a_note(
     cpu_plan: Path, tmp_path: Path, damage: object, said: str
 ) -> None:
     folder = with_timelines(cpu_plan, tmp_path / "plan")
-    damage(folder)
+    damage(folder)  # type: ignore[operator]
     data = plans.content(folder / "plan.json")
     assert data["measuredTimelines"] == []
     assert any(said in note for note in data["notes"])

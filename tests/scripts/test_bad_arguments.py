@@ -1,5 +1,7 @@
 """Benchmarks refuse arguments they cannot use at once, with one line."""
 
+from __future__ import annotations
+
 import importlib
 import sys
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What a script's processes need of memory, told by a script that needs little."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from pathlib import Path

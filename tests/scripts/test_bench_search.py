@@ -1,5 +1,7 @@
 """The benchmark of the search's speed: what it prints, and that another checkout's package is what runs."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from pathlib import Path

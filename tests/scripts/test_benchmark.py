@@ -1,5 +1,7 @@
 """The evaluation: a record that survives kills, rows that fail without stopping others, and runs that resume."""
 
+from __future__ import annotations
+
 import signal
 import subprocess
 import sys
@@ -57,6 +59,7 @@ for number in range(10**6):
     print(number, flush=True)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
         done = [int(writer.stdout.readline()) for _ in range(20)][-1]
         writer.send_signal(signal.SIGKILL)
     rows = read(tmp_path / "bert-tiny-nvlink-2.json")["rows"]
@@ -267,6 +270,7 @@ def test_the_plan_s_kernels_are_measured_once_before_the_next_search(
     assert searched == [kept.graph.fingerprint]
     facts = read(tmp_path / f"{CELL.stem}.json")["facts"]
     known = step.Files(tmp_path, CELL).profile()
+    assert known is not None
     plan = one_bucket(kept.graph, read_strategy(kept).groups)
     assert facts["looks"] == 1
     assert facts["look_1_kernels"] == len(plan.groups) > 0

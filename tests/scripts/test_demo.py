@@ -87,6 +87,7 @@ def test_markdown_holds_the_table_and_the_facts() -> None:
 def test_where_a_baseline_won_the_last_row_is_the_best_that_was_searched(chosen: str) -> None:
     result = demo.result_of(plan_of(chosen), "p", runs_of(), 0.0)
     row = demo.rows_of(result.plan)["the plan"]
+    assert row is not None
     assert row.name == "plan"
     assert f'nothing searched was faster than "{chosen}", which is what the plan holds' in demo.facts(result)
 

@@ -1,5 +1,7 @@
 """Figures of the README and of docs/ are those of the records beside them."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """The forms of the Llama step: their names, random orders, what a device says of its memory, and their tables."""
 
+from __future__ import annotations
+
 import re
 from types import SimpleNamespace
 from typing import Any

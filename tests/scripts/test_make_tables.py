@@ -1,5 +1,7 @@
 """Tables of the evaluation from small, literal records."""
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Packs: modules of independent kernels, their signature, and how inputs are shared."""
 
+from __future__ import annotations
+
 from functools import cache
 
 import pytest

@@ -1,5 +1,7 @@
 """Packs compiled and run: right results, one time for every kernel in every run, refusals that say so."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager

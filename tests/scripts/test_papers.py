@@ -1,5 +1,7 @@
 """The papers' tables: every figure of a paper has one of ours, and misses are explained."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from xml.etree import ElementTree
 

@@ -1,5 +1,7 @@
 """The fidelity benchmark of a CPU job: what it makes of batches."""
 
+from __future__ import annotations
+
 import time
 
 import pytest

@@ -1,5 +1,7 @@
 """The sampling script as a user runs it: measures, goes on where it stopped, and says what is wrong."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from collections.abc import Callable

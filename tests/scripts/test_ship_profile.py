@@ -1,5 +1,7 @@
 """What is asked of a profile before it ships."""
 
+from __future__ import annotations
+
 import gzip
 from dataclasses import replace
 from functools import cache

@@ -1,5 +1,7 @@
 """Cost models made up for tests."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b

@@ -4,6 +4,8 @@ It shares no code with the search: groups are set partitions with any
 duplicates, buckets are set partitions, and legality is asked of ``plan`` and ``hlo``.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from itertools import chain, combinations, product
 from random import Random

@@ -1,5 +1,7 @@
 """What search tests share: the moves by name, a state under random moves, and what must hold of it."""
 
+from __future__ import annotations
+
 from random import Random
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Steps for the search's tests: small enough to draw, and random ones, reproducible from a seed."""
 
+from __future__ import annotations
+
 from random import Random
 
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape

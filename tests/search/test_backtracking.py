@@ -1,5 +1,7 @@
 """Algorithm 1: what it finds on fixed seeds, its tree of candidates, and its queue, which is the slow simulator's."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys

@@ -1,5 +1,7 @@
 """Compiled code ends: by itself, when a clock says so, and when the user does; and the collector is left as it was."""
 
+from __future__ import annotations
+
 import gc
 import time
 from random import Random

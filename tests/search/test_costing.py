@@ -1,5 +1,7 @@
 """What the search takes a state to cost is what the simulator says of it."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from random import Random
 

@@ -1,5 +1,7 @@
 """Gradients that a kernel of XLA's cannot find in a shared bucket: what cuts them out is in the search's clock."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache

@@ -1,5 +1,7 @@
 """The joint search: legal, no worse than its start, what it predicts, and the same wherever it runs."""
 
+from __future__ import annotations
+
 import logging
 import pickle
 import signal

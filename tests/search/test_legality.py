@@ -1,5 +1,7 @@
 """What the compiled rules say of a unit is what they say, as plain Python, of the kernel that is written for it."""
 
+from __future__ import annotations
+
 from random import Random
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Whatever moves are made, the strategy stays one that XLA could execute, and can be undone; a move is one file."""
 
+from __future__ import annotations
+
 import os
 import re
 import shutil

@@ -1,5 +1,7 @@
 """Whatever moves are made or found, XLA computes the same numbers (real steps, CPU devices)."""
 
+from __future__ import annotations
+
 from random import Random
 
 import numpy as np

@@ -1,5 +1,7 @@
 """What is drawn may be proposed; what is foreseen to be refused is refused when it is made."""
 
+from __future__ import annotations
+
 from random import Random
 from typing import Any
 

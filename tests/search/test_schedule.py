@@ -1,5 +1,7 @@
 """Buckets and order for fixed kernels: by rule, by local search, and in the arrays as for strategies."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from random import Random

@@ -1,5 +1,7 @@
 """What the search says of an order is what the simulator says; sums that follow a state's changes say it sooner."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random

@@ -1,5 +1,7 @@
 """Strategies go into the arrays and come out as they were; kernels of a start stand as they came."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 from random import Random

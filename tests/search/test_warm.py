@@ -1,5 +1,7 @@
 """The code is compiled on a step like the one to be searched."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from pathlib import Path

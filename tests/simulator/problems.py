@@ -1,5 +1,7 @@
 """Problems and timelines as small drawings, in which one character is one nanosecond; and random problems."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random

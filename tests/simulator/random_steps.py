@@ -1,5 +1,7 @@
 """Random steps with made-up costs and random legal strategies for them, reproducible from a seed."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random

@@ -1,5 +1,7 @@
 """The bound, and that nothing is ever below it."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from random import Random
 

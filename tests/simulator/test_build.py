@@ -1,5 +1,7 @@
 """Strategies become problems."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 from random import Random

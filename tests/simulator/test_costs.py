@@ -1,5 +1,7 @@
 """Machine models and all-reduce lines; times in a coarser unit are the same times, but for rounding."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 from random import Random

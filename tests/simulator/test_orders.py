@@ -1,5 +1,7 @@
 """Orders by rule, on graphs small enough to draw and on a real GPU step."""
 
+from __future__ import annotations
+
 import pytest
 
 from disco_hlo.plan.legal import check_order

@@ -1,5 +1,7 @@
 """A problem that makes no sense is refused, with the task named."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
 

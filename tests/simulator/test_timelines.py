@@ -3,6 +3,8 @@
 In drawings the first line is the compute stream, the other is the channel.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from itertools import pairwise
 from random import Random

@@ -1,5 +1,7 @@
 """Run a step with its compile in our hands: what a test sees of one training step."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any

@@ -4,6 +4,8 @@ Each maker returns ``(step, arguments)``: ``step`` is jitted over two CPU device
 concrete. Batches are split over the devices; parameters and optimizer state are replicated.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from random import Random as Dice
 from typing import Any

@@ -1,5 +1,7 @@
 """What a test asks of a compiled module: its ops."""
 
+from __future__ import annotations
+
 from disco_hlo.hlo import proto
 
 

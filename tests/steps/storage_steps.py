@@ -4,6 +4,8 @@ Each is (function, arguments, donated arguments). Every strategy that the rules 
 default. ``variants`` writes each in other types, with a second donated argument, and inside a scan.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any

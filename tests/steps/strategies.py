@@ -1,5 +1,7 @@
 """Random legal strategies by seed, for tests."""
 
+from __future__ import annotations
+
 import random
 from dataclasses import replace
 

@@ -1,5 +1,7 @@
 """A jitted function as XLA:CPU compiles it, with and without structural moves."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

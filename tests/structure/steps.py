@@ -1,5 +1,7 @@
 """Sharded steps as users write them: plain functions, jitted with shardings of their arguments alone."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

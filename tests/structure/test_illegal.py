@@ -1,5 +1,7 @@
 """Every refusal of the table in docs/structure.md, with its reason; the test's name is the row's."""
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """What the backward pass computes again is kept instead: recomputing steps give the same numbers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import cache
 from typing import Any

@@ -1,5 +1,7 @@
 """Moves of loops: random scanned layers with sharded weights under every schedule, the same numbers bit by bit."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable
 from functools import cache

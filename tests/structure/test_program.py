@@ -1,5 +1,7 @@
 """A program while it is rewritten: index arithmetic on each device, and what may be read later."""
 
+from __future__ import annotations
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -75,6 +77,7 @@ def test_numbers_of_few_bits_are_read(dtype: str, value: int) -> None:
     text = f"ENTRY main {{\nROOT c = {dtype}[2] constant({{{value}, 1}})\n}}"
     [constant] = Program(module_of(text)).instructions
     found = literals.literal_value(constant)
+    assert found is not None
     assert found.tolist() == [value, 1]
 
 

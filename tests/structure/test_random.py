@@ -1,5 +1,7 @@
 """Random programs with collectives, random legal moves: the numbers stay (2 and 4 devices, f32 and bf16)."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable
 from functools import cache

@@ -1,5 +1,7 @@
 """Whole schedules on real steps: the same numbers, and the collectives that the schedule says."""
 
+from __future__ import annotations
+
 from functools import cache, lru_cache
 from typing import Any
 

@@ -3,6 +3,8 @@
 XLA fuses nothing here: it may round pointwise work otherwise where it fuses a slice with it.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable
 from typing import Any

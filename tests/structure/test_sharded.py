@@ -1,5 +1,7 @@
 """Which devices a collective joins, however XLA writes it, and which values they are proven to share."""
 
+from __future__ import annotations
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,7 +98,7 @@ def reorder_of(module: bytes) -> Reorder:
 @pytest.mark.parametrize("spec", [P(), P("data")])
 def test_an_operand_equal_along_the_gathered_axis_is_cut(spec: P) -> None:
     expected, arguments, mapped = two_axes(spec)
-    found = run(mapped, arguments, [reorder_of(expected.module)])
+    found = run(mapped, arguments, [reorder_of(expected.module)])  # type: ignore[arg-type]
     assert_same(found, expected, 1e-6)
 
 

@@ -1,5 +1,7 @@
 """CoCoNet's schedules, hand-solved on a machine without latencies where that is possible."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

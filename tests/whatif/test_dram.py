@@ -1,5 +1,7 @@
 """A channel of memory: hand-solved with one bank; what the paper's doubled delay costs with all."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Iterator
 

@@ -1,5 +1,7 @@
 """Paper 004's operators."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

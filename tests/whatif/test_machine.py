@@ -1,5 +1,7 @@
 """Machines are read and checked; times of their collectives by topology."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """T3: hand-solved runs of one device."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,7 @@
 """Calls observed in one process, and given back after each test."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import pytest

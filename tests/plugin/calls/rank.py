@@ -1,5 +1,7 @@
 """One process of a two-process gloo job, for test_two_processes.py: rank.py ADDRESS FOLDER [RANK] (or mpiexec)."""
 
+from __future__ import annotations
+
 import json
 import os
 import sys
@@ -98,8 +100,8 @@ def tried_again(folder: Path, stock: list[float]) -> dict[str, object]:
         outcomes.append(name)
         note(again, name, rounds)
 
-    second_trial._Again.note = noted
-    schedule.verdict = lambda had, names, _: schedule.Verdict(names, DEFAULT if len(had) >= 5 else None, 5)
+    second_trial._Again.note = noted  # type: ignore[method-assign]
+    schedule.verdict = lambda had, names, _: schedule.Verdict(names, DEFAULT if len(had) >= 5 else None, 5)  # type: ignore[assignment]
     loading.watch()
     jaxlink.install(handle)
     apart = []
@@ -119,6 +121,7 @@ def main(address: str, rank: int, folder: Path) -> None:
     jax.distributed.initialize(address, num_processes=2, process_id=rank)
     trials._LONGEST_PAUSE = 8
     job = jaxlink.distributed_job()
+    assert job is not None
     channel = open_channel(
         rank=rank, size=2, job_id=job.address, store=CoordinationStore(job.client), environ=os.environ,
         preference="", timeout_s=60,

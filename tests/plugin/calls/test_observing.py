@@ -1,5 +1,7 @@
 """Which module is the step, of scripts as people write them: the right one each time."""
 
+from __future__ import annotations
+
 import gc
 from typing import Any
 

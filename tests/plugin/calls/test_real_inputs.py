@@ -1,6 +1,8 @@
 """Candidates compared on the arguments of a call: refused where they compute something else, and the training's state
 is as it was, whatever they do."""
 
+from __future__ import annotations
+
 import functools
 import threading
 import weakref

@@ -1,5 +1,7 @@
 """Which executable runs which call, and when the order of the candidates is clear."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 import pytest

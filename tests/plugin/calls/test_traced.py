@@ -1,5 +1,7 @@
 """Calls of a training under the profiler, and the script's own profiler."""
 
+from __future__ import annotations
+
 import threading
 import time
 from pathlib import Path
@@ -25,7 +27,7 @@ def train(observation: Observation, traced: TracedCalls, at: dict[int, object]) 
     call, state, losses = jitted("traced_step"), fresh_state(), []
     while not traced._ended.is_set() and len(losses) < _MOST:
         if (what := at.get(len(losses))) is not None:
-            what()
+            what()  # type: ignore[operator]
         *state, loss = call(*state, batch(len(losses)))
         losses.append(float(loss))
         if len(losses) == 1:

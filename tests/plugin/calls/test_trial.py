@@ -1,5 +1,7 @@
 """A trial from the first call to the end, on calls whose times are made up, and on real ones."""
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import os
@@ -65,6 +67,7 @@ class Calls:
         for _ in range(count):
             if self.settled is not None:
                 break
+            assert self._choose is not None
             self.ran.append(self._choose(len(self.ran)))
             ended = len(self.ran) - 1 - self._behind
             if ended >= 0:
@@ -72,12 +75,13 @@ class Calls:
                 taken_ns = self._step_ns[name] + ended % 3
                 self.device_ns += taken_ns
                 self.timed += 1
+                assert self.on_sample is not None
                 self.on_sample(Sample(ended, name, taken_ns))
         return self.ran[begun:]
 
 
 def trial_on(calls: Calls) -> Trial:
-    return Trial(calls, LocalChannel(), 1.0, "t")
+    return Trial(calls, LocalChannel(), 1.0, "t")  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -154,7 +158,7 @@ def test_the_next_hold_may_be_ready_before_a_traced_call_goes_on() -> None:
             return True
 
     trial.hold = Traced("profiling", contextlib.nullcontext)
-    following.wait = lambda: None
+    following.wait = lambda: None  # type: ignore[method-assign]
     calls.call(FIRST_MEETING + 2)
     assert trial.hold is following
 
@@ -240,7 +244,7 @@ def test_calls_are_held_for_no_more_than_their_share(monkeypatch: pytest.MonkeyP
         held.append(len(calls.ran))
 
     trial.hold = Hold("profiling", contextlib.nullcontext)
-    trial.hold.wait = wait
+    trial.hold.wait = wait  # type: ignore[method-assign]
     for _ in range(60):
         calls.call()
         now_ns[0] += 10**8
@@ -303,7 +307,7 @@ def test_a_module_none_of_whose_calls_has_ended_yet_is_not_judged() -> None:
     trial = trial_on(calls)
     calls.share = lambda: 1.0 if calls.timed else 0.0
     met: list[int] = []
-    trial.due = lambda _: met.append(len(calls.ran)) or False
+    trial.due = lambda _: met.append(len(calls.ran)) or False  # type: ignore[func-returns-value]
     calls.call(2 * FIRST_MEETING + 1)
     assert trial.outcome is None
     assert met == [FIRST_MEETING, 2 * FIRST_MEETING]
@@ -312,13 +316,13 @@ def test_a_module_none_of_whose_calls_has_ended_yet_is_not_judged() -> None:
 def test_alone_among_two_ranks_all_calls_are_the_defaults() -> None:
     calls = Calls(FAST)
     store = MemoryStore()
-    trial = Trial(calls, KvChannel(0, 2, "job", store), 0.01, "t")
+    trial = Trial(calls, KvChannel(0, 2, "job", store), 0.01, "t")  # type: ignore[arg-type]
     trial.offer("fast", object())
     assert calls.call(20) == [DEFAULT] * (FIRST_MEETING + 1)
     assert trial.outcome == DEFAULT
     # The other one comes when that is decided.
     late = Calls(FAST)
-    other = Trial(late, KvChannel(1, 2, "job", store), 0.01, "t")
+    other = Trial(late, KvChannel(1, 2, "job", store), 0.01, "t")  # type: ignore[arg-type]
     other.offer("fast", object())
     assert late.call(20) == [DEFAULT] * (FIRST_MEETING + 1)
     assert other.outcome == DEFAULT

@@ -1,5 +1,7 @@
 """Two processes change over at the same call, by MPI and by the key-value store."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess

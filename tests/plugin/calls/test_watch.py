@@ -1,5 +1,7 @@
 """Calls of a compiled step, timed, run by other executables and given back to JAX: the training must not notice."""
 
+from __future__ import annotations
+
 import functools
 import gc
 import os
@@ -479,7 +481,7 @@ def test_functions_and_executables_are_freed(observation: Observation) -> None:
     call = jitted("freed")
     train(call, 2)
     watch = weakref.ref(trial_of(observation.trials, "jit_freed").watch)
-    module = weakref.ref(watch()._module)
+    module = weakref.ref(watch()._module)  # type: ignore[union-attr]
     del call
     observation.drain()
     jax.clear_caches()

@@ -1,5 +1,7 @@
 """Small training steps on two devices."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
