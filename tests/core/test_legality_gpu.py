@@ -165,64 +165,57 @@ def test_several_results_share_one_loop(results: tuple[int, ...], reason: str | 
     assert group_refusal(graph_of(SIBLINGS), set(results), results) == reason
 
 
-def test_a_result_of_equal_elements_in_other_dimensions_shares_the_loop() -> None:
-    step = graph_of(
-        "f32[512,1024] param\nf32[524288] bitcast 0\nf32[512,1024] negate 0\nf32[524288] negate 1"
-    )
-    assert group_refusal(step, {1, 2, 3}, [2, 3]) is None
+KERNELS: dict[str, tuple[str, list[tuple[set[int], list[int], str | None]]]] = {
+    "a result of equal elements in other dimensions shares the loop": (
+        "f32[512,1024] param; f32[524288] bitcast 0; f32[512,1024] negate 0; f32[524288] negate 1",
+        [({1, 2, 3}, [2, 3], None)],
+    ),
+    "a nested transpose does not stand beside a block reduction": (
+        "f32[8,64,128] param; f32[] const; f32[64,8,128] transpose 0 {1,0,2}; f32[8,64] reduce 0 1 {2}",
+        [({2, 3}, [3, 2], "n2 (transpose) reads in another order than the kernel's other results")],
+    ),
+    "a kernel does not go on from a result that it reduced": (
+        "f32[512,1024] param; f32[] const; f32[512] reduce 0 1 {1}; f32[512] negate 2",
+        [({2, 3}, [3], None), ({2, 3}, [2, 3], "... no loop computes it ...")],
+    ),
+    "nothing moves elements before a result that the kernel goes on from": (
+        "f32[4,64,128] param; f32[64,4,128] transpose 0 {1,0,2}; f32[64,4,128] negate 1; f32[64,4,128] exponential 2",
+        [
+            ({1, 2, 3}, [3], None),
+            ({1, 2, 3}, [2, 3], "n1 (transpose) moves elements before n2, a result that the kernel goes on from"),
+        ],
+    ),
+    "no reduction of a reduction": (
+        "f32[512,1024] param; f32[] const; f32[512] reduce 0 1 {1}; f32[] reduce 2 1 {0}",
+        [({2, 3}, [3], "..."), ({2}, [2], None)],
+    ),
+    "two columns fit shared memory and three do not": (
+        "f32[512,1024] param; f32[] const; f32[512,1024] exponential 0; f32[512,1024] negate 0; "
+        "f32[1024] reduce 0 1 {0}; f32[1024] reduce 2 1 {0}; f32[1024] reduce 3 1 {0}",
+        [
+            ({2, 4, 5}, [4, 5], None),
+            ({2, 3, 4, 5, 6}, [4, 5, 6], "49536 bytes of shared memory, more than 49152"),
+        ],
+    ),
+    "an op without a code generator stays alone": (
+        "f32[8] param; u32[8] param; f32[8] negate 0; bf16[8] stochastic-convert 2 1",
+        [({2, 3}, [3], "n3 (stochastic-convert) has no code generator")],
+    ),
+}  # fmt: skip
 
 
-def test_a_nested_transpose_does_not_stand_beside_a_block_reduction() -> None:
-    step = graph_of("""
-        f32[8,64,128] param
-        f32[] const
-        f32[64,8,128] transpose 0 {1,0,2}
-        f32[8,64] reduce 0 1 {2}
-    """)
-    reason = "n2 (transpose) reads in another order than the kernel's other results"
-    assert group_refusal(step, {2, 3}, [3, 2]) == reason
-
-
-def test_a_kernel_does_not_go_on_from_a_result_that_it_reduced() -> None:
-    step = graph_of("f32[512,1024] param\nf32[] const\nf32[512] reduce 0 1 {1}\nf32[512] negate 2")
-    assert group_refusal(step, {2, 3}, [3]) is None
-    assert "no loop computes it" in str(group_refusal(step, {2, 3}, [2, 3]))
-
-
-def test_nothing_moves_elements_before_a_result_that_the_kernel_goes_on_from() -> None:
-    step = graph_of("""
-        f32[4,64,128] param
-        f32[64,4,128] transpose 0 {1,0,2}
-        f32[64,4,128] negate 1
-        f32[64,4,128] exponential 2
-    """)
-    assert group_refusal(step, {1, 2, 3}, [3]) is None
-    assert group_refusal(step, {1, 2, 3}, [2, 3]) == (
-        "n1 (transpose) moves elements before n2, a result that the kernel goes on from"
-    )
+@pytest.mark.parametrize("name", KERNELS)
+def test_which_ops_are_one_kernel_with_which_results(name: str) -> None:
+    text, asked = KERNELS[name]
+    for members, results, reason in asked:
+        found = group_refusal(graph_of(text), members, results)
+        if reason is None or "..." not in reason:
+            assert found == reason
+        else:
+            assert reason.replace("...", "").strip() in (found or "nothing")
 
 
 # Reductions, budgets ------------------------------------------------------------------------------
-
-
-def test_no_reduction_of_a_reduction() -> None:
-    step = graph_of("f32[512,1024] param\nf32[] const\nf32[512] reduce 0 1 {1}\nf32[] reduce 2 1 {0}")
-    assert group_refusal(step, {2, 3}, [3]) is not None
-    assert group_refusal(step, {2}, [2]) is None
-
-
-def test_two_columns_fit_shared_memory_and_three_do_not() -> None:
-    step = graph_of("""
-        f32[512,1024] param
-        f32[] const
-        f32[512,1024] exponential 0
-        f32[512,1024] negate 0
-        f32[1024] reduce 0 1 {0}
-        f32[1024] reduce 2 1 {0}
-        f32[1024] reduce 3 1 {0}
-    """)
-    assert group_refusal(step, {2, 4, 5}, [4, 5]) is None
-    assert group_refusal(step, {2, 3, 4, 5, 6}, [4, 5, 6]) == "49536 bytes of shared memory, more than 49152"
 
 
 def test_eight_rows_are_the_most() -> None:
@@ -298,8 +291,3 @@ def test_a_scatter_takes_its_updates_along_and_nothing_else(
     members: set[int], results: list[int], reason: str | None
 ) -> None:
     assert group_refusal(graph_of(SCATTER, inplace=((0, 4),)), members, results) == reason
-
-
-def test_an_op_without_a_code_generator_stays_alone() -> None:
-    step = graph_of("f32[8] param\nu32[8] param\nf32[8] negate 0\nbf16[8] stochastic-convert 2 1")
-    assert group_refusal(step, {2, 3}, [3]) == "n3 (stochastic-convert) has no code generator"

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,18 +29,6 @@ def work_of(graph, members, results, device=CPU, tiled=False):
     return kernel_work(model.tables(graph), *arrays, tiled, model.scratch(graph))
 
 
-def test_bytes_are_distinct_reads_and_results():
-    graph = graph_of("f32[4,8] param; f32[4,8] multiply 0 0; f32[4,8] add 1 0; f32[4,8] log 2; tuple 3")
-    assert work_of(graph, {1}, {1}) == (256, 0, 0)
-    assert work_of(graph, {1, 2, 3}, {3}) == (256, 32, 0)
-    assert work_of(graph, {1, 2, 3}, {2, 3}) == (384, 32, 0)
-
-
-def test_scalar_constants_are_free():
-    graph = graph_of("f32[4,8] param; f32[] const; f32[4,8] broadcast 1 {}; f32[4,8] multiply 0 2")
-    assert work_of(graph, {2, 3}, {3}) == (256, 0, 0)
-
-
 ROWS = graph_of("f32[4,8] param; f32[4] param; f32[4] log 1; f32[4,8] broadcast 2 {0}; f32[4,8] add 0 3")
 COLUMNS = graph_of("f32[4,8] param; f32[8] param; f32[8] log 1; f32[4,8] broadcast 2 {1}; f32[4,8] add 0 3")
 
@@ -55,12 +44,6 @@ COLUMNS = graph_of("f32[4,8] param; f32[8] param; f32[8] log 1; f32[4,8] broadca
 )
 def test_a_broadcast_recomputes_where_it_cannot_be_hoisted(graph, device, logs, moved):
     assert work_of(graph, {2, 3, 4}, {4}, device) == (moved, logs, 0)
-
-
-def test_scalars_are_computed_once():
-    graph = graph_of("f32[4,8] param; f32[] param; f32[] log 1; f32[4,8] broadcast 2 {}; f32[4,8] add 0 3")
-    assert work_of(graph, {2, 3, 4}, {4}, CPU)[1] == 1
-    assert work_of(graph, {2, 3, 4}, {4}, GPU)[1] == 1
 
 
 def softmax_like(reduced):
@@ -86,38 +69,10 @@ def test_a_reduction_in_the_middle_is_recomputed(reduced, device, logs):
     assert (strided > 0) == (reduced == 0)
 
 
-def test_a_tiled_kernel_computes_everything_once():
-    assert work_of(softmax_like(1), {2, 3, 4, 5}, {5}, GPU, tiled=True) == (256, 32, 0)
-
-
-def test_a_reduction_at_the_end_computes_its_input_once():
-    graph = softmax_like(1)
-    assert work_of(graph, {2, 3}, {3}) == (128 + 16, 32, 0)
-
-
-def test_reducing_columns_reads_across_the_grain():
-    assert work_of(softmax_like(0), {2, 3}, {3}) == (128 + 32, 32, 32)
-
-
 def test_an_array_without_a_layout_is_row_major():
     graph = graph_of("f32[4,8] param; f32[4,8] log 0; f32[4] reduce 1 {1}")
     nodes = tuple(replace(node, shape=replace(node.shape, layout=())) for node in graph.nodes)
     assert work_of(replace(graph, nodes=nodes), {1, 2}, {2}) == work_of(graph, {1, 2}, {2}) == (144, 32, 0)
-
-
-def test_what_is_read_straight_and_transposed_is_computed_twice():
-    graph = graph_of("f32[4,4] param; f32[4,4] log 0; f32[4,4] transpose 1 {1,0}; f32[4,4] add 1 2")
-    assert work_of(graph, {1, 2, 3}, {3}) == (128, 32, 16)
-
-
-def test_a_copy_to_another_layout_is_a_transpose():
-    graph = graph_of("f32[4,8] param; f32[4,8]{0,1} copy 0")
-    assert work_of(graph, {1}, {1}) == (256, 0, 32)
-
-
-def test_a_slice_reads_and_computes_only_its_part():
-    graph = graph_of("f32[16,8] param; f32[16,8] log 0; f32[4,8] slice 1; f32[4,8] add 2 2")
-    assert work_of(graph, {1, 2, 3}, {3}) == (256, 32, 0)
 
 
 @pytest.mark.parametrize("base", ["param", "get-tuple-element 0", "bitcast 0"])
@@ -130,9 +85,72 @@ def test_an_update_of_what_comes_from_elsewhere_costs_the_update(base):
     assert (moved, logs) == (3 * 32, 8), "it also reads what it overwrites"
 
 
-def test_an_update_of_what_is_computed_before_writes_all():
-    graph = graph_of("f32[16,8] param; f32[1,8] param; f32[16,8] add 0 0; f32[16,8] dynamic-update-slice 2 1")
-    assert work_of(graph, {2, 3}, {3}, GPU)[0] == 512 + 512 + 32
+CHAIN = graph_of("f32[4,8] param; f32[4,8] multiply 0 0; f32[4,8] add 1 0; f32[4,8] log 2; tuple 3")
+SCALAR = graph_of("f32[4,8] param; f32[] param; f32[] log 1; f32[4,8] broadcast 2 {}; f32[4,8] add 0 3")
+BITCAST = graph_of("f32[4,8] param; f32[4,8] log 0; f32[32] bitcast 1; f32[32] add 2 2")
+WORK: dict[str, list[tuple[Any, set[int], set[int], DeviceModel, tuple[int, int, int]]]] = {
+    "bytes are distinct reads and results": [
+        (CHAIN, {1}, {1}, CPU, (256, 0, 0)), (CHAIN, {1, 2, 3}, {3}, CPU, (256, 32, 0)),
+        (CHAIN, {1, 2, 3}, {2, 3}, CPU, (384, 32, 0)),
+    ],
+    "scalar constants are free": [
+        (graph_of("f32[4,8] param; f32[] const; f32[4,8] broadcast 1 {}; f32[4,8] multiply 0 2"), {2, 3}, {3}, CPU,
+         (256, 0, 0)),
+    ],
+    "scalars are computed once": [
+        (SCALAR, {2, 3, 4}, {4}, CPU, (260, 1, 0)), (SCALAR, {2, 3, 4}, {4}, GPU, (260, 1, 0)),
+    ],
+    "a reduction at the end computes its input once": [
+        (softmax_like(1), {2, 3}, {3}, CPU, (128 + 16, 32, 0)),
+    ],
+    "reducing columns reads across the grain": [(softmax_like(0), {2, 3}, {3}, CPU, (128 + 32, 32, 32))],
+    "what is read straight and transposed is computed twice": [
+        (graph_of("f32[4,4] param; f32[4,4] log 0; f32[4,4] transpose 1 {1,0}; f32[4,4] add 1 2"), {1, 2, 3}, {3}, CPU,
+         (128, 32, 16)),
+    ],
+    "a copy to another layout is a transpose": [
+        (graph_of("f32[4,8] param; f32[4,8]{0,1} copy 0"), {1}, {1}, CPU, (256, 0, 32)),
+    ],
+    "a slice reads and computes only its part": [
+        (graph_of("f32[16,8] param; f32[16,8] log 0; f32[4,8] slice 1; f32[4,8] add 2 2"), {1, 2, 3}, {3}, CPU,
+         (256, 32, 0)),
+    ],
+    "an update of what is computed before writes all": [
+        (graph_of("f32[16,8] param; f32[1,8] param; f32[16,8] add 0 0; f32[16,8] dynamic-update-slice 2 1"),
+         {2, 3}, {3}, GPU, (512 + 512 + 32, 0, 0)),
+    ],
+    "results of one shape share their loops": [
+        (graph_of("f32[4,8] param; f32[4,8] log 0; f32[4,8] add 1 0; f32[4,8] multiply 1 0; tuple 2 3"), {1, 2, 3},
+         {2, 3}, CPU, (384, 32, 0)),
+    ],
+    "bitcasts are looked through": [
+        (BITCAST, {1, 2, 3}, {3}, CPU, (256, 32, 0)), (BITCAST, {1, 3}, {3}, CPU, (256, 32, 0)),
+    ],
+    "a reshape keeps the loops of dimensions that stay": [
+        (graph_of("f32[4] param; f32[4] log 0; f32[1,4,1] reshape 1; f32[4] reshape 2; f32[4,8] broadcast 3 {0}"),
+         {1, 2, 3, 4}, {4}, CPU, (16 + 128, 4, 0)),
+    ],
+    "dead duplicates cost nothing": [
+        (graph_of("f32[4] param; f32[4] log 0; f32[4] add 0 0; tuple 2"), {1, 2}, {2}, CPU, (32, 0, 0)),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_what_a_kernel_moves_and_how_often_it_computes(name):
+    for graph, members, results, device, expected in WORK[name]:
+        assert work_of(graph, members, results, device) == expected
+
+
+def test_a_variadic_reduction_walks_its_first_operand():
+    graph = graph_of(
+        "f32[4,8] param; f32[] const; f32[4,8] log 0; (f32[4],f32[4]) reduce 2 2 1 1 {1}; tuple 3"
+    )
+    assert work_of(graph, {2, 3}, {3})[1] == 32
+
+
+def test_a_tiled_kernel_computes_everything_once():
+    assert work_of(softmax_like(1), {2, 3, 4, 5}, {5}, GPU, tiled=True) == (256, 32, 0)
 
 
 @pytest.mark.parametrize(("members", "moved"), [({3}, 3 * 32), ({3, 4}, 512 + 32 + 32 + 512)])
@@ -154,36 +172,6 @@ def test_an_update_beside_another_result_writes_all(rows):
     )
     added = 2 * 4 * rows * 8
     assert work_of(graph, {3, 4}, {3, 4}, GPU)[0] == 512 + 32 + 512 + added
-
-
-def test_results_of_one_shape_share_their_loops():
-    graph = graph_of("f32[4,8] param; f32[4,8] log 0; f32[4,8] add 1 0; f32[4,8] multiply 1 0; tuple 2 3")
-    assert work_of(graph, {1, 2, 3}, {2, 3}) == (384, 32, 0)
-
-
-@pytest.mark.parametrize("listed", [True, False])
-def test_bitcasts_are_looked_through(listed):
-    graph = graph_of("f32[4,8] param; f32[4,8] log 0; f32[32] bitcast 1; f32[32] add 2 2")
-    assert work_of(graph, {1, 2, 3} if listed else {1, 3}, {3}) == (256, 32, 0)
-
-
-def test_a_reshape_keeps_the_loops_of_dimensions_that_stay():
-    graph = graph_of(
-        "f32[4] param; f32[4] log 0; f32[1,4,1] reshape 1; f32[4] reshape 2; f32[4,8] broadcast 3 {0}"
-    )
-    assert work_of(graph, {1, 2, 3, 4}, {4}) == (16 + 128, 4, 0)
-
-
-def test_a_variadic_reduction_walks_its_first_operand():
-    graph = graph_of(
-        "f32[4,8] param; f32[] const; f32[4,8] log 0; (f32[4],f32[4]) reduce 2 2 1 1 {1}; tuple 3"
-    )
-    assert work_of(graph, {2, 3}, {3})[1] == 32
-
-
-def test_dead_duplicates_cost_nothing():
-    graph = graph_of("f32[4] param; f32[4] log 0; f32[4] add 0 0; tuple 2")
-    assert work_of(graph, {1, 2}, {2}) == (32, 0, 0)
 
 
 @st.composite

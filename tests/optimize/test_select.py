@@ -25,23 +25,47 @@ def winning(trials: list[Trial]) -> int:
     return index_of_winner([one.times_ns for one in trials], [one.predicted_ns for one in trials])
 
 
-def test_the_lowest_median_ratio_wins_whatever_was_predicted() -> None:
-    default = trial(120, 100, 110, 90, 100)
-    slow, fast = trial(70, 83, 91, 75, 83), trial(80, 77, 85, 70, 77)
-    assert winning([default, slow, fast]) == 2
+NOISY = (100, 150, 120, 90, 140, 110, 130, 95, 105)
 
 
-def test_on_a_noisy_link_a_better_ratio_is_not_given_away_for_a_better_prediction() -> None:
-    """Sockets: 0.83 of default was taken where another had 0.775. Rounds differ by half, their ratios less."""
-    rounds = (100, 150, 120, 90, 140, 110, 130, 95, 105)
-    default = trial(120, *rounds)
-    predicted_best = trial(
-        60, *(ms * r for ms, r in zip(rounds, (0.83, 0.80, 0.86, 0.83, 0.78, 0.88, 0.83, 0.81, 0.85), strict=True))
-    )  # fmt: skip
-    measured_best = trial(
-        70, *(ms * r for ms, r in zip(rounds, (0.775, 0.74, 0.81, 0.775, 0.80, 0.75, 0.775, 0.82, 0.77), strict=True))
-    )  # fmt: skip
-    assert winning([default, predicted_best, measured_best]) == 2
+def of_noisy(predicted_ms: int, *ratios: float) -> Trial:
+    return trial(predicted_ms, *(ms * ratio for ms, ratio in zip(NOISY, ratios, strict=True)))
+
+
+STEADY = trial(120, 100, 100, 100, 100)
+WINNERS = {
+    "the lowest median ratio, whatever was predicted": (
+        [trial(120, 100, 110, 90, 100), trial(70, 83, 91, 75, 83), trial(80, 77, 85, 70, 77)], 2,
+    ),
+    # Sockets: 0.83 of default was taken where another had 0.775. Rounds differ by half, their ratios less.
+    "on a noisy link a better ratio, not a better prediction": (
+        [
+            trial(120, *NOISY),
+            of_noisy(60, 0.83, 0.80, 0.86, 0.83, 0.78, 0.88, 0.83, 0.81, 0.85),
+            of_noisy(70, 0.775, 0.74, 0.81, 0.775, 0.80, 0.75, 0.775, 0.82, 0.77),
+        ], 2,
+    ),
+    "the default where a gain is small": ([STEADY, trial(60, 99.5, 99.4, 99.5, 99.6)], 0),
+    "the default where a gain is noise": ([STEADY, trial(60, 80, 120, 70, 118)], 0),
+    "the default where nothing is faster": ([STEADY, trial(60, 101, 102, 101, 102)], 0),
+    "a sure gain beside a wild one": (
+        [trial(120, 100, 100, 100, 100, 100), trial(50, 60, 160, 70, 130, 85), trial(90, 92, 93, 92, 91, 92)], 2,
+    ),
+    # Two H100s, resnet50: 7 % in four rounds of five were called noise.
+    "a gain though one round of the default was disturbed": (
+        [trial(120, 73.3, 50.0, 50.0, 50.5, 49.9), trial(110, 46.6, 46.6, 46.7, 46.6, 46.6)], 1,
+    ),
+    "not what never ran": ([trial(120, 100, 100, 100), trial(60)], 0),
+    "nothing where the default never ran": ([trial(120), trial(60, 50, 50, 50)], 0),
+    # Four rounds of five were 0.8 of the default's; on a busy machine the log said "0.95x faster".
+    "not what is slower by the medians": ([trial(120, 10, 20, 30, 40, 50), trial(60, 8, 16, 33, 32, 40)], 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINNERS)
+def test_what_wins(name: str) -> None:
+    trials, winner = WINNERS[name]
+    assert winning(trials) == winner
 
 
 def test_of_two_within_a_standard_error_the_one_predicted_faster_is_taken() -> None:
@@ -50,25 +74,6 @@ def test_of_two_within_a_standard_error_the_one_predicted_faster_is_taken() -> N
     assert winning([default, one, other]) == 2
     one, other = one._replace(predicted_ns=other.predicted_ns), other._replace(predicted_ns=one.predicted_ns)
     assert winning([default, one, other]) == 1
-
-
-def test_the_default_stays_where_nothing_beats_it_beyond_the_noise() -> None:
-    default = trial(120, 100, 100, 100, 100)
-    assert winning([default, trial(60, 99.5, 99.4, 99.5, 99.6)]) == 0
-    assert winning([default, trial(60, 80, 120, 70, 118)]) == 0
-    assert winning([default, trial(60, 101, 102, 101, 102)]) == 0
-
-
-def test_a_wild_candidate_does_not_hide_a_sure_gain() -> None:
-    default = trial(120, 100, 100, 100, 100, 100)
-    wild, sure = trial(50, 60, 160, 70, 130, 85), trial(90, 92, 93, 92, 91, 92)
-    assert winning([default, wild, sure]) == 2
-
-
-def test_one_disturbed_round_of_the_default_does_not_hide_a_gain() -> None:
-    """Two H100s, resnet50: 7 % in four rounds of five were called noise."""
-    default = trial(120, 73.3, 50.0, 50.0, 50.5, 49.9)
-    assert winning([default, trial(110, 46.6, 46.6, 46.7, 46.6, 46.6)]) == 1
 
 
 def test_of_few_rounds_two_alike_do_not_hide_the_third() -> None:
@@ -87,14 +92,3 @@ def test_the_noise_is_two_standard_errors_of_the_median(rounds: int) -> None:
         noises.append(ratio_noise(other.times_ns, default.times_ns))
         medians.append(ratio_to(other.times_ns, default.times_ns))
     assert 0.95 <= mean(noises) / (2 * pstdev(medians)) <= 1.25
-
-
-def test_what_never_ran_does_not_win() -> None:
-    assert winning([trial(120, 100, 100, 100), trial(60)]) == 0
-    assert winning([trial(120), trial(60, 50, 50, 50)]) == 0
-
-
-def test_what_is_slower_by_the_medians_is_not_called_faster() -> None:
-    """Four rounds of five were 0.8 of the default's; on a busy machine the log said "0.95x faster"."""
-    default, odd = trial(120, 10, 20, 30, 40, 50), trial(60, 8, 16, 33, 32, 40)
-    assert winning([default, odd]) == 0

@@ -75,43 +75,40 @@ def test_a_kernel_that_repeats_what_another_returns_is_written_and_read() -> Non
     assert read(canonicalize(written)) == read(source)
 
 
-def test_a_kernel_that_only_a_repeat_reads_is_a_repeat_too() -> None:
-    step = graph_of("param\nneg 0\nexp 1\ntuple 2")
-    source = module(step, kernel(1), kernel(1, 2), kernel(2))
-    assert read(source).groups == (Group((1, 2)),)
-    assert read(source).order == ("g0",)
-    assert repeats(source) == (Repeat((1,), (1,), before=1), Repeat((2,), (2,), before=-1))
+OVERWRITTEN = graph_of("param\nneg 0\nexp 1\ndot 1\nmul 2 3\ntuple 4", before=((2, 3),), inplace=((1, 3),))
+READ: dict[str, tuple[Any, tuple[Group, ...], str, tuple[Repeat, ...]]] = {
+    "a kernel that only a repeat reads is a repeat too": (
+        module(graph_of("param\nneg 0\nexp 1\ntuple 2"), kernel(1), kernel(1, 2), kernel(2)),
+        (Group((1, 2)),), "g0", (Repeat((1,), (1,), before=1), Repeat((2,), (2,), before=-1)),
+    ),
+    # It returned node 2 as well, which nothing in it reads: a duplicate that nothing reads is no strategy.
+    "a kernel computes no more than what is taken from it": (
+        module(graph_of("param\nneg 0\nexp 1\nmul 1\ntuple 2 3"), kernel(1, 2), kernel(1, 2, 3, returns=(2, 3))),
+        (Group((1, 2)), Group((3,), (1,))), "g0 g1", (),
+    ),
+    # XLA computes 1 twice, since a loop overwrites it; node 2 is read before the loop begins, as one value.
+    "a kernel that reads a second copy of what was overwritten takes it in time": (
+        module(OVERWRITTEN, kernel(1), kernel(3, role="op"), kernel(1), kernel(2, 4)),
+        (), "n1 n2 n3 n4", (Repeat((1,), (1,), before=4),),
+    ),
+    "a kernel that recomputes what was overwritten stays as it is": (
+        module(OVERWRITTEN, kernel(1), kernel(3, role="op"), kernel(1, 2, 4)),
+        (Group((2, 4), (1,)),), "n1 n3 g0", (),
+    ),
+    "a kernel that would wait for itself runs as single ops": (
+        module(
+            graph_of("param\nneg 0\ndot 1\nexp 2\nmul 0\ntuple 3 4"),
+            kernel(1, 3, 4, returns=(1, 3, 4)), kernel(2, role="op"),
+        ),
+        (), "n1 n2 n3 n4", (),
+    ),
+}  # fmt: skip
 
 
-def test_a_kernel_computes_no_more_than_what_is_taken_from_it() -> None:
-    """It returned node 2 as well, which nothing in it reads: a duplicate that nothing reads is no strategy."""
-    step = graph_of("param\nneg 0\nexp 1\nmul 1\ntuple 2 3")
-    source = module(step, kernel(1, 2), kernel(1, 2, 3, returns=(2, 3)))
-    assert read(source).groups == (Group((1, 2)), Group((3,), (1,)))
-
-
-def test_a_kernel_that_reads_a_second_copy_of_what_was_overwritten_takes_it_in_time() -> None:
-    """XLA computes 1 twice, since a loop overwrites it; node 2 is read before the loop begins, as one value."""
-    step = graph_of("param\nneg 0\nexp 1\ndot 1\nmul 2 3\ntuple 4", before=((2, 3),), inplace=((1, 3),))
-    source = module(step, kernel(1), kernel(3, role="op"), kernel(1), kernel(2, 4))
-    assert read(source).groups == ()
-    assert read(source).order == ("n1", "n2", "n3", "n4")
-    assert repeats(source) == (Repeat((1,), (1,), before=4),)
-
-
-def test_a_kernel_that_recomputes_what_was_overwritten_stays_as_it_is() -> None:
-    step = graph_of("param\nneg 0\nexp 1\ndot 1\nmul 2 3\ntuple 4", before=((2, 3),), inplace=((1, 3),))
-    source = module(step, kernel(1), kernel(3, role="op"), kernel(1, 2, 4))
-    assert read(source).groups == (Group((2, 4), (1,)),)
-    assert read(source).order == ("n1", "n3", "g0")
-
-
-def test_a_kernel_that_would_wait_for_itself_runs_as_single_ops() -> None:
-    step = graph_of("param\nneg 0\ndot 1\nexp 2\nmul 0\ntuple 3 4")
-    source = module(step, kernel(1, 3, 4, returns=(1, 3, 4)), kernel(2, role="op"))
-    assert read(source).groups == ()
-    assert read(source).order == ("n1", "n2", "n3", "n4")
-    assert repeats(source) == ()
+@pytest.mark.parametrize("name", READ)
+def test_which_of_xlas_kernels_a_strategy_holds(name: str) -> None:
+    source, groups, order, repeated = READ[name]
+    assert (read(source).groups, " ".join(read(source).order), repeats(source)) == (groups, order, repeated)
 
 
 def test_a_kernel_that_no_rule_allows_without_one_of_its_results_runs_as_single_ops(
@@ -262,18 +259,22 @@ def test_a_branch_that_acts_and_gives_nothing_is_kept() -> None:
 STEP = graph_of("param\nmul 0\nneg 1\nadd 2\nexp 3\ntuple 3 4")
 
 
-def test_a_kernel_that_owns_nothing_is_a_repeat_and_runs_before_the_next_that_does() -> None:
-    source = module(STEP, kernel(1, 2), kernel(1, 2), kernel(3), kernel(2), kernel(4))
-    assert repeats(source) == (Repeat((1, 2), (2,), before=3), Repeat((2,), (2,), before=4))
-
-
-def test_a_repeat_at_the_end_runs_before_nothing_and_another_before_an_op_alone() -> None:
-    source = module(STEP, kernel(1, 2), kernel(3), kernel(1, 2), kernel(4, role="op"), kernel(3))
-    assert repeats(source) == (Repeat((1, 2), (2,), before=4), Repeat((3,), (3,), before=-1))
-
-
-def test_a_kernel_that_owns_something_is_none() -> None:
-    assert repeats(module(STEP, kernel(1, 2), kernel(3), kernel(1, 2, 3, 4))) == ()
+@pytest.mark.parametrize(
+    ("kernels", "expected"),
+    [
+        # One that owns nothing runs before the next that does,
+        ("12 12 3 2 4", [((1, 2), (2,), 3), ((2,), (2,), 4)]),
+        # at the end before nothing, and before an op alone.
+        ("12 3 12 4op 3", [((1, 2), (2,), 4), ((3,), (3,), -1)]),
+        ("12 3 1234", []),
+    ],
+)
+def test_a_kernel_that_owns_nothing_is_a_repeat(kernels: str, expected: list[tuple[Any, Any, int]]) -> None:
+    ran = [
+        kernel(*map(int, one.removesuffix("op")), role="op" if "op" in one else "fusion")
+        for one in kernels.split()
+    ]
+    assert repeats(module(STEP, *ran)) == tuple(Repeat(*one[:2], before=one[2]) for one in expected)
 
 
 def test_a_kernel_that_only_cuts_a_gradient_out_of_its_bucket_runs_before_the_first_that_reads_it() -> None:
@@ -308,11 +309,6 @@ def tampered(change: Callable[[Message], None]) -> bytes:
     return proto.serialize(module)
 
 
-def test_our_own_rewrite_passes() -> None:
-    strategy, module = rewritten()
-    verify(source(), module, strategy)
-
-
 def test_loops_that_xla_rotated_and_doubled_verify_as_they_came() -> None:
     """What the loops only read was taken for overwritten by them, so kernels behind them seemed to read too late."""
     step = captured("h100_llama/fsdp_scan_rotated_doubled")
@@ -321,6 +317,7 @@ def test_loops_that_xla_rotated_and_doubled_verify_as_they_came() -> None:
 
 def test_an_order_that_is_not_possible_is_noticed_where_any_would_do() -> None:
     strategy, module = rewritten()
+    verify(source(), module, strategy)
     found, open_order = read(canonicalize(module)), replace(strategy, order=())
     assert describe_difference(source().graph, found, open_order) is None
     said = "its order runs something before what it must wait for"
@@ -329,17 +326,10 @@ def test_an_order_that_is_not_possible_is_noticed_where_any_would_do() -> None:
 
 def test_another_strategy_is_noticed() -> None:
     strategy, module = rewritten()
+    first = strategy.buckets[0]
+    alone = tuple(replace(first, all_reduces=(node,)) for node in source().graph.all_reduces)
     with pytest.raises(PlanError, match=r"does not execute its plan: in its entry, \d+ buckets, expected 10"):
-        verify(
-            source(),
-            module,
-            replace(
-                strategy,
-                buckets=tuple(
-                    replace(strategy.buckets[0], all_reduces=(node,)) for node in source().graph.all_reduces
-                ),
-            ),
-        )
+        verify(source(), module, replace(strategy, buckets=alone))
 
 
 @pytest.mark.parametrize(

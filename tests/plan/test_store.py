@@ -54,14 +54,11 @@ def names(slot: PlanSlot) -> list[str]:
 FOUR_FILES = ["default.hlo.pb.gz", "module.hlo.pb", "module.hlo.txt", "plan.json"]
 
 
-def test_a_plan_lies_where_the_layout_says(saved: PlanSlot, tmp_path: Path) -> None:
+def test_a_plan_lies_where_the_layout_says_and_is_loaded(saved: PlanSlot, tmp_path: Path) -> None:
     assert saved.path == tmp_path / "plans/0123456789abcdef/cpu-cpu-x2"
     assert names(saved) == FOUR_FILES
     assert (saved.path / "module.hlo.txt").read_text() == "HloModule step"
     assert gzip.decompress((saved.path / "default.hlo.pb.gz").read_bytes()) == b"default module"
-
-
-def test_what_was_saved_is_loaded(saved: PlanSlot) -> None:
     stored = saved.load()
     assert stored is not None
     assert (stored.plan_json, stored.module) == (plan_for(MODULE), MODULE)
@@ -140,6 +137,8 @@ def test_a_plan_directory_that_is_none_is_not_an_empty_one(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     with pytest.raises(PlanError, match="file: Not a directory"):
         PlanStore(tmp_path / "file").list_plans()
+    with pytest.raises(PlanError, match=r"cannot create the plan folder .*file"):
+        PlanStore(tmp_path / "file").slot(FINGERPRINT, "cpu", "cpu", 2).save(plan_for(MODULE), MODULE)
 
 
 def test_files_are_the_users_alone_whatever_the_umask(tmp_path: Path) -> None:
@@ -175,25 +174,21 @@ def test_arguments_that_could_lead_elsewhere_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("kind", "folder"),
+    ("kind", "processes", "folder"),
     [
-        ("NVIDIA H200", "gpu-nvidia-h200-x8"),
-        ("../..//x", "gpu-x-x8"),
-        ("", "gpu-unknown-x8"),
-        ("é", "gpu-unknown-x8"),
+        ("NVIDIA H200", 1, "gpu-nvidia-h200-x8"),
+        ("../..//x", 1, "gpu-x-x8"),
+        ("", 1, "gpu-unknown-x8"),
+        ("é", 1, "gpu-unknown-x8"),
+        # A search in one process with two GPUs took the plan away from two processes with one each.
+        ("NVIDIA H200", 4, "gpu-nvidia-h200-x8-p4"),
     ],
 )
-def test_a_device_kind_becomes_one_path_component(tmp_path: Path, kind: str, folder: str) -> None:
-    slot = PlanStore(tmp_path).slot(FINGERPRINT, "gpu", kind, 8)
+def test_kind_count_and_processes_become_one_path_component(
+    tmp_path: Path, kind: str, processes: int, folder: str
+) -> None:
+    slot = PlanStore(tmp_path).slot(FINGERPRINT, "gpu", kind, 8, processes)
     assert slot.path == tmp_path / "0123456789abcdef" / folder
-
-
-def test_a_job_of_several_processes_has_a_plan_of_its_own(tmp_path: Path) -> None:
-    """A search in one process with two GPUs took the plan away from two processes with one each."""
-    store = PlanStore(tmp_path)
-    alone, together = (store.slot(FINGERPRINT, "gpu", "NVIDIA H200", 8, processes) for processes in (1, 4))
-    assert alone.path.name == "gpu-nvidia-h200-x8"
-    assert together.path.name == "gpu-nvidia-h200-x8-p4"
 
 
 def test_a_plan_that_names_another_module_is_not_saved(saved: PlanSlot) -> None:
@@ -202,23 +197,29 @@ def test_a_plan_that_names_another_module_is_not_saved(saved: PlanSlot) -> None:
     assert saved.load().plan_json == plan_for(MODULE)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b"{}", b'{"module_sha256": 3}', b"[" * 100_000])
-def test_a_plan_that_is_none_is_refused_with_its_path(saved: PlanSlot, content: bytes) -> None:
-    (saved.path / "plan.json").write_bytes(content)
-    with pytest.raises(PlanError, match=r"plan\.json is not"):
-        saved.load()
+def pipe_instead(plan: Path) -> None:
+    plan.unlink()
+    os.mkfifo(plan)
 
 
-@pytest.mark.parametrize("damage", [b"", MODULE[:-1], MODULE + b"x"])
-def test_a_torn_save_is_noticed(saved: PlanSlot, damage: bytes) -> None:
-    (saved.path / "module.hlo.pb").write_bytes(damage)
-    with pytest.raises(PlanError, match=r"not the module that plan\.json was saved with"):
-        saved.load()
-
-
-def test_a_plan_without_its_module_is_refused(saved: PlanSlot) -> None:
-    (saved.path / "module.hlo.pb").unlink()
-    with pytest.raises(PlanError, match=r"module\.hlo\.pb is missing beside plan\.json; delete the folder"):
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        *(
+            ("plan.json", content, r"plan\.json is not")
+            for content in (b"", b"{", b"[]", b"7", b"{}", b'{"module_sha256": 3}', b"[" * 100_000)
+        ),
+        *(
+            ("module.hlo.pb", content, r"not the module that plan\.json was saved with")
+            for content in (b"", MODULE[:-1], MODULE + b"x")
+        ),
+        ("module.hlo.pb", Path.unlink, r"module\.hlo\.pb is missing beside plan\.json; delete the folder"),
+        ("plan.json", pipe_instead, "not a regular file"),
+    ],
+)
+def test_what_is_no_saved_plan_is_refused(saved: PlanSlot, name: str, damage: Any, message: str) -> None:
+    (saved.path / name).write_bytes(damage) if isinstance(damage, bytes) else damage(saved.path / name)
+    with pytest.raises(PlanError, match=message):
         saved.load()
 
 
@@ -258,14 +259,6 @@ def test_a_place_that_cannot_even_be_looked_at_says_so(tmp_path: Path) -> None:
         PlanStore(tmp_path / ("x" * 300)).slot(FINGERPRINT, "cpu", "cpu", 2).load()
 
 
-def test_a_pipe_in_a_files_place_is_refused_not_waited_for(saved: PlanSlot) -> None:
-    plan = saved.path / "plan.json"
-    plan.unlink()
-    os.mkfifo(plan)
-    with pytest.raises(PlanError, match="not a regular file"):
-        saved.load()
-
-
 def test_a_disk_that_fills_up_leaves_the_old_plan_and_nothing_else(
     saved: PlanSlot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,13 +277,6 @@ def test_a_disk_that_fills_up_leaves_the_old_plan_and_nothing_else(
             saved.save(plan_for(MODULE * 2), MODULE * 2)
     assert names(saved) == FOUR_FILES
     assert saved.load().plan_json == plan_for(MODULE)
-
-
-def test_a_directory_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    (tmp_path / "plans").write_text("a file stands here")
-    slot = PlanStore(tmp_path / "plans").slot(FINGERPRINT, "cpu", "cpu", 2)
-    with pytest.raises(PlanError, match=r"cannot create the plan folder .*plans"):
-        slot.save(plan_for(MODULE), MODULE)
 
 
 def test_from_a_read_only_directory_plans_are_read_and_compiled(

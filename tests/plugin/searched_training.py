@@ -78,7 +78,7 @@ PLACES = (
 )  # fmt: skip
 """Of a search, in turn: in a call under the profiler, while what is profiled has a call's arguments, before candidates
 are compiled, and so on."""
-_STOOD_STILL_S = 1.0
+_STOOD_STILL_S = 0.4
 """After a stop it goes on."""
 _WORKER_WAITS_S = 3.0
 """After it has begun, a worker has compiled a small program by then, and waits for a call to be held."""

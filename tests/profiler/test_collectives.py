@@ -155,32 +155,33 @@ def bases(found: LinearPieces) -> list[float]:
     return [piece.offset_ns for piece in found.lines]
 
 
-def test_all_reduces_that_are_quicker_or_slower_in_the_step_have_less_or_more_latency_there() -> None:
-    # Swept: 3 x 2100 + 1 x (2 x 6000 + 4000) = 22300. In the step they took 18300, 1000 less each.
-    found = with_latency_of(InStep(((100, 3), (6000, 1)), 18300, 5, 24), SWEPT)
-    assert bases(found) == [1000.0, 3000.0]
-    assert [piece.ns_per_byte for piece in found.lines] == [1.0, 2.0]
-    assert bases(with_latency_of(InStep(((100, 2),), 6200, 5, 24), SWEPT)) == [3000.0, 5000.0]
+@pytest.mark.parametrize(
+    ("fitted", "offsets_ns", "slopes"),
+    [
+        # Swept: 3 x 2100 + 1 x (2 x 6000 + 4000) = 22300. In the step they took 18300, 1000 less each.
+        (with_latency_of(InStep(((100, 3), (6000, 1)), 18300, 5, 24), SWEPT), [1000, 3000], [1, 2]),
+        (with_latency_of(InStep(((100, 2),), 6200, 5, 24), SWEPT), [3000, 5000], [1, 2]),
+        (
+            with_latency_of(InStep(((4000, 2),), 100, 5, 24), SWEPT),
+            [0, 2000],
+            [1, 2],
+        ),  # no more than there is
+        # Swept: 2 x 6000 + 4000 = 16000, of which 14000 are above the latency; half of that is there.
+        (with_bytes_of(InStep(((6000, 1),), 22000, 5, 12), SWEPT), [2000, 4000], [2, 3]),
+        (with_bytes_of(InStep(((6000, 1),), 9000, 5, 12), SWEPT), [2000, 3000], [0.5, 1]),
+        # Swept: 2 x 2100 + 16000 = 20200.
+        (with_total_of(InStep(((100, 2), (6000, 1)), 30300, 5, 12), SWEPT), [3000, 6000], [1.5, 3]),
+    ],
+    ids=["quicker", "slower", "less than the latency", "steeper", "flatter", "all of it"],
+)
+def test_what_collectives_take_in_the_step_changes_their_lines(
+    fitted: LinearPieces, offsets_ns: list[int], slopes: list[float]
+) -> None:
+    assert bases(fitted) == offsets_ns
+    assert [piece.ns_per_byte for piece in fitted.lines] == slopes
 
 
-def test_no_more_than_the_latency_goes() -> None:
-    found = with_latency_of(InStep(((4000, 2),), 100, 5, 24), SWEPT)
-    assert bases(found) == [0.0, 2000.0]
-    assert found([0, 100]).tolist() == [0, 100]
-
-
-def test_a_bucket_that_takes_longer_in_the_step_makes_lines_steeper() -> None:
-    # Swept: 2 x 6000 + 4000 = 16000.
-    found = with_bytes_of(InStep(((6000, 1),), 22000, 5, 12), SWEPT)
-    assert bases(found) == bases(SWEPT)
-    assert [piece.ns_per_byte for piece in found.lines] == [2.0, 3.0]
-
-
-def test_a_bucket_that_is_quicker_in_the_step_makes_lines_flatter_above_the_latency() -> None:
-    # Swept: 16000, of which 14000 are above the latency; half of that is there.
-    found = with_bytes_of(InStep(((6000, 1),), 9000, 5, 12), SWEPT)
-    assert bases(found) == [2000.0, 3000.0]
-    assert [piece.ns_per_byte for piece in found.lines] == [0.5, 1.0]
+def test_no_bucket_is_quicker_than_the_latency() -> None:
     least = with_bytes_of(InStep(((6000, 1),), 1500, 5, 12), SWEPT)
     assert least([0, 6000, 10**9]).tolist() == [2000, 2000, 2000]
 
@@ -190,13 +191,6 @@ def test_sums_beyond_64_bits_do_not_wrap_around() -> None:
     many = InStep(((100, 2), (1 << 61, 1 << 61)), 1, 0, 1)
     assert bases(with_latency_of(many, SWEPT)) == [0.0, 2000.0]
     assert with_bytes_of(many, SWEPT)([0, 100, 6000]).tolist() == [2000, 2000, 2000]
-
-
-def test_a_link_that_is_slower_in_the_step_is_slower_at_everything() -> None:
-    # Swept: 2 x 2100 + 16000 = 20200.
-    found = with_total_of(InStep(((100, 2), (6000, 1)), 30300, 5, 12), SWEPT)
-    assert bases(found) == [3000.0, 6000.0]
-    assert [piece.ns_per_byte for piece in found.lines] == [1.5, 3.0]
 
 
 def test_sizes_told_apart_tell_a_slower_link_from_more_latency() -> None:

@@ -50,12 +50,6 @@ def test_measured_ops_come_first():
     assert [node.opcode for node in found.unmeasured(TWO_LAYERS)] == ["add", "dot", "add", "add"]
 
 
-def test_measured_kernels_come_first_wherever_their_structure_stands():
-    found = costs(layer_measured())
-    assert found.kernels_ns(TWO_LAYERS, LAYERS).tolist() == [42, 42, 5002]
-    assert found.kernels_ns(TWO_LAYERS, Kernels.of_lists([], [])).tolist() == []
-
-
 def test_the_estimator_is_asked_for_kernels_that_nobody_measured_alone():
     asked = []
 
@@ -67,7 +61,8 @@ def test_the_estimator_is_asked_for_kernels_that_nobody_measured_alone():
             return super().kernels_ns(graph, kernels)
 
     found = costs(layer_measured(), Asked())
-    assert found.kernels_ns(TWO_LAYERS, LAYERS).tolist() == [42, 42, 5002]
+    assert found.kernels_ns(TWO_LAYERS, LAYERS).tolist() == [42, 42, 5002], "wherever their structure stands"
+    assert found.kernels_ns(TWO_LAYERS, Kernels.of_lists([], [])).tolist() == []
     assert asked == [[{4, 5}, [5], "triton {}"]]
     assert found.kernels_ns(TWO_LAYERS, LAYERS.chosen(np.array([1, 0]))).tolist() == [42, 42]
     assert len(asked) == 1

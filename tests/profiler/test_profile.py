@@ -66,10 +66,13 @@ def swept(lines, points=()):
     return body(all_reduce=fit)
 
 
-def test_a_profile_survives_its_json():
+def test_a_profile_survives_its_json_and_equal_ones_give_equal_text():
     assert from_json(to_json(PROFILE)) == PROFILE
     bare = Profile(H200, {}, 0, 1e10, 1e11)
     assert from_json(to_json(bare)) == bare
+    turned = {name: dict(reversed(getattr(PROFILE, name).items())) for name in ("ops", "holds")}
+    assert to_json(replace(PROFILE, **turned)) == to_json(PROFILE)
+    assert json.loads(to_json(PROFILE))["ops"] == {"abc": [1500, 20, 9], "g:0": [0, 0, 3]}
 
 
 def test_a_kind_has_its_own_lines_or_those_that_a_ring_makes_of_all_reduces():
@@ -110,14 +113,6 @@ def test_transfers_on_a_gpu_are_as_much_slower_as_those_of_the_step():
     assert [line.offset_ns for line in slower.lines] == [13_500.0, 18_750.75]
 
 
-def test_equal_profiles_give_equal_text():
-    turned = replace(
-        PROFILE, ops=dict(reversed(PROFILE.ops.items())), holds=dict(reversed(PROFILE.holds.items()))
-    )
-    assert to_json(turned) == to_json(PROFILE)
-    assert json.loads(to_json(PROFILE))["ops"] == {"abc": [1500, 20, 9], "g:0": [0, 0, 3]}
-
-
 def test_a_file_round_trip_leaves_nothing_else(tmp_path):
     path = tmp_path / "deep" / "h200.json"
     save(PROFILE, path)
@@ -126,10 +121,14 @@ def test_a_file_round_trip_leaves_nothing_else(tmp_path):
     assert os.listdir(path.parent) == ["h200.json"]
 
 
-def test_where_nothing_can_be_written_it_says_so(tmp_path):
+def test_files_that_cannot_be_written_or_read_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ProfileError, match="cannot write the profile"):
         save(PROFILE, tmp_path / "file" / "h200.json")
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    for name in ("missing.json", "binary.json"):
+        with pytest.raises(ProfileError, match="cannot read the profile"):
+            load(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -188,14 +187,6 @@ def test_bad_files_are_refused_with_the_place(text, message):
     assert str(caught.value).startswith("bad.json")
 
 
-def test_unreadable_files_are_refused(tmp_path):
-    with pytest.raises(ProfileError, match="cannot read the profile"):
-        load(tmp_path / "missing.json")
-    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ProfileError, match="cannot read the profile"):
-        load(tmp_path / "binary.json")
-
-
 def test_a_profile_of_another_device_is_refused():
     PROFILE.require("NVIDIA H200", "gpu")
     with pytest.raises(ProfileError, match=r"taken on NVIDIA H200 \(gpu\), this is NVIDIA A100 \(gpu\)"):
@@ -221,47 +212,36 @@ def profile(ops: dict[str, OpTime], contention: Contention | None = None) -> Pro
     return Profile(PLATFORM, ops, 900, 4e12, 4e14, fit(LINE), link, contention, noise=0.01)
 
 
-def test_ops_of_all_models_are_there_and_those_of_several_are_merged() -> None:
+def test_ops_rates_and_sweeps_of_several_profiles_are_merged():
     first = profile({"dot": OpTime(100, 2, 5), "tanh": OpTime(10, 1, 5)})
-    second = profile({"dot": OpTime(110, 2, 5), "exp": OpTime(20, 1, 5)})
-    found = merge([first, second])
+    found = merge([first, profile({"dot": OpTime(110, 2, 5), "exp": OpTime(20, 1, 5)})])
     assert found.ops == {"dot": OpTime(105, 5, 10), "exp": OpTime(20, 1, 5), "tanh": OpTime(10, 1, 5)}
-
-
-def test_what_two_profiles_read_from_one_store_counts_once() -> None:
-    first = profile({"dot": OpTime(100, 2, 5)})
+    # What two profiles read from one store counts once.
     found = merge([first, first, profile({"dot": OpTime(130, 2, 5)})])
-    assert found.ops == {"dot": OpTime(115, 15, 10)}
+    assert found.ops["dot"] == OpTime(115, 15, 10)
     assert found.all_reduce == first.all_reduce
-
-
-def test_rates_are_medians_and_the_noise_is_the_largest() -> None:
+    # Rates are medians, and the noise is the largest.
     others = [replace(profile({}), launch_ns=ns, noise=noise) for ns, noise in ((800, 0.02), (2000, 0.3))]
     found = merge([profile({}), *others])
     assert (found.launch_ns, found.noise, found.memory_bandwidth) == (900, 0.3, 4e12)
-
-
-def test_sweeps_are_fitted_together() -> None:
     longer = tuple(SweepPoint(size, 1000 + size, 5, 7) for size in (8192, 16384, 32768))
     found = merge([profile({}), replace(profile({}), all_reduce=fit(longer))])
-    assert found.all_reduce is not None
-    assert [point.size_bytes for point in found.all_reduce.points] == [1024, 2048, 4096, 8192, 16384, 32768]
+    assert [point.size_bytes for point in found.all_reduce.points] == [1024 << power for power in range(6)]
 
 
-def test_slow_downs_that_no_trace_showed_do_not_count() -> None:
+def test_slow_downs_that_no_trace_showed_do_not_count():
     told, silent = Contention(1.25, 1.5), Contention(1.0, 1.0)
-    assert merge([profile({}, silent), profile({}, told), profile({})]).contention == told
-    assert merge([profile({}, told), profile({}, Contention(1.5, 1.25))]).contention == Contention(
-        1.375, 1.375
-    )
-    assert merge([profile({}, silent)]).contention == silent
-    apart = [profile({}, Contention(1.5, 1.5, 30_000)), profile({}, Contention(1.5, 1.25, 50_001))]
-    assert merge([profile({}, Contention(1.25, 3.0)), *apart]).contention == Contention(1.5, 1.375, 40_000)
     by_kind = [Contention(1.5, 1.5, products=products, others=1.0) for products in (2.0, 4.0)]
-    assert merge([profile({}, told), *(profile({}, one) for one in by_kind)]).contention == Contention(
-        1.5, 1.5, products=3.0, others=1.0
-    )
-    assert merge([profile({})]).contention is None
+    waiting = Contention(1.5, 1.5, 30_000), Contention(1.5, 1.25, 50_001)
+    for several, expected in (
+        ((silent, told, None), told),
+        ((told, Contention(1.5, 1.25)), Contention(1.375, 1.375)),
+        ((silent,), silent),
+        ((Contention(1.25, 3.0), *waiting), Contention(1.5, 1.375, 40_000)),
+        ((told, *by_kind), Contention(1.5, 1.5, products=3.0, others=1.0)),
+        ((None,), None),
+    ):
+        assert merge([profile({}, one) for one in several]).contention == expected
 
 
 def test_what_one_steps_all_reduces_took_is_merged_and_of_several_steps_nothing_is_said() -> None:
@@ -277,10 +257,9 @@ def test_what_one_steps_all_reduces_took_is_merged_and_of_several_steps_nothing_
     assert (both.in_step, both.together) == (InStep(((64, 2),), 100, 4, 24), InStep(((128, 1),), 70, 10, 24))
 
 
-def test_profiles_of_different_links_or_platforms_are_refused() -> None:
-    with pytest.raises(ProfileError, match="one platform and link"):
-        merge([profile({}), replace(profile({}), link=Link(4, 1))])
-    with pytest.raises(ProfileError, match="one platform and link"):
-        merge([profile({}), replace(profile({}), platform=replace(PLATFORM, jaxlib="0.12.0"))])
+def test_profiles_of_different_links_or_platforms_are_refused():
+    for other in ({"link": Link(4, 1)}, {"platform": replace(PLATFORM, jaxlib="0.12.0")}):
+        with pytest.raises(ProfileError, match="one platform and link"):
+            merge([profile({}), replace(profile({}), **other)])
     with pytest.raises(ProfileError, match="no profile to merge"):
         merge([])

@@ -211,19 +211,20 @@ def queued(text: str, *ns: int) -> tuple[int, tuple[str, ...]]:
     return bench.makespan_ns(), bench.strategy().order
 
 
-def test_what_became_ready_first_is_taken_first() -> None:
-    # The reader 5 of the gradient is ready at 4, the dot 4 at 5.
-    step = "param\ndot 0\nall-reduce 1\ndot 1\ndot 3\ndot 2\ntuple 4 5"
-    assert queued(step, 0, 2, 0, 3, 3, 2, 0) == (10, ("n1", "b0.start", "n3", "b0.done", "n5", "n4"))
-
-
-def test_gradients_are_reduced_in_the_order_in_which_they_are_produced() -> None:
-    # Ids say 3 before 4, but the gradient of 4 is there first: 2 to 4, then 5 to 7.
-    step = "param\ndot 0\ndot 1\nall-reduce 2\nall-reduce 1\ntuple 3 4"
-    assert queued(step, 0, 2, 3, 0, 0, 0) == (7, ("n1", "b1.start", "n2", "b1.done", "b0.start", "b0.done"))
-
-
-def test_what_becomes_ready_at_once_is_taken_by_node() -> None:
-    # At 4 both the transfer and the dot 3 end.
-    step = "param\ndot 0\nall-reduce 1\ndot 1\ndot 2\ndot 3\ntuple 4 5"
-    assert queued(step, 0, 2, 0, 2, 1, 1, 0)[1][-2:] == ("n4", "n5")
+@pytest.mark.parametrize(
+    ("step", "ns", "makespan_ns", "order"),
+    [
+        # The reader 5 of the gradient is ready at 4, the dot 4 at 5.
+        ("param\ndot 0\nall-reduce 1\ndot 1\ndot 3\ndot 2\ntuple 4 5", (0, 2, 0, 3, 3, 2, 0), 10,
+         "n1 b0.start n3 b0.done n5 n4"),
+        # Ids say 3 before 4, but the gradient of 4 is there first: 2 to 4, then 5 to 7.
+        ("param\ndot 0\ndot 1\nall-reduce 2\nall-reduce 1\ntuple 3 4", (0, 2, 3, 0, 0, 0), 7,
+         "n1 b1.start n2 b1.done b0.start b0.done"),
+        # At 4 both the transfer and the dot 3 end.
+        ("param\ndot 0\nall-reduce 1\ndot 1\ndot 2\ndot 3\ntuple 4 5", (0, 2, 0, 2, 1, 1, 0), 6,
+         "n1 b0.start n3 b0.done n4 n5"),
+    ],
+    ids=["what became ready first", "gradients as they are produced", "what becomes ready at once, by node"],
+)  # fmt: skip
+def test_the_ready_queue_takes_first(step: str, ns: tuple[int, ...], makespan_ns: int, order: str) -> None:
+    assert queued(step, *ns) == (makespan_ns, tuple(order.split()))

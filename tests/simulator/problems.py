@@ -29,7 +29,8 @@ def problem(
     buffers: Sequence[BufferRow] = (),
     resident_bytes: int = 0,
 ) -> Problem:
-    """A problem from lines such as ``x 8 on 1 after a b``: transfer x on the channel once a and b are done.
+    """A problem from lines, or parts between semicolons, such as ``x 8 on 1 after a b``: transfer x on the channel once
+    a and b are done.
 
     ``on 0`` is a collective that runs on the compute stream. ``order`` is a line such as
     ``a x b ~x c``; without one the tasks run as they are listed, one at a time. Speeds are those beside the other kind;
@@ -37,7 +38,7 @@ def problem(
     ``wait_ns`` is what a transfer has more to do unless the compute stream idles when it begins; ``holds`` such as
     ``a2 b1`` how much of a task must be done before a transfer begins beside it.
     """
-    rows = [line.split() for line in text.strip().splitlines()]
+    rows = [line.split() for line in text.strip().replace(";", "\n").splitlines()]
     index = {row[0]: i for i, row in enumerate(rows)}
     resources = [int(row[row.index("on") + 1]) if "on" in row else 0 for row in rows]
     product_speed = compute_speed if product_speed is None else product_speed

@@ -34,20 +34,12 @@ LINE = LinearPieces.of((0, 2.0, 10.0))
 def test_parts_of_the_bound() -> None:
     found = bound(problem(STEP), communication_ns=20, overlaps=True)
     assert found == Bound(compute_ns=16, before_ns=3, communication_ns=20, after_ns=6, overlaps=True)
-    assert found.makespan_ns == 3 + 20 + 6
-    assert found.full_overlap_ns == 20
-
-
-def test_compute_alone_can_be_the_bound() -> None:
-    assert bound(problem(STEP), communication_ns=2, overlaps=True).makespan_ns == 16
-
-
-def test_nothing_hides_where_collectives_block() -> None:
-    found = bound(problem(STEP), communication_ns=20, overlaps=False)
-    assert (found.makespan_ns, found.full_overlap_ns) == (36, 20)
-
-
-def test_without_communication_the_bound_is_the_compute() -> None:
+    assert (found.makespan_ns, found.full_overlap_ns) == (3 + 20 + 6, 20)
+    assert bound(problem(STEP), communication_ns=2, overlaps=True).makespan_ns == 16, "compute alone"
+    blocking = bound(problem(STEP), communication_ns=20, overlaps=False)
+    assert (blocking.makespan_ns, blocking.full_overlap_ns) == (36, 20), (
+        "nothing hides where collectives block"
+    )
     assert bound(problem("a 3\nb 4"), 0, True) == Bound(7, 0, 0, 0, True)
 
 
@@ -127,11 +119,10 @@ def test_products_that_run_before_or_behind_all_transfers_save_nothing() -> None
         assert found == pytest.approx(simulate(posed).makespan_ns, abs=2)
 
 
-def test_one_bucket_for_all_bytes_is_the_least_on_one_line() -> None:
+def test_one_bucket_is_the_least_on_one_line_and_small_ones_may_be_where_they_take_another_algorithm() -> (
+    None
+):
     assert least_communication_ns([100, 300], LINE) == pytest.approx(2 * 400 + 10, abs=1)
-
-
-def test_small_buckets_can_be_the_least_where_they_take_another_algorithm() -> None:
     # Up to 99 bytes cost 1 ns per byte, more cost 3: ten times 40 are best left alone.
     pieces = LinearPieces.of((0, 1.0, 0.0), (100, 3.0, 50.0))
     assert 385 <= least_communication_ns([40] * 10, pieces) <= 400

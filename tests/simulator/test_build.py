@@ -73,10 +73,12 @@ def test_buckets_that_block_run_on_the_compute_stream() -> None:
     assert simulate(built.problem).makespan_ns == 51 + 11 + 22 + 5 + 21 + 34 + 6
 
 
-def test_an_explicit_order_is_followed() -> None:
+def test_an_explicit_order_is_followed_or_refused_where_it_is_for_the_other_kind_of_machine() -> None:
     order = ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4")
     built = build(STEP, Strategy((), SEPARATE, order), COSTS, GPU)
     assert order_of(built.problem) == "n1 n5 b1 n2 b0 ~b1 n7 ~b0 n4"
+    with pytest.raises(IllegalStrategyError, match=r"does not have: b1\.start, b0\.start"):
+        build(STEP, Strategy((), SEPARATE, order), COSTS, CPU)
 
 
 def test_a_collective_is_over_before_a_loop_begins_its_own() -> None:
@@ -100,22 +102,12 @@ def test_a_collective_after_a_loop_is_not_waited_for() -> None:
     costs = LoopCosts(COSTS.table_ns, {5: 8})
     built = build(STEP, Strategy((), SEPARATE, order), costs, GPU)
     assert order_of(built.problem) == "n1 n5.head n5 n2 b0 b1 ~b0 n4 ~b1 n7"
+    blocking = build(STEP, Strategy(buckets=SEPARATE), costs, CPU)
+    assert order_of(blocking.problem) == "n1 n2 b0 n4 n5 b1 n7", "where collectives block, a loop is one task"
     assert (
         simulate(built.problem).makespan_ns
         == simulate(build(STEP, Strategy((), SEPARATE, order), COSTS, GPU).problem).makespan_ns
     )
-
-
-def test_where_collectives_block_a_loop_is_one_task() -> None:
-    costs = LoopCosts(COSTS.table_ns, {5: 8})
-    built = build(STEP, Strategy(buckets=SEPARATE), costs, CPU)
-    assert order_of(built.problem) == "n1 n2 b0 n4 n5 b1 n7"
-
-
-def test_an_order_for_the_other_kind_of_machine_is_refused() -> None:
-    order = ("n1", "n5", "b1.start", "n2", "b0.start", "b1.done", "n7", "b0.done", "n4")
-    with pytest.raises(IllegalStrategyError, match=r"does not have: b1\.start, b0\.start"):
-        build(STEP, Strategy((), SEPARATE, order), COSTS, CPU)
 
 
 def test_a_bucket_is_packed_and_kernels_read_their_gradients_in_it() -> None:
@@ -156,29 +148,25 @@ def test_duplicated_ops_cost_their_readers_and_no_longer_run() -> None:
     assert listed(built.problem) == {"g0": (15, 0, ""), "g1": (19, 0, "")}
 
 
-def test_memory_of_a_step() -> None:
-    # At n4 live the parameter, both reduced gradients, the gradient in flight, and the result of n4.
-    problem = build(STEP, Strategy(buckets=SEPARATE), COSTS, GPU).problem
-    assert order_of(problem) == "n1 n2 b0 n5 b1 ~b0 n4 ~b1 n7"
-    assert simulate(problem).peak_bytes == 4 + 16 + 28 + 24 + 20
+IN_PLACE = "param\nexp 0\ndot 1\nneg 2\ntuple 3"
 
 
-def test_a_packed_bucket_frees_its_gradients_once_they_are_packed() -> None:
-    problem = build(STEP, Strategy((Group((4, 7)),), TOGETHER), COSTS, GPU).problem
-    # Gradients 12 + 24 go into 44 packed, 44 packed become 44 reduced, of which come 20 + 32.
-    assert simulate(problem).peak_bytes == 4 + max(12 + 24 + 44, 44 + 44, 44 + 20 + 32)
-
-
-def test_an_op_in_place_needs_no_memory_of_its_own() -> None:
-    text = "param\nexp 0\ndot 1\nneg 2\ntuple 3"
-    apart, shared = graph_of(text, elements=None), graph_of(text, inplace=((1, 2),), elements=None)
-    assert simulate(build(apart, Strategy(), COSTS, CPU).problem).peak_bytes == 4 + 12 + 16
-    assert simulate(build(shared, Strategy(), COSTS, CPU).problem).peak_bytes == 4 + 8 + 16
-
-
-def test_an_op_in_place_of_a_donated_parameter_needs_none_either() -> None:
-    donated = graph_of("param\nbitcast 0\ndot 1\ntuple 2", inplace=((1, 2),), elements=None)
-    assert simulate(build(donated, Strategy(), COSTS, CPU).problem).peak_bytes == 4
+@pytest.mark.parametrize(
+    ("step", "strategy", "machine", "peak_bytes"),
+    [
+        # At n4 live the parameter, both reduced gradients, the gradient in flight, and the result of n4.
+        (STEP, Strategy(buckets=SEPARATE), GPU, 4 + 16 + 28 + 24 + 20),
+        # Gradients 12 + 24 go into 44 packed, 44 packed become 44 reduced, of which come 20 + 32.
+        (STEP, Strategy((Group((4, 7)),), TOGETHER), GPU, 4 + max(12 + 24 + 44, 44 + 44, 44 + 20 + 32)),
+        # An op in place needs no memory of its own, that of a donated parameter included.
+        (graph_of(IN_PLACE, elements=None), Strategy(), CPU, 4 + 12 + 16),
+        (graph_of(IN_PLACE, inplace=((1, 2),), elements=None), Strategy(), CPU, 4 + 8 + 16),
+        (graph_of("param\nbitcast 0\ndot 1\ntuple 2", inplace=((1, 2),), elements=None), Strategy(), CPU, 4),
+    ],
+    ids=["separate", "packed", "apart", "in place", "donated"],
+)
+def test_memory_of_a_step(step: Graph, strategy: Strategy, machine: MachineModel, peak_bytes: int) -> None:
+    assert simulate(build(step, strategy, COSTS, machine).problem).peak_bytes == peak_bytes
 
 
 @pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])

@@ -33,36 +33,22 @@ from tests.search.cost_models import HoldingCosts, LookingCosts, TrafficCosts
 from tests.search.steps import random_step
 
 
-def test_without_asynchronous_collectives_there_is_no_channel() -> None:
-    assert CPU.speed_ppm().tolist() == [[1_000_000]] * 4
-
-
-def test_collectives_and_compute_slow_each_other_down() -> None:
+def test_slow_downs_become_speeds_and_products_may_lose_more_than_others() -> None:
+    assert (speed_ppm(1.0), speed_ppm(1.25)) == (1_000_000, 800_000)
+    assert CPU.speed_ppm().tolist() == [[1_000_000]] * 4, (
+        "without asynchronous collectives there is no channel"
+    )
     gpu = replace(GPU, compute_speed_ppm=900_000, transfer_speed_ppm=800_000)
     assert gpu.speed_ppm().tolist() == [
-        [1_000_000, 900_000],
-        [1_000_000, 1_000_000],
-        [800_000, 800_000],
-        [1_000_000, 900_000],
-    ]
-
-
-def test_products_may_lose_more_than_others() -> None:
+        [1_000_000, 900_000], [1_000_000, 1_000_000], [800_000, 800_000], [1_000_000, 900_000],
+    ]  # fmt: skip
     gpu = replace(GPU, compute_speed_ppm=900_000, product_speed_ppm=250_000, other_speed_ppm=950_000)
     assert gpu.speed_ppm()[[0, 3]].tolist() == [[1_000_000, 950_000], [1_000_000, 250_000]]
     assert gpu.fastest_ppm == 950_000
     assert gpu.pace().speed_ppm[ANY_COMPUTE].tolist() == [1_000_000, 900_000]
     assert replace(GPU, compute_speed_ppm=900_000).fastest_ppm == 900_000
-
-
-def test_transfers_that_block_have_no_wait() -> None:
     assert replace(GPU, transfer_wait_ns=30_000).pace().wait_ns == 30_000
-    assert replace(CPU, transfer_wait_ns=30_000).pace().wait_ns == 0
-
-
-def test_slow_downs_become_speeds() -> None:
-    assert speed_ppm(1.0) == 1_000_000
-    assert speed_ppm(1.25) == 800_000
+    assert replace(CPU, transfer_wait_ns=30_000).pace().wait_ns == 0, "transfers that block have no wait"
 
 
 @pytest.mark.parametrize("slow_down", [0.5, 11.0, math.nan, math.inf])
@@ -157,12 +143,8 @@ def test_what_takes_longer_than_anything_is_refused() -> None:
 
 
 def test_the_unit_grows_with_the_time() -> None:
-    assert [unit_for(total) for total in (0, MAX_TOTAL, MAX_TOTAL + 1, 1000 * MAX_TOTAL + 1)] == [
-        1,
-        1,
-        1000,
-        10**6,
-    ]
+    totals = (0, MAX_TOTAL, MAX_TOTAL + 1, 1000 * MAX_TOTAL + 1)
+    assert [unit_for(total) for total in totals] == [1, 1, 1000, 10**6]
     assert unit_for(MAX_TOTAL_NS) == unit_for(100 * MAX_TOTAL_NS) == 10**6
 
 

@@ -8,33 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from disco_hlo.simulator.contention import new_progress
 from disco_hlo.simulator.costs import MAX_TOTAL, Pace
-from disco_hlo.simulator.problem import Problem
 from disco_hlo.simulator.timeline import evaluate, simulate
 from tests.simulator.problems import draw, problem, random_order, random_problem, spans, with_durations
 from tests.simulator.reference import peak_bytes_slowly, simulate_slowly, simulate_tick_by_tick
-
-
-def drawn(posed: Problem) -> list[str]:
-    return draw(simulate(posed))
-
-
-def test_a_diamond_has_one_stream_for_both_branches() -> None:
-    diamond = """
-        a 2
-        b 4 after a
-        c 3 after a
-        d 2 after b c
-    """
-    assert drawn(problem(diamond, "a b c d")) == ["aabbbbcccdd"]
-    assert drawn(problem(diamond, "a c b d")) == ["aacccbbbbdd"]
-
 
 # Gradients a, b, c of a backward pass are reduced by x, y, z and applied by u, v, w.
 BACKWARD = """
@@ -60,171 +45,94 @@ def test_all_reduces_hide_behind_the_backward_pass_and_queue_for_the_channel() -
     assert (timeline.overlap_ns, timeline.exposed_ns) == (8, 7)
 
 
-def test_a_fused_tensor_waits_for_its_last_part() -> None:
-    fused = """
-        a 3
-        b 4
-        x 5 on 1 after a b
-        u 1 after x
-    """
-    assert drawn(problem(fused, "a b x ~x u")) == [
-        "aaabbbb.....u",
-        ".......xxxxx.",
-    ]
-
-
-LATER = """
-    a 2
-    b 3
-    x 3 on 1 after a
-    c 1 after x
-"""
-
-
-def test_a_transfer_begins_where_it_is_issued_not_where_its_data_is_ready() -> None:
-    assert drawn(problem(LATER, "a x b ~x c")) == ["aabbbc", "..xxx."]
-    assert drawn(problem(LATER, "a b x ~x c")) == ["aabbb...c", ".....xxx."]
-
-
-def test_a_wait_holds_up_the_stream_also_for_those_who_need_nothing() -> None:
-    assert drawn(problem(LATER, "a x ~x b c")) == ["aa...bbbc", "..xxx...."]
-
-
-CONTENTION = """
-    a 2
-    x 4 on 1 after a
-    b 3 after a
-    c 1 after x b
-"""
-
-
-def test_a_product_may_lose_more_than_others_while_a_transfer_runs() -> None:
+DIAMOND = "a 2; b 4 after a; c 3 after a; d 2 after b c"
+LATER = "a 2; b 3; x 3 on 1 after a; c 1 after x"
+CONTENTION = "a 2; x 4 on 1 after a; b 3 after a; c 1 after x b"
+HELD = "a 2; x 4 on 1 after a; b 5 after a; d 2 after b; c 1 after x d"
+PRODUCT = "a 1; x 4 on 1 after a; b 1 after a; p 8 after a; c 1 after x p"
+DRAWN: dict[str, list[tuple[str, str, dict[str, Any], list[str]]]] = {
+    "a diamond has one stream for both branches": [
+        (DIAMOND, "a b c d", {}, ["aabbbbcccdd"]), (DIAMOND, "a c b d", {}, ["aacccbbbbdd"]),
+    ],
+    "a fused tensor waits for its last part": [
+        ("a 3; b 4; x 5 on 1 after a b; u 1 after x", "a b x ~x u", {}, ["aaabbbb.....u", ".......xxxxx."]),
+    ],
+    "a transfer begins where it is issued, not where its data is ready": [
+        (LATER, "a x b ~x c", {}, ["aabbbc", "..xxx."]), (LATER, "a b x ~x c", {}, ["aabbb...c", ".....xxx."]),
+    ],
+    "a wait holds up the stream also for those who need nothing": [
+        (LATER, "a x ~x b c", {}, ["aa...bbbc", "..xxx...."]),
+    ],
     # p does 1 of its 2 ns while x runs, b would lose nothing.
-    step = "a 2\nx 4 on 1 after a\np 2 after a\nb 1 after p\nc 1 after x b"
-    assert drawn(problem(step, "a x p b ~x c", product_speed=0.25)) == [
-        "aapppppbc",
-        "..xxxx...",
-    ]
-
-
-def test_a_transfer_that_begins_beside_compute_has_a_wait_to_do_as_well() -> None:
-    assert drawn(problem(CONTENTION, "a x b ~x c", wait_ns=2)) == [
-        "aabbb...c",
-        "..xxxxxx.",
-    ]
-
-
-def test_a_kernel_that_takes_no_time_makes_no_transfer_wait() -> None:
-    nothing = "a 2\ne 0 after a\nx 3 on 1 after a\nc 1 after x e"
-    assert drawn(problem(nothing, "a x e ~x c", wait_ns=2)) == ["aa...c", "..xxx."]
-
-
-def test_a_queued_transfer_waits_by_what_the_stream_does_when_its_turn_comes() -> None:
-    # u and v run when x and y end and y and z begin; the stream waited just before.
-    assert drawn(problem(BACKWARD, "a x b y c z ~x u ~y v ~z w", wait_ns=1)) == [
-        "aaabbbcccu.....v.....w",
-        "...xxxxxxyyyyyyzzzzzz.",
-    ]
-    # y begins while the stream waits for y itself, then z while it waits for z.
-    assert drawn(problem(BACKWARD, "a x b y c z ~z w ~x u ~y v", wait_ns=1)) == [
-        "aaabbbccc..........wuv",
-        "...xxxxxxyyyyyzzzzz...",
-    ]
-
-
-def test_the_wait_is_work_beside_compute_like_the_transfer_itself() -> None:
-    long = "a 2\nx 1 on 1 after a\nb 7 after a\nc 1 after x b"
-    assert drawn(problem(long, "a x b ~x c", transfer_speed=0.5, wait_ns=1)) == [
-        "aabbbbbbbc",
-        "..xxxx....",
-    ]
-
-
-HELD = "a 2\nx 4 on 1 after a\nb 5 after a\nd 2 after b\nc 1 after x d"
-
-
-def test_a_kernel_holds_a_transfer_until_its_thread_blocks_have_their_places() -> None:
-    assert drawn(problem(HELD, "a x b d ~x c", holds="b3")) == [
-        "aabbbbbddc",
-        ".....xxxx.",
-    ]
-    # Held to b's end it begins in its last nanosecond: d does not hold it again. The stream that waits holds nothing.
-    assert drawn(problem(HELD, "a x b d ~x c", holds="b4 d1")) == [
-        "aabbbbbdd.c",
-        "......xxxx.",
-    ]
-    assert drawn(problem(HELD, "a x ~x b d c", holds="b3")) == [
-        "aa....bbbbbddc",
-        "..xxxx........",
-    ]
-
-
-def test_a_kernel_loses_nothing_to_a_transfer_that_it_holds() -> None:
+    "a product may lose more than others while a transfer runs": [
+        ("a 2; x 4 on 1 after a; p 2 after a; b 1 after p; c 1 after x b", "a x p b ~x c", {"product_speed": 0.25},
+         ["aapppppbc", "..xxxx..."]),
+    ],
+    "a transfer that begins beside compute has a wait to do as well": [
+        (CONTENTION, "a x b ~x c", {"wait_ns": 2}, ["aabbb...c", "..xxxxxx."]),
+    ],
+    "a kernel that takes no time makes no transfer wait": [
+        ("a 2; e 0 after a; x 3 on 1 after a; c 1 after x e", "a x e ~x c", {"wait_ns": 2}, ["aa...c", "..xxx."]),
+    ],
+    "a queued transfer waits by what the stream does when its turn comes": [
+        # u and v run when x and y end and y and z begin; the stream waited just before.
+        (BACKWARD, "a x b y c z ~x u ~y v ~z w", {"wait_ns": 1}, ["aaabbbcccu.....v.....w", "...xxxxxxyyyyyyzzzzzz."]),
+        # y begins while the stream waits for y itself, then z while it waits for z.
+        (BACKWARD, "a x b y c z ~z w ~x u ~y v", {"wait_ns": 1}, ["aaabbbccc..........wuv", "...xxxxxxyyyyyzzzzz..."]),
+    ],
+    "the wait is work beside compute like the transfer itself": [
+        ("a 2; x 1 on 1 after a; b 7 after a; c 1 after x b", "a x b ~x c", {"transfer_speed": 0.5, "wait_ns": 1},
+         ["aabbbbbbbc", "..xxxx...."]),
+    ],
+    "a kernel holds a transfer until its thread blocks have their places": [
+        (HELD, "a x b d ~x c", {"holds": "b3"}, ["aabbbbbddc", ".....xxxx."]),
+        # Held to b's end it begins in its last nanosecond: d does not hold it again. A waiting stream holds nothing.
+        (HELD, "a x b d ~x c", {"holds": "b4 d1"}, ["aabbbbbdd.c", "......xxxx."]),
+        (HELD, "a x ~x b d c", {"holds": "b3"}, ["aa....bbbbbddc", "..xxxx........"]),
+    ],
     # 3 of b's 5 ns at full speed, the others and d at half of it while x runs.
-    assert drawn(problem(HELD, "a x b d ~x c", compute_speed=0.5, holds="b3")) == [
-        "aabbbbbbbddc",
-        ".....xxxx...",
-    ]
-
-
-def test_a_transfer_whose_turn_comes_beside_a_kernel_is_held_by_that_too() -> None:
+    "a kernel loses nothing to a transfer that it holds": [
+        (HELD, "a x b d ~x c", {"compute_speed": 0.5, "holds": "b3"}, ["aabbbbbbbddc", ".....xxxx..."]),
+    ],
     # x ends at 4, when b has 5 of its 6 ns to do; y gets in when it has 1.
-    early = "a 1\nx 3 on 1 after a\ny 3 on 1 after a\ne 2 after a\nb 6 after e\nc 1 after x y b"
-    assert drawn(problem(early, "a x y e b ~x ~y c", holds="b5")) == ["aeebbbbbb..c", ".xxx....yyy."]
-
-
-PRODUCT = "a 1\nx 4 on 1 after a\nb 1 after a\np 8 after a\nc 1 after x p"
-
-
-def test_a_product_that_began_beside_a_transfer_loses_more_than_one_that_began_before() -> None:
-    # 3 ns beside x at half speed.
-    assert drawn(problem(PRODUCT, "a x b p ~x c", product_speed=0.5)) == [
-        "abppppppppppc",
-        ".xxxx........",
-    ]
-    # x slips in: 4 ns at half speed.
-    assert drawn(problem(PRODUCT, "a x p ~x b c", product_speed=0.5)) == [
-        "appppppppppbc",
-        ".xxxx........",
-    ]
-    for order in ("a x p ~x b c", "a x p b ~x c"):
+    "a transfer whose turn comes beside a kernel is held by that too": [
+        ("a 1; x 3 on 1 after a; y 3 on 1 after a; e 2 after a; b 6 after e; c 1 after x y b", "a x y e b ~x ~y c",
+         {"holds": "b5"}, ["aeebbbbbb..c", ".xxx....yyy."]),
+    ],
+    "a product that began beside a transfer loses more than one that began before": [
+        # 3 ns beside x at half speed. x slips in: 4 ns at half speed.
+        (PRODUCT, "a x b p ~x c", {"product_speed": 0.5}, ["abppppppppppc", ".xxxx........"]),
+        (PRODUCT, "a x p ~x b c", {"product_speed": 0.5}, ["appppppppppbc", ".xxxx........"]),
         # It holds x for 4 ns, and so has one more to do: at half speed it would have lost 2, on half of the devices.
-        assert drawn(problem(PRODUCT, order, product_speed=0.5, holds="p4")) == [
-            "apppppppppbc",
-            ".....xxxx...",
-        ]
-
-
-def test_a_product_that_holds_to_its_end_pays_for_all_of_it() -> None:
+        *((PRODUCT, order, {"product_speed": 0.5, "holds": "p4"}, ["apppppppppbc", ".....xxxx..."])
+          for order in ("a x p ~x b c", "a x p b ~x c")),
+    ],
     # At half speed it would have lost 3.5 ns, on half of the devices: 1.75, which takes until 11.
-    assert drawn(problem(PRODUCT, "a x p ~x b c", product_speed=0.5, holds="p7")) == [
-        "apppppppppp.bc",
-        "........xxxx..",
-    ]
-
-
-def test_a_product_pays_once_where_another_transfer_follows_the_one_that_it_holds() -> None:
-    several = "a 1\nx 2 on 1 after a\ny 3 on 1 after a\np 8 after a\nc 1 after x y p"
-    assert drawn(problem(several, "a x y p ~x ~y c", product_speed=0.5, holds="p4")) == [
-        "apppppppppc",
-        ".....xxyyy.",
-    ]
-
-
-def test_a_held_transfer_waits_like_others_once_it_begins() -> None:
-    assert drawn(problem(HELD, "a x b d ~x c", holds="b3", wait_ns=1)) == [
-        "aabbbbbdd.c",
-        ".....xxxxx.",
-    ]
-
-
-def test_contention_in_both_directions() -> None:
+    "a product that holds to its end pays for all of it": [
+        (PRODUCT, "a x p ~x b c", {"product_speed": 0.5, "holds": "p7"}, ["apppppppppp.bc", "........xxxx.."]),
+    ],
+    "a product pays once where another transfer follows the one that it holds": [
+        ("a 1; x 2 on 1 after a; y 3 on 1 after a; p 8 after a; c 1 after x y p", "a x y p ~x ~y c",
+         {"product_speed": 0.5, "holds": "p4"}, ["apppppppppc", ".....xxyyy."]),
+    ],
+    "a held transfer waits like others once it begins": [
+        (HELD, "a x b d ~x c", {"holds": "b3", "wait_ns": 1}, ["aabbbbbdd.c", ".....xxxxx."]),
+    ],
     # Both do 2 of their work by 6; then nothing is left of x that could slow b down.
-    both = "a 2\nx 2 on 1 after a\nb 4 after a\nc 1 after x b"
-    assert drawn(problem(both, "a x b ~x c", compute_speed=0.5, transfer_speed=0.5)) == [
-        "aabbbbbbc",
-        "..xxxx...",
-    ]
+    "contention in both directions": [
+        ("a 2; x 2 on 1 after a; b 4 after a; c 1 after x b", "a x b ~x c",
+         {"compute_speed": 0.5, "transfer_speed": 0.5}, ["aabbbbbbc", "..xxxx..."]),
+    ],
+    "tasks without duration take none": [
+        ("a 2; n 0 after a; x 0 on 1 after n; y 2 on 1 after n; b 1 after x", "a n x y ~x b ~y", {}, ["aab.", "..yy"]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_timeline_is_as_drawn(name: str) -> None:
+    for step, order, options, expected in DRAWN[name]:
+        assert draw(simulate(problem(step, order, **options))) == expected
 
 
 def test_a_one_shot_all_reduce_runs_on_the_compute_stream() -> None:
@@ -258,20 +166,6 @@ def test_a_transfer_holds_its_operand_until_it_is_waited_for() -> None:
     buffers = [(10, "a", "x", False), (10, "x", "c", False), (7, "b", "c", False)]
     assert simulate(problem(LATER, "a x b ~x c", buffers=buffers)).peak_bytes == 10 + 10 + 7
     assert simulate(problem(LATER, "a x ~x b c", buffers=buffers)).peak_bytes == 10 + 10
-
-
-def test_tasks_without_duration_take_none() -> None:
-    step = """
-        a 2
-        n 0 after a
-        x 0 on 1 after n
-        y 2 on 1 after n
-        b 1 after x
-    """
-    assert drawn(problem(step, "a n x y ~x b ~y")) == [
-        "aab.",
-        "..yy",
-    ]
 
 
 def test_an_empty_step_takes_no_time() -> None:
