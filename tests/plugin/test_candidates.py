@@ -14,8 +14,10 @@ from unittest.mock import create_autospec
 
 import pytest
 
+from disco_hlo.elsewhere import elsewhere
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, MOST_ROUNDS
 from disco_hlo.plugin.measuring import candidates, comparing
@@ -117,6 +119,38 @@ def test_what_differs_in_its_options_alone_is_written_and_verified_once_and_comp
     trials: list[Trial] = in_session(tmp_path, look)
     assert sorted(done) == ["apply", "apply", "verify", "verify"]
     assert len({id(trial.executable) for trial in trials} - {id(None)}) == len(trials)
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_several_modules_of_many_ops_are_verified_at_once_by_other_interpreters(
+    several: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, really = threading.Barrier(2), candidates.apply
+
+    def at_once(*given: Any) -> None:
+        assert several, "one alone is verified sooner here"
+        both.wait(60)
+        elsewhere(*given)
+
+    def look(session: Session, source: CanonicalModule) -> list[Trial]:
+        plain = unfused(source.graph)
+        wrong = replace(plain)
+        trials = [Trial("unfused", plain, 0), Trial("by name", plain, 0), Trial("wrong", wrong, 0)]
+
+        def written(strategy: Strategy, whole: CanonicalModule) -> bytes:
+            module = really(strategy, whole)
+            return exchange_opcode(module, "tanh", "cosine") if strategy is wrong else module
+
+        monkeypatch.setattr(candidates, "apply", written)
+        compile_trials(session, source, trials if several else trials[:2], tag="candidate")
+        return trials
+
+    monkeypatch.setattr(candidates, "interpreter", lambda _: at_once)
+    monkeypatch.setattr(candidates, "compiles_at_once", lambda _: 3)
+    trials: list[Trial] = in_session(tmp_path, look)
+    assert [trial.error for trial in trials[:2]] == ["", ""]
+    assert [trial.executable is None for trial in trials[:2]] == [False, False]
+    assert ("computes something else" in trials[2].error) is several
 
 
 def test_what_is_begun_is_compiled_meanwhile_and_fails_at_the_end(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_ranks_wait_as_long_for_a_search_as_it_may_take_to_compile_its_code(
 
     monkeypatch.setattr(Session, "stage", stage)
     for name in ("read", "profile_step", "Making"):
-        monkeypatch.setattr(search_phase, name, lambda *_: None)
+        monkeypatch.setattr(search_phase, name, lambda *_, **__: None)
     monkeypatch.setattr(search_phase, "measured_times", lambda _: contextlib.nullcontext())
     step: Any = SimpleNamespace(source=SimpleNamespace(graph=SimpleNamespace(backend="gpu")))
     monkeypatch.setattr(search_phase, "room_bytes", lambda _: None)

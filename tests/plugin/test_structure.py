@@ -30,6 +30,7 @@ from disco_hlo.plan.plan import DEFAULT, Strategy, Structure
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.variants import unfused
+from disco_hlo.plugin.measuring import room
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import structure_search
 from disco_hlo.plugin.phases.finding import Found, share_of_a_search
@@ -277,9 +278,9 @@ def test_structures_made_by_other_interpreters_are_the_same(
         source = canonicalize(compiles.capture(request))
         found = []
         for least in (len(source.graph) + 1, 0):
-            monkeypatch.setattr(structure_search, "WORTH_A_PROCESS", least)
-            monkeypatch.setattr(structure_search, "own_cores", lambda: [0, 1])
-            assert structure_search.runner(source) is (elsewhere if least == 0 else here)
+            monkeypatch.setattr(room, "WORTH_A_PROCESS", least)
+            monkeypatch.setattr(room, "own_cores", lambda: [0, 1])
+            assert room.interpreter(source) is (elsewhere if least == 0 else here)
             session = join(request, Settings(search=True, directory=tmp_path, structure="split"))
             making = Making(session, source)
             found.append(making.structures().made["split"].result())
@@ -406,7 +407,7 @@ def test_schedules_are_found_while_the_step_is_profiled_and_nothing_is_captured_
         assert profiled.wait(20)
         return SimpleNamespace(key="f00d", schedules={"chunk-2": ()})
 
-    monkeypatch.setattr(structure_search, "runner", lambda _: elsewhere)
+    monkeypatch.setattr(structure_search, "interpreter", lambda _: elsewhere)
     monkeypatch.setattr(compiles, "capture_structure", capture)
     monkeypatch.setattr(structure_search, "early_of", find)
     monkeypatch.setattr(structure_search, "named_schedules", lambda early, *_: dict(early.schedules))
@@ -435,7 +436,7 @@ def test_schedules_are_found_while_the_step_is_profiled_and_nothing_is_captured_
 def test_nothing_is_found_ahead_that_is_not_tried_or_would_disturb_the_profile(
     op: str, structure: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(structure_search, "runner", lambda _: run)
+    monkeypatch.setattr(structure_search, "interpreter", lambda _: run)
     settings = Settings(search=True, directory=tmp_path, structure=structure)
     session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     ahead = Ahead(session, parsed(SCANNED.replace("OP", op)))
@@ -449,7 +450,7 @@ def test_nothing_is_found_ahead_where_one_rank_cannot_and_others_would_wait_for_
 ) -> None:
     sources = [parsed(SCANNED.replace("OP", REDUCED)) for _ in range(2)]
     monkeypatch.setattr(
-        structure_search, "runner", lambda source: here if source is sources[1] else elsewhere
+        structure_search, "interpreter", lambda source: here if source is sources[1] else elsewhere
     )
 
     def ahead(channel: KvChannel) -> object:
@@ -534,7 +535,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
     monkeypatch.setattr(structure_search, "named_schedules", lambda *_: {name: [] for name in names})
     monkeypatch.setattr(structure_search, "restructured", make)
     monkeypatch.setattr(structure_search, "foreseen", predict)
-    monkeypatch.setattr(structure_search, "runner", lambda _: here)
+    monkeypatch.setattr(structure_search, "interpreter", lambda _: here)
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
     monkeypatch.setattr(compiles, "capture", lambda *_: b"")
     session: Any = SimpleNamespace(

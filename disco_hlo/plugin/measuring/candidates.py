@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from disco_hlo.activation.agree import PlanBytes, broadcast_plan
 from disco_hlo.backends import BACKENDS
+from disco_hlo.elsewhere import here
 from disco_hlo.errors import UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
@@ -31,7 +32,13 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import compare, compile_comparison, make_runner, settle_inputs
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, anywhere, coming_back, repeated, run_on_all
-from disco_hlo.plugin.measuring.room import beyond_setting, compiles_at_once, in_turn, lack_of_memory
+from disco_hlo.plugin.measuring.room import (
+    beyond_setting,
+    compiles_at_once,
+    in_turn,
+    interpreter,
+    lack_of_memory,
+)
 from disco_hlo.plugin.measuring.runner import AT_ONCE_NS, LOOKS, Runner, at_once_of, time_once
 from disco_hlo.plugin.measuring.trial import Trial, marked
 from disco_hlo.plugin.session import Session
@@ -92,7 +99,7 @@ def begin_to_compile(
     suspected = any(one.marks is not None and one.marks.bans.suspects(one.digest) for one in waiting)
     if anywhere(session, suspected, f"{tag}: suspects"):  # on all ranks, as they hold calls together
         at_once = 1
-    verified = _Verified()
+    verified = _Verified(len({id(one.strategy) for one in waiting if one.strategy is not None}) > 1)
     pool = ThreadPoolExecutor(at_once, "disco-compile")
 
     def submit(some: Sequence[Trial]) -> list[Future[Exception | None]]:
@@ -127,18 +134,24 @@ def _writes_the_same(one: Trial, other: Trial) -> bool:
 
 @dataclass
 class _Verified:
-    """Verifies modules of a batch, one after the other. Threads of Python take turns anyway; this way XLA compiles the
-    first while the next is verified, and what is compiled twice, with other options, is verified once."""
+    """Verifies modules of a batch: what is compiled twice, with other options, once. Several large ones in interpreters
+    of their own, others in turn: so XLA compiles the first while the next is verified."""
 
-    seen: set[tuple[int, int, str]] = field(default_factory=set)
+    several: bool
+    seen: dict[tuple[int, int, str], Future[None]] = field(default_factory=dict)
     turn: threading.Lock = field(default_factory=threading.Lock)
 
     def verify(self, source: CanonicalModule, module: bytes, strategy: Strategy) -> None:
-        key = id(source), id(strategy), hashlib.sha256(module).hexdigest()
-        with self.turn:
-            if key not in self.seen:
-                verify(source, module, strategy)
-                self.seen.add(key)
+        key, mine = (id(source), id(strategy), hashlib.sha256(module).hexdigest()), Future[None]()
+        first = self.seen.setdefault(key, mine)
+        if first is mine:
+            run = interpreter(source) if self.several else here
+            try:
+                with self.turn if run is here else contextlib.nullcontext():
+                    mine.set_result(run(verify, source, module, strategy))
+            except Exception as error:
+                mine.set_exception(error)
+        first.result()
 
 
 def _hand_out(

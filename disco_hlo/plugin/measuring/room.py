@@ -20,6 +20,8 @@ from typing import TypeVar
 from disco_hlo.activation.channel import name_ranks
 from disco_hlo.backends import BACKENDS
 from disco_hlo.cores import own_cores
+from disco_hlo.elsewhere import Run, elsewhere, here
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.runner import Runner
@@ -32,6 +34,7 @@ from disco_hlo.plugin.xla.job import (
     may_rise_at_peak_bytes,
     may_rise_bytes,
 )
+from disco_hlo.search.joint import WORTH_A_PROCESS
 from disco_hlo.simulator.build import resident_bytes
 
 _USABLE = 0.9
@@ -160,6 +163,11 @@ def compiles_at_once(session: Session) -> int:
     fewest = fewest_cores(session.gathered((socket.gethostname(), own_cores()), "cores"))
     beside = session.between_steps is not None and not session.compiles_between_steps
     return min(session.compiles_at_once, max(1, fewest - 1) if beside else fewest)
+
+
+def interpreter(source: CanonicalModule) -> Run:
+    """Where Python runs that takes long on a step of many ops: not here, where all threads would wait for it."""
+    return elsewhere if len(source.graph) >= WORTH_A_PROCESS and len(own_cores()) > 1 else here
 
 
 def with_room_to_compile(session: Session) -> Session:

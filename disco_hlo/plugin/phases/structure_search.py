@@ -22,7 +22,7 @@ import msgspec
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.cores import own_cores
-from disco_hlo.elsewhere import Run, elsewhere, here
+from disco_hlo.elsewhere import elsewhere, here
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.kernels import times as kernel_times
@@ -39,7 +39,13 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Compiling
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_structures
-from disco_hlo.plugin.measuring.room import compiles_at_once, in_turn, limited_bytes, room_bytes
+from disco_hlo.plugin.measuring.room import (
+    compiles_at_once,
+    in_turn,
+    interpreter,
+    limited_bytes,
+    room_bytes,
+)
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finding import SHORTEST_COMPILING_S, Found, all_searches_s, search_settings
 from disco_hlo.plugin.phases.keeping import (
@@ -71,7 +77,6 @@ from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.store import ProfileStore
-from disco_hlo.search.joint import WORTH_A_PROCESS
 from disco_hlo.search.schedule import Scheduled
 from disco_hlo.structure.propose_loops import KEPT_IN_PART_NAMES
 
@@ -121,11 +126,6 @@ def making_s(settings: Settings) -> float:
     return settings.budget_s + max(settings.budget_s, SHORTEST_COMPILING_S)
 
 
-def runner(source: CanonicalModule) -> Run:
-    """Where Python runs that takes long on a step of many ops: not here, where the search would wait for it."""
-    return elsewhere if len(source.graph) >= WORTH_A_PROCESS and len(own_cores()) > 1 else here
-
-
 class Ahead:
     """The step's early module and its schedules, which are found while the step is profiled: on a host of GPUs, and in
     interpreters of their own, so that no clock is disturbed."""
@@ -140,7 +140,7 @@ class Ahead:
     def beside_compiles(self) -> Iterator[None]:
         """Begin, around compiles, if structures may be tried; at the end nothing of this takes the devices any more.
         On all ranks at once or on none: XLA's autotuner may wait for the others."""
-        session, run = self._session, runner(self._source)
+        session, run = self._session, interpreter(self._source)
         tried = BACKENDS[self._source.graph.backend].queues and any(_may_gain(session.settings, self._source))
         if not tried or anywhere(session, run is here, "schedules ahead"):
             yield
@@ -235,7 +235,7 @@ class Making:
 
     def _begin(self) -> Structures:
         if self._early is None:
-            early = early_module(self._session.request, runner(self._source))
+            early = early_module(self._session.request, interpreter(self._source))
         else:
             early = self._early.result()
         found = Structures(early, {}, {})
@@ -419,7 +419,7 @@ def _likeliest(session: Session, structures: Structures, found: Found | None) ->
             predicted_ns: dict[str, int] = {}
             for name, draft in structures.drafts.items():
                 try:
-                    predicted_ns[name], _, _ = runner(found.search.case.source)(
+                    predicted_ns[name], _, _ = interpreter(found.search.case.source)(
                         foreseen, draft.result(), known
                     )
                 except Exception as error:
@@ -503,7 +503,7 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
     """
     if found is None:
         return []
-    step, run = found.search.case, runner(found.search.case.source)
+    step, run = found.search.case, interpreter(found.search.case.source)
     own = unsearched(step).predicted_ns
 
     def look(name: str) -> Ranked:
