@@ -148,6 +148,13 @@ def test_where_xla_needs_more_than_predicted_one_line_says_so_and_less_is_kept(
     assert [line.split(":")[0] for line in refused[1:]] == ["keep-some-rotate is not tried"] * 2
 
 
+def test_half_is_still_kept_where_xla_needs_more_than_all_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, rooms, _ = kept_by(monkeypatch, [150, 150, 100, 100], 100)
+    assert (names, rooms) == (list(KEPT_IN_PART_NAMES), [40, 20])
+
+
 def test_what_never_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     names, rooms, _ = kept_by(monkeypatch, [110, 110, 101, 101, 104, 104], 100)
     assert (names, rooms) == ([], [40, 30, 29])

@@ -102,7 +102,10 @@ def in_part(
         if KEPT_IN_PART in fits or most is None or not needed[KEPT_IN_PART][0]:
             return fits
         if part is not None:
-            room_bytes = part.chosen.held_bytes - max(1, needed[KEPT_IN_PART][0] - most)
+            # One value may cost far more than its bytes, where XLA then orders ops otherwise: that is no reason to give
+            # up all.
+            held_bytes, over_bytes = part.chosen.held_bytes, needed[KEPT_IN_PART][0] - most
+            room_bytes = max(held_bytes // 2, held_bytes - max(1, over_bytes))
     return {}
 
 
