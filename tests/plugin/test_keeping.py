@@ -54,8 +54,6 @@ class Rank:
 
     def __init__(self, **settings: Any) -> None:
         self.settings = Settings(search=True, directory=Path(), **settings)
-        self.channel = SimpleNamespace(all_gather=lambda mine, **_: [mine])
-        self.timeout_s = 1.0
         self.said: list[str] = []
 
     def stage(self, *_: object, **__: object) -> contextlib.AbstractContextManager[None]:
@@ -65,6 +63,9 @@ class Rank:
 
     def tell(self, value: Any, _tag: str) -> Any:
         return value
+
+    def gathered(self, mine: Any, _tag: str) -> list[Any]:
+        return [mine]
 
     def say(self, message: str, *values: object) -> None:
         self.said.append(message % values)

@@ -139,8 +139,7 @@ def most_needed_bytes(session: Session, name: str, executable: LoadedExecutable)
     :func:`lack_of_memory`."""
     with session.stage(f"memory of the {name}"):
         needed = memory(executable).total_bytes
-    answers = session.channel.all_gather(b"%d" % needed, tag="memory needed", timeout_s=session.timeout_s)
-    return max(map(int, answers))
+    return int(max(session.gathered(needed, "memory needed")))
 
 
 def over_limit(needed_bytes: int, most_bytes: int | None) -> str:
