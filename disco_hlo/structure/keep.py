@@ -253,18 +253,17 @@ def _entry(
         {
             given[one.id]: one
             for one in reversed(loop.body.instructions)
-            if one.id in given and _lasts(loop, one)
+            if one.id in given and (not loop.body.copies or buffers.is_only_read(one))
         }
-        for loop, given in ((first, ours), (second, given))
+        for loop, given, buffers in (
+            (first, ours, Buffers(first.body)),
+            (second, given, Buffers(second.body)),
+        )
     )
     for key, one in here.items():
         if sorted(_entries(ours, one)) == list(range(first.turns)) and key in there:
             return one, there[key]
     return None
-
-
-def _lasts(loop: Loop, value: Message) -> bool:
-    return not loop.body.copies or Buffers(loop.body).is_only_read(value)
 
 
 def _entries(given: Mapping[int, Hashable], index: Message) -> tuple[int, ...]:
