@@ -138,21 +138,15 @@ def main() -> None:
     parser.add_argument("--choices", action="store_true", help="20 sizes: what is chosen, what is faster")
     parser.add_argument("--seconds", type=float, default=1500, help="for everything together")
     parser.add_argument("--kernels", nargs="+", choices=SIZES, default=list(SIZES), help="in this order")
-    parser.add_argument("--sizes", type=int, default=99, help="only the first so many of each kernel")
-    parser.add_argument("--points", type=int, default=99, help="only the first so many of a tuning range")
-    parser.add_argument("--brief", action="store_true", help="neither traces nor times without a loop")
     parser.add_argument("--devices", type=int, default=2, help="with --interpret; else all GPUs are used")
     parser.add_argument("--tiny", action="store_true", help="one small size and two points for each kernel")
     parser.add_argument("--interpret", action="store_true", help="on CPU devices, without times")
-    parser.add_argument(
-        "--silence", type=float, default=SILENCE_S, help="seconds after which a process is killed"
-    )
     parser.add_argument("--job", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.job:
         import kernel_problems
 
-        kernel_problems.measure(**json.loads(chosen.job), brief=chosen.brief, interpret=chosen.interpret)
+        kernel_problems.measure(**json.loads(chosen.job), interpret=chosen.interpret)
         return
     record = Record(chosen.out / "rows.jsonl")
     if chosen.table:
@@ -164,7 +158,7 @@ def main() -> None:
         run_kernel(chosen, record, CHOICES, sizes_to_choose(chosen), end)
         print(choices_table(record))
         return
-    sizes = {kernel: of_it[: chosen.sizes] for kernel, of_it in (TINY if chosen.tiny else SIZES).items()}
+    sizes = TINY if chosen.tiny else SIZES
     for index, kernel in enumerate(chosen.kernels):
         share = (end - monotonic()) / (len(chosen.kernels) - index)
         if share <= 0:
@@ -228,11 +222,10 @@ def run_kernel(
             "sizes": left,
             "seconds": end - monotonic(),
             "done": [row for size in left for row in record.of(kernel, size, "point")],
-            "points": min(chosen.points, 2) if chosen.tiny else chosen.points,
+            "points": 2 if chosen.tiny else None,
         }
         command = [sys.executable, __file__, "--out", str(chosen.out), "--job", json.dumps(job)]
-        flags = {"--interpret": chosen.interpret, "--brief": chosen.brief}
-        command += [flag for flag, is_set in flags.items() if is_set]
+        command += ["--interpret"] if chosen.interpret else []
         trying, reason = run_process(command, environment_of(chosen), record, chosen, end)
         if reason is None:
             return
@@ -264,7 +257,7 @@ def run_process(
     reader.start()
     trying: dict[str, Any] | None = None
     try:
-        while (line := lines.get(timeout=max(min(chosen.silence, end - monotonic()), 0.0))) is not None:
+        while (line := lines.get(timeout=max(min(SILENCE_S, end - monotonic()), 0.0))) is not None:
             kind, _, content = line.partition(" ")
             if kind == "TRYING":
                 trying = json.loads(content)
@@ -276,7 +269,7 @@ def run_process(
         reader.join()
         if monotonic() >= end:
             return trying, None
-        return trying, f"said nothing for {chosen.silence:.0f} s and was killed"
+        return trying, f"said nothing for {SILENCE_S:.0f} s and was killed"
     code = process.wait()
     last = (errors.read_text().strip().splitlines() or [""])[-1]
     return trying, None if code == 0 else f"its process ended with {code}: {last[:300]}"

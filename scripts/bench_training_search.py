@@ -21,7 +21,6 @@ import logging
 import math
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -178,12 +177,9 @@ def run(when: str, steps: int, longest_s: float, options: argparse.Namespace) ->
     command = [sys.executable, __file__, "--train", *(f"--{name}={value}" for name, value in shown.items())]
     settings = {"DISCO_BUDGET_S": str(options.budget), "DISCO_LOG": "debug"}
     settings |= {"DISCO_SHARE": str(options.share)} if options.share else {}
-    settings |= {"DISCO_STRUCTURE": options.structure} if options.structure else {}
     with tempfile.TemporaryDirectory() as folder:
         plans = Path(folder) / "plans"
         plans.mkdir()
-        if options.store is not None:
-            shutil.copy(options.store, plans / "profile.sqlite")
         environment = {**kept, **WHEN[when], **settings, "DISCO_DIR": str(plans)}
         said = [
             (Path(folder) / f"{rank}.out", Path(folder) / f"{rank}.err") for rank in range(options.processes)
@@ -290,16 +286,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="the demo's sequences per device; it has 8")
     parser.add_argument("--budget", type=float, default=20.0, help="DISCO_BUDGET_S (default 20)")
     parser.add_argument("--share", type=float, help="DISCO_SHARE")
-    parser.add_argument("--structure", help="DISCO_STRUCTURE")
-    parser.add_argument("--default-ms", type=float, help="the default's step, where it was timed before")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=8.0, help="for everything (default 8)")
-    parser.add_argument(
-        "--no-compile", action="store_true", help="leave out the search before the first step"
-    )
-    parser.add_argument(
-        "--store", type=Path, help="measured times that a search begins with (profile.sqlite)"
-    )
     parser.add_argument("--processes", type=int, default=1, help="of the job, a GPU for each (default 1)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--longest", type=float, help=argparse.SUPPRESS)
@@ -322,32 +310,22 @@ def main() -> None:
         if options.json is not None:
             options.json.write_text(json.dumps(shown, indent=1) + "\n")
 
-    if options.default_ms is not None:
-        record = run("training", _AFTERWARDS, left_s(1.0), options)
-        show("training", searched(record, options.default_ms / 1e3))
-        return
     first = run("default", options.steps, left_s(0.3), options)
     show("default", plain(first))
     if "error" in first:
         return
     record = run("training", _AFTERWARDS, left_s(0.85), options)
     show("training", searched(record, mean_step_s(first)))
-    again = run(
-        "default",
-        len(record.get("ends", [])) or options.steps,
-        left_s(0.9 if options.no_compile else 0.5),
-        options,
-    )
+    again = run("default", len(record.get("ends", [])) or options.steps, left_s(0.5), options)
     if "error" not in again:  # the machine may have been busier, or less so
         show("training", searched(record, mean_step_s(first, again)))
     show("training against default", compared(record, again))
     show("default against default", compared(first, again))
-    if not options.no_compile:
-        way = plain(run("compile", options.steps, left_s(1.0), options))
-        if "error" not in way:
-            later_s, default_s = way["first_step_s"] - plain(first)["first_step_s"], mean_step_s(first)
-            way["paid_for_itself_after_steps"] = paid_after(later_s, 0, default_s, way["step_ms"] / 1e3)
-        show("compile", way)
+    way = plain(run("compile", options.steps, left_s(1.0), options))
+    if "error" not in way:
+        later_s, default_s = way["first_step_s"] - plain(first)["first_step_s"], mean_step_s(first)
+        way["paid_for_itself_after_steps"] = paid_after(later_s, 0, default_s, way["step_ms"] / 1e3)
+    show("compile", way)
 
 
 if __name__ == "__main__":

@@ -53,9 +53,8 @@ def measure(
     sizes: Sequence[Any],
     seconds: float,
     done: list[dict[str, Any]],
-    points: int,
+    points: int | None,
     *,
-    brief: bool,
     interpret: bool,
 ) -> None:
     """Measure a kernel at all sizes, the first ones first, as long as there is time; then leave."""
@@ -73,12 +72,12 @@ def measure(
             us = bench.time({"floor": bench.floor()}, REPEATS)
             say("ROW", {"kernel": kernel, "size": size, "kind": "final", "us": us, **bench.about})
         else:
-            measure_size(bench, kernel, size, [row for row in done if row["size"] == size], points, brief)
+            measure_size(bench, kernel, size, [row for row in done if row["size"] == size], points)
     os._exit(0)  # nothing is left to write, and an interpreter's threads may still wait
 
 
 def measure_size(
-    bench: Bench, kernel: str, size: Any, done: list[dict[str, Any]], points: int, brief: bool
+    bench: Bench, kernel: str, size: Any, done: list[dict[str, Any]], points: int | None
 ) -> None:
     """Try the first points of the tuning range that are not done, then measure the best, then trace it."""
     about = {"kernel": kernel, "size": size}
@@ -102,9 +101,9 @@ def measure_size(
         say("ROW", about | {"kind": "final", "error": "no point worked"} | bench.about)
         return
     best = json.loads(min(times, key=lambda key: times[key] or 0.0))
-    row = guarded(lambda: problem.final(best, brief))
+    row = guarded(lambda: problem.final(best))
     say("ROW", about | {"kind": "final"} | row | bench.about)
-    if "us" in row and not (bench.interpret or brief):
+    if "us" in row and not bench.interpret:
         say("TRYING", {"size": size, "kind": "trace"})
         say("ROW", about | {"kind": "trace"} | guarded(lambda: problem.traced(best)))
 
@@ -503,7 +502,7 @@ class Problem:
         other = dataclasses.replace(tiles, remote_first=not tiles.remote_first)
         return {"fused": tiles, "fused in order of rows": other}
 
-    def final(self, best: dict[str, Any], brief: bool) -> dict[str, Any]:
+    def final(self, best: dict[str, Any]) -> dict[str, Any]:
         """The best point, its other order, what it replaces and its limits, in turn."""
         orders = self.orders(best)
         row: dict[str, Any] = {}
@@ -513,7 +512,7 @@ class Problem:
         calls = {name: self.with_tiles(tiles) for name, tiles in orders.items()} | {
             "separate": self.separate()
         }
-        unrolled = {} if brief else {f"{name}{UNROLLED}": calls[name] for name in ("fused", "separate")}
+        unrolled = {f"{name}{UNROLLED}": calls[name] for name in ("fused", "separate")}
         us = self.bench.time(calls | self.alone() | unrolled, REPEATS)
         ratio = us["separate"] / us["fused"] if us["separate"] and us["fused"] else None
         return row | {"tiles": best, "us": us, "ratio": ratio}

@@ -17,14 +17,11 @@ from scripts import bench_kernels, kernel_problems
 SCRIPT = Path(bench_kernels.__file__)
 
 
-def process(
-    code: str, tmp_path: Path, silence: float = 30.0, seconds: float = 60.0
-) -> tuple[Any, Any, list[dict[str, Any]]]:
+def process(code: str, tmp_path: Path, seconds: float = 60.0) -> tuple[Any, Any, list[dict[str, Any]]]:
     """What the parent makes of a process that runs `code`."""
     record = bench_kernels.Record(tmp_path / "rows.jsonl")
-    chosen = argparse.Namespace(out=tmp_path, silence=silence)
-    command, end = [sys.executable, "-c", code], monotonic() + seconds
-    trying, reason = bench_kernels.run_process(command, {}, record, chosen, end)
+    chosen, command = argparse.Namespace(out=tmp_path), [sys.executable, "-c", code]
+    trying, reason = bench_kernels.run_process(command, {}, record, chosen, monotonic() + seconds)
     return trying, reason, record.rows
 
 
@@ -36,8 +33,11 @@ say("TRYING", {"kind": "point", "tiles": {"size": 1024}})
 """
 
 
-def test_a_process_that_hangs_is_killed_and_what_it_tried_is_known(tmp_path: Path) -> None:
-    trying, reason, rows = process(SAYS + "__import__('threading').Event().wait()", tmp_path, silence=2.0)
+def test_a_process_that_hangs_is_killed_and_what_it_tried_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_kernels, "SILENCE_S", 2.0)
+    trying, reason, rows = process(SAYS + "__import__('threading').Event().wait()", tmp_path)
     assert trying == {"kind": "point", "tiles": {"size": 1024}}
     assert reason == "said nothing for 2 s and was killed"
     assert [row["us"] for row in rows] == [{"fused": 2.0}]
@@ -83,7 +83,7 @@ def test_a_kernel_goes_on_with_the_sizes_that_are_left(
         return {"size": 8, "kind": "point", "tiles": {"size": 512}}, "said nothing"
 
     monkeypatch.setattr(bench_kernels, "run_process", run)
-    chosen = argparse.Namespace(out=tmp_path, points=3, tiny=False, interpret=False, brief=False)
+    chosen = argparse.Namespace(out=tmp_path, tiny=False, interpret=False)
     record = bench_kernels.Record(tmp_path / "rows.jsonl")
     bench_kernels.run_kernel(chosen, record, "adam", [4, 8, 16], monotonic() + 60)
     failed = row("adam", 8, "point", tiles={"size": 512}, error="said nothing")
