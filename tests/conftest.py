@@ -49,7 +49,7 @@ BOTH = (
     "plan/test_apply.py", "plan/test_storage_steps.py", "plugin/calls/", "plugin/test_compiles.py",
     "plugin/test_decisions.py", "plugin/test_hook.py", "plugin/test_indices.py",
     "plugin/test_install.py", "plugin/test_jaxlink.py", "plugin/test_job.py", "plugin/test_lockstep.py",
-    "plugin/test_microbenchmarks.py", "plugin/test_packs.py", "plugin/test_profiling.py",
+    "plugin/test_microbenchmarks.py", "plugin/test_profiling.py",
     "plugin/test_refused_modules.py", "plugin/test_runner.py", "plugin/test_signs.py",
     "plugin/test_step.py", "plugin/test_structure.py", "profiler/test_timeline.py",
     "profiler/test_trace.py", "structure/test_program.py", "structure/test_random.py",
