@@ -24,7 +24,7 @@ from disco_hlo.search.api import SearchSettings
 from tests.captured import stored
 from tests.report import plans
 
-CANDIDATES = 40
+CANDIDATES = 200
 
 
 def profile(backend: str) -> Profile:

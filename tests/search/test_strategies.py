@@ -229,7 +229,7 @@ def test_the_plan_of_xla_takes_what_the_simulator_says(h200: CanonicalModule, li
 
 def test_a_search_from_the_plan_of_xla_promises_what_the_simulator_says(h200: CanonicalModule) -> None:
     costs = costs_for(h200, load(ROOT / "disco_hlo/data/profiles/nvidia-h200-staged.json"), None)
-    chosen = SearchSettings(method="backtracking", evaluations=20, finalists=2)
+    chosen = SearchSettings(method="backtracking", evaluations=60, finalists=2)
     result = search(h200.graph, costs, costs.machine, start=read(h200), settings=chosen)
     assert result.predicted_ns < result.start_ns
     for found in result.finalists:
