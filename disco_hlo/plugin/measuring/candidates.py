@@ -70,8 +70,9 @@ def compile_trials(
 ) -> None:
     """Compile ``trials`` on every rank; what goes wrong anywhere is noted in them, not raised.
 
-    Several are compiled at once where a rank has the cores: XLA uses one for each. Where they are compiled between
-    steps (:meth:`Session.compiling`), a call is held for so many.
+    Several are compiled at once where a rank has the cores: XLA uses one for each. Where XLA's autotuner has no room
+    beside a step (:meth:`Session.compiling`), a call is held for so many of another structure: what it found for the
+    step itself it knows.
 
     Args:
         then: done with each that is compiled, while others are compiled; what it raises counts as the compile's.
@@ -102,22 +103,28 @@ def begin_to_compile(
     verified = _Verified(len({id(one.strategy) for one in waiting if one.strategy is not None}) > 1)
     pool = ThreadPoolExecutor(at_once, "disco-compile")
 
-    def submit(some: Sequence[Trial]) -> list[Future[Exception | None]]:
-        return [pool.submit(_compile, session, source, one, verified, at_once, then) for one in some]
+    compiled: dict[int, Future[Exception | None]] = {}
 
-    begun = [] if session.compiles_between_steps else submit(waiting)
+    def submit(some: Sequence[Trial]) -> None:
+        for one in some:
+            compiled[id(one)] = pool.submit(_compile, session, source, one, verified, at_once, then)
+
+    held = [one for one in waiting if session.compiles_between_steps and one.restructured is not None]
+    submit([one for one in waiting if one.restructured is None or not held])
+    begun = list(compiled.values())
 
     def finish() -> None:
-        failures: list[Exception | None] = []
         with pool:
-            for some in in_turn(session, waiting, at_once):
+            wait(begun)
+            for some in in_turn(session, held, at_once):
                 with session.compiling(tag):
-                    failures += [one.result() for one in begun or submit(some)]
+                    submit(some)
+                    wait([compiled[id(one)] for one in some])
         LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
-        for number, (trial, failure) in enumerate(zip(waiting, failures, strict=True)):
+        for number, trial in enumerate(waiting):
             try:
                 with session.stage(f"{tag} {number}: compile"):
-                    if failure is not None:
+                    if (failure := compiled[id(trial)].result()) is not None:
                         raise failure
             except Exception as error:
                 if trial.strategy is None:

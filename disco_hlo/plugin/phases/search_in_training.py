@@ -177,7 +177,7 @@ class SearchInTraining:
             self._request.module_name,
         )
         session = with_room_to_compile(session)
-        with session.compiling("the step"), session.stage("step"):
+        with session.stage("step"):
             step = called_step(self._request, self._settings)
             self._refuse(step)
             fit_inputs(self._request, step.source)
