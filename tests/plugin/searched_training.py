@@ -74,7 +74,7 @@ def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verd
 
 
 PLACES = (
-    "traced calls", "agreed to hold", "held compile", "slice", "compile", "search", "room for real inputs",
+    "traced calls", "agreed to hold", "one compile", "slice", "compile", "search", "room for real inputs",
     "a run of plan", "rounds", "change-over",
 )  # fmt: skip
 """Of a search, in turn: in a call under the profiler, while what is profiled has a call's arguments, before candidates
@@ -128,7 +128,7 @@ def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> No
     struck_in(trials.Trial, "_hold_for", lambda *_: "agreed to hold")
     struck_in(Watch, "settle", lambda *_: "change-over")
     struck_in(TracedCalls, "after_call", lambda *_: "traced calls")
-    struck_in(candidates, "_compile", lambda *_: "held compile")
+    struck_in(candidates, "_compile", lambda *_: "one compile")
     struck_in(Slices, "runner", lambda *_: "slice", after=True)
     struck_in(search_in_training, "compile_trials", lambda *_: "compile")
 

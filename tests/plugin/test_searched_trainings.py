@@ -63,7 +63,7 @@ def test_a_training_that_ends_while_a_worker_waits_to_hold_a_call_ends_with_one_
 
 @pytest.mark.parametrize(
     ("victim", "places", "how"),
-    [(1, ("slice",), "kill"), (1, ("held compile",), "kill"), (0, PLACES, "stop")],
+    [(1, ("slice",), "kill"), (1, ("one compile",), "kill"), (0, PLACES, "stop")],
 )
 def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     victim: int, places: tuple[str, ...], how: str, tmp_path: Path
