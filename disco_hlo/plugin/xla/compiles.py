@@ -161,8 +161,9 @@ class Halted:
     def _wait_for(self, seen: Future[bytes]) -> bytes:
         if self._compiling is None:
             self._compiling = self._pool.submit(_own_compile, self._request, self._own, {})
-        futures.wait((seen, self._compiling), return_when=futures.FIRST_COMPLETED)
-        if not seen.done():
+        # A compile that comes to the late stage alone waits there, and has no early one.
+        futures.wait((seen, self._seen, self._compiling), return_when=futures.FIRST_COMPLETED)
+        if not seen.done() and not self._seen.done():
             self._compiling.result()
         return _seen(self._request, seen.result() if seen.done() else None)
 
