@@ -550,15 +550,16 @@ def _profiles(
     lacking = {name: one for name, one in made.items() if promising[name]}
     taken = profile_structures(session, lacking, None if step is None else step.source, store, slot)
     profiles: dict[str, Profile] = {}
-    for name in made:
-        profile = taken.get(name, None if step is None else step.costs.profile)
-        if isinstance(profile, Exception):
-            _say_left_out(session, name, profile)
-        elif profile is not None and step is not None:
-            lines = kernel_times.foretold(step.costs, made[name].source, step.source)
-            profiles[name] = replace(profile, ops={**lines, **profile.ops})
-            if store is not None and name in lacking:
-                kernel_times.keep(store, profile, made[name].source)
+    with session.stage("profiles of structures"):
+        for name in made:
+            profile = taken.get(name, None if step is None else step.costs.profile)
+            if isinstance(profile, Exception):
+                _say_left_out(session, name, profile)
+            elif profile is not None and step is not None:
+                lines = kernel_times.foretold(step.costs, made[name].source, step.source)
+                profiles[name] = replace(profile, ops={**lines, **profile.ops})
+                if store is not None and name in lacking:
+                    kernel_times.keep(store, profile, made[name].source)
     return profiles
 
 
