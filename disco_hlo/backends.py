@@ -98,9 +98,9 @@ class Backend:
     is_plugin: bool = False
     """Whether it comes as a PJRT plugin of its own, behind the C API."""
     autotunes: bool = False
-    untuned: Mapping[str, int] = field(default_factory=dict)
-    """Options of a compile that picks kernels without a device."""
     """Whether a compile picks kernels by trying them on the devices, so that two compiles of a step may differ."""
+    untuned: Mapping[str, int] = field(default_factory=dict)
+    """Options of a compile that picks kernels without a device, and without other processes."""
     copies_early: bool = False
     """Whether XLA has inserted its copies before the hook's early stage."""
     rematerializes: bool = False
@@ -190,7 +190,9 @@ GPU = Backend(  # on NVIDIA devices
     reduces_in_place=True,
     is_plugin=True,
     autotunes=True,
-    untuned={"xla_gpu_autotune_level": 0},
+    # Sharded, XLA exchanges what was picked whatever the level: a process waits up to a day for one that does not
+    # compile the module, and that one later finds the first one's picks, which are none, in its place.
+    untuned={"xla_gpu_autotune_level": 0, "xla_gpu_shard_autotuning": False},
     rematerializes=True,
     keeps_barriers=True,
     combiners=(

@@ -8,7 +8,7 @@ a strategy can make, so two compilations of a step that differ in those only hav
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -231,7 +231,7 @@ def _form(flat: FlatComputation, index: ModuleIndex, kind: str, digests: Computa
         nodes = _nodes(flat, numbering, facts, apart)
         protos = tuple(flat.ops[position].proto for position in numbering.representative)
         aliases = _aliases(index.module, nodes, numbering.root) if kind == ENTRY else ()
-        control = _control_pairs(flat, numbering, digests)
+        control = _control_pairs(flat, numbering, nodes, digests)
         rules = overwrites(nodes, numbering.root, protos, aliases, control, index, is_carried=kind == "loop")
         if _copy_first(flat, numbering, rules.needing_a_copy):
             continue
@@ -429,18 +429,38 @@ def _aliases(module: Message, nodes: tuple[Node, ...], root: int) -> tuple[tuple
 
 
 def _control_pairs(
-    flat: FlatComputation, numbering: Numbering, digests: ComputationDigests
+    flat: FlatComputation, numbering: Numbering, nodes: tuple[Node, ...], digests: ComputationDigests
 ) -> list[tuple[int, int]]:
     """Control dependencies of what acts beyond its results, itself or in a loop; calls of Python stay in the order that
     XLA has them in. All others are XLA's: those that keep a buffer until it is read follow from the buffers, and the
-    rest is its schedule."""
+    rest is its schedule. What is free never runs: for a barrier stands what makes its value, or what reads it."""
     pairs = []
     told = [number for number, source in enumerate(flat.sources) if digests.calls_python(source.proto)]
+    made_of = [node.operands for node in nodes]
+    read_by: list[list[int]] = [[] for _ in nodes]
+    for node in nodes:
+        for operand in node.operands:
+            read_by[operand].append(node.id)
     for before, after in (*flat.control, *pairwise(told)):
-        first, then = (_live_nodes(flat.sources[number], numbering) for number in (before, after))
         if any(digests.acts(flat.sources[number].proto) for number in (before, after)):
+            first = _running(nodes, _live_nodes(flat.sources[before], numbering), made_of)
+            then = [*_running(nodes, _live_nodes(flat.sources[after], numbering), read_by)]
             pairs += [(a, b) for a in first for b in then if a != b]
     return pairs
+
+
+def _running(
+    nodes: tuple[Node, ...], found: Collection[int], beside: Sequence[Collection[int]]
+) -> Iterator[int]:
+    """For nodes that are free those ``beside`` them, through others that are free."""
+    pending, seen = [*found], {*found}
+    while pending:
+        node = pending.pop()
+        if nodes[node].kind is not Kind.FREE:
+            yield node
+            continue
+        pending += (new := {*beside[node]} - seen)
+        seen |= new
 
 
 def _live_nodes(source: SourceInstruction, numbering: Numbering) -> tuple[int, ...]:

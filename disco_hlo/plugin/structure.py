@@ -7,6 +7,7 @@ step like any other: canonical graph, kernels, buckets and order are read, searc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,7 +158,12 @@ def restructured(
     changed = early.moved(moves)
     if changed == early.module:
         raise IllegalMoveError(f"the schedule {name} changes nothing")
-    module = compiled(changed)
+    return _made(early, name, moves, changed, compiled(changed))
+
+
+def _made(
+    early: Early, name: str, moves: Sequence[dict[str, Any]], changed: bytes, module: bytes
+) -> Restructured:
     source = early.run(canonicalize, module)
     refuse_unsupported(source)
     record = plans.Structure(name, early.key, source.graph.key, tuple(moves))
@@ -185,21 +191,31 @@ def refuse_unsupported(source: CanonicalModule) -> None:
             )
 
 
-def enacted(request: CompileRequest, structure: plans.Structure, waiting: Halted) -> Restructured:
+def enacted(
+    request: CompileRequest,
+    structure: plans.Structure,
+    waiting: Halted,
+    together: contextlib.AbstractContextManager[object] | None = None,
+) -> Restructured:
     """This step restructured as a plan says, in a compile that waits for it from its early stage on.
+
+    Args:
+        together: around what comes before XLA's autotuner, in which a rank waits for all others.
 
     Raises:
         PlanError: the moves are for another step, or XLA makes something else of them here.
         IllegalMoveError: a move does not fit.
         IllegalStrategyError: XLA refuses what they make.
     """
-    early = early_of(request, waiting.early_module())
-    if early.key != structure.key:
-        raise PlanError(
-            f"the plan's moves were made for another step: early module {structure.key[:16]}, this is "
-            f"{early.key[:16]}; search again"
-        )
-    found = restructured(early, structure.name, structure.moves, waiting.restructured)
+    with together or contextlib.nullcontext():
+        early = early_of(request, waiting.early_module())
+        if early.key != structure.key:
+            raise PlanError(
+                f"the plan's moves were made for another step: early module {structure.key[:16]}, this is "
+                f"{early.key[:16]}; search again"
+            )
+        changed = early.moved(structure.moves)
+    found = _made(early, structure.name, structure.moves, changed, waiting.restructured(changed))
     if found.record.result != structure.result:
         raise PlanError(
             f"XLA makes another step of the plan's moves ({structure.name}) than when it was searched: "

@@ -140,7 +140,9 @@ class _Builder:
             while grown:
                 before = Program(self.applied(moves), copies=self.copies)
                 places = list(_loops(before, every_loop=every_loop))
-                at = next(number for number, place in enumerate(places) if place[2].name == name)
+                at = next((number for number, place in enumerate(places) if place[2].name == name), None)
+                if at is None:  # an earlier loop's results are kept in the place of its own
+                    break
                 found = next(filter(None, (self._legal(moves, one) for one in candidates(places, at))), None)
                 grown = found is not None and as_often_as_there_is
                 moves = found or moves

@@ -108,6 +108,32 @@ def test_a_compile_that_nobody_answers_ends_with_its_block() -> None:
     assert seen(look, lambda x: -x, 1.0)
 
 
+def test_a_compile_without_the_early_stage_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits at its late stage, and both would have waited for ever."""
+
+    def late_alone(_request: object, own: hook.OwnCompile, _options: object) -> None:
+        assert own.decide is not None
+        assert own.decide(b"") is None
+
+    monkeypatch.setattr(compiles, "_own_compile", late_alone)
+    request: Any = SimpleNamespace(module_name="jit_step")
+    with (
+        compiles.halted(request, early=True) as waiting,
+        pytest.raises(UnsupportedError, match="XLA did not call the HLO hook while compiling jit_step"),
+    ):
+        waiting.early_module()
+
+
+def test_xla_knows_what_switches_its_autotuner_off_for_a_compile_of_one_process_alone() -> None:
+    """It refuses options that it does not know. Sharded, the autotuner waits for the other processes at any level."""
+    assert not any(BACKENDS["gpu"].untuned.values())
+
+    def look(request: CompileRequest) -> bool:
+        return compiles.capture(request, None, BACKENDS["gpu"].untuned) == compiles.capture(request)
+
+    assert seen(look, lambda x: -x, 1.0)
+
+
 def test_a_waiting_compile_goes_on_with_xlas_module() -> None:
     """A step without a plan, or whose plan is XLA's default, was compiled twice."""
 
@@ -268,7 +294,7 @@ def test_a_module_of_ours_is_compiled_without_rematerialization_on_gpu(
 ) -> None:
     """It comes after the hook, moves and repeats ops, and nothing checks the buffers then. What the user turned off,
     and what this compile turns off, stays off."""
-    found: list[object] = []
+    found: list[Any] = []
     compile_past_cache = compiles.compile_past_cache
 
     def noting(request: CompileRequest, module: object, extra: Mapping[str, Any]) -> LoadedExecutable:
@@ -285,10 +311,13 @@ def test_a_module_of_ours_is_compiled_without_rematerialization_on_gpu(
         options.executable_build_options.debug_options.xla_disable_hlo_passes = "algsimp"
         flagged = dataclasses.replace(request, options=options)
         compiles.compile_module(flagged, module, {"xla_disable_hlo_passes": "dce"})
+        compiles.compile_module(request, None, None, compiles.capture_structure(request))
 
     monkeypatch.setattr(compiles, "compile_past_cache", noting)
     seen(look, lambda x: -x, 1.0, compiler_options={"xla_disable_hlo_passes": "cse"})
+    *found, early, structure = found
     assert found == [None, None, None, "cse,rematerialization", "algsimp,cse,dce,rematerialization"]
+    assert ("rematerialization" in early, "rematerialization" in structure) == (False, True)
 
 
 @pytest.mark.parametrize(("mark", "compiled_anew"), [(b"", 0), (b"add.3.remat", 1), (b"copy-start", 1)])

@@ -14,6 +14,7 @@ import pytest
 from msgspec import UNSET
 
 from disco_hlo.activation.channel import LocalChannel
+from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS, Candidate
 from disco_hlo.optimize.select import ratio_noise, ratio_to
@@ -240,6 +241,24 @@ def test_parts_of_a_plan_are_measured_that_would_beat_the_winner_if_they_took_wh
     assert winner.name == asked.get("structure", best)
     assert seen == waves
     assert [trial.name for trial in trials] == waves[-1]
+
+
+def test_parts_that_cannot_be_made_cost_no_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was measured and compared by then: without it the training went on with XLA's default, and no plan."""
+
+    def timed(_session: Session, _source: Any, trials: Sequence[Trial], _stop: Interruption) -> bool:
+        for trial, ns in zip(trials, (100, 94), strict=True):
+            trial.times_ns, trial.compared = [ns] * 5, True
+        return True
+
+    def parts() -> list[Candidate]:
+        raise IllegalStrategyError("no order")
+
+    monkeypatch.setattr(finalists, "compile_and_measure", timed)
+    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+    winner = _winner(session, [Trial(DEFAULT, None, 100), Trial(PLAN, Strategy(), 85)], tmp_path, parts)
+    assert winner is not None
+    assert winner.name == PLAN
 
 
 def _winner(

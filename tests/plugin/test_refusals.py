@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -157,7 +158,8 @@ def test_debug_nans_makes_another_step_and_is_named(tmp_path: Path) -> None:
 
     def reason(request: object) -> str:
         session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
-        return enact_phase._propose(session, step, session.slot(step.source.graph.key)).reason
+        slot = session.slot(step.source.graph.key)
+        return enact_phase._propose(session, step, slot, None, contextlib.ExitStack()).reason
 
     assert "there is no plan for it in" in (said := intercept(*models.mlp(), reason))
     assert "; jax_debug_nans is on, " in said
@@ -236,7 +238,8 @@ def test_a_step_whose_devices_decide_by_their_numbers_is_refused_before_it_is_ru
 def test_who_enacts_a_step_that_waits_for_python_is_not_told_to_search_it(tmp_path: Path) -> None:
     def reason(request: object) -> str:
         session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
-        return enact_phase._propose(session, step, session.slot(step.source.graph.key)).reason
+        slot = session.slot(step.source.graph.key)
+        return enact_phase._propose(session, step, slot, None, contextlib.ExitStack()).reason
 
     assert intercept(*asking(), reason).endswith("; a step that waits for Python is not searched")
     assert intercept(*models.printing(), reason).endswith("; search first (ENABLE_SEARCH=1)")

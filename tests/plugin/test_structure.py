@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.elsewhere import elsewhere, here
-from disco_hlo.errors import IllegalMoveError, PlanError
+from disco_hlo.errors import ActivationError, IllegalMoveError, PlanError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, unsearched
@@ -130,6 +130,15 @@ def test_a_plans_moves_make_the_step_they_made_when_it_was_searched() -> None:
                 compiles.halted(request, early=True) as waiting,
             ):
                 enacted(request, other, waiting)
+
+        @contextlib.contextmanager
+        def failing_elsewhere() -> Iterator[None]:
+            yield
+            raise ActivationError("rank 1")
+
+        with pytest.raises(ActivationError), compiles.halted(request, early=True) as waiting:
+            enacted(request, record, waiting, failing_elsewhere())
+        assert waiting._own.seen is None, "it would have waited for rank 1 in XLA's autotuner"
         return made, again, compiles.capture(request)
 
     made, again, default = on_step(look)
@@ -512,8 +521,9 @@ def test_a_structure_that_would_not_be_called_faster_than_the_step_as_it_is_is_n
 def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
     times_ns: dict[str, int], made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A draft is compiled without the autotuner, and takes no device from the training."""
-    held, tuned = list[str](), list[str]()
+    """A draft is compiled without the autotuner, on rank 0, and takes no device from the training. All ranks meet at
+    the same places: one that waited in a stage that others do not come to would have searched no structure."""
+    held, tuned, met = list[str](), list[str](), list[str]()
 
     def make(_early: object, name: str, _moves: object, compiled: functools.partial[bytes]) -> Any:
         if not compiled.keywords:
@@ -538,23 +548,33 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
     monkeypatch.setattr(structure_search, "interpreter", lambda _: here)
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
     monkeypatch.setattr(compiles, "capture", lambda *_: b"")
-    session: Any = SimpleNamespace(
-        settings=Settings(search=True, directory=tmp_path, when="training"),
-        request=None,
-        leads=True,
-        channel=SimpleNamespace(size=2),
-        compiles_between_steps=True,
-        stage=lambda *_, **__: contextlib.nullcontext(),
-        compiling=holding,
-        tell=lambda value, _: value,
-    )
+    told: list[list[str]] = []
+
+    def tell(value: list[str], tag: str) -> list[str]:
+        met.append(tag)
+        told.append(value)
+        return told[0]
+
     case = SimpleNamespace(source=None, costs=SimpleNamespace(profile=None))
     found: Any = SimpleNamespace(search=SimpleNamespace(case=case))
-    making = Making(session, parsed(SCANNED.replace("OP", REDUCED)))
-    structures = making.structures()
-    making.make(structures, structure_search._likeliest(session, structures, found))
-    making.end()
-    assert tuned == list(structures.made) == made
+    for leads in (True, False):
+        session: Any = SimpleNamespace(
+            settings=Settings(search=True, directory=tmp_path, when="training"),
+            request=None,
+            leads=leads,
+            channel=SimpleNamespace(size=2),
+            compiles_between_steps=True,
+            stage=lambda name, **_: met.append(name) or contextlib.nullcontext(),
+            compiling=holding,
+            tell=tell,
+        )
+        making = Making(session, parsed(SCANNED.replace("OP", REDUCED)))
+        structures = making.structures()
+        making.make(structures, structure_search._likeliest(session, structures, found if leads else None))
+        making.end()
+        assert list(structures.made) == made
+    assert tuned == [*made, *made]
+    assert met[: len(met) // 2] == met[len(met) // 2 :]
 
 
 def test_structures_that_would_not_be_compiled_in_time_are_not_begun(

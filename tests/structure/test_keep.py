@@ -13,12 +13,13 @@ import pytest
 from jax import lax
 
 from disco_hlo.errors import IllegalMoveError
+from disco_hlo.structure.choose import Prices
 from disco_hlo.structure.keep import index_in_turn, keep, kept_in, kept_in_turns
 from disco_hlo.structure.loops import Loop, read_loop
 from disco_hlo.structure.moves import Keep, KeepTurns, Move, apply_moves, from_json, to_json
 from disco_hlo.structure.numbering import Numbers
 from disco_hlo.structure.program import Program, computations, dtype, evaluate
-from disco_hlo.structure.propose_loops import loop_schedules
+from disco_hlo.structure.propose_loops import KEPT_IN_PART, kept_in_part, loop_schedules
 from tests.modules import module_of
 from tests.structure import steps
 from tests.structure.enact import Run, run
@@ -315,3 +316,31 @@ def test_a_kept_value_may_be_read_by_what_nothing_reads() -> None:
     moves = loop_schedules(source, copies=False)["keep-kernels"]
     assert [len(move.pairs) for move in moves if isinstance(move, KeepTurns)] == [3]
     assert counted(apply_moves(source, moves, copies=False), "custom-call") == 3
+
+
+def test_a_loop_whose_results_are_kept_is_gone_for_later_moves() -> None:
+    """A scan within ``jax.checkpoint`` is made again as a whole: no schedule was found of a step that has one."""
+    body = """bodyN { s = (s32[], f32[4]) parameter(0)
+      i = s32[] get-tuple-element(s), index=0
+      x = f32[4] get-tuple-element(s), index=1
+      one = s32[] constant(1)
+      j = s32[] add(i, one)
+      y = f32[4] custom-call(x), custom_call_target="y"
+      ROOT t = (s32[], f32[4]) tuple(j, y) }
+    conditionN { s = (s32[], f32[4]) parameter(0)
+      i = s32[] get-tuple-element(s), index=0
+      n = s32[] constant(3)
+      ROOT c = pred[] compare(i, n), direction=LT }"""
+    loop = """beginN = (s32[], f32[4]) tuple(z, p)
+      wN = (s32[], f32[4]) while(beginN), condition=conditionN, body=bodyN
+      vN = f32[4] get-tuple-element(wN), index=1"""
+    source = module_of(
+        "\n".join(body.replace("N", number) for number in "12")
+        + "ENTRY e { p = f32[4] parameter(0)\n z = s32[] constant(0)\n"
+        + "\n".join(loop.replace("N", number) for number in "12")
+        + "\n a = f32[4] add(v1, p)\n ROOT r = f32[4] multiply(a, v2) }"
+    )
+    (moves,) = loop_schedules(source, copies=False).values()
+    part = kept_in_part(source, lambda _: Prices({}, 1.0), 1 << 20, copies=False)
+    assert part.schedules == {KEPT_IN_PART: moves}
+    assert counted(apply_moves(source, moves, copies=False), "while") == 1

@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -121,15 +122,17 @@ def _propose(
         plan = plans.decode(
             received.plan_json, f"the plan in {slot.path}" if session.leads else "the plan of rank 0"
         )
-        _check_target(session, step.source, plan)
-        if plan.chosen == DEFAULT:
-            return Proposed(plan, b"", "")
         source = step.source
-        if plan.structure is not UNSET:
+        if plan.chosen == DEFAULT or plan.structure is UNSET:
+            _check_target(session, source, plan)
+        else:
             if waiting is not None:
                 waiting.end()  # XLA's default, which the plan may be compared with, waits for its name
             waiting = compiling.enter_context(compiles.halted(session.request, early=True))
-            source = enacted(session.request, plan.structure, waiting).source
+            together = _all_fit(session, source, plan)
+            source = enacted(session.request, plan.structure, waiting, together).source
+        if plan.chosen == DEFAULT:
+            return Proposed(plan, b"", "")
         other = plan.target.fingerprint != step.source.graph.fingerprint
         module = _own_module(source, plan, received, other)
         _refuse_banned(session, slot, module)
@@ -165,6 +168,15 @@ def _others(step: Step, slot: PlanSlot) -> str:
     own = "another batch size, number of devices or processes, or number that decides a loop, a branch or a slice"
     tuned = ", or another pick of XLA's autotuner" if BACKENDS[step.source.graph.backend].autotunes else ""
     return f"; for {name} {plans_lie} beside (disco list), but {own}{tuned} takes a plan of its own"
+
+
+@contextlib.contextmanager
+def _all_fit(session: Session, source: CanonicalModule, plan: Plan) -> Iterator[None]:
+    """Whether a plan is for the step, and the body goes well, on all ranks: one that went on alone would wait for the
+    others in XLA's autotuner, where nobody tells it that they do not come."""
+    with session.stage("the plan's moves"):
+        _check_target(session, source, plan)
+        yield
 
 
 def _check_target(session: Session, source: CanonicalModule, plan: Plan) -> None:

@@ -104,8 +104,12 @@ def measured_winner(
         winner = winner_of(session, trials, stop)
         if winner is None or tried or winner.name == session.settings.forced_structure:
             return winner
-        with session.stage("parts of the plan", takes_s=_PARTS_TAKE_S):
-            mine = _promising(trials, winner, parts) if session.leads else None
+        try:
+            with session.stage("parts of the plan", takes_s=_PARTS_TAKE_S):
+                mine = _promising(trials, winner, parts) if session.leads else None
+        except Exception as error:  # on all ranks alike; a winner is known
+            session.say_failed("no part of the plan is measured: %s", one_line(error))
+            return winner
         more = trials_of(session, mine, slot)
         if not more:
             return winner

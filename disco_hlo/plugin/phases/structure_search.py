@@ -413,15 +413,14 @@ def _likeliest(session: Session, structures: Structures, found: Found | None) ->
     """Names of the structures to be made while calls are held, the same on all ranks: those whose drafts are predicted
     to be the fastest, and faster than that of the step as it is."""
     mine = list(structures.schedules)
-    if structures.drafts and found is not None:
-        known = found.search.case.costs.profile
-        with session.stage("ranking drafts of structures", takes_s=_TAKES_S):
+    # Of all ranks, though rank 0 alone has drafts.
+    with session.stage("ranking drafts of structures", takes_s=_TAKES_S):
+        if structures.drafts and found is not None:
+            known, run = found.search.case.costs.profile, interpreter(found.search.case.source)
             predicted_ns: dict[str, int] = {}
             for name, draft in structures.drafts.items():
                 try:
-                    predicted_ns[name], _, _ = interpreter(found.search.case.source)(
-                        foreseen, draft.result(), known
-                    )
+                    predicted_ns[name], _, _ = run(foreseen, draft.result(), known)
                 except Exception as error:
                     _say_left_out(session, name, error)
             LOGGER.debug("drafts of structures as predicted: %s", predicted_ns)
@@ -551,15 +550,16 @@ def _profiles(
     lacking = {name: one for name, one in made.items() if promising[name]}
     taken = profile_structures(session, lacking, None if step is None else step.source, store, slot)
     profiles: dict[str, Profile] = {}
-    for name in made:
-        profile = taken.get(name, None if step is None else step.costs.profile)
-        if isinstance(profile, Exception):
-            _say_left_out(session, name, profile)
-        elif profile is not None and step is not None:
-            lines = kernel_times.foretold(step.costs, made[name].source, step.source)
-            profiles[name] = replace(profile, ops={**lines, **profile.ops})
-            if store is not None and name in lacking:
-                kernel_times.keep(store, profile, made[name].source)
+    with session.stage("profiles of structures"):
+        for name in made:
+            profile = taken.get(name, None if step is None else step.costs.profile)
+            if isinstance(profile, Exception):
+                _say_left_out(session, name, profile)
+            elif profile is not None and step is not None:
+                lines = kernel_times.foretold(step.costs, made[name].source, step.source)
+                profiles[name] = replace(profile, ops={**lines, **profile.ops})
+                if store is not None and name in lacking:
+                    kernel_times.keep(store, profile, made[name].source)
     return profiles
 
 

@@ -85,8 +85,8 @@ def compile_module(
     extra_options: Mapping[str, CompileOptionValue] | None = None,
     structure: bytes | None = None,
 ) -> LoadedExecutable:
-    """Compile the request past the persistent cache, with ``module`` in the place of XLA's own. XLA:GPU leaves it as it
-    is: its rematerialization, which comes after the hook, is off.
+    """Compile the request past the persistent cache, with ``module`` in the place of XLA's own. XLA:GPU leaves it, and
+    what it makes of ``structure``, as it is: its rematerialization, which comes after the hook, is off.
 
     Args:
         module: a serialized, scheduled HloModuleProto of the same entry signature; None leaves XLA's own.
@@ -161,8 +161,9 @@ class Halted:
     def _wait_for(self, seen: Future[bytes]) -> bytes:
         if self._compiling is None:
             self._compiling = self._pool.submit(_own_compile, self._request, self._own, {})
-        futures.wait((seen, self._compiling), return_when=futures.FIRST_COMPLETED)
-        if not seen.done():
+        # A compile that comes to the late stage alone waits there, and has no early one.
+        futures.wait((seen, self._seen, self._compiling), return_when=futures.FIRST_COMPLETED)
+        if not seen.done() and not self._seen.done():
             self._compiling.result()
         return _seen(self._request, seen.result() if seen.done() else None)
 
@@ -260,8 +261,9 @@ def _own_compile(
     if own.has_early_stage:
         register_hook(request.backend, EARLY)
         extra = _early_options(request, extra)
-    replaced = own.replacement is not None or own.decide_early is not None
-    if replaced and backend_of(request.backend.platform).rematerializes:
+    # A structure, too: what it keeps would be computed again, and seem to need less memory than in a plan.
+    ours = own.replacement is not None or own.structure is not None or own.decide_early is not None
+    if ours and backend_of(request.backend.platform).rematerializes:
         extra = _with_passes_off(request, extra, _REMATERIALIZATION)
     with hook.own_compile(request.module_name, own, apart=request.trains) as name:
         module = request.mlir_module if name == request.module_name else renamed(request.stablehlo, name)
