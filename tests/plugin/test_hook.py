@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
+import time
 
 import pytest
 
@@ -106,6 +108,26 @@ def test_an_ordinary_compile_waits_for_ours_of_the_same_name() -> None:
         order.append("ours")
     thread.join()
     assert order == ["other", "ours", "ordinary"]
+
+
+def test_an_ordinary_compile_that_waits_is_not_overtaken() -> None:
+    """XLA's default is compiled beside structures: each took the name that the one before it had left."""
+
+    def ordinary() -> None:
+        with hook.ordinary_compile("jit_step"):
+            pass
+
+    thread = threading.Thread(target=ordinary)
+    with contextlib.ExitStack() as first:
+        first.enter_context(hook.own_compile("jit_step", OwnCompile()))
+        thread.start()
+        while not hook._gate._waiters:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        with hook._gate:
+            first.close()
+            with hook.own_compile("jit_step", OwnCompile()) as name:
+                assert name != "jit_step"
+    thread.join()
 
 
 def test_one_of_ours_that_does_not_come_back_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,13 +156,14 @@ def ordinary_compile(name: str) -> Iterator[None]:
     """Compile a module called ``name`` as XLA would: not while a compile of ours has that name. One that does not come
     back is given up: should it reach the hook later, it finds nothing there."""
     with _gate:
-        if not _gate.wait_for(lambda: name not in _own_compiles, _LONGEST_S):
-            LOGGER.warning(
-                "a compile of ours has not ended after %.0f s: %s is compiled beside it", _LONGEST_S, name
-            )
-            del _own_compiles[name]
-        _ordinary_compiles[name] += 1
+        _ordinary_compiles[name] += 1  # ours that come later go by other names, and do not overtake it
     try:
+        with _gate:
+            if not _gate.wait_for(lambda: name not in _own_compiles, _LONGEST_S):
+                LOGGER.warning(
+                    "a compile of ours has not ended after %.0f s: %s is compiled beside it", _LONGEST_S, name
+                )
+                del _own_compiles[name]
         yield
     finally:
         with _gate:
