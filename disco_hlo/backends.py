@@ -99,7 +99,7 @@ class Backend:
     """Whether it comes as a PJRT plugin of its own, behind the C API."""
     autotunes: bool = False
     """Whether a compile picks kernels by trying them on the devices, so that two compiles of a step may differ."""
-    untuned: Mapping[str, int] = field(default_factory=dict)
+    untuned: Mapping[str, int | str] = field(default_factory=dict)
     """Options of a compile that picks kernels without a device, and without other processes."""
     copies_early: bool = False
     """Whether XLA has inserted its copies before the hook's early stage."""
@@ -192,7 +192,12 @@ GPU = Backend(  # on NVIDIA devices
     autotunes=True,
     # Sharded, XLA exchanges what was picked whatever the level: a process waits up to a day for one that does not
     # compile the module, and that one later finds the first one's picks, which are none, in its place.
-    untuned={"xla_gpu_autotune_level": 0, "xla_gpu_shard_autotuning": False},
+    # Nor is what was not tried kept on disk as if it had been.
+    untuned={
+        "xla_gpu_autotune_level": 0,
+        "xla_gpu_shard_autotuning": False,
+        "xla_gpu_per_fusion_autotune_cache_dir": "",
+    },
     rematerializes=True,
     keeps_barriers=True,
     combiners=(
