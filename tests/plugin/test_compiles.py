@@ -126,10 +126,11 @@ def test_a_compile_without_the_early_stage_is_not_waited_for(monkeypatch: pytest
 
 def test_xla_knows_what_switches_its_autotuner_off_for_a_compile_of_one_process_alone() -> None:
     """It refuses options that it does not know. Sharded, the autotuner waits for the other processes at any level."""
-    assert not any(BACKENDS["gpu"].untuned.values())
+    off = BACKENDS["gpu"].untuned
+    assert (off["xla_gpu_autotune_level"], off["xla_gpu_shard_autotuning"]) == (0, False)
 
     def look(request: CompileRequest) -> bool:
-        return compiles.capture(request, None, BACKENDS["gpu"].untuned) == compiles.capture(request)
+        return compiles.capture(request, None, off) == compiles.capture(request)
 
     assert seen(look, lambda x: -x, 1.0)
 
