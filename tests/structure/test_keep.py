@@ -315,3 +315,40 @@ def test_a_kept_value_may_be_read_by_what_nothing_reads() -> None:
     moves = loop_schedules(source, copies=False)["keep-kernels"]
     assert [len(move.pairs) for move in moves if isinstance(move, KeepTurns)] == [3]
     assert counted(apply_moves(source, moves, copies=False), "custom-call") == 3
+
+
+LOOP_AGAIN = """
+body { s = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  one = s32[] constant(1)
+  j = s32[] add(i, one)
+  y = f32[4] get-tuple-element(s), index=1
+  z = f32[4] cosine(y)
+  ROOT t = (s32[], f32[4]) tuple(j, z) }
+cond { s = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  n = s32[] constant(3)
+  ROOT p = pred[] compare(i, n), direction=LT }
+ENTRY main { x = f32[4] parameter(0)
+  zero = s32[] constant(0)
+  a = (s32[], f32[4]) tuple(zero, x)
+  w = (s32[], f32[4]) while(a), body=body, condition=cond
+  u = f32[4] get-tuple-element(w), index=1
+  k = f32[4] custom-call(u), custom_call_target="f"
+  t = (f32[4]) tuple(x)
+  o = (f32[4]) opt-barrier(t)
+  y = f32[4] get-tuple-element(o), index=0
+  b = (s32[], f32[4]) tuple(zero, y)
+  v = (s32[], f32[4]) while(b), body=body, condition=cond
+  q = f32[4] get-tuple-element(v), index=1
+  l = f32[4] custom-call(q), custom_call_target="f"
+  e = f32[4] negate(k)
+  d = f32[4] cosine(l)
+  ROOT r = (f32[4], f32[4]) tuple(e, d) }
+"""
+
+
+def test_a_loop_goes_that_only_a_kept_value_needed() -> None:
+    source = module_of(LOOP_AGAIN)
+    kept = apply_moves(source, loop_schedules(source)["keep-kernels"])
+    assert [counted(one, "while") for one in (source, kept)] == [2, 1]
