@@ -17,7 +17,7 @@ from disco_hlo.structure.keep import index_in_turn, keep, kept_in, kept_in_turns
 from disco_hlo.structure.loops import Loop, read_loop
 from disco_hlo.structure.moves import Keep, KeepTurns, Move, apply_moves, from_json, to_json
 from disco_hlo.structure.numbering import Numbers
-from disco_hlo.structure.program import Program, computations, dtype, evaluate
+from disco_hlo.structure.program import Program, computations, dtype, evaluate, literal_value
 from disco_hlo.structure.propose_loops import loop_schedules
 from tests.modules import module_of
 from tests.structure import steps
@@ -294,6 +294,28 @@ def test_an_index_may_stand_behind_what_reads_the_kept_value() -> None:
         assert all(
             place[before] < place[one.id] for one in program.instructions for before in one.operand_ids
         )
+
+
+CONVERTED = """u = u32[] convert(INDEX)
+  f = f32[] convert(u)
+  b = f32[4] broadcast(f), dimensions={}
+  q = f32[4] add(G, b)
+  c = f32[4] custom-call(q), custom_call_target="c"
+"""
+
+
+def test_an_index_may_be_unsigned() -> None:
+    """After copy insertion the counter is counted on in its buffer; what it is converted to stays."""
+    first, second = (
+        CONVERTED.replace("INDEX", index).replace("G", gathered) for index, gathered in ("ig", "kr")
+    )
+    text = LOOPS.replace("y = f32[4] add(x, g)", first + "y = f32[4] add(x, c)")
+    source = module_of(text.replace("y = f32[4] multiply(x, r)", second + "y = f32[4] multiply(x, c)"))
+    kept = apply_moves(source, loop_schedules(source)["keep-kernels"])
+    every = [one for _, inside in computations(Program(kept)) for one in inside.instructions]
+    assert any(one.opcode == "dynamic-update-slice" for one in every)
+    assert {dtype(one) for one in every if one.opcode == "constant"} == {"s32", "u32"}
+    assert all(literal_value(one) is not None for one in every if one.opcode == "constant")
 
 
 UNREAD = """
