@@ -8,6 +8,7 @@ import sys
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.optimize.select import LEAST_GAIN
+from disco_hlo.printable import printable
 
 LOGGER = logging.getLogger("disco_hlo")
 LEVELS = ("debug", "info", "warning", "error")
@@ -17,6 +18,7 @@ class _PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         severity = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
         text = " ".join(record.getMessage().split())
+        text = printable(text, len(text))
         if record.exc_info and LOGGER.isEnabledFor(logging.DEBUG):
             text = f"{text}\n{self.formatException(record.exc_info)}"
         return f"disco: {severity}{text}"

@@ -143,7 +143,7 @@ def constant(program: Program, like: Message, value: int) -> Message:
     """An integer scalar of the type of ``like``, not yet placed."""
     made = program.make("constant", "constant", like.shape, [])
     made.literal.shape.CopyFrom(like.shape)
-    (made.literal.s32s if dtype(like) == "s32" else made.literal.s64s).append(value)
+    getattr(made.literal, f"{dtype(like)}s").append(value)
     return made
 
 

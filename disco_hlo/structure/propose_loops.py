@@ -140,10 +140,10 @@ class _Builder:
             while grown:
                 before = Program(self.applied(moves), copies=self.copies)
                 places = list(_loops(before, every_loop=every_loop))
-                at = next((number for number, place in enumerate(places) if place[2].name == name), None)
-                if at is None:  # an earlier loop's results are kept in the place of its own
-                    break
-                found = next(filter(None, (self._legal(moves, one) for one in candidates(places, at))), None)
+                # An earlier move may have taken the loop away, where it was made again.
+                at = [number for number, place in enumerate(places) if place[2].name == name]
+                every = (self._legal(moves, move) for number in at for move in candidates(places, number))
+                found = next(filter(None, every), None)
                 grown = found is not None and as_often_as_there_is
                 moves = found or moves
         return moves

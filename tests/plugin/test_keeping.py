@@ -93,6 +93,14 @@ def test_what_keeps_more_is_compiled_to_see_its_memory_where_that_is_near() -> N
     assert near == ["keep"]
 
 
+def test_what_lacks_one_byte_is_not_said_to_fit() -> None:
+    assert room.over_limit(100 * MIB, 100 * MIB) == ""
+    assert room.over_limit(100 * MIB + 1, 100 * MIB).startswith("it needs 101 MiB a device, 100 MiB are")
+    session: Any = Rank()
+    assert not with_room(session, [Ranked(1, "keep", False, 100 * MIB + 1)], 100 * MIB)
+    assert session.said == ["not tried, as each device has room for 100 MiB: keep (101 MiB)"]
+
+
 def part_of(room_bytes: int) -> InPart:
     """Keeps as much as there is room for."""
     held_bytes = max(0, room_bytes)

@@ -175,10 +175,10 @@ def test_a_phase_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> No
     logs.configure("info")
     logs.configure("info")
     logs.LOGGER.info("profiled %d instructions\nin %.1f s", 12, 3.14)
-    logs.LOGGER.warning("the plan is stale")
+    logs.LOGGER.warning("the plan is \x1bold")
     logs.LOGGER.debug("not shown")
     captured = capsys.readouterr()
-    assert captured.err == "disco: profiled 12 instructions in 3.1 s\ndisco: warning: the plan is stale\n"
+    assert captured.err == "disco: profiled 12 instructions in 3.1 s\ndisco: warning: the plan is \\x1bold\n"
     assert captured.out == ""
 
 

@@ -18,7 +18,7 @@ from disco_hlo.structure.keep import index_in_turn, keep, kept_in, kept_in_turns
 from disco_hlo.structure.loops import Loop, read_loop
 from disco_hlo.structure.moves import Keep, KeepTurns, Move, apply_moves, from_json, to_json
 from disco_hlo.structure.numbering import Numbers
-from disco_hlo.structure.program import Program, computations, dtype, evaluate
+from disco_hlo.structure.program import Program, computations, dtype, evaluate, literal_value
 from disco_hlo.structure.propose_loops import KEPT_IN_PART, kept_in_part, loop_schedules
 from tests.modules import module_of
 from tests.structure import steps
@@ -297,6 +297,28 @@ def test_an_index_may_stand_behind_what_reads_the_kept_value() -> None:
         )
 
 
+CONVERTED = """u = u32[] convert(INDEX)
+  f = f32[] convert(u)
+  b = f32[4] broadcast(f), dimensions={}
+  q = f32[4] add(G, b)
+  c = f32[4] custom-call(q), custom_call_target="c"
+"""
+
+
+def test_an_index_may_be_unsigned() -> None:
+    """After copy insertion the counter is counted on in its buffer; what it is converted to stays."""
+    first, second = (
+        CONVERTED.replace("INDEX", index).replace("G", gathered) for index, gathered in ("ig", "kr")
+    )
+    text = LOOPS.replace("y = f32[4] add(x, g)", first + "y = f32[4] add(x, c)")
+    source = module_of(text.replace("y = f32[4] multiply(x, r)", second + "y = f32[4] multiply(x, c)"))
+    kept = apply_moves(source, loop_schedules(source)["keep-kernels"])
+    every = [one for _, inside in computations(Program(kept)) for one in inside.instructions]
+    assert any(one.opcode == "dynamic-update-slice" for one in every)
+    assert {dtype(one) for one in every if one.opcode == "constant"} == {"s32", "u32"}
+    assert all(literal_value(one) is not None for one in every if one.opcode == "constant")
+
+
 UNREAD = """
   e = f32[4] custom-call(g), custom_call_target="e"
   h = f32[4] custom-call(g), custom_call_target="h"
@@ -344,3 +366,40 @@ def test_a_loop_whose_results_are_kept_is_gone_for_later_moves() -> None:
     part = kept_in_part(source, lambda _: Prices({}, 1.0), 1 << 20, copies=False)
     assert part.schedules == {KEPT_IN_PART: moves}
     assert counted(apply_moves(source, moves, copies=False), "while") == 1
+
+
+LOOP_AGAIN = """
+body { s = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  one = s32[] constant(1)
+  j = s32[] add(i, one)
+  y = f32[4] get-tuple-element(s), index=1
+  z = f32[4] cosine(y)
+  ROOT t = (s32[], f32[4]) tuple(j, z) }
+cond { s = (s32[], f32[4]) parameter(0)
+  i = s32[] get-tuple-element(s), index=0
+  n = s32[] constant(3)
+  ROOT p = pred[] compare(i, n), direction=LT }
+ENTRY main { x = f32[4] parameter(0)
+  zero = s32[] constant(0)
+  a = (s32[], f32[4]) tuple(zero, x)
+  w = (s32[], f32[4]) while(a), body=body, condition=cond
+  u = f32[4] get-tuple-element(w), index=1
+  k = f32[4] custom-call(u), custom_call_target="f"
+  t = (f32[4]) tuple(x)
+  o = (f32[4]) opt-barrier(t)
+  y = f32[4] get-tuple-element(o), index=0
+  b = (s32[], f32[4]) tuple(zero, y)
+  v = (s32[], f32[4]) while(b), body=body, condition=cond
+  q = f32[4] get-tuple-element(v), index=1
+  l = f32[4] custom-call(q), custom_call_target="f"
+  e = f32[4] negate(k)
+  d = f32[4] cosine(l)
+  ROOT r = (f32[4], f32[4]) tuple(e, d) }
+"""
+
+
+def test_a_loop_goes_that_only_a_kept_value_needed() -> None:
+    source = module_of(LOOP_AGAIN)
+    kept = apply_moves(source, loop_schedules(source)["keep-kernels"])
+    assert [counted(one, "while") for one in (source, kept)] == [2, 1]

@@ -128,7 +128,7 @@ def lack_of_memory(
     usable = room_bytes(session)
     lack = ""
     if usable is not None and needed > usable:
-        lack = f"it needs {needed >> 20} MiB a device, {usable >> 20} MiB of what is free are usable"
+        lack = f"it needs {whole_mib(needed)} MiB a device, {usable >> 20} MiB of what is free are usable"
     answers = session.gathered(lack, "memory")
     lacking = [rank for rank, answer in enumerate(answers) if answer]
     return f"{name_ranks(lacking)}: {answers[lacking[0]]}" if lacking else ""
@@ -146,7 +146,12 @@ def over_limit(needed_bytes: int, most_bytes: int | None) -> str:
     """That this is more than a plan may need, as one line; empty where it is not, or there is no limit."""
     if most_bytes is None or needed_bytes <= most_bytes:
         return ""
-    return f"it needs {needed_bytes >> 20} MiB a device, {most_bytes >> 20} MiB are the most that it may need"
+    return f"it needs {whole_mib(needed_bytes)} MiB a device, {most_bytes >> 20} MiB are the most that it may need"
+
+
+def whole_mib(needed_bytes: int) -> int:
+    """What is needed in MiB, rounded up: room is rounded down, and what lacks it shall not be said to fit."""
+    return -(-needed_bytes >> 20)
 
 
 def beyond_setting(session: Session, name: str, executable: LoadedExecutable) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from disco_hlo.optimize.keeping import prices_of
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.room import most_needed_bytes, over_limit
+from disco_hlo.plugin.measuring.room import most_needed_bytes, over_limit, whole_mib
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import KEEPS, Early, Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
@@ -62,7 +62,7 @@ def with_room(session: Session, ranked: Sequence[Ranked], most: int | None) -> l
         return list(ranked)
     over = [one for one in ranked if one.name.startswith(_HOLD) and one.peak_bytes > most]
     if over:
-        listed = ", ".join(f"{one.name} ({one.peak_bytes >> 20} MiB)" for one in over)
+        listed = ", ".join(f"{one.name} ({whole_mib(one.peak_bytes)} MiB)" for one in over)
         session.say("not tried, as each device has room for %d MiB: %s", most >> 20, listed)
     return [one for one in ranked if one not in over]
 
