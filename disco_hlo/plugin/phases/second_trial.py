@@ -93,7 +93,8 @@ def _why(session: Session, plan: Plan) -> str:
     if own.ratio is UNSET or own.ratio_noise is UNSET:
         return "was saved without the noise of its gain"
     if 1 - own.ratio < _CLEAR_GAIN * own.ratio_noise:
-        return f"was measured {1 - own.ratio:.1%} faster, where {own.ratio_noise:.1%} is noise"
+        gain, than = abs(1 - own.ratio), "faster" if own.ratio <= 1 else "slower"
+        return f"was measured {gain:.1%} {than}, where {own.ratio_noise:.1%} is noise"
     return ""
 
 
