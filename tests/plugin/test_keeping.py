@@ -278,6 +278,6 @@ def test_a_step_without_room_for_all_keeps_some_which_the_plan_says(
         assert again.source.graph.key == made.source.graph.key
 
     mapped, arguments = step("scan")
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "disco_hlo")
     intercept(jax.jit(mapped), arguments, look)
     assert any(line.startswith("keep-some keeps ") for line in caplog.messages)

@@ -178,7 +178,9 @@ def test_ranks_hold_as_many_calls_where_one_alone_tries_candidates_one_at_a_time
 
     def holds(channel: KvChannel) -> tuple[int, list[str]]:
         marks: Any = SimpleNamespace(bans=SimpleNamespace(suspects=lambda _: channel.rank == 0))
-        trials = [Trial(name, Strategy(), 0, marks=marks) for name in "abc"]
+        other: Any = SimpleNamespace(early=b"")
+        trials = [Trial(name, Strategy(), 0, marks=marks, restructured=other) for name in "abc"]
+        trials.insert(1, Trial("of the step itself", Strategy(), 0, marks=marks))
         held: list[str] = []
 
         def hold(what: str) -> contextlib.AbstractContextManager[None]:
@@ -189,7 +191,7 @@ def test_ranks_hold_as_many_calls_where_one_alone_tries_candidates_one_at_a_time
         compile_trials(between, None, trials, tag="test")  # type: ignore[arg-type]
         return len(held), [one.error for one in trials]
 
-    assert on_ranks(2, holds) == [(3, [""] * 3)] * 2
+    assert on_ranks(2, holds) == [(3, [""] * 4)] * 2
 
 
 def test_a_kernel_is_tried_on_its_operands_and_two_of_its_results() -> None:
