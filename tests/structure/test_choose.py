@@ -29,7 +29,7 @@ from tests.modules import module_of
 from tests.structure import steps, test_random
 from tests.structure.enact import run
 from tests.structure.test_illegal import LOOPS
-from tests.structure.test_keep import counted
+from tests.structure.test_keep import KERNELS, READS, counted
 
 P = steps.P
 UNLIMITED = 1 << 40
@@ -144,17 +144,7 @@ def test_with_room_for_all_the_module_is_that_of_keeping_all() -> None:
 
 def test_what_one_computation_makes_again_takes_no_copies() -> None:
     """``l`` is ``k``; it is held from there on, once."""
-    source = module_of("""
-ENTRY main { x = f32[4] parameter(0)
-  k = f32[4] custom-call(x), custom_call_target="f"
-  t = (f32[4]) tuple(x)
-  o = (f32[4]) opt-barrier(t)
-  y = f32[4] get-tuple-element(o), index=0
-  l = f32[4] custom-call(y), custom_call_target="f"
-  e = f32[4] negate(k)
-  d = f32[4] cosine(l)
-  ROOT r = (f32[4], f32[4]) tuple(e, d) }
-""")
+    source = module_of(KERNELS + READS["read"])
     prices = Prices({"main": {"k": 100.0, "l": 100.0}}, 1e9)
     for room_bytes, count in ((15, 2), (16, 1)):
         found = kept_in_part(source, lambda _: prices, room_bytes)

@@ -348,13 +348,12 @@ def _trials(
         return []
     structures = _alike(session, making)
     making.make(structures, _likeliest(session, structures, found))
-    room = room_bytes(session)
-    promising = _promising(session, structures, found, making, room)
+    promising = _promising(session, structures, found, making, room_bytes(session))
     made = _agreed(session, structures, promising)
     making.end()
     if beside is not None:
         beside.wait()
-    room = room_bytes(session)
+    room = room_bytes(session)  # now that nothing is compiled any more
     profiles = _profiles(session, made, promising, slot, store, found)
     best: dict[str, Scheduled] = {}
     takes_s = all_searches_s(settings) + _TAKES_S
