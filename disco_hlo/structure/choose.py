@@ -130,9 +130,8 @@ class _Open:
                 takes_ns = counted.get(value.name, 0.0)
             self._ns[i] = place.executions * times * takes_ns if i in written else 0.0
             entry_bytes = size_bytes(value)
-            self._bytes[i] = (
-                place.turns + 1
-            ) * entry_bytes  # all turns' entries, and the one that a turn reads
+            # All turns' entries, and the one that a turn reads.
+            self._bytes[i] = (place.turns + 1) * entry_bytes
             self._held_ns[i] = place.executions * place.turns * _COPIES * entry_bytes * prices.ns_per_byte
         waiting = [i for i, count in self._needed.items() if count]
         while waiting:
