@@ -101,6 +101,8 @@ class Backend:
     """Whether a compile picks kernels by trying them on the devices, so that two compiles of a step may differ."""
     untuned: Mapping[str, int | str] = field(default_factory=dict)
     """Options of a compile that picks kernels without a device, and without other processes."""
+    by_known_picks: Mapping[str, int | str] = field(default_factory=dict)
+    """Options of one that takes what was picked earlier, also without these, and fails where a kernel is new."""
     copies_early: bool = False
     """Whether XLA has inserted its copies before the hook's early stage."""
     rematerializes: bool = False
@@ -198,6 +200,7 @@ GPU = Backend(  # on NVIDIA devices
         "xla_gpu_shard_autotuning": False,
         "xla_gpu_per_fusion_autotune_cache_dir": "",
     },
+    by_known_picks={"xla_gpu_require_complete_aot_autotune_results": True, "xla_gpu_shard_autotuning": False},
     rematerializes=True,
     keeps_barriers=True,
     combiners=(

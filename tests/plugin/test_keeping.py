@@ -50,7 +50,7 @@ MOVES = (Double((0,)),)
 class Rank:
     """A job of one rank, and what it says."""
 
-    leads, on_calls, request = True, None, None
+    leads, on_calls, request, compiles_between_steps = True, None, None, False
 
     def __init__(self, **settings: Any) -> None:
         self.settings = Settings(search=True, directory=Path(), **settings)

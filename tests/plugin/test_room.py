@@ -13,7 +13,7 @@ import pytest
 from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.cores import own_cores
-from disco_hlo.errors import UnsupportedError
+from disco_hlo.errors import IllegalStrategyError, UnsupportedError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
@@ -172,7 +172,12 @@ def test_ranks_hold_as_many_calls_where_one_alone_tries_candidates_one_at_a_time
 ) -> None:
     """Marks lie in rank 0's plan directory. The others went on while it waited for them to hold a call once more."""
     monkeypatch.setattr(candidates, "_hand_out", lambda *_, **__: None)
-    monkeypatch.setattr(candidates, "_compile", lambda *_: None)
+
+    def compile_one(*arguments: Any) -> None:
+        if arguments[-1]:
+            raise IllegalStrategyError("a kernel is new")
+
+    monkeypatch.setattr(candidates, "_compile", compile_one)
     monkeypatch.setattr(candidates, "compiles_at_once", lambda _: 8)
     settings = Settings(search=True, directory=tmp_path, timeout_s=2.0)
 
@@ -187,7 +192,8 @@ def test_ranks_hold_as_many_calls_where_one_alone_tries_candidates_one_at_a_time
             held.append(what)
             return contextlib.nullcontext()
 
-        between = Session(None, settings, None, channel, hold, compiles_between_steps=True)  # type: ignore[arg-type]
+        facts: Any = SimpleNamespace(backend="gpu")
+        between = Session(None, settings, facts, channel, hold, compiles_between_steps=True)  # type: ignore[arg-type]
         compile_trials(between, None, trials, tag="test")  # type: ignore[arg-type]
         return len(held), [one.error for one in trials]
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import pytest
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import ActivationError, DiscoError
+from disco_hlo.errors import ActivationError, DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.store import PROFILE_NAME, PlanStore
@@ -31,7 +31,7 @@ from disco_hlo.plugin.calls import trial as trials
 from disco_hlo.plugin.calls.observing import CALLS_BEFORE_SEARCH, Observation
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.calls.trial import Hold
-from disco_hlo.plugin.measuring import lending, room
+from disco_hlo.plugin.measuring import compiling, lending, room
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.plugin.phases import enact_phase, finding, search_in_training, training_phase
 from disco_hlo.plugin.phases.finding import FoundPlans, search_apart
@@ -476,14 +476,22 @@ def test_a_script_whose_ranks_differ_is_told_no_other_reason(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("structure", ["chunk-2"])
-def test_a_step_that_leaves_no_room_to_compile_beside_it_is_held_for_each_compile_of_another_structure(
-    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, structure: str
+@pytest.mark.parametrize("new", [True, False], ids=["of new kernels", "of kernels tried before"])
+def test_a_step_that_leaves_no_room_to_compile_beside_it_is_held_for_compiles_of_new_kernels(
+    training: Training,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    structure: str,
+    new: bool,
 ) -> None:
     """XLA:GPU's autotuner runs kernels on arrays of its own: beside a step it may find no memory, or the step none. For
-    the step itself it has done so."""
+    the step itself it has done so, and what it found holds for other structures, too."""
     caplog.set_level(logging.DEBUG, "disco_hlo")
+    known = {"xla_gpu_require_complete_aot_autotune_results": True}
     let_win(monkeypatch, structure)
-    monkeypatch.setattr(room, "BACKENDS", {"cpu": replace(BACKENDS["cpu"], autotunes=True)})
+    tuning = {"cpu": replace(BACKENDS["cpu"], autotunes=True, by_known_picks=known)}
+    monkeypatch.setattr(room, "BACKENDS", tuning)
+    monkeypatch.setattr(compiling, "BACKENDS", tuning)
     monkeypatch.setattr(room, "may_rise_at_peak_bytes", lambda *_: 0)
     held: dict[str, list[tuple[bool, bool]]] = {"capture": [], "compile_module": []}
 
@@ -493,8 +501,10 @@ def test_a_step_that_leaves_no_room_to_compile_beside_it_is_held_for_each_compil
 
         def noting(*arguments: Any, **options: Any) -> Any:
             [search] = search_in_training._under_way
-            is_other = bound(*arguments, **options).arguments.get("structure") is not None
-            held[name].append((is_other, search._hold is not None))
+            asked = bound(*arguments, **options).arguments
+            if new and asked.get("extra_options") == known:
+                raise IllegalStrategyError("a kernel is new")
+            held[name].append((asked.get("structure") is not None, search._hold is not None))
             return original(*arguments, **options)
 
         monkeypatch.setattr(compiles, name, noting)
@@ -505,10 +515,10 @@ def test_a_step_that_leaves_no_room_to_compile_beside_it_is_held_for_each_compil
     assert losses == pytest.approx(training.stock(len(losses))[0], rel=1e-5)
     assert f"jit_large_step: {structure} from call" in caplog.text
     # The step and its structure; then, profiled or tried, modules of theirs.
-    assert held["capture"] == [(False, False), (True, True)]
-    assert {(False, False), (True, True)} == set(held["compile_module"])
+    assert held["capture"] == [(False, False), (True, new)]
+    assert {(False, False), (True, new)} == set(held["compile_module"])
     assert "there is room for 0 beside a step" in caplog.text
-    assert "candidates, compiled while a call is held: " in caplog.text
+    assert ("candidates, compiled while a call is held: " in caplog.text) == new
 
 
 def test_a_device_whose_memory_cannot_be_read_is_one_line_and_the_calls_are_given_back(

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -30,12 +30,12 @@ from disco_hlo.plan.read import verify
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Round, verdict
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import compare, compile_comparison, make_runner, settle_inputs
+from disco_hlo.plugin.measuring.compiling import Compiles
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, anywhere, coming_back, repeated, run_on_all
 from disco_hlo.plugin.measuring.room import (
     beyond_setting,
     compiles_at_once,
-    in_turn,
     interpreter,
     lack_of_memory,
 )
@@ -43,6 +43,7 @@ from disco_hlo.plugin.measuring.runner import AT_ONCE_NS, LOOKS, Runner, at_once
 from disco_hlo.plugin.measuring.trial import Trial, marked
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.plugin.xla.job import free_device_bytes
 
 FEWEST_TO_DROP = 2
@@ -71,8 +72,8 @@ def compile_trials(
     """Compile ``trials`` on every rank; what goes wrong anywhere is noted in them, not raised.
 
     Several are compiled at once where a rank has the cores: XLA uses one for each. Where XLA's autotuner has no room
-    beside a step (:meth:`Session.compiling`), a call is held for so many of another structure: what it found for the
-    step itself it knows.
+    beside a step, a call is held for those of another structure for which it has to
+    (:mod:`disco_hlo.plugin.measuring.compiling`): what it found for the step itself it knows.
 
     Args:
         then: done with each that is compiled, while others are compiled; what it raises counts as the compile's.
@@ -103,29 +104,24 @@ def begin_to_compile(
     verified = _Verified(len({id(one.strategy) for one in waiting if one.strategy is not None}) > 1)
     pool = ThreadPoolExecutor(at_once, "disco-compile")
 
-    compiled: dict[int, Future[Exception | None]] = {}
-
-    def submit(some: Sequence[Trial]) -> None:
-        for one in some:
-            compiled[id(one)] = pool.submit(_compile, session, source, one, verified, at_once, then)
-
-    held = [one for one in waiting if session.compiles_between_steps and one.restructured is not None]
-    submit([one for one in waiting if one.restructured is None or not held])
-    begun = list(compiled.values())
+    one_by_one = [
+        functools.partial(_compile, session, source, one, verified, at_once, then) for one in waiting
+    ]
+    own = [number for number, one in enumerate(waiting) if one.restructured is None]
+    new = [number for number, one in enumerate(waiting) if one.restructured is not None]
+    compiled = {number: pool.submit(one_by_one[number], {}) for number in own}
+    others = Compiles(session, tag, [one_by_one[number] for number in new], pool, at_once)
+    begun = [*compiled.values(), *others.begun]
 
     def finish() -> None:
         with pool:
             wait(begun)
-            for some in in_turn(session, held, at_once):
-                with session.compiling(tag):
-                    submit(some)
-                    wait([compiled[id(one)] for one in some])
+            compiled.update(zip(new, others.finish(), strict=True))
         LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
         for number, trial in enumerate(waiting):
             try:
                 with session.stage(f"{tag} {number}: compile"):
-                    if (failure := compiled[id(trial)].result()) is not None:
-                        raise failure
+                    compiled[number].result()
             except Exception as error:
                 if trial.strategy is None:
                     raise
@@ -190,29 +186,26 @@ def _compile(
     verified: _Verified,
     at_once: int,
     then: Callable[[Trial], None],
-) -> Exception | None:
-    """Compile a trial's module on this rank, and what is done ``then``; returns what went wrong."""
+    options: Mapping[str, CompileOptionValue],
+) -> None:
+    """Compile a trial's module on this rank, and what is done ``then``."""
     started = time.monotonic()
-    try:
-        if trial.strategy is None:
-            trial.executable = compiles.compile_module(session.request, None, trial.options)
-            try:
-                devices = session.request.local_devices
-                compile_comparison(devices, trial.executable, at_once, real_inputs=False)
-            except Exception as error:  # it fails again, on all ranks, where something is compared
-                LOGGER.debug("comparing is not prepared: %s", one_line(error))
-        else:
-            own = trial.source(source)
-            verified.verify(own, trial.module, trial.strategy)
-            with marked(session, trial, "compile"):
-                trial.executable = compiles.compile_module(
-                    session.request, trial.module, trial.options, trial.structure
-                )
-        LOGGER.debug("%s: compiled in %.1f s", trial.name, time.monotonic() - started)
-        then(trial)
-    except Exception as error:
-        return error
-    return None
+    if trial.strategy is None:
+        trial.executable = compiles.compile_module(session.request, None, trial.options)
+        try:
+            devices = session.request.local_devices
+            compile_comparison(devices, trial.executable, at_once, real_inputs=False)
+        except Exception as error:  # it fails again, on all ranks, where something is compared
+            LOGGER.debug("comparing is not prepared: %s", one_line(error))
+    else:
+        own = trial.source(source)
+        verified.verify(own, trial.module, trial.strategy)
+        with marked(session, trial, "compile"):
+            trial.executable = compiles.compile_module(
+                session.request, trial.module, {**trial.options, **options}, trial.structure
+            )
+    LOGGER.debug("%s: compiled in %.1f s", trial.name, time.monotonic() - started)
+    then(trial)
 
 
 def measure(

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from disco_hlo.optimize.keeping import prices_of
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.measuring.compiling import Compiles
 from disco_hlo.plugin.measuring.room import most_needed_bytes, over_limit, whole_mib
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import KEEPS, Early, Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.structure.moves import to_json
 from disco_hlo.structure.propose_loops import KEPT_IN_PART, InPart, kept_in_part
 
@@ -114,9 +117,17 @@ def needed_bytes(
 ) -> tuple[int, str]:
     """What XLA needs for a structure on each device, the most of all ranks, 0 where it is not made; and that this is
     more than ``most``, empty where it is not. One line says so."""
+    what = f"memory of {name}"
+
+    def compiled(options: Mapping[str, CompileOptionValue]) -> LoadedExecutable:
+        with jaxlink.ours():
+            return compiles.compile_module(session.request, None, options, made.result().early)
+
     try:
-        with session.compiling(name), session.stage(f"memory of {name}", takes_s=_TAKES_S), jaxlink.ours():
-            executable = compiles.compile_module(session.request, None, {}, made.result().early)
+        with ThreadPoolExecutor(1, "disco-compile") as pool:
+            [executing] = Compiles(session, what, [compiled], pool, 1).finish()
+        with session.stage(what, takes_s=_TAKES_S):
+            executable = executing.result()
     except Exception as error:
         LOGGER.debug("%s: %s", name, one_line(error))
         return 0, ""

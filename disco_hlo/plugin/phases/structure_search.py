@@ -22,7 +22,7 @@ import msgspec
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.cores import own_cores
-from disco_hlo.elsewhere import elsewhere, here
+from disco_hlo.elsewhere import Run, elsewhere, here
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.kernels import times as kernel_times
@@ -37,11 +37,11 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Compiling
+from disco_hlo.plugin.measuring.compiling import Compile, Compiles
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_structures
 from disco_hlo.plugin.measuring.room import (
     compiles_at_once,
-    in_turn,
     interpreter,
     limited_bytes,
     room_bytes,
@@ -74,6 +74,7 @@ from disco_hlo.plugin.structure import (
     why_not,
 )
 from disco_hlo.plugin.xla import compiles, jaxlink
+from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.profiler.keys import travelling
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.store import ProfileStore
@@ -253,7 +254,8 @@ class Making:
         ]
         found.schedules.update((name, schedules[name]) for name in new)
         if not self._session.compiles_between_steps:
-            self._submit(found, new)
+            begun = Compiles(self._session, "structures", self._each(found, new), self._pool, self._at_once)
+            found.made.update(zip(new, begun.begun, strict=True))
         elif self._session.leads and self._session.settings.forced_structure is None:
             for name in [DEFAULT, *new] if not found.drafts else new:
                 moves = schedules[name] if name != DEFAULT else None
@@ -263,15 +265,14 @@ class Making:
         """Make those of them that nobody has begun to make, as the session compiles between steps; on all ranks at
         once."""
         waiting = [name for name in names if name not in structures.made]
-        for some in in_turn(self._session, waiting, self._at_once):
-            with self._session.compiling("structures"):
-                self._submit(structures, some)
-                wait([structures.made[name] for name in some])
+        made = Compiles(
+            self._session, "structures", self._each(structures, waiting), self._pool, self._at_once
+        )
+        structures.made.update(zip(waiting, made.finish(), strict=True))
 
-    def _submit(self, structures: Structures, names: Sequence[str]) -> None:
-        for name in names:
-            moves = structures.schedules[name]
-            structures.made[name] = self._pool.submit(_as_ours, self._made, structures.early, name, moves)
+    def _each(self, structures: Structures, names: Sequence[str]) -> list[Compile[Restructured]]:
+        early, schedules = structures.early, structures.schedules
+        return [functools.partial(_as_ours, self._made, early, name, schedules[name]) for name in names]
 
     def _drafted(self, early: Early, name: str, moves: Sequence[dict[str, Any]] | None) -> CanonicalModule:
         untuned = BACKENDS[self._source.graph.backend].untuned
@@ -289,11 +290,18 @@ class Making:
         assert self._profile is not None
         return kernel_times.payer(costs_of(self._profile, self._source), self._source)
 
-    def _made(self, early: Early, name: str, moves: Sequence[dict[str, Any]]) -> Restructured:
+    def _made(
+        self,
+        early: Early,
+        name: str,
+        moves: Sequence[dict[str, Any]],
+        options: Mapping[str, CompileOptionValue],
+    ) -> Restructured:
         began = time.monotonic()
         if began + self._longest_s > self._ends and not self._tuned_together:
             raise LateError(f"{name} would not be compiled in time")
-        made = restructured(early, name, moves, functools.partial(compiles.capture, self._session.request))
+        compiled = functools.partial(compiles.capture, self._session.request, extra_options=options)
+        made = restructured(early, name, moves, compiled)
         self._longest_s = max(self._longest_s, time.monotonic() - began)
         return made
 
@@ -416,10 +424,13 @@ def _likeliest(session: Session, structures: Structures, found: Found | None) ->
     with session.stage("ranking drafts of structures", takes_s=_TAKES_S):
         if structures.drafts and found is not None:
             known, run = found.search.case.costs.profile, interpreter(found.search.case.source)
+            looked = _each_of(
+                structures.drafts, run, lambda name: run(foreseen, structures.drafts[name].result(), known)[0]
+            )
             predicted_ns: dict[str, int] = {}
-            for name, draft in structures.drafts.items():
+            for name, one in looked.items():
                 try:
-                    predicted_ns[name], _, _ = run(foreseen, draft.result(), known)
+                    predicted_ns[name] = one.result()
                 except Exception as error:
                     _say_left_out(session, name, error)
             LOGGER.debug("drafts of structures as predicted: %s", predicted_ns)
@@ -514,15 +525,13 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
 
     ranked: list[Ranked] = []
     late: list[str] = []
-    at_once = len(own_cores()) if run is elsewhere else 1
-    with ThreadPoolExecutor(at_once, "disco-ranking") as pool:
-        for name, looked in {name: pool.submit(look, name) for name in structures.made}.items():
-            try:
-                ranked.append(looked.result())
-            except LateError:
-                late.append(name)
-            except Exception as error:
-                _say_left_out(session, name, error)
+    for name, looked in _each_of(structures.made, run, look).items():
+        try:
+            ranked.append(looked.result())
+        except LateError:
+            late.append(name)
+        except Exception as error:
+            _say_left_out(session, name, error)
     ranked.sort()
     LOGGER.debug("structures as predicted before profiling: %s", [(ns, name) for ns, name, *_ in ranked])
     if late:
@@ -533,6 +542,13 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
         )
         ranked = [one for one in ranked if one.predicted_ns <= own * (1 - LEAST_GAIN)]
     return ranked
+
+
+def _each_of(names: Iterable[str], run: Run, look: Callable[[str], Result]) -> dict[str, Future[Result]]:
+    """What ``look`` says of each, done; many at once where it runs in other interpreters."""
+    at_once = len(own_cores()) if run is elsewhere else 1
+    with ThreadPoolExecutor(at_once, "disco-ranking") as pool:
+        return {name: pool.submit(look, name) for name in names}
 
 
 def _profiles(

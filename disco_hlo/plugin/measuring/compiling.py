@@ -1,0 +1,59 @@
+"""Modules that all ranks compile, beside a training, too.
+
+XLA:GPU's autotuner runs kernels on arrays of its own. Where the devices have no room for these beside a step, a call of
+the training is held for each compile (:meth:`Session.compiling`). What the autotuner has picked for other modules it
+finds again, and most kernels of another structure of a step are the step's own: a compile that may only use such picks
+takes no device, and holds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, wait
+from typing import Generic, TypeVar
+
+from disco_hlo.backends import BACKENDS
+from disco_hlo.plugin.logs import LOGGER
+from disco_hlo.plugin.measuring.room import in_turn
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
+
+Compiled = TypeVar("Compiled")
+Compile = Callable[[Mapping[str, CompileOptionValue]], Compiled]
+"""A compile with debug options, besides those of its own."""
+
+
+class Compiles(Generic[Compiled]):
+    """Compiles of new modules, begun on all ranks; to be finished on all at once."""
+
+    def __init__(
+        self,
+        session: Session,
+        what: str,
+        compiles: Sequence[Compile[Compiled]],
+        pool: Executor,
+        at_once: int,
+    ) -> None:
+        """Begin, ``what`` in words, in the threads of ``pool``; ``at_once`` are compiled while a call is held."""
+        self._session, self._what, self._compiles, self._pool = session, what, compiles, pool
+        self._at_once = at_once
+        held = session.compiles_between_steps
+        options = BACKENDS[session.facts.backend].by_known_picks if held else {}
+        self.begun = [pool.submit(one, options) for one in compiles]
+
+    def finish(self) -> list[Future[Compiled]]:
+        """All of them, done, but for those whose error that is. What some rank could not compile by known picks is
+        compiled anew while a call is held. Raises ActivationError: ranks were silent, or no call comes."""
+        session, what, found = self._session, self._what, list(self.begun)
+        wait(found)
+        if not found or not session.compiles_between_steps:
+            return found
+        lacking = [number for number, one in enumerate(found) if one.exception() is not None]
+        anywhere = sorted({number for one in session.gathered(lacking, f"{what}: picks") for number in one})
+        LOGGER.debug("%s: %d of %d compiled by known picks", what, len(found) - len(anywhere), len(found))
+        for some in in_turn(session, anywhere, self._at_once):
+            with session.compiling(what):
+                for number in some:
+                    found[number] = self._pool.submit(self._compiles[number], {})
+                wait([found[number] for number in some])
+        return found
