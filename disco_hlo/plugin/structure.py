@@ -158,12 +158,14 @@ def restructured(
     changed = early.moved(moves)
     if changed == early.module:
         raise IllegalMoveError(f"the schedule {name} changes nothing")
-    return _made(early, name, moves, changed, compiled(changed))
+    return of_module(early, name, moves, changed, compiled(changed))
 
 
-def _made(
+def of_module(
     early: Early, name: str, moves: Sequence[dict[str, Any]], changed: bytes, module: bytes
 ) -> Restructured:
+    """The step after ``moves``, which make an early module ``changed``, of which XLA makes ``module``. Raises
+    IllegalMoveError: XLA would compile it and compute wrongly."""
     source = early.run(canonicalize, module)
     refuse_unsupported(source)
     record = plans.Structure(name, early.key, source.graph.key, tuple(moves))
@@ -215,7 +217,7 @@ def enacted(
                 f"{early.key[:16]}; search again"
             )
         changed = early.moved(structure.moves)
-    found = _made(early, structure.name, structure.moves, changed, waiting.restructured(changed))
+    found = of_module(early, structure.name, structure.moves, changed, waiting.restructured(changed))
     if found.record.result != structure.result:
         raise PlanError(
             f"XLA makes another step of the plan's moves ({structure.name}) than when it was searched: "

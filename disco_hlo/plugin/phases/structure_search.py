@@ -69,6 +69,7 @@ from disco_hlo.plugin.structure import (
     lies_inside,
     named_schedules,
     no_kernel_runs,
+    of_module,
     recomputes,
     restructured,
     why_not,
@@ -83,8 +84,6 @@ from disco_hlo.structure.propose_loops import KEPT_IN_PART_NAMES
 
 MOST_PROFILED = 3
 """Schedules that are profiled and searched."""
-_MOST_HELD_FOR = 5
-"""Schedules for which calls are held, so that XLA's autotuner has room: as many again may turn out to be slower."""
 _SEARCH_GAINS = 0.15
 """A schedule that is slower than the plan by more, as predicted with the best order of its kernels, is not searched."""
 _UNMEASURED = 0.01
@@ -270,6 +269,25 @@ class Making:
         )
         structures.made.update(zip(waiting, made.finish(), strict=True))
 
+    def settle(self, structures: Structures, names: Iterable[str]) -> None:
+        """Make what the autotuner picked for these hold. Where several compiles try a kernel at once, each goes on with
+        its own pick and one is kept; a later process finds that one, and so makes what is made here."""
+        for name in names if BACKENDS[self._source.graph.backend].by_known_picks else ():
+            first = structures.made[name]
+            structures.made[name] = self._pool.submit(_as_ours, self._settled, structures.early, name, first)
+
+    def _settled(self, early: Early, name: str, first: Future[Restructured]) -> Restructured:
+        made, options = first.result(), BACKENDS[self._source.graph.backend].by_known_picks
+        try:
+            module = compiles.capture(self._session.request, made.early, options)
+            settled = of_module(early, name, made.record.moves, made.early, module)
+        except DiscoError as error:
+            LOGGER.debug("%s stays as it was made first: %s", name, one_line(error))
+            return made
+        if settled.record != made.record:
+            LOGGER.debug("%s: another kernel than the pick that is kept was in the first compile", name)
+        return settled
+
     def _each(self, structures: Structures, names: Sequence[str]) -> list[Compile[Restructured]]:
         early, schedules = structures.early, structures.schedules
         return [functools.partial(_as_ours, self._made, early, name, schedules[name]) for name in names]
@@ -354,9 +372,11 @@ def _trials(
     if reason:
         LOGGER.debug("no structure of the step is tried: %s", reason)
         return []
-    structures = _alike(session, making)
-    making.make(structures, _likeliest(session, structures, found))
-    promising = _promising(session, structures, found, making, room_bytes(session))
+    structures, room = _alike(session, making), room_bytes(session)
+    likeliest, over = _likeliest(session, structures, found, room)
+    making.make(structures, likeliest)
+    promising = _promising(session, structures, found, making, room, over=over)
+    making.settle(structures, promising)
     made = _agreed(session, structures, promising)
     making.end()
     if beside is not None:
@@ -372,16 +392,22 @@ def _trials(
 
 
 def _promising(
-    session: Session, structures: Structures, found: Found | None, making: Making, free_bytes: int | None
+    session: Session,
+    structures: Structures,
+    found: Found | None,
+    making: Making,
+    free_bytes: int | None,
+    *,
+    over: bool,
 ) -> dict[str, bool]:
     """Names of the structures to be searched, on all ranks, and whether each has kernels to profile. What keeps more
-    than devices have room for gives way to what keeps less, which is made now."""
+    than devices have room for gives way to what keeps less, which is made now; ``over``: some of that is known."""
     case = None if found is None else found.search.case
     with session.stage("ranking structures", takes_s=_TAKES_S):
         most = None if case is None else most_bytes(session, case, free_bytes)
         ranked = _ranked(session, structures, found)
         fitting = with_room(session, ranked, most)
-        over = len(fitting) < len(ranked)
+        over = over or len(fitting) < len(ranked)
         del fitting[MOST_PROFILED:]
         near = [one.name for one in fitting if is_near(one, most)]
     most, near, over = session.tell([most, near, over], "structures and memory")
@@ -416,28 +442,35 @@ def _alike(session: Session, making: Making) -> Structures:
     return mine
 
 
-def _likeliest(session: Session, structures: Structures, found: Found | None) -> list[str]:
-    """Names of the structures to be made while calls are held, the same on all ranks: those whose drafts are predicted
-    to be the fastest, and faster than that of the step as it is."""
-    mine = list(structures.schedules)
+def _likeliest(
+    session: Session, structures: Structures, found: Found | None, free_bytes: int | None
+) -> tuple[list[str], bool]:
+    """Names of the structures to be made while calls may be held, the same on all ranks: those with room whose drafts
+    are predicted to be the fastest, and faster than that of the step as it is. And whether any has no room."""
+    mine, over = list(structures.schedules), False
     # Of all ranks, though rank 0 alone has drafts.
     with session.stage("ranking drafts of structures", takes_s=_TAKES_S):
         if structures.drafts and found is not None:
-            known, run = found.search.case.costs.profile, interpreter(found.search.case.source)
-            looked = _each_of(
-                structures.drafts, run, lambda name: run(foreseen, structures.drafts[name].result(), known)[0]
-            )
-            predicted_ns: dict[str, int] = {}
-            for name, one in looked.items():
+            case, run = found.search.case, interpreter(found.search.case.source)
+
+            def look(name: str) -> Ranked:
+                ns, _, peak_bytes = run(foreseen, structures.drafts[name].result(), case.costs.profile)
+                return Ranked(ns, name, True, peak_bytes)
+
+            ranked = []
+            for name, looked in _each_of(structures.drafts, run, look).items():
                 try:
-                    predicted_ns[name] = one.result()
+                    ranked.append(looked.result())
                 except Exception as error:
                     _say_left_out(session, name, error)
-            LOGGER.debug("drafts of structures as predicted: %s", predicted_ns)
-            if own_ns := predicted_ns.get(DEFAULT):
-                faster = [name for name, ns in predicted_ns.items() if ns <= own_ns * (1 - LEAST_GAIN)]
-                mine = sorted(faster, key=predicted_ns.__getitem__)[:_MOST_HELD_FOR]
-    return list(session.tell(mine, "likeliest structures"))
+            ranked.sort()
+            LOGGER.debug("drafts of structures as predicted: %s", ranked)
+            if own := [one for one in ranked if one.name == DEFAULT]:
+                faster = [one for one in ranked if one.predicted_ns <= own[0].predicted_ns * (1 - LEAST_GAIN)]
+                fitting = with_room(session, faster, most_bytes(session, case, free_bytes))
+                mine, over = [one.name for one in fitting[:MOST_PROFILED]], len(fitting) < len(faster)
+    mine, over = session.tell([mine, over], "likeliest structures")
+    return mine, over
 
 
 def _agreed(session: Session, mine: Structures, names: Iterable[str]) -> dict[str, Restructured]:
