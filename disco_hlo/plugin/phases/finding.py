@@ -8,22 +8,29 @@ and ends with the training. The strategies that it finds are checked like those 
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.compiled import is_cached
 from disco_hlo.elsewhere import apart
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.ablations import Candidate, candidates, without_parts
+from disco_hlo.optimize.cold_start import compile_code
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_progress, search_record
 from disco_hlo.optimize.regions import lower_bound
 from disco_hlo.plan.plan import SEARCHED, Prediction, SearchRecord, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plugin.logs import LOGGER, compared, configure, progress_wanted
-from disco_hlo.plugin.session import Interruption
+from disco_hlo.plugin.logs import LOGGER, compared, configure, one_line, progress_wanted
+from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import why_not
 from disco_hlo.printable import time_text
@@ -166,6 +173,33 @@ def share_of_a_search(settings: Settings, case: Case) -> float:
     if settings.forced_structure is None and why_not(case, case.times):
         return 1.0
     return 0.5
+
+
+@contextlib.contextmanager
+def code_compiled_beside(
+    session: Session, module: bytes, stop: Callable[[], bool]
+) -> Iterator[Callable[[], None]]:
+    """Around profiling and the search: on a host of GPUs the search's code is compiled beside the former, in a process
+    of low priority, the first time on a machine. Yields what waits for it, or until ``stop`` says so: the search itself
+    would take as long."""
+    if not (session.leads and BACKENDS[session.facts.backend].queues) or is_cached(run.__name__):
+        yield lambda: None
+        return
+    ended, began = threading.Event(), time.monotonic()
+    with ThreadPoolExecutor(1, "disco-code") as pool:
+        compiled = pool.submit(
+            apart, compile_code, module, session.facts.device_kind,
+            longest_s=COMPILE_S, stop=lambda: ended.is_set() or stop(),
+        )  # fmt: skip
+
+        def finish() -> None:
+            why = "" if (error := compiled.exception()) is None else f", but not wholly: {one_line(error)}"
+            LOGGER.debug("the search's code was compiled after %.1f s%s", time.monotonic() - began, why)
+
+        try:
+            yield finish
+        finally:
+            ended.set()
 
 
 # --- what the user is told before a search --------------------------------------------------------

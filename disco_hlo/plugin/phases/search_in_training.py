@@ -56,7 +56,7 @@ from disco_hlo.plugin.measuring.room import (
 )
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, shown, trials_of
-from disco_hlo.plugin.phases.finding import Found, FoundPlans, longest_s, search_apart
+from disco_hlo.plugin.phases.finding import Found, FoundPlans, code_compiled_beside, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
 from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
@@ -183,6 +183,7 @@ class SearchInTraining:
             fit_inputs(self._request, step.source)
         slot = session.slot(step.source.graph.key)
         with only_search(session, slot), contextlib.ExitStack() as stack:
+            code = stack.enter_context(code_compiled_beside(session, step.module, self._stop.__bool__))
             profile, profile_s = self._profile(session, step, slot)
             with (
                 self._held(session, "room")
@@ -195,6 +196,7 @@ class SearchInTraining:
             stack.callback(making.end)
             with session.stage("search", takes_s=longest_s(self._settings)):
                 if profile is not None:
+                    code()
                     found = search_apart(
                         self._settings, step.module, profile, room, self._stop, with_parts=True
                     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from disco_hlo.optimize.ablations import parts
 from disco_hlo.plan.read import read
@@ -31,7 +31,7 @@ from disco_hlo.plugin.phases.finalists import (
     save_timelines,
     trials_of,
 )
-from disco_hlo.plugin.phases.finding import Found, find, longest_s
+from disco_hlo.plugin.phases.finding import Found, code_compiled_beside, find, longest_s
 from disco_hlo.plugin.phases.structure_search import Ahead, Making, restructured_trials
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
@@ -83,7 +83,8 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
     source = step.source
     stop = interruption(session, source.graph.fingerprint)
     with stop.watched():
-        searched = _search(session, step, slot, stop)
+        with code_compiled_beside(session, step.module, stop.__bool__) as code:
+            searched = _search(session, step, slot, stop, code)
         if searched is None:
             return None
         profile_s, found, making = searched
@@ -127,10 +128,10 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
 
 
 def _search(
-    session: Session, step: Step, slot: PlanSlot, stop: Interruption
+    session: Session, step: Step, slot: PlanSlot, stop: Interruption, code: Callable[[], None]
 ) -> tuple[float, Found | None, Making] | None:
     """How long profiling took, on rank 0 what was found, and the structures that are made meanwhile; None where
-    somebody interrupted before the search."""
+    somebody interrupted before the search. ``code`` waits for the search's code."""
     source, xla = step.source, read(step.source)
     session.say("profiling the step; the training waits until the search is over")
     started = time.monotonic()
@@ -149,6 +150,7 @@ def _search(
         session.say("profiled %s in %.1f s", profiled.measured, profile_s)
     with session.stage("search", takes_s=longest_s(session.settings)):
         if profiled is not None:
+            code()
             explained = session.settings.explain
             found = find(session, source, xla, profiled.profile, stop, room_bytes=room, with_parts=explained)
     return profile_s, found, making
