@@ -1,5 +1,5 @@
 """The papers' tables from our simulator, each figure next to the paper's: ``scripts/papers.py t3|coconet|fused``.
-``scatter`` compares the ring with reduce-scatters measured on GPUs.
+``scatter`` compares the ring with reduce-scatters measured on GPUs, ``matmul`` stages with matmuls measured on V100.
 
 Figures that a parameter was fitted to are marked, and not compared. Where one is not reached, the last lines say which
 parameter the paper leaves open, and what it would have to be. ``--svg FILE`` draws the table.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from xml.sax.saxutils import escape
@@ -33,7 +34,7 @@ from paper_figures import (
 )
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.whatif.machine import collective_ns, load
+from disco_hlo.whatif.machine import Matmul, collective_ns, load, matmul_ns, stages
 
 RECORDS = ROOT / "docs" / "benchmarks"
 FITTED_MB = (6, 24, 96)
@@ -93,6 +94,49 @@ def _line(points: dict[int, list[float]]) -> tuple[float, float]:
     rows = np.array([[size * 1e6 / ns, 1 / ns] for size, ns in known.items()])
     (per_byte, latency_ns), *_ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
     return per_byte, latency_ns
+
+
+class Matmuls(msgspec.Struct):
+    """Times that others measured: rows, columns, depth, ms."""
+
+    device: str
+    source: str
+    clock_ghz: float
+    matmuls: list[tuple[int, int, int, float]]
+
+
+def fitted_matmuls(measured: Matmuls) -> tuple[float, float]:
+    """Efficiency and us of a stage: least squares of relative errors, where no stage waits for its reads."""
+    gpu = load("coconet").gpu
+    bare = replace(gpu, clock_ghz=measured.clock_ghz, matmul_efficiency=1, stage_us=0, memory_gb_per_s=1e9)
+    rows, rest = [], []
+    for feature, tokens, depth, ms in measured.matmuls:
+        one = stages(bare, Matmul(tokens, feature, depth))
+        rows.append([one.count * one.products_ns / (1e6 * ms), one.count * 1e3 / (1e6 * ms)])
+        rest.append(1 - one.count * one.write_ns / (1e6 * ms))
+    (slowness, stage_us), *_ = np.linalg.lstsq(np.array(rows), np.array(rest))
+    return 1 / slowness, stage_us
+
+
+def matmul() -> str:
+    """The stages of a matmul, fitted to what others measured."""
+    measured = msgspec.json.decode((RECORDS / "matmuls_v100.json").read_bytes(), type=Matmuls)
+    efficiency, stage_us = fitted_matmuls(measured)
+    gpu = replace(load("coconet").gpu, clock_ghz=measured.clock_ghz)
+    off = {
+        order: [
+            matmul_ns(replace(gpu, tile_order=order), Matmul(tokens, feature, depth)) / (1e6 * ms) - 1
+            for feature, tokens, depth, ms in measured.matmuls
+        ]
+        for order in ("fewest reads", "along rows")
+    }
+    mean, other = (100 * float(np.sqrt(np.mean(np.square(of)))) for of in off.values())
+    most = 100 * max(map(abs, off["fewest reads"]))
+    return (
+        f"{len(measured.matmuls)} matmuls on {measured.device}. Fitted: {100 * efficiency:.1f} % of the peak and "
+        f"{stage_us:.2f} µs a stage. Root of the mean square error: {mean:.1f} %, at most {most:.1f} %; "
+        f"with tiles along rows {other:.1f} %."
+    )
 
 
 @functools.cache
@@ -192,14 +236,17 @@ def _label(row: Row) -> str:
     return f"{row.figure}: {row.what}{' (fitted)' * row.is_fitted}"
 
 
+RECORDED = {"scatter": scatter, "matmul": matmul}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paper", choices=[*FIGURES, "scatter"])
+    parser.add_argument("paper", choices=[*FIGURES, *RECORDED])
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the table here")
     chosen = parser.parse_args(arguments)
     try:
-        print(scatter() if chosen.paper == "scatter" else markdown(chosen.paper))
+        print(RECORDED[chosen.paper]() if chosen.paper in RECORDED else markdown(chosen.paper))
         if chosen.svg and chosen.paper in FIGURES:
             chosen.svg.write_text(svg(chosen.paper))
     except (DiscoError, OSError) as error:

@@ -100,7 +100,7 @@ LENGTH, HEAD, VOCABULARY = 128, 64, 30528
 micro batch (LAMB, 336M). Width of a head. Words, filled up to a multiple of 8."""
 LAYER_KERNELS, LAYER_TENSORS = 28, 16
 """Of a layer forward, twice as many backward: the operators of NVIDIA's ``modeling.py``, one by one; its parameters."""
-KERNEL_US, SLOWDOWN = 17.48, 1.070
+KERNEL_US, SLOWDOWN = 16.89, 1.259
 """Of PyTorch's operators, fitted to NVIDIA's own measurements on one V100 (``configs/papers/coconet.toml``): time from
 one kernel to the next, and time over what their matmuls and bytes need."""
 LAYER_BYTES, SCORE_BYTES = (90, 128), (21, 23)
@@ -303,16 +303,31 @@ BERT, GPT2, GPT3 = (
     Transformer("GPT-2 8.3B", 3072, 1024, 32),
     Transformer("GPT-3 175B", 12288, 2048, 96),
 )
-NORMALIZATION_BYTES, SLICED_BYTES = 8, 52
-"""Of :data:`LAYER_BYTES` forward: what each device does for all tokens, and for its heads and part of the matmuls."""
-UNFUSED_BYTES, UNFUSED_TAIL_KERNELS = 15, 5
-"""After an all-reduce bias (4), dropout (5) and residual (6), apart, and their kernels with matmul and all-reduce: the
-authors' ``coconet-experiments/MegatronLM-Model-Parallel`` times a forward pass of training, with ``AR-C``."""
+NORMALIZATION_BYTES = 8
+"""Of :data:`LAYER_BYTES` forward: what each device does for all tokens."""
 
 
-SEND_TURNS = 2
-"""Sends that a node of Megatron-LM's pipeline takes part in for each micro batch, one after the other: it receives,
-computes and sends, and waits for each (``forward_step_with_communication`` in the authors' copy)."""
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """Of a layer forward besides its matmuls, in one of two copies of Megatron-LM (coconet-experiments)."""
+
+    sliced_bytes: int
+    """For each token and unit of width, of a device's heads and part of the matmuls."""
+    score_bytes: int
+    rest_kernels: int
+    """But for the two matmuls that an all-reduce follows, and what comes after these."""
+    tail_bytes: int
+    """After an all-reduce: bias, dropout and residual, an element."""
+    tail_kernels: int
+
+
+MODEL_PARALLEL = Operators(52, SCORE_BYTES[0], LAYER_KERNELS - 10, 15, 3)
+"""``MegatronLM-Model-Parallel`` times a forward pass of training, ``AR-C``; operators as in :data:`LAYER_BYTES`, with
+bias (4), dropout (5) and residual (6) apart."""
+PIPELINE_PARALLEL = Operators(40, 17, 12, 7, 1)
+"""``MegatronLM-Pipeline-Parallel``, ``megatron/model/transformer.py``, with its scripts' options: bias of three outputs
+(12), bias and GELU (16), one copy of heads (4), the attention's matmuls (8); for each score product (2), mask and
+softmax (4 each), dropout (5), read (2); one kernel for bias, dropout (its mask 1) and residual."""
 MICRO_BATCHES = 16
 """Of a batch, which begins with an empty pipeline: the authors' ``pretrain_gpt3_175B_16VM.sh`` (one layer a node, 96 in
 micro batches of 6) and ``..._16VM_96layer.sh`` (six, 16 of 1)."""
@@ -320,10 +335,10 @@ micro batches of 6) and ``..._16VM_96layer.sh`` (six, 16 of 1)."""
 
 def tensor_parallel_speed_up(machine: Machine, model: Transformer, sequences: int) -> float:
     """Section 6.2.1: a layer of Megatron-LM over the same with both its all-reduces overlapped."""
-    rest, tails = _split_layer(machine, model, sequences)
+    rest, tails = _split_layer(machine, model, sequences, MODEL_PARALLEL)
     group = machine.network.node_devices
     overlapped = [matmul_schedules(machine, one, group, channels=INFERENCE_CHANNELS) for one in tails]
-    unfused = sum(_unfused_tail_ns(machine, one) for one in tails)
+    unfused = sum(_tail_ns(machine, one, MODEL_PARALLEL) for one in tails)
     return (rest + unfused) / (rest + sum(one["OL(MM,fuse(RS+C+AG))"] for one in overlapped))
 
 
@@ -336,38 +351,50 @@ def pipeline_speed_up(
 ) -> float:
     """Section 6.3.1: a node's ``layers`` and its sends over the same with the last all-reduce and send overlapped.
 
-    The first micro batch passes all nodes, one after the other; then each takes as long as a node needs for it.
+    The first micro batch passes all nodes, one after the other; then each takes as long as a node needs for it, which
+    takes part in two sends. Overlapped, one is the all-gather of what it receives, the other its own reduce-scatter.
     """
-    nodes, further = machine.network.devices // machine.network.node_devices, micro_batches - 1
-    rest, tails = _split_layer(machine, model, sequences)
+    network, further = machine.network, micro_batches - 1
+    group, nodes = network.node_devices, network.devices // network.node_devices
+    rest, tails = _split_layer(machine, model, sequences, PIPELINE_PARALLEL)
     elements = tails[-1].rows * tails[-1].columns
-    unfused = layers * (rest + sum(_unfused_tail_ns(machine, one) for one in tails))
-    replaced = _unfused_tail_ns(machine, tails[-1]) - _tail_matmul_ns(machine, tails[-1])
-    overlapped = unfused - replaced + pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
-    whole = _launches_ns(machine, 1) + send_ns(machine, HALF * elements)
+    size = HALF * elements
+    unfused = layers * (rest + sum(_tail_ns(machine, one, PIPELINE_PARALLEL) for one in tails))
+    kept = unfused - _tail_ns(machine, tails[-1], PIPELINE_PARALLEL) + _tail_matmul_ns(machine, tails[-1])
+    whole = _launches_ns(machine, 1) + send_ns(machine, size)
     first = nodes * unfused + (nodes - 1) * whole
-    return (first + further * (unfused + SEND_TURNS * whole)) / ((nodes + further) * overlapped)
+    overlapped_first = nodes * (kept + pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"])
+    pointwise = POINTWISE_BYTES * elements / group / machine.gpu.memory_gb_per_s
+    scatter, gather = _scatter_ns(machine, size, group) + pointwise, _gather_ns(machine, size, group)
+    turns = sum(
+        _launches_ns(machine, 1) + in_tiles_ns(size, one, send_ns(machine, size / group))
+        for one in (scatter, gather)
+    )
+    return (first + further * (unfused + 2 * whole)) / (overlapped_first + further * (kept + turns))
 
 
-def _split_layer(machine: Machine, model: Transformer, sequences: int) -> tuple[float, list[Matmul]]:
+def _split_layer(
+    machine: Machine, model: Transformer, sequences: int, operators: Operators
+) -> tuple[float, list[Matmul]]:
     """What a layer takes but for the two matmuls whose results are all-reduced, and these."""
     group, gpu = machine.network.node_devices, machine.gpu
     tokens, width = sequences * model.length, model.width
     products = (Matmul(tokens, 3 * width // group, width), Matmul(tokens, 4 * width // group, width))
     scores = tokens * model.length * model.heads / group
-    moved = tokens * width * (NORMALIZATION_BYTES + SLICED_BYTES / group) + SCORE_BYTES[0] * scores
+    moved = tokens * width * (NORMALIZATION_BYTES + operators.sliced_bytes / group)
+    moved += operators.score_bytes * scores
     rest = sum(matmul_ns(gpu, one) for one in products) + moved / gpu.memory_gb_per_s
     rest += 4 * tokens * model.length * width / group / gpu.matmul_flops_per_ns
     tails = [Matmul(tokens, width, width // group), Matmul(tokens, width, 4 * width // group)]
-    return _operators_ns(rest, LAYER_KERNELS - 2 * UNFUSED_TAIL_KERNELS), tails
+    return _operators_ns(rest, operators.rest_kernels), tails
 
 
 def _tail_matmul_ns(machine: Machine, matmul: Matmul) -> float:
     return _operators_ns(matmul_ns(machine.gpu, matmul), 1)
 
 
-def _unfused_tail_ns(machine: Machine, matmul: Matmul) -> float:
+def _tail_ns(machine: Machine, matmul: Matmul, operators: Operators) -> float:
     all_reduce = collective_ns(machine, "all-reduce", matmul.output_bytes, machine.network.node_devices)
-    pointwise = UNFUSED_BYTES * matmul.rows * matmul.columns / machine.gpu.memory_gb_per_s
-    pointwise = _operators_ns(pointwise, UNFUSED_TAIL_KERNELS - 2)
+    pointwise = operators.tail_bytes * matmul.rows * matmul.columns / machine.gpu.memory_gb_per_s
+    pointwise = _operators_ns(pointwise, operators.tail_kernels)
     return _tail_matmul_ns(machine, matmul) + _launches_ns(machine, 1) + all_reduce + pointwise

@@ -12,8 +12,9 @@ first and communication gets what is left; in a stream of bytes no queue fills, 
 
 Bursts of communication fill the queues of the memory, so that the matmul's reads stall (section 4.5). How long depends
 on how much latency its kernels tolerate, which the paper does not give. Here, under round robin, the matmul stands
-still while the memory serves communication. What an access to the result costs, alone and in turn with others, is what
-a channel of the memory says (:mod:`~disco_hlo.whatif.dram`).
+still while the memory serves communication. But one whose operands stay in the cache, once read, has next to nothing
+to wait for ("fit largely in the LLC ... little impact", section 6.1.2) and goes on. What an access to the result costs,
+alone and in turn with others, is what a channel of the memory says (:mod:`~disco_hlo.whatif.dram`).
 
 The models of table 2 follow, and what T3 makes of a whole iteration of theirs (sections 5.1.2 and 6.3).
 The paper scales the breakdown of a measured iteration (figure 4) by the speed-ups of its sub-layers. Here the breakdown
@@ -195,7 +196,8 @@ class _Run:
             return 1.0, 0.0
         if self.is_writing and self._stored_remotely():
             return 1.0, self.memory
-        if self.arbitration is Arbitration.COMPUTE_FIRST:
+        is_unhindered = self.matmul.reads_once and not self.is_writing
+        if self.arbitration is Arbitration.COMPUTE_FIRST or is_unhindered:
             wanted = self.memory if self.is_writing else self.matmul.read_bytes / self.matmul.products_ns
             return 1.0, self.memory - min(wanted, self.memory)
         return (0.5, self.memory / 2) if self.is_writing else (0.0, self.memory)
