@@ -100,7 +100,7 @@ LENGTH, HEAD, VOCABULARY = 128, 64, 30528
 micro batch (LAMB, 336M). Width of a head. Words, filled up to a multiple of 8."""
 LAYER_KERNELS, LAYER_TENSORS = 28, 16
 """Of a layer forward, twice as many backward: the operators of NVIDIA's ``modeling.py``, one by one; its parameters."""
-KERNEL_US, SLOWDOWN = 16.89, 1.259
+KERNEL_US, SLOWDOWN = 17.90, 1.141
 """Of PyTorch's operators, fitted to NVIDIA's own measurements on one V100 (``configs/papers/coconet.toml``): time from
 one kernel to the next, and time over what their matmuls and bytes need."""
 LAYER_BYTES, SCORE_BYTES = (90, 128), (21, 23)
@@ -114,6 +114,9 @@ LOGIT_BYTES = 18
 """What passes through memory for each token and word besides matmuls: bias (2 in, 2 out) and its gradient (2),
 log-softmax (4) and its gradient (6), the gradient of the likelihood (2). NVIDIA's script of PyTorch 1.5 computes all
 tokens' scores, not those of masked tokens alone (``BertPretrainingCriterion`` in ``run_pretraining.py``)."""
+TIED_BYTES = 8
+"""For each word and unit of width, in each part of a batch: the word embeddings are the scores' weights too, so a
+gradient of their lookup is filled with zeros (2) and added to the scores' (6)."""
 APEX_BYTES: dict[Optimizer, int] = {"Adam": 34, "LAMB": 58}
 """What Apex at O2 moves to update an element. Adam: gradient, weight, momentum and velocity (16) in, three of them out
 (12); the weight to 16 bits (6). LAMB besides: norms of gradient, weight and update (12), and an update written (4) and
@@ -209,7 +212,7 @@ def _forward_and_backward_ns(machine: Machine, model: Bert, sequences: int, leng
     products += 3 * 4 * tokens * length * width / gpu.matmul_flops_per_ns  # the attention's, two forward
     moved = sum(LAYER_BYTES) * tokens * width + sum(SCORE_BYTES) * tokens * length * width / HEAD
     scores = _linear_ns(machine, tokens, VOCABULARY, width)
-    scores += LOGIT_BYTES * tokens * VOCABULARY / gpu.memory_gb_per_s
+    scores += (LOGIT_BYTES * tokens + TIED_BYTES * width) * VOCABULARY / gpu.memory_gb_per_s
     layers = model.layers * (products + moved / gpu.memory_gb_per_s)
     return _operators_ns(layers + scores, 3 * LAYER_KERNELS * model.layers)
 
@@ -328,6 +331,10 @@ PIPELINE_PARALLEL = Operators(40, 17, 12, 7, 1)
 """``MegatronLM-Pipeline-Parallel``, ``megatron/model/transformer.py``, with its scripts' options: bias of three outputs
 (12), bias and GELU (16), one copy of heads (4), the attention's matmuls (8); for each score product (2), mask and
 softmax (4 each), dropout (5), read (2); one kernel for bias, dropout (its mask 1) and residual."""
+WORDS, WORD_BYTES, WORD_KERNELS = 51200, 38, 7
+"""GPT's words, filled up to a multiple of 128 x 16. What passes through memory for each token and word of a device in
+the copy's ``megatron/mpu/cross_entropy.py``: to 32 bits (6), maximum (4), its subtraction (8), exponential (8), sum
+(4), division (8); kernels with the matmul."""
 MICRO_BATCHES = 16
 """Of a batch, which begins with an empty pipeline: the authors' ``pretrain_gpt3_175B_16VM.sh`` (one layer a node, 96 in
 micro batches of 6) and ``..._16VM_96layer.sh`` (six, 16 of 1)."""
@@ -351,26 +358,28 @@ def pipeline_speed_up(
 ) -> float:
     """Section 6.3.1: a node's ``layers`` and its sends over the same with the last all-reduce and send overlapped.
 
-    The first micro batch passes all nodes, one after the other; then each takes as long as a node needs for it, which
-    takes part in two sends. Overlapped, one is the all-gather of what it receives, the other its own reduce-scatter.
+    The first micro batch passes all nodes, one after the other; then each takes as long as the slowest node needs for
+    it: one that receives and sends, or the last, which receives and scores words. Overlapped, what a node receives is
+    gathered meanwhile, and what it sends is reduced.
     """
-    network, further = machine.network, micro_batches - 1
-    group, nodes = network.node_devices, network.devices // network.node_devices
+    network, gpu, further = machine.network, machine.gpu, micro_batches - 1
+    group, before = network.node_devices, network.devices // network.node_devices - 1
     rest, tails = _split_layer(machine, model, sequences, PIPELINE_PARALLEL)
-    elements = tails[-1].rows * tails[-1].columns
-    size = HALF * elements
-    unfused = layers * (rest + sum(_tail_ns(machine, one, PIPELINE_PARALLEL) for one in tails))
-    kept = unfused - _tail_ns(machine, tails[-1], PIPELINE_PARALLEL) + _tail_matmul_ns(machine, tails[-1])
-    whole = _launches_ns(machine, 1) + send_ns(machine, size)
-    first = nodes * unfused + (nodes - 1) * whole
-    overlapped_first = nodes * (kept + pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"])
-    pointwise = POINTWISE_BYTES * elements / group / machine.gpu.memory_gb_per_s
-    scatter, gather = _scatter_ns(machine, size, group) + pointwise, _gather_ns(machine, size, group)
-    turns = sum(
-        _launches_ns(machine, 1) + in_tiles_ns(size, one, send_ns(machine, size / group))
-        for one in (scatter, gather)
-    )
-    return (first + further * (unfused + 2 * whole)) / (overlapped_first + further * (kept + turns))
+    tokens, elements = tails[-1].rows, tails[-1].rows * tails[-1].columns
+    size, launch_ns = HALF * elements, _launches_ns(machine, 1)
+    scored = matmul_ns(gpu, Matmul(tokens, WORDS // group, model.width))
+    scored += WORD_BYTES * tokens * WORDS / group / gpu.memory_gb_per_s
+    last = _operators_ns(scored, WORD_KERNELS)
+    node = layers * (rest + sum(_tail_ns(machine, one, PIPELINE_PARALLEL) for one in tails))
+    last += node
+    kept = node - _tail_ns(machine, tails[-1], PIPELINE_PARALLEL) + _tail_matmul_ns(machine, tails[-1])
+    whole, sliced = launch_ns + send_ns(machine, size), send_ns(machine, size / group)
+    pointwise = POINTWISE_BYTES * elements / group / gpu.memory_gb_per_s
+    gather = launch_ns + in_tiles_ns(size, _gather_ns(machine, size, group), sliced)
+    scatter = launch_ns + in_tiles_ns(size, _scatter_ns(machine, size, group) + pointwise, sliced)
+    through = pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
+    plain_ns = before * (node + whole) + last + further * (whole + max(node + whole, last))
+    return plain_ns / (before * (kept + through) + last + further * (gather + max(kept + scatter, last)))
 
 
 def _split_layer(

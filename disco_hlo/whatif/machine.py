@@ -23,12 +23,11 @@ meanwhile. The cache takes what is written at its own bandwidth, and writes it t
 what goes around the cache, as T3's updates do, waits for the memory ("L2 bypassing ... of GEMM writes hurts", section
 6.1.3).
 
-What is read from memory: one operand once. The other is read again by each row or column of tiles; what the cache holds
-of what was read since the last time is not. A cache as GPUs have it replaces at random, so the share that it still
-holds is (its size) / (what passed through it since), at most 1. What is written passes through it, too, unless it goes
-around. A library takes the tiles in the order that reads less: matmuls measured on V100 are up to a sixth faster than
-the other order lets them be. T3 says that its tiles are taken along rows (section 4.2.1); BLAS has matrices by columns,
-so a layer is computed as its transpose, one feature a row, and the activations are what is read again.
+What is read from memory: the second operand, the weights, once. BLAS has matrices by columns, so a layer is computed as
+its transpose, one feature a row; tiles are taken along rows (T3, section 4.2.1), which is along the tokens. So the
+first operand, the activations, is read again by each row of tiles; what the cache holds of what was read since the last
+time is not. A cache as GPUs have it replaces at random, so the share that it still holds is (its size) / (what passed
+through it since), at most 1. What is written passes through it, too, unless it goes around.
 """
 
 from __future__ import annotations
@@ -78,8 +77,6 @@ class Gpu:
     """From the end of a kernel to the start of the next."""
     stage_us: NotNegative = 0.0
     """What a matmul's stage takes besides its products and its writes."""
-    tile_order: Literal["along rows", "fewest reads"] = "fewest reads"
-    """Of a matmul's output."""
     read_gb_per_s: NotNegative = 0.0
     """What reads from memory were measured to reach; 0 where that is not known."""
     latency_ns: NotNegative = 0.0
@@ -365,8 +362,8 @@ _TOPOLOGIES: dict[str, Callable[[Network, Kind, int], list[Algorithm]]] = {
 }
 
 
-TILE = 128
-"""Rows and columns of an output tile: assumed, CUTLASS's default for 16-bit matmuls."""
+TILE_ROWS, TILE_COLUMNS = 128, 256
+"""Of an output tile: CUTLASS's default for 16-bit matmuls on V100 (``default_gemm_configuration.h``)."""
 HALF = 2
 """Bytes of a 16-bit element."""
 
@@ -414,14 +411,15 @@ class Stages:
 def stages(gpu: Gpu, matmul: Matmul, *, around_cache: bool = False, units: int | None = None) -> Stages:
     """The stages of a matmul on ``units`` compute units (all, where not given)."""
     units = gpu.compute_units if units is None else units
-    across = ceil(matmul.columns / TILE)
-    tiles = ceil(matmul.rows / TILE) * across
+    tiles = ceil(matmul.rows / TILE_ROWS) * ceil(matmul.columns / TILE_COLUMNS)
     count = ceil(tiles / units)
     reads = memory_reads(gpu, matmul, units, around_cache=around_cache)
     flops_per_ns = gpu.matmul_flops_per_ns / gpu.compute_units
     written = matmul.output_bytes / count
     moved = reads / count + (0 if around_cache else written)
-    products_ns = max(2.0 * TILE * TILE * matmul.depth / flops_per_ns, moved / gpu.memory_gb_per_s)
+    products_ns = max(
+        2.0 * TILE_ROWS * TILE_COLUMNS * matmul.depth / flops_per_ns, moved / gpu.memory_gb_per_s
+    )
     products_ns += gpu.stage_us * 1e3
     write_ns = written / (gpu.memory_gb_per_s if around_cache else gpu.cache_gb_per_s)
     operands = HALF * matmul.depth * (matmul.rows + matmul.columns)
@@ -430,15 +428,9 @@ def stages(gpu: Gpu, matmul: Matmul, *, around_cache: bool = False, units: int |
 
 def memory_reads(gpu: Gpu, matmul: Matmul, units: int, *, around_cache: bool) -> float:
     """Bytes that a matmul reads from memory."""
-    orders = [matmul]
-    if gpu.tile_order == "fewest reads":
-        orders.append(Matmul(matmul.columns, matmul.rows, matmul.depth))
-    return min(_reads_along_rows(gpu, one, units, around_cache) for one in orders)
-
-
-def _reads_along_rows(gpu: Gpu, matmul: Matmul, units: int, around_cache: bool) -> float:
     first, second = HALF * matmul.rows * matmul.depth, HALF * matmul.depth * matmul.columns
-    sweeps = max(1.0, matmul.rows * matmul.columns / (TILE * TILE) / max(units, ceil(matmul.rows / TILE)))
+    tiles = matmul.rows * matmul.columns / (TILE_ROWS * TILE_COLUMNS)
+    sweeps = max(1.0, tiles / max(units, ceil(matmul.rows / TILE_ROWS)))
     passed = first + second / sweeps + (0 if around_cache else matmul.output_bytes / sweeps)
     kept = min(1.0, gpu.cache_mb * 2**20 / passed)
     return first + second + (sweeps - 1) * (1 - kept) * first
