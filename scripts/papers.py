@@ -1,5 +1,5 @@
 """The papers' tables from our simulator, each figure next to the paper's: ``scripts/papers.py t3|coconet|fused``.
-``scatter`` compares the ring with reduce-scatters measured on GPUs.
+``scatter`` compares the ring with reduce-scatters measured on GPUs, ``matmul`` stages with matmuls measured on V100.
 
 Figures that a parameter was fitted to are marked, and not compared. Where one is not reached, the last lines say which
 parameter the paper leaves open, and what it would have to be. ``--svg FILE`` draws the table.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from xml.sax.saxutils import escape
@@ -33,7 +34,7 @@ from paper_figures import (
 )
 
 from disco_hlo.errors import DiscoError
-from disco_hlo.whatif.machine import collective_ns, load
+from disco_hlo.whatif.machine import Gpu, Matmul, collective_ns, load, matmul_ns, stages
 
 RECORDS = ROOT / "docs" / "benchmarks"
 FITTED_MB = (6, 24, 96)
@@ -93,6 +94,49 @@ def _line(points: dict[int, list[float]]) -> tuple[float, float]:
     rows = np.array([[size * 1e6 / ns, 1 / ns] for size, ns in known.items()])
     (per_byte, latency_ns), *_ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
     return per_byte, latency_ns
+
+
+class Matmuls(msgspec.Struct):
+    """Times that others measured: rows, columns, depth, ms."""
+
+    device: str
+    source: str
+    clock_ghz: float
+    matmuls: list[tuple[int, int, int, float]]
+
+
+def fitted_matmuls(measured: Matmuls) -> tuple[float, float]:
+    """Efficiency and us of a stage: least squares of relative errors, where no stage waits for its reads."""
+    bare = _measured_on(measured, matmul_efficiency=1, stage_us=0, memory_gb_per_s=1e9)
+    rows, rest = [], []
+    for features, tokens, depth, ms in measured.matmuls:
+        one = stages(bare, Matmul(tokens, features, depth))
+        rows.append([one.count * one.products_ns / (1e6 * ms), one.count * 1e3 / (1e6 * ms)])
+        rest.append(1 - one.count * one.write_ns / (1e6 * ms))
+    (slowness, stage_us), *_ = np.linalg.lstsq(np.array(rows), np.array(rest))
+    return 1 / slowness, stage_us
+
+
+def _measured_on(measured: Matmuls, **changes: float) -> Gpu:
+    return replace(load("coconet").gpu, clock_ghz=measured.clock_ghz, **changes)
+
+
+def matmul() -> str:
+    """The stages of a matmul, fitted to what others measured."""
+    measured = msgspec.json.decode((RECORDS / "matmuls_v100.json").read_bytes(), type=Matmuls)
+    efficiency, stage_us = fitted_matmuls(measured)
+    gpu = _measured_on(measured, matmul_efficiency=efficiency, stage_us=stage_us)
+    off = np.array(
+        [
+            matmul_ns(gpu, Matmul(tokens, features, depth)) / (1e6 * ms) - 1
+            for features, tokens, depth, ms in measured.matmuls
+        ]
+    )
+    return (
+        f"{len(off)} matmuls on {measured.device}. Fitted: {100 * efficiency:.1f} % of the peak and {stage_us:.2f} µs "
+        f"a stage. Root of the mean square error: {100 * np.sqrt(np.mean(off**2)):.1f} %, at most "
+        f"{100 * np.abs(off).max():.1f} %."
+    )
 
 
 @functools.cache
@@ -192,14 +236,17 @@ def _label(row: Row) -> str:
     return f"{row.figure}: {row.what}{' (fitted)' * row.is_fitted}"
 
 
+RECORDED = {"scatter": scatter, "matmul": matmul}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paper", choices=[*FIGURES, "scatter"])
+    parser.add_argument("paper", choices=[*FIGURES, *RECORDED])
     parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the table here")
     chosen = parser.parse_args(arguments)
     try:
-        print(scatter() if chosen.paper == "scatter" else markdown(chosen.paper))
+        print(RECORDED[chosen.paper]() if chosen.paper in RECORDED else markdown(chosen.paper))
         if chosen.svg and chosen.paper in FIGURES:
             chosen.svg.write_text(svg(chosen.paper))
     except (DiscoError, OSError) as error:

@@ -100,7 +100,7 @@ LENGTH, HEAD, VOCABULARY = 128, 64, 30528
 micro batch (LAMB, 336M). Width of a head. Words, filled up to a multiple of 8."""
 LAYER_KERNELS, LAYER_TENSORS = 28, 16
 """Of a layer forward, twice as many backward: the operators of NVIDIA's ``modeling.py``, one by one; its parameters."""
-KERNEL_US, SLOWDOWN = 17.48, 1.070
+KERNEL_US, SLOWDOWN = 17.90, 1.141
 """Of PyTorch's operators, fitted to NVIDIA's own measurements on one V100 (``configs/papers/coconet.toml``): time from
 one kernel to the next, and time over what their matmuls and bytes need."""
 LAYER_BYTES, SCORE_BYTES = (90, 128), (21, 23)
@@ -114,6 +114,9 @@ LOGIT_BYTES = 18
 """What passes through memory for each token and word besides matmuls: bias (2 in, 2 out) and its gradient (2),
 log-softmax (4) and its gradient (6), the gradient of the likelihood (2). NVIDIA's script of PyTorch 1.5 computes all
 tokens' scores, not those of masked tokens alone (``BertPretrainingCriterion`` in ``run_pretraining.py``)."""
+TIED_BYTES = 8
+"""For each word and unit of width, in each part of a batch: the word embeddings are the scores' weights too, so a
+gradient of their lookup is filled with zeros (2) and added to the scores' (6)."""
 APEX_BYTES: dict[Optimizer, int] = {"Adam": 34, "LAMB": 58}
 """What Apex at O2 moves to update an element. Adam: gradient, weight, momentum and velocity (16) in, three of them out
 (12); the weight to 16 bits (6). LAMB besides: norms of gradient, weight and update (12), and an update written (4) and
@@ -209,7 +212,7 @@ def _forward_and_backward_ns(machine: Machine, model: Bert, sequences: int, leng
     products += 3 * 4 * tokens * length * width / gpu.matmul_flops_per_ns  # the attention's, two forward
     moved = sum(LAYER_BYTES) * tokens * width + sum(SCORE_BYTES) * tokens * length * width / HEAD
     scores = _linear_ns(machine, tokens, VOCABULARY, width)
-    scores += LOGIT_BYTES * tokens * VOCABULARY / gpu.memory_gb_per_s
+    scores += (LOGIT_BYTES * tokens + TIED_BYTES * width) * VOCABULARY / gpu.memory_gb_per_s
     layers = model.layers * (products + moved / gpu.memory_gb_per_s)
     return _operators_ns(layers + scores, 3 * LAYER_KERNELS * model.layers)
 
@@ -303,16 +306,35 @@ BERT, GPT2, GPT3 = (
     Transformer("GPT-2 8.3B", 3072, 1024, 32),
     Transformer("GPT-3 175B", 12288, 2048, 96),
 )
-NORMALIZATION_BYTES, SLICED_BYTES = 8, 52
-"""Of :data:`LAYER_BYTES` forward: what each device does for all tokens, and for its heads and part of the matmuls."""
-UNFUSED_BYTES, UNFUSED_TAIL_KERNELS = 15, 5
-"""After an all-reduce bias (4), dropout (5) and residual (6), apart, and their kernels with matmul and all-reduce: the
-authors' ``coconet-experiments/MegatronLM-Model-Parallel`` times a forward pass of training, with ``AR-C``."""
+NORMALIZATION_BYTES = 8
+"""Of :data:`LAYER_BYTES` forward: what each device does for all tokens."""
 
 
-SEND_TURNS = 2
-"""Sends that a node of Megatron-LM's pipeline takes part in for each micro batch, one after the other: it receives,
-computes and sends, and waits for each (``forward_step_with_communication`` in the authors' copy)."""
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """Of a layer forward besides its matmuls, in one of two copies of Megatron-LM (coconet-experiments)."""
+
+    sliced_bytes: int
+    """For each token and unit of width, of a device's heads and part of the matmuls."""
+    score_bytes: int
+    rest_kernels: int
+    """But for the two matmuls that an all-reduce follows, and what comes after these."""
+    tail_bytes: int
+    """After an all-reduce: bias, dropout and residual, an element."""
+    tail_kernels: int
+
+
+MODEL_PARALLEL = Operators(52, SCORE_BYTES[0], LAYER_KERNELS - 10, 15, 3)
+"""``MegatronLM-Model-Parallel`` times a forward pass of training, ``AR-C``; operators as in :data:`LAYER_BYTES`, with
+bias (4), dropout (5) and residual (6) apart."""
+PIPELINE_PARALLEL = Operators(40, 17, 12, 7, 1)
+"""``MegatronLM-Pipeline-Parallel``, ``megatron/model/transformer.py``, with its scripts' options: bias of three outputs
+(12), bias and GELU (16), one copy of heads (4), the attention's matmuls (8); for each score product (2), mask and
+softmax (4 each), dropout (5), read (2); one kernel for bias, dropout (its mask 1) and residual."""
+WORDS, WORD_BYTES, WORD_KERNELS = 51200, 38, 7
+"""GPT's words, filled up to a multiple of 128 x 16. What passes through memory for each token and word of a device in
+the copy's ``megatron/mpu/cross_entropy.py``: to 32 bits (6), maximum (4), its subtraction (8), exponential (8), sum
+(4), division (8); kernels with the matmul."""
 MICRO_BATCHES = 16
 """Of a batch, which begins with an empty pipeline: the authors' ``pretrain_gpt3_175B_16VM.sh`` (one layer a node, 96 in
 micro batches of 6) and ``..._16VM_96layer.sh`` (six, 16 of 1)."""
@@ -320,10 +342,10 @@ micro batches of 6) and ``..._16VM_96layer.sh`` (six, 16 of 1)."""
 
 def tensor_parallel_speed_up(machine: Machine, model: Transformer, sequences: int) -> float:
     """Section 6.2.1: a layer of Megatron-LM over the same with both its all-reduces overlapped."""
-    rest, tails = _split_layer(machine, model, sequences)
+    rest, tails = _split_layer(machine, model, sequences, MODEL_PARALLEL)
     group = machine.network.node_devices
     overlapped = [matmul_schedules(machine, one, group, channels=INFERENCE_CHANNELS) for one in tails]
-    unfused = sum(_unfused_tail_ns(machine, one) for one in tails)
+    unfused = sum(_tail_ns(machine, one, MODEL_PARALLEL) for one in tails)
     return (rest + unfused) / (rest + sum(one["OL(MM,fuse(RS+C+AG))"] for one in overlapped))
 
 
@@ -336,38 +358,52 @@ def pipeline_speed_up(
 ) -> float:
     """Section 6.3.1: a node's ``layers`` and its sends over the same with the last all-reduce and send overlapped.
 
-    The first micro batch passes all nodes, one after the other; then each takes as long as a node needs for it.
+    The first micro batch passes all nodes, one after the other; then each takes as long as the slowest node needs for
+    it: one that receives and sends, or the last, which receives and scores words. Overlapped, what a node receives is
+    gathered meanwhile, and what it sends is reduced.
     """
-    nodes, further = machine.network.devices // machine.network.node_devices, micro_batches - 1
-    rest, tails = _split_layer(machine, model, sequences)
-    elements = tails[-1].rows * tails[-1].columns
-    unfused = layers * (rest + sum(_unfused_tail_ns(machine, one) for one in tails))
-    replaced = _unfused_tail_ns(machine, tails[-1]) - _tail_matmul_ns(machine, tails[-1])
-    overlapped = unfused - replaced + pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
-    whole = _launches_ns(machine, 1) + send_ns(machine, HALF * elements)
-    first = nodes * unfused + (nodes - 1) * whole
-    return (first + further * (unfused + SEND_TURNS * whole)) / ((nodes + further) * overlapped)
+    network, gpu, further = machine.network, machine.gpu, micro_batches - 1
+    group, before = network.node_devices, network.devices // network.node_devices - 1
+    rest, tails = _split_layer(machine, model, sequences, PIPELINE_PARALLEL)
+    tokens, elements = tails[-1].rows, tails[-1].rows * tails[-1].columns
+    size, launch_ns = HALF * elements, _launches_ns(machine, 1)
+    scored = matmul_ns(gpu, Matmul(tokens, WORDS // group, model.width))
+    scored += WORD_BYTES * tokens * WORDS / group / gpu.memory_gb_per_s
+    last = _operators_ns(scored, WORD_KERNELS)
+    node = layers * (rest + sum(_tail_ns(machine, one, PIPELINE_PARALLEL) for one in tails))
+    last += node
+    kept = node - _tail_ns(machine, tails[-1], PIPELINE_PARALLEL) + _tail_matmul_ns(machine, tails[-1])
+    whole, sliced = launch_ns + send_ns(machine, size), send_ns(machine, size / group)
+    pointwise = POINTWISE_BYTES * elements / group / gpu.memory_gb_per_s
+    gather = launch_ns + in_tiles_ns(size, _gather_ns(machine, size, group), sliced)
+    scatter = launch_ns + in_tiles_ns(size, _scatter_ns(machine, size, group) + pointwise, sliced)
+    through = pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
+    plain_ns = before * (node + whole) + last + further * (whole + max(node + whole, last))
+    return plain_ns / (before * (kept + through) + last + further * (gather + max(kept + scatter, last)))
 
 
-def _split_layer(machine: Machine, model: Transformer, sequences: int) -> tuple[float, list[Matmul]]:
+def _split_layer(
+    machine: Machine, model: Transformer, sequences: int, operators: Operators
+) -> tuple[float, list[Matmul]]:
     """What a layer takes but for the two matmuls whose results are all-reduced, and these."""
     group, gpu = machine.network.node_devices, machine.gpu
     tokens, width = sequences * model.length, model.width
     products = (Matmul(tokens, 3 * width // group, width), Matmul(tokens, 4 * width // group, width))
     scores = tokens * model.length * model.heads / group
-    moved = tokens * width * (NORMALIZATION_BYTES + SLICED_BYTES / group) + SCORE_BYTES[0] * scores
+    moved = tokens * width * (NORMALIZATION_BYTES + operators.sliced_bytes / group)
+    moved += operators.score_bytes * scores
     rest = sum(matmul_ns(gpu, one) for one in products) + moved / gpu.memory_gb_per_s
     rest += 4 * tokens * model.length * width / group / gpu.matmul_flops_per_ns
     tails = [Matmul(tokens, width, width // group), Matmul(tokens, width, 4 * width // group)]
-    return _operators_ns(rest, LAYER_KERNELS - 2 * UNFUSED_TAIL_KERNELS), tails
+    return _operators_ns(rest, operators.rest_kernels), tails
 
 
 def _tail_matmul_ns(machine: Machine, matmul: Matmul) -> float:
     return _operators_ns(matmul_ns(machine.gpu, matmul), 1)
 
 
-def _unfused_tail_ns(machine: Machine, matmul: Matmul) -> float:
+def _tail_ns(machine: Machine, matmul: Matmul, operators: Operators) -> float:
     all_reduce = collective_ns(machine, "all-reduce", matmul.output_bytes, machine.network.node_devices)
-    pointwise = UNFUSED_BYTES * matmul.rows * matmul.columns / machine.gpu.memory_gb_per_s
-    pointwise = _operators_ns(pointwise, UNFUSED_TAIL_KERNELS - 2)
+    pointwise = operators.tail_bytes * matmul.rows * matmul.columns / machine.gpu.memory_gb_per_s
+    pointwise = _operators_ns(pointwise, operators.tail_kernels)
     return _tail_matmul_ns(machine, matmul) + _launches_ns(machine, 1) + all_reduce + pointwise

@@ -362,8 +362,8 @@ _TOPOLOGIES: dict[str, Callable[[Network, Kind, int], list[Algorithm]]] = {
 }
 
 
-TILE = 128
-"""Rows and columns of an output tile: assumed, CUTLASS's default for 16-bit matmuls."""
+TILE_ROWS, TILE_COLUMNS = 128, 256
+"""Of an output tile: CUTLASS's default for 16-bit matmuls on V100 (``default_gemm_configuration.h``)."""
 HALF = 2
 """Bytes of a 16-bit element."""
 
@@ -399,6 +399,8 @@ class Stages:
     write_bytes: float
     """Of a stage."""
     write_ns: float
+    reads_once: bool = False
+    """Whether the cache holds all that is read again."""
 
     @property
     def ns(self) -> float:
@@ -409,23 +411,26 @@ class Stages:
 def stages(gpu: Gpu, matmul: Matmul, *, around_cache: bool = False, units: int | None = None) -> Stages:
     """The stages of a matmul on ``units`` compute units (all, where not given)."""
     units = gpu.compute_units if units is None else units
-    across = ceil(matmul.columns / TILE)
-    tiles = ceil(matmul.rows / TILE) * across
+    tiles = ceil(matmul.rows / TILE_ROWS) * ceil(matmul.columns / TILE_COLUMNS)
     count = ceil(tiles / units)
     reads = memory_reads(gpu, matmul, units, around_cache=around_cache)
     flops_per_ns = gpu.matmul_flops_per_ns / gpu.compute_units
     written = matmul.output_bytes / count
     moved = reads / count + (0 if around_cache else written)
-    products_ns = max(2.0 * TILE * TILE * matmul.depth / flops_per_ns, moved / gpu.memory_gb_per_s)
+    products_ns = max(
+        2.0 * TILE_ROWS * TILE_COLUMNS * matmul.depth / flops_per_ns, moved / gpu.memory_gb_per_s
+    )
     products_ns += gpu.stage_us * 1e3
     write_ns = written / (gpu.memory_gb_per_s if around_cache else gpu.cache_gb_per_s)
-    return Stages(count, products_ns, reads / count, written, write_ns)
+    operands = HALF * matmul.depth * (matmul.rows + matmul.columns)
+    return Stages(count, products_ns, reads / count, written, write_ns, reads <= operands)
 
 
 def memory_reads(gpu: Gpu, matmul: Matmul, units: int, *, around_cache: bool) -> float:
     """Bytes that a matmul reads from memory."""
     first, second = HALF * matmul.rows * matmul.depth, HALF * matmul.depth * matmul.columns
-    sweeps = max(1.0, matmul.rows * matmul.columns / (TILE * TILE) / max(units, ceil(matmul.rows / TILE)))
+    tiles = matmul.rows * matmul.columns / (TILE_ROWS * TILE_COLUMNS)
+    sweeps = max(1.0, tiles / max(units, ceil(matmul.rows / TILE_ROWS)))
     passed = first + second / sweeps + (0 if around_cache else matmul.output_bytes / sweeps)
     kept = min(1.0, gpu.cache_mb * 2**20 / passed)
     return first + second + (sweeps - 1) * (1 - kept) * first

@@ -12,13 +12,15 @@ first and communication gets what is left; in a stream of bytes no queue fills, 
 
 Bursts of communication fill the queues of the memory, so that the matmul's reads stall (section 4.5). How long depends
 on how much latency its kernels tolerate, which the paper does not give. Here, under round robin, the matmul stands
-still while the memory serves communication. What an access to the result costs, alone and in turn with others, is what
-a channel of the memory says (:mod:`~disco_hlo.whatif.dram`).
+still while the memory serves communication. But one whose operands stay in the cache, once read, has next to nothing
+to wait for ("fit largely in the LLC ... little impact", section 6.1.2) and goes on. What an access to the result costs,
+alone and in turn with others, is what a channel of the memory says (:mod:`~disco_hlo.whatif.dram`).
 
 The models of table 2 follow, and what T3 makes of a whole iteration of theirs (sections 5.1.2 and 6.3).
-The paper scales the breakdown of a measured iteration (figure 4) by the speed-ups of its sub-layers. Here the breakdown
-is computed: all matmuls of a layer by the same model as the sub-layers', the all-reduces, and the rest, as much as it
-takes for the share that communication has of figure 4 (section 2.4).
+The paper scales the breakdown of a measured iteration to each model's sizes (section 5.1.2; figure 4). Here it is
+computed: all matmuls of a layer by the same model as the sub-layers', the all-reduces, and the rest, which passes
+through memory and so grows with tokens times width. Of the model with the most communication it is as much as it takes
+for the share that this has of figure 4 (section 2.4).
 """
 
 from __future__ import annotations
@@ -195,7 +197,8 @@ class _Run:
             return 1.0, 0.0
         if self.is_writing and self._stored_remotely():
             return 1.0, self.memory
-        if self.arbitration is Arbitration.COMPUTE_FIRST:
+        is_unhindered = self.matmul.reads_once and not self.is_writing
+        if self.arbitration is Arbitration.COMPUTE_FIRST or is_unhindered:
             wanted = self.memory if self.is_writing else self.matmul.read_bytes / self.matmul.products_ns
             return 1.0, self.memory - min(wanted, self.memory)
         return (0.5, self.memory / 2) if self.is_writing else (0.0, self.memory)
@@ -310,15 +313,17 @@ class Layer:
     """All others."""
     t3_ns: dict[Arbitration, float]
     """The sub-layers with T3."""
+    elements: int
+    """Tokens times width."""
 
     @property
     def communication(self) -> float:
         """Its share, where there is nothing else."""
         return self.communication_ns / (self.sequential_ns + self.matmuls_ns)
 
-    def speed_up(self, arbitration: Arbitration, other_share: float) -> float:
-        """How much faster an iteration is of which so much is neither matmul nor communication."""
-        total = (self.sequential_ns + self.matmuls_ns) / (1 - other_share)
+    def speed_up(self, arbitration: Arbitration, element_ns: float) -> float:
+        """How much faster an iteration is where the rest takes so long for each token and unit of width."""
+        total = self.sequential_ns + self.matmuls_ns + element_ns * self.elements
         return total / (total - self.sequential_ns + self.t3_ns[arbitration])
 
 
@@ -337,14 +342,18 @@ def layers(machine: Machine, found: list[Case], phase: str) -> list[Layer]:
                 sum(one.scatter_ns + one.gather_ns for one in results),
                 _other_matmuls_ns(machine, model, degree, training=phase == "training"),
                 {by: sum(one.t3_ns(by) for one in results) for by in Arbitration},
+                model.tokens * model.width,
             )
         )
     return made
 
 
-def other_share(smaller: list[Layer], phase: str) -> float:
-    """Of an iteration, what is neither matmul nor communication: these have the most communication that T3 says."""
-    return 1 - MOST_COMMUNICATION[phase] / max(one.communication for one in smaller)
+def element_ns(smaller: list[Layer], phase: str) -> float:
+    """What is neither matmul nor communication, for each token and unit of width: of these, one has the most
+    communication, and this is then as much as T3 says."""
+    most = max(smaller, key=lambda one: one.communication)
+    total = most.communication_ns / MOST_COMMUNICATION[phase]
+    return (total - most.sequential_ns - most.matmuls_ns) / most.elements
 
 
 def _other_matmuls_ns(machine: Machine, model: Model, degree: int, *, training: bool) -> float:

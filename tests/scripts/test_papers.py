@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import papers
 import pytest
+
+from disco_hlo.whatif.machine import load
 
 
 @pytest.mark.parametrize(("paper", "rows"), [("t3", 28), ("coconet", 21 + 13), ("fused", 11)])
@@ -39,6 +42,19 @@ def test_the_ring_is_within_six_percent_where_it_was_not_fitted() -> None:
     held_out = [line for line in papers.scatter().splitlines() if line.startswith("Held out")]
     assert held_out
     assert all(float(line.split()[2]) < 6 for line in held_out)
+
+
+def test_the_machines_have_what_the_matmuls_on_v100_give() -> None:
+    page = (Path(papers.__file__).parents[1] / "docs" / "benchmarks" / "papers.md").read_text()
+    assert papers.matmul() in page
+    record = (papers.RECORDS / "matmuls_v100.json").read_bytes()
+    for name, clock_ghz in (("coconet", 1.53), ("t3", 1.4)):
+        gpu = load(name).gpu
+        measured = msgspec.json.decode(record, type=papers.Matmuls)
+        efficiency, stage_us = papers.fitted_matmuls(measured)
+        assert (gpu.clock_ghz, gpu.matmul_efficiency) == (clock_ghz, pytest.approx(efficiency, abs=5e-4))
+        assert gpu.stage_us == pytest.approx(stage_us * 1.53 / clock_ghz, abs=6e-3)
+        assert load(name).sourced("fitted") == ("gpu.matmul_efficiency", "gpu.stage_us")
 
 
 def test_nvidia_s_throughputs_that_were_not_fitted_are_within_six_percent() -> None:

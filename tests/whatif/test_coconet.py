@@ -79,7 +79,7 @@ def test_who_has_memory_is_who_has_it_in_table_1() -> None:
 def test_a_part_takes_three_matmuls_a_layer_and_the_scores_and_what_a_kernel_takes() -> None:
     model = coconet.BERTS[1]
     small, large = (coconet.computing_ns(CLUSTER, model, micro, 8192) for micro in (8, 32))
-    layers, kernel_ns = 24, 17.48e3
+    layers, kernel_ns = 24, 17.90e3
     assert small - large > 3 * layers * 84 * kernel_ns  # four parts, not one
     part = coconet.computing_ns(CLUSTER, model, 8, 8 * 256)
     assert small == pytest.approx(4 * part)
@@ -89,14 +89,14 @@ def test_a_part_takes_three_matmuls_a_layer_and_the_scores_and_what_a_kernel_tak
         three = ((tokens, columns, depth), (tokens, depth, columns), (depth, columns, tokens))
         return sum(matmul_ns(CLUSTER.gpu, Matmul(*one)) for one in three)
 
-    rate = 80 * 1.53 * 1024 * 0.664
+    rate = 80 * 1.53 * 1024 * 0.915
     products = (
         4 * linear(2048, 2048) + linear(8192, 2048) + linear(2048, 8192) + 12 * tokens * 128 * 2048 / rate
     )
     moved = 218 * tokens * width + 44 * tokens * 128 * 32
-    scores = linear(words, 2048) + 18 * tokens * words / 790
+    scores = linear(words, 2048) + (18 * tokens + 8 * 2048) * words / 790
     assert part == pytest.approx(
-        1.07 * (layers * (products + moved / 790) + scores) + 84 * layers * kernel_ns
+        1.141 * (layers * (products + moved / 790) + scores) + 84 * layers * kernel_ns
     )
 
 
@@ -152,29 +152,40 @@ def test_buckets_take_compute_units_from_the_backward_pass_until_it_is_shorter_t
         assert found == pytest.approx(exposed + (6 + 12 + 34) * 336e6 / 790 + 5e3)
 
 
-def test_a_pipeline_gains_its_whole_sends_and_an_all_reduce() -> None:
+def test_a_pipeline_waits_for_its_slowest_node() -> None:
+    model, sequences = coconet.GPT3, 8
     machine = replace(CLUSTER, gpu=replace(CLUSTER.gpu, launch_us=0))
-    sequences, layers = 8, 1
-    elements = sequences * 2048 * 12288
-    rest, tails = coconet._split_layer(machine, coconet.GPT3, sequences)
-    products = sum(1.07 * matmul_ns(machine.gpu, one) + 17.48e3 for one in tails)
-    reduced = collective_ns(machine, "all-reduce", 2 * elements, 16)
-    reduced += 1.07 * 15 * elements / 790 + 3 * 17.48e3  # three of PyTorch's kernels
-    send = coconet.send_ns(machine, 2 * elements)
-    overlapped = coconet.pipeline_schedules(machine, elements)["OL(RS+C,P2P,AG)"]
-    layer, after = rest + products + 2 * reduced, rest + products + reduced + overlapped
+    tokens = sequences * model.length
+    size = 2 * tokens * model.width
+    rest, tails = coconet._split_layer(machine, model, sequences, coconet.PIPELINE_PARALLEL)
+    products = sum(1.141 * matmul_ns(machine.gpu, one) + 17.90e3 for one in tails)
+    reduced = collective_ns(machine, "all-reduce", size, 16)
+    reduced += 1.141 * 7 * size / 2 / 790 + 17.90e3  # one kernel of PyTorch's
+    layer, kept = rest + products + 2 * reduced, rest + products + reduced
+    scored = matmul_ns(machine.gpu, Matmul(tokens, 3200, model.width)) + 38 * tokens * 3200 / 790
+    last = layer + 1.141 * scored + 7 * 17.90e3
+    whole, sliced = (coconet.send_ns(machine, size / parts) for parts in (1, 16))
+    scatter, gather = (
+        coconet.in_tiles_ns(size, collective_ns(machine, kind, size, 16) + more, sliced)
+        for kind, more in (("reduce-scatter", 3 * size / 16 / 790), ("all-gather", 0))
+    )
+    assert kept + scatter < last < layer + whole
+    through = coconet.pipeline_schedules(machine, size // 2)["OL(RS+C,P2P,AG)"]
 
     def found(micro_batches: int) -> float:
-        return coconet.pipeline_speed_up(machine, coconet.GPT3, sequences, layers, micro_batches)
+        return coconet.pipeline_speed_up(machine, model, sequences, 1, micro_batches)
 
-    assert found(1) == pytest.approx((16 * layer + 15 * send) / (16 * after))
-    assert found(3) == pytest.approx((16 * layer + 15 * send + 2 * (layer + 2 * send)) / (18 * after))
-    assert found(10**9) == pytest.approx((layer + 2 * send) / after)
+    first, overlapped = 15 * (layer + whole) + last, 15 * (kept + through) + last
+    assert found(1) == pytest.approx(first / overlapped)
+    slowest, slowest_overlapped = whole + max(layer + whole, last), gather + max(kept + scatter, last)
+    assert found(3) == pytest.approx((first + 2 * slowest) / (overlapped + 2 * slowest_overlapped))
+    assert found(10**9) == pytest.approx(slowest / slowest_overlapped)
 
 
 def test_inference_gains_more_where_pointwise_kernels_move_more(monkeypatch: pytest.MonkeyPatch) -> None:
     models = (coconet.BERT, coconet.GPT2)
     gained = [coconet.tensor_parallel_speed_up(CLUSTER, model, 8) for model in models]
-    monkeypatch.setattr(coconet, "UNFUSED_BYTES", 30)
+    unfused = replace(coconet.MODEL_PARALLEL, tail_bytes=30)
+    monkeypatch.setattr(coconet, "MODEL_PARALLEL", unfused)
     more = [coconet.tensor_parallel_speed_up(CLUSTER, model, 8) for model in models]
     assert all(1 < few < many < 2 for few, many in zip(gained, more, strict=True))

@@ -54,9 +54,9 @@ def test_an_address_has_its_bank_and_row_where_accel_sim_s_v100_has_them(
 
 
 def test_all_units_write_the_same_rows_of_their_tiles_at_once() -> None:
-    # One channel of one; two tiles of 128 x 128 along the rows of [256, 4096]: rows 0 and 64 of each, then 1 and 65.
-    pieces = itertools.islice(_every_piece(256, 4096, 2), 8)
-    addresses = [2 * 4096 * row for row in (0, 64, 128, 192, 1, 65, 129, 193)]
+    # One channel of one; two tiles of 128 x 256 along the rows of [256, 4096]: rows 0 and 64 of each, then 1 and 65.
+    pieces = itertools.islice(_every_piece(256, 4096, 2), 16)
+    addresses = [2 * (4096 * row + of) for row in (0, 64, 128, 192, 1, 65, 129, 193) for of in (0, 128)]
     assert list(pieces) == [dram._place(one) for one in addresses]
 
 

@@ -14,10 +14,10 @@ from disco_hlo.whatif.t3 import (
     Arbitration,
     Model,
     cases,
+    element_ns,
     fused_ns,
     last_sum_ns,
     layers,
-    other_share,
     sliced,
     sub_layer,
 )
@@ -32,23 +32,22 @@ def machine(link: float, memory: float, latency_us: float = 0.0) -> Machine:
 def test_a_matmul_is_stages_of_tiles_with_bursts_of_writes() -> None:
     gpu = replace(load("t3").gpu, compute_units=4, clock_ghz=1, flops_per_cycle=128, matmul_efficiency=0.5)
     gpu = replace(gpu, memory_gb_per_s=1024, cache_mb=1000, cache_gb_per_s=2048, stage_us=1)
-    found = stages(gpu, Matmul(256, 256, 64))  # 4 tiles in one stage
+    matmul = Matmul(256, 512, 64)  # 4 tiles in one stage
+    found = stages(gpu, matmul)
     assert found.count == 1
-    assert found.products_ns == 2 * 128 * 128 * 64 / 64 + 1000
-    assert found.write_bytes == 2 * 256 * 256
-    assert found.write_ns == 64
-    assert stages(gpu, Matmul(256, 256, 64), around_cache=True).write_ns == 128
-    assert found.read_bytes == 2 * 256 * 64 * 2
-    assert stages(gpu, Matmul(256, 256, 64), units=2).count == 2
+    assert found.products_ns == 2 * 128 * 256 * 64 / 64 + 1000
+    assert found.write_bytes == 2 * 256 * 512
+    assert found.write_ns == 128
+    assert stages(gpu, matmul, around_cache=True).write_ns == 256
+    assert found.read_bytes == 2 * (256 + 512) * 64
+    assert stages(gpu, matmul, units=2).count == 2
 
 
 def test_what_the_cache_does_not_hold_is_read_again() -> None:
     gpu = replace(load("t3").gpu, cache_mb=0.5)
-    matmul = Matmul(
-        1024, 1024, 1024
-    )  # operands of 2 MB; stages of 8 tiles are one row, so there are 8 sweeps
-    passed = 2 * 2**20 + 2**18
-    expected = 4 * 2**20 + 7 * (1 - 2**19 / passed) * 2 * 2**20
+    matmul = Matmul(1024, 2048, 1024)  # 2 and 4 MB; stages of 8 tiles are one row, so there are 8 sweeps
+    passed = 2 * 2**20 + 2**19
+    expected = 6 * 2**20 + 7 * (1 - 2**19 / passed) * 2 * 2**20
     assert memory_reads(gpu, matmul, 8, around_cache=True) == pytest.approx(expected)
     assert memory_reads(gpu, matmul, 8, around_cache=False) > expected
 
@@ -104,20 +103,22 @@ def test_updates_among_a_matmul_s_reads_stall_it_for_what_they_cost_there() -> N
     assert found == pytest.approx(16_000 + 8 * 300, abs=5)
 
 
-@pytest.mark.parametrize(("model", "name", "said"), [(SMALLER[1], "FC-1", 0.50), (SMALLER[0], "OP", 0.15)])
-def test_the_machine_has_what_was_fitted_to_two_of_the_paper_s_figures(
-    model: Model, name: str, said: float
-) -> None:
-    found = sub_layer(load("t3"), sliced(model, name, 16), 16)
-    assert found.sequential_ns / found.ideal_ns - 1 == pytest.approx(said, abs=0.005)
-    assert load("t3").sourced("fitted") == ("gpu.matmul_efficiency", "gpu.stage_us")
+def test_a_matmul_whose_operands_stay_in_the_cache_does_not_stand_still() -> None:
+    # As under round robin above, but nothing is read again: only bursts of writes would take turns, and there are none.
+    matmul = Stages(16, 1000.0, 0.0, 100.0, 0.0, reads_once=True)
+    assert fused_ns(machine(1000, 1), matmul, 2, Arbitration.ROUND_ROBIN) == pytest.approx(16_000, abs=5)
+    gpu = load("t3").gpu  # 16 MB: T-NLG's IP on 16 devices has 13 MB of activations, FC-1 17 MB
+    reads_once = {
+        name: stages(gpu, sliced(SMALLER[1], name, 16), around_cache=True) for name in ("IP", "FC-1")
+    }
+    assert [one.reads_once for one in reads_once.values()] == [True, False]
 
 
 def test_activations_are_read_again_and_weights_once() -> None:
     gpu = replace(load("t3").gpu, cache_mb=0.001)
-    few, many = (memory_reads(gpu, Matmul(4096, 256 * n, 256), 32, around_cache=True) for n in (1, 2))
-    assert few == pytest.approx(2 * 4096 * 256 * 2 + 2 * 256 * 256, rel=1e-3)
-    assert many == pytest.approx(4 * 4096 * 256 * 2 + 2 * 512 * 256, rel=1e-3)
+    few, many = (memory_reads(gpu, Matmul(4096, 512 * n, 256), 32, around_cache=True) for n in (1, 2))
+    assert few == pytest.approx(2 * 4096 * 256 * 2 + 2 * 512 * 256, rel=1e-3)
+    assert many == pytest.approx(4 * 4096 * 256 * 2 + 2 * 1024 * 256, rel=1e-3)
 
 
 @pytest.mark.parametrize("degree", [8, 16])
@@ -138,7 +139,7 @@ def test_no_arbitration_beats_the_ideal_and_none_is_slower_than_one_after_the_ot
     slowest, fastest = (found.t3_ns(arbitration) for arbitration in Arbitration)
     near_memory_ns = max(found.matmul_ns, found.near_memory_scatter_ns) + found.gather_ns
     assert near_memory_ns <= fastest * 1.0001
-    assert fastest <= slowest * 1.0001
+    assert fastest <= slowest * 1.002  # where the ring takes longest, taking turns may help it a little
     assert slowest < found.sequential_ns
 
 
@@ -147,12 +148,14 @@ def test_the_rest_of_an_iteration_leaves_communication_the_share_that_the_paper_
     found = cases(t3, SMALLER)
     for phase, said in (("training", 0.34), ("prompt", 0.43)):
         of = layers(t3, found, phase)
-        other = other_share(of, phase)
-        assert max((1 - other) * one.communication for one in of) == pytest.approx(said)
+        rest = element_ns(of, phase)
+        totals = [one.sequential_ns + one.matmuls_ns + rest * one.elements for one in of]
+        shares = [one.communication_ns / total for one, total in zip(of, totals, strict=True)]
+        assert max(shares) == pytest.approx(said)
         assert len(of) == 4
-        slow, fast = (max(one.speed_up(by, other) for one in of) for by in Arbitration)
+        slow, fast = (max(one.speed_up(by, rest) for one in of) for by in Arbitration)
         assert 1 < slow < fast < 1.2
         most = max(of, key=lambda one: one.communication)
         saved = most.sequential_ns - most.t3_ns[Arbitration.COMPUTE_FIRST]
         total = most.communication_ns / said
-        assert most.speed_up(Arbitration.COMPUTE_FIRST, other) == pytest.approx(total / (total - saved))
+        assert most.speed_up(Arbitration.COMPUTE_FIRST, rest) == pytest.approx(total / (total - saved))
