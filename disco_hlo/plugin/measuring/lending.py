@@ -27,24 +27,22 @@ _COPYING = 3
 """A slice lasts so many times as long as copying what a run takes over, there and back."""
 
 
-def copied(
+def real_inputs(
     session: Session,
     parameters: Sequence[Parameter],
     arguments: Sequence[Any],
     on_host_bytes: int,
     stop: Callable[[], bool],
 ) -> RealInputs | None:
-    """A copy of a call's arguments, on all ranks; None where a host lacks room, or no call was held.
+    """For a copy of a call's arguments, on all ranks; None where a host lacks room, or no call was held.
 
     Args:
         on_host_bytes: what it takes on the host for each device, with what else will be there.
     """
     if not _have_room(session, arguments, on_host_bytes):
         return None
-    with session.stage("a copy of the step's inputs"):
-        together = lambda: all_have(session, "inputs")  # noqa: E731
-        seed = session.settings.seed
-        return RealInputs(session.request, parameters, arguments, seed, together, stop)
+    together = lambda: all_have(session, "inputs")  # noqa: E731
+    return RealInputs(session.request, parameters, session.settings.seed, together, stop)
 
 
 def _have_room(session: Session, arguments: Sequence[Any], on_host_bytes: int) -> bool:
@@ -99,7 +97,7 @@ def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInp
         )
     began_ns = time.perf_counter_ns()
     with session.stage("a copy of what a step takes over"):
-        kept = Kept(arguments, loan.taken)
+        kept = Kept.of(arguments, loan.taken)
     copied_ns = 2 * (time.perf_counter_ns() - began_ns)
     with coming_back_to(arguments, kept, loan.taken):
         inputs = LentInputs(session.request, loan.parameters, arguments, copied_ns)
