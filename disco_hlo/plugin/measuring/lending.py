@@ -22,6 +22,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter, memory, parameters, storage_taken
+from disco_hlo.plugin.xla.host_memory import Buffers
 
 _COPYING = 3
 """A slice lasts so many times as long as copying what a run takes over, there and back."""
@@ -82,8 +83,8 @@ def _beside_arguments(executable: LoadedExecutable) -> int:
 
 
 @contextlib.contextmanager
-def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInputs]:
-    """The arguments of a call that is held, for the body, on all ranks.
+def lent(session: Session, loan: Loan, arguments: list[Any], buffers: Buffers) -> Iterator[LentInputs]:
+    """The arguments of a call that is held, for the body, on all ranks. Copies are made in ``buffers``.
 
     Raises:
         UnsupportedError: memory lacks.
@@ -95,9 +96,11 @@ def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInp
         raise shared(
             UnsupportedError("the host has no room for a copy of the step's arguments, or no call was held")
         )
+    import jax
+
     began_ns = time.perf_counter_ns()
     with session.stage("a copy of what a step takes over"):
-        kept = Kept.of(arguments, loan.taken)
+        kept = Kept.of(arguments, loan.taken, buffers)
     copied_ns = 2 * (time.perf_counter_ns() - began_ns)
     with coming_back_to(arguments, kept, loan.taken):
         inputs = LentInputs(session.request, loan.parameters, arguments, copied_ns)
@@ -105,6 +108,8 @@ def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInp
             yield inputs
         finally:
             inputs.leave(loan.taken)
+    jax.block_until_ready([arguments[index] for index in loan.taken])
+    kept.leave(buffers)
 
 
 class Slices:

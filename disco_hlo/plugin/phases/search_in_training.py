@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import functools
 import logging
+import math
 import os
 import threading
 import time
@@ -64,8 +65,8 @@ from disco_hlo.plugin.step import Step, called_step
 from disco_hlo.plugin.structure import Restructured, recomputes
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
-from disco_hlo.plugin.xla.executables import memory
-from disco_hlo.plugin.xla.host_memory import reserve
+from disco_hlo.plugin.xla.executables import memory, parameters
+from disco_hlo.plugin.xla.host_memory import Buffers, reserve
 from disco_hlo.plugin.xla.job import may_rise_bytes, peak_told, peaks_bytes
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.schedule import Scheduled
@@ -75,6 +76,8 @@ _MOST_TRIED = 2
 _MOST_STRUCTURES = 2
 """Of another structure, in the place of the last of them and besides."""
 _LOOK_S = 0.5
+_NICENESS = 19
+"""Of a thread that only writes memory: the cores are the training's."""
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
 _ENDED = "the training ended before the search for {} did"
@@ -113,6 +116,7 @@ class SearchInTraining:
         self._reserves = False
         self._reserving_ends = threading.Event()
         self._reserving_ends.set()
+        self._buffers = Buffers()
         self._reserved_bytes = 0
         """Of the host's memory, for each device."""
         self._held_s: list[float] = []
@@ -154,6 +158,7 @@ class SearchInTraining:
             if self._gone():
                 self.say_nothing_saved()
         finally:
+            self._buffers.clear()
             _under_way.discard(self)
 
     def end(self) -> None:
@@ -217,7 +222,7 @@ class SearchInTraining:
     def _reserving(
         self, session: Session, until: contextlib.ExitStack
     ) -> contextlib.AbstractContextManager[None]:
-        """Begin, the first time, to have memory ready on a GPU's host for what is kept there while runs take a call's
+        """Begin, the first time, to have memory of the host ready for what is kept there while runs take a call's
         arguments: it is got beside the training, ``until`` that ends at the latest."""
         if not self._reserves:
             self._reserves = True
@@ -229,9 +234,12 @@ class SearchInTraining:
         trial, room = self._calls(), room_bytes(session, on_host=True)
         self._reserving_ends = ended = threading.Event()
         default = None if trial is None else trial.watch.request.call_default()
-        asked = 0 if default is None else needed_on_host_bytes(default, several=True)
+        devices, by_numpy = self._request.local_devices, share_memory(self._request)
+        taken = [] if default is None else parameters(default)
+        sizes = [math.prod(one.shape) * one.dtype.itemsize for one in taken]
+        asked = sum(sizes) if by_numpy or default is None else needed_on_host_bytes(default, several=True)
         del trial, default
-        if not BACKENDS[session.facts.backend].queues or room is None or asked > room:
+        if room is None or asked > room:
             ended.set()
             yield
             return
@@ -240,9 +248,12 @@ class SearchInTraining:
             began, share = time.monotonic(), self._settings.share
             over = lambda: self._over() or ended.is_set()  # noqa: E731
             try:
-                with jaxlink.ours():
-                    stood_s = reserve(self._request.local_devices, asked, share, over)
-                self._held_s.extend(stood_s)
+                if by_numpy:
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+                    self._buffers.get_ready(sizes * len(devices), over)
+                else:
+                    with jaxlink.ours():
+                        self._held_s.extend(reserve(devices, asked, share, over))
                 LOGGER.debug("%d MiB of the host a device: %.2f s", asked >> 20, time.monotonic() - began)
                 self._reserved_bytes = asked
             except Exception as error:
@@ -334,7 +345,7 @@ class SearchInTraining:
         at_once = compiles_at_once(session)
         if not share_memory(self._request):
             what = "compiling the comparison"
-            with session.compiling(what), session.stage(what), peak_told(self._request, what):
+            with session.stage(what), peak_told(self._request, what):
                 compile_comparison(self._request.local_devices, trials[0].executable, at_once)
         with peak_told(self._request, "comparing"):
             self._compare(session, trials[0], tried)
@@ -416,7 +427,7 @@ class SearchInTraining:
             raise UnsupportedError(f"there is no room to compare candidates: {default.error}")
         if inputs is not None and not taken:
             with session.stage("a copy of the step's inputs"):
-                inputs.take(arguments)
+                inputs.take(arguments, self._buffers)
         return inputs, taken
 
     @contextlib.contextmanager
@@ -585,7 +596,7 @@ class _Lent:
             trial = own._calls()
             arguments = [] if trial is None else trial.watch.arguments
             del trial
-            with lent(self.session, loan, arguments) as inputs:
+            with lent(self.session, loan, arguments, own._buffers) as inputs:
                 yield inputs
 
     def trace(self, calls: int) -> tuple[bytes, list[int], int]:

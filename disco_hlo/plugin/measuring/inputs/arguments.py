@@ -40,7 +40,7 @@ from disco_hlo.plugin.measuring.inputs.made_up import (
 )
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter
-from disco_hlo.plugin.xla.host_memory import as_numpy, copied, on_device
+from disco_hlo.plugin.xla.host_memory import Buffers, as_numpy, copied, on_device
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.own_programs import compile_for_each_device, on_each_device
 
@@ -236,10 +236,10 @@ class RealInputs(Inputs):
         self._change = (0.0, 0)
         super().__init__(request, parameters, seed, together, None, {})
 
-    def take(self, arguments: Sequence[Any]) -> None:
+    def take(self, arguments: Sequence[Any], buffers: Buffers | None = None) -> None:
         """Copy the arguments of a call, as the executable takes them, in the place of those of another."""
         self._given = []  # whose memory these may have
-        self._given = _on_host(arguments, self.request.local_devices)
+        self._given = _on_host(arguments, self.request.local_devices, buffers)
 
     @contextlib.contextmanager
     def taken_from(self, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
@@ -405,10 +405,10 @@ class Kept:
         self._copies = copies
 
     @staticmethod
-    def of(arguments: Sequence[Any], taken: Collection[int]) -> Kept:
+    def of(arguments: Sequence[Any], taken: Collection[int], buffers: Buffers | None = None) -> Kept:
         """What a call takes over, ``taken``, copied to the host's memory."""
         shards = {index: arguments[index].addressable_shards for index in taken}
-        copies = iter(copied([one.data for own in shards.values() for one in own]))
+        copies = iter(copied([one.data for own in shards.values() for one in own], buffers))
         return Kept(
             arguments, {index: {one.device: next(copies) for one in own} for index, own in shards.items()}
         )
@@ -418,8 +418,13 @@ class Kept:
         import jax
 
         shape, sharding = self._like[index]
-        buffers = [on_device(copy, device) for device, copy in self._copies[index].items()]
-        return jax.make_array_from_single_device_arrays(shape, sharding, buffers)
+        arrays = [on_device(copy, device) for device, copy in self._copies[index].items()]
+        return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+
+    def leave(self, buffers: Buffers) -> None:
+        """Once they were given back, and are there: leave the copies' memory to others."""
+        for own in self._copies.values():
+            buffers.take_back(own.values())
 
 
 @contextlib.contextmanager
@@ -476,10 +481,10 @@ def _chosen(values: Any, places: Any) -> tuple[Any]:
     return (values.reshape(-1)[places],)
 
 
-def _on_host(arrays: Sequence[Any], devices: Sequence[Any]) -> list[list[Any]]:
+def _on_host(arrays: Sequence[Any], devices: Sequence[Any], buffers: Buffers | None) -> list[list[Any]]:
     """Copies of each by local device; numpy arrays that are equal on several are there once."""
     shards = [{shard.device: shard for shard in one.addressable_shards} for one in arrays]
-    copies = iter(copied([own[device].data for own in shards for device in devices]))
+    copies = iter(copied([own[device].data for own in shards for device in devices], buffers))
     found = []
     for own in shards:
         kept: list[tuple[Any, Any]] = []
