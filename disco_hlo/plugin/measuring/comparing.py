@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError, shared
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.inputs.arguments import SAMPLES, RealInputs, compile_changes
+from disco_hlo.plugin.measuring.inputs.arguments import SAMPLES, RealInputs, compile_changes, let_go
 from disco_hlo.plugin.measuring.lockstep import all_have, anywhere, run_on_all
 from disco_hlo.plugin.measuring.room import in_passes, room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
@@ -247,6 +247,7 @@ class _Inputs:
             if not program.differs and self.real is not None and self._is_over():
                 raise
             program.error = one_line(error)
+            let_go(error)
 
     def _is_over(self) -> bool:
         return anywhere(self.session, self.session.over(), "over")

@@ -129,7 +129,8 @@ class Slices:
         self._session, self._calls = session, calls
         run = [one.executable for one in trials]
         self._loan = Loan.of(session.request.call_default(), run) if run else None
-        self._runners: dict[str, Runner] = {}
+        # Before a call is held: a large module takes a second to read.
+        self._runners = {} if self._loan is None else _runners(session, self._loan, trials)
         self._lent = contextlib.ExitStack()
         self._inputs: LentInputs | None = None
         self._end_ns = 0
@@ -153,16 +154,23 @@ class Slices:
             self._end_ns = time.perf_counter_ns() + max(SLICE_NS, _COPYING * self._inputs.copied_ns)
             count = max(1, self._count(run_ns))
             self.idle_ns = self._inputs.copied_ns
-        runner = self._runners.get(trial.name)
-        if runner is None:
-            session, known = self._session, next(iter(self._runners.values()), None)
-            runner = self._runners[trial.name] = Runner(
-                session.request, trial.executable, session.settings.seed,
-                inputs_of=known, inputs=self._inputs, module=trial.executed,
-            )  # fmt: skip
+        runner = self._runners[trial.name]
         runner.runs_on = self._inputs
         return runner, count
 
     def _count(self, run_ns: int) -> int:
         left_ns = max(0, self._end_ns - time.perf_counter_ns())
         return int(self._session.tell(left_ns // max(1, run_ns), "runs in a slice"))
+
+
+def _runners(session: Session, loan: Loan, trials: Sequence[Trial]) -> dict[str, Runner]:
+    """By name, for arguments that are lent later."""
+    found: dict[str, Runner] = {}
+    for trial in trials:
+        found[trial.name] = Runner(
+            session.request, trial.executable, session.settings.seed,
+            inputs_of=next(iter(found.values()), None),
+            inputs=LentInputs(session.request, loan.parameters, ()),
+            module=trial.executed,
+        )  # fmt: skip
+    return found

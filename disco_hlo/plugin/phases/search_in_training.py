@@ -363,6 +363,8 @@ class SearchInTraining:
     def _compare(self, session: Session, default: Trial, tried: Sequence[Trial]) -> None:
         """Compare candidates with XLA's default, on the arguments of a call, where the hosts have room for a copy of
         them: each run holds a call. Else all of it holds one."""
+        for one in tried:
+            one.error = one.error or beyond_setting(session, one.name, one.executable)
         run = default.executable
         loan = Loan.of(run, [run])
         on_host = needed_on_host_bytes(run, several=False), needed_on_host_bytes(run, several=True)
@@ -417,8 +419,6 @@ class SearchInTraining:
         gives_back = loan.taken_bytes if taken else 0
         # What a plan needs it needs in every call, too: that is held against what is free, as before a first step.
         free = replace(session, on_calls=None)
-        for one in tried:
-            one.error = one.error or beyond_setting(session, one.name, one.executable)
         for one in (default, *tried):
             one.error = one.error or lack_of_memory(
                 free, one.name, one.executable, given_back_bytes=gives_back

@@ -622,6 +622,7 @@ def test_each_run_or_each_pass_holds_a_call_and_a_wrong_last_element_of_many_arr
     request, trains = calls.watch.request, threading.current_thread()
 
     said: list[str] = []
+    copies: list[int] = []
     held, execute, output_arrays, unlike = (
         SearchInTraining._held, executables.execute, Runner.output_arrays, Allowed.unlike,
     )  # fmt: skip
@@ -643,10 +644,15 @@ def test_each_run_or_each_pass_holds_a_call_and_a_wrong_last_element_of_many_arr
         said.append("away" if calls.watch.arguments[0].is_deleted() else "there")
         return output_arrays(runner, *given)
 
+    def copied(*given: Any) -> Any:
+        copies.append(len(given[0]))
+        return host_memory.copied(*given)
+
     def looked(allowed: Allowed, got: Any) -> Any:
         said.append("looked")
         return unlike(allowed, got)
 
+    monkeypatch.setattr("disco_hlo.plugin.measuring.inputs.arguments.copied", copied)
     monkeypatch.setattr(SearchInTraining, "_held", holding)
     monkeypatch.setattr(executables, "execute", executed)
     monkeypatch.setattr(Runner, "output_arrays", run)
@@ -671,6 +677,8 @@ def test_each_run_or_each_pass_holds_a_call_and_a_wrong_last_element_of_many_arr
     assert same.compared
     assert "output 11 differs from XLA's default at [15, 15] of float32[16, 16]" in wrong.error
 
+    # Twelve weights, a key and a batch on two devices: nothing is copied besides for a run.
+    assert copies == [2 * 14] * (_PASSES if full else 1)
     pieces = [piece.split("goes on") for piece in " ".join(said).split("held")[1:]]
     assert len(pieces) == len(search._held_s)
     (copying, _), *runs = [(inside.split(), beside.split()) for inside, beside in pieces]

@@ -434,7 +434,7 @@ def coming_back_to(arguments: list[Any], kept: Kept, taken: Collection[int]) -> 
     try:
         yield
     except BaseException as error:
-        _let_go(error)
+        let_go(error)
         raise
     finally:
         for index in taken:
@@ -448,7 +448,7 @@ def coming_back_to(arguments: list[Any], kept: Kept, taken: Collection[int]) -> 
                 arguments[index] = kept.given(index)
 
 
-def _let_go(error: BaseException | None) -> None:
+def let_go(error: BaseException | None) -> None:
     """Free what the frames that an error has ended still hold: inputs and outputs of what failed."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
