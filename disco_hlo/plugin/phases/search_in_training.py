@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from disco_hlo.backends import BACKENDS
+from disco_hlo.elsewhere import NICENESS
 from disco_hlo.errors import ActivationError, ProfileError, UnsupportedError, is_shared
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Case
@@ -76,8 +77,6 @@ _MOST_TRIED = 2
 _MOST_STRUCTURES = 2
 """Of another structure, in the place of the last of them and besides."""
 _LOOK_S = 0.5
-_NICENESS = 19
-"""Of a thread that only writes memory: the cores are the training's."""
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
 _ENDED = "the training ended before the search for {} did"
@@ -231,14 +230,12 @@ class SearchInTraining:
 
     @contextlib.contextmanager
     def _reserved(self, session: Session) -> Iterator[None]:
-        trial, room = self._calls(), room_bytes(session, on_host=True)
+        default, room = self._request.call_default(), room_bytes(session, on_host=True)
         self._reserving_ends = ended = threading.Event()
-        default = None if trial is None else trial.watch.request.call_default()
         devices, by_numpy = self._request.local_devices, share_memory(self._request)
-        taken = [] if default is None else parameters(default)
-        sizes = [math.prod(one.shape) * one.dtype.itemsize for one in taken]
-        asked = sum(sizes) if by_numpy or default is None else needed_on_host_bytes(default, several=True)
-        del trial, default
+        sizes = [math.prod(one.shape) * one.dtype.itemsize for one in parameters(default)]
+        asked = sum(sizes) if by_numpy else needed_on_host_bytes(default, several=True)
+        del default
         if room is None or asked > room:
             ended.set()
             yield
@@ -249,7 +246,7 @@ class SearchInTraining:
             over = lambda: self._over() or ended.is_set()  # noqa: E731
             try:
                 if by_numpy:
-                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
                     self._buffers.get_ready(sizes * len(devices), over)
                 else:
                     with jaxlink.ours():
@@ -398,14 +395,11 @@ class SearchInTraining:
         trial = self._calls()
         arguments = [] if trial is None else trial.watch.arguments
         del trial
-        taken = frozenset[int]()
         with session.stage("room for real inputs"):
-            beside, run_bytes = (
-                may_rise_bytes(self._request, MAY_RISE),
-                memory(default.executable).total_bytes,
-            )
-            if beside is not None and run_bytes > beside:
-                taken = loan.taken
+            run_bytes = memory(default.executable).total_bytes
+            beside = may_rise_bytes(self._request, MAY_RISE)
+        gives_way = anywhere(session, beside is not None and run_bytes > beside, "gives way")
+        taken = loan.taken if gives_way else frozenset[int]()
         on_host = kept_bytes[bool(taken)] + (run_bytes if beside is None else 0)
         more = max(0, on_host - self._reserved_bytes)
         inputs = real_inputs(session, loan.parameters, arguments, more, self._stop.__bool__)
