@@ -202,11 +202,14 @@ def test_a_program_that_computes_something_else_is_refused(
     assert (losses, numbers(state)) == stock(_CALLS, width)
 
 
+@pytest.mark.parametrize("has_room", [True, False])
 def test_nothing_is_compiled_while_a_call_is_held_to_compare(
-    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_room: bool
 ) -> None:
     own_programs._compiled.cache_clear()
-    monkeypatch.setattr(_SHARE_MEMORY, lambda _: False)  # as on a GPU
+    in_passes_without_room(monkeypatch)  # as on a GPU
+    if has_room:
+        monkeypatch.setattr(search_in_training, "may_rise_bytes", lambda *_: 1 << 40)
     compiled: list[int] = []
     in_clean_thread = own_programs.in_clean_thread
 
