@@ -25,7 +25,7 @@ from disco_hlo.errors import DiscoError
 LOGGER = logging.getLogger("disco_hlo")
 _COMMAND = (sys.executable, "-P", "-m", "disco_hlo.elsewhere")
 _LOOK_S = 0.2
-_NICENESS = 10
+NICENESS = 10
 """Of two that want the same core, this process gets a tenth: a training on two CPU cores slows down by as much."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -79,7 +79,7 @@ def apart(
     """
     alone = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     try:
-        result, error = _answer((function, arguments, {}), alone, _NICENESS, longest_s, stop)
+        result, error = _answer((function, arguments, {}), alone, NICENESS, longest_s, stop)
     except (pickle.PickleError, AttributeError, EOFError, ImportError, TypeError) as why:
         raise DiscoError(f"what the search's process found is not readable: {why}") from None
     if error is not None:

@@ -43,7 +43,7 @@ def searching() -> list[int]:
     """Children of this process that search."""
     lists = [one.read_text().split() for one in Path("/proc/self/task").glob("*/children")]
     children = [int(child) for one in lists for child in one]
-    search = b"disco_hlo.elsewhere", b"%d" % os.getpid(), b"%d" % elsewhere._NICENESS
+    search = b"disco_hlo.elsewhere", b"%d" % os.getpid(), b"%d" % elsewhere.NICENESS
     commands = {one: Path(f"/proc/{one}/cmdline").read_bytes().split(b"\0") for one in children}
     return [one for one, command in commands.items() if tuple(command[-4:-1]) == search]
 

@@ -410,7 +410,12 @@ def test_that_a_training_ends_says_nothing_of_a_program_and_hides_no_wrong_one(
 
     monkeypatch.setattr(comparing, "Reference", Ended)
     survey = Survey([], [], [], not_finite=0)
-    for method, result in {"settled": survey, "_passes": [frozenset()], "_make_runner": None}.items():
+    for method, result in {
+        "settled": survey,
+        "_passes": [frozenset()],
+        "_make_runner": None,
+        "_read_modules": None,
+    }.items():
         monkeypatch.setattr(comparing._Inputs, method, lambda *_, result=result: result)
     settings = Settings(search=True, directory=tmp_path)
     request: Any = SimpleNamespace(devices=())

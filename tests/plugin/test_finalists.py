@@ -350,7 +350,7 @@ def won(session: Session, trials: list[Trial], stop_after: int) -> tuple[str | N
     stop, asked, said = Interruption(), list[str](), list[str]()
     really = candidates.compare
 
-    def compare(session: Session, programs: Sequence[Trial], _inputs: None) -> None:
+    def compare(session: Session, programs: Sequence[Trial], *_: None) -> None:
         asked.extend(program.name for program in programs[1:])
         stop.wanted = len(asked) >= stop_after
         really(session, programs)

@@ -408,7 +408,7 @@ def test_a_training_that_ends_before_a_candidate_has_won_saves_it_unmeasured(
 def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def interrupted(session: Session, *_: Any) -> None:
+    def interrupted(session: Session, *_: Any, **__: Any) -> None:
         with session.alone("profiling"):
             os.kill(os.getpid(), signal.SIGINT)
             end = time.monotonic() + _LONGEST_S

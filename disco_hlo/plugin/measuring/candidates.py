@@ -29,7 +29,7 @@ from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import verify
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Round, verdict
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.comparing import compare, compile_comparison, make_runner, settle_inputs
+from disco_hlo.plugin.measuring.comparing import Hold, compare, compile_comparison, make_runner, settle_inputs
 from disco_hlo.plugin.measuring.compiling import Compiles
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, anywhere, coming_back, repeated, run_on_all
@@ -259,12 +259,16 @@ def measure(
 
 
 def compare_with_default(
-    session: Session, default: Trial, others: Sequence[Trial], inputs: RealInputs | None = None
+    session: Session,
+    default: Trial,
+    others: Sequence[Trial],
+    inputs: RealInputs | None = None,
+    held: Hold | None = None,
 ) -> None:
     """See which trials compute what XLA's default computes; one that does not on any rank is out on all, and its times
-    with it. ``inputs`` and errors are those of :func:`~disco_hlo.plugin.measuring.comparing.compare`."""
+    with it. ``inputs``, ``held`` and errors are those of :func:`~disco_hlo.plugin.measuring.comparing.compare`."""
     try:
-        compare(session, (default, *others), inputs)
+        compare(session, (default, *others), inputs, held)
         for trial in others:
             trial.compared = not trial.error
     finally:  # of some it may be known that they are wrong when a training ends

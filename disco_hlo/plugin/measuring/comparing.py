@@ -13,13 +13,16 @@ Large outputs are compared on the devices. These hold what the default computed 
 that takes more than what is free beside a run, the outputs are compared in several passes, for each of which all
 programs run again.
 
-On the training's own arguments each run holds a call of its own, within the training's share. All that is kept lies in
-the host's memory. Where devices have that, arguments are made before the call and results compared by numpy after it,
-while the training goes on. Others get one output after the other while they are held, and keep no second state.
+On the training's own arguments calls are held within the training's share, and all that is kept lies in the host's
+memory. Where devices have that, each run holds a call of its own, arguments are made before the call and results
+compared by numpy after it, while the training goes on. Others have no room for a second state: each of a few passes
+holds one call, and runs all programs on the arguments of that one. So the host has these once, and a part of the
+results.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -35,9 +38,9 @@ from numpy.typing import NDArray
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError, shared
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.inputs.arguments import SAMPLES, RealInputs, compile_changes
+from disco_hlo.plugin.measuring.inputs.arguments import SAMPLES, RealInputs, compile_changes, let_go
 from disco_hlo.plugin.measuring.lockstep import all_have, anywhere, run_on_all
-from disco_hlo.plugin.measuring.room import room_bytes
+from disco_hlo.plugin.measuring.room import in_passes, room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.tolerances import (
     FRESH_RUNS,
@@ -46,12 +49,12 @@ from disco_hlo.plugin.measuring.tolerances import (
     Allowed,
     are_compared_on_devices,
     compile_rules,
+    kept_bytes,
     rounding_of,
     widened,
 )
 from disco_hlo.plugin.measuring.trial import Trial, marked
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import (
     LoadedExecutable,
     is_whole,
@@ -63,6 +66,8 @@ from disco_hlo.plugin.xla.executables import (
 from disco_hlo.plugin.xla.own_programs import Fact, compile_for_each_device, on_each_device
 
 Result = TypeVar("Result")
+Hold = Callable[[], contextlib.AbstractContextManager[None]]
+"""Holds a call for a body, on all ranks, and has the inputs be its arguments."""
 _LONG_S = 5.0
 """Somebody who waits for longer is told how far it is."""
 _ARRAYS = 3
@@ -75,17 +80,22 @@ _MANY_ELEMENTS = 1 << 24
 _UPDATED = 0.3
 """An output that lies so near to an input of its shape, relative to its norm, updates it."""
 _MOST_PASSES = 64
-_EXPONENT_BYTES = {8: 2, 16: 2}
 _Samples = Mapping[tuple[str, tuple[int, ...]], Sequence[tuple[int, NDArray[Any]]]]
 """By type and shape, numbers of parameters and a few of their values."""
 
 
-def compare(session: Session, programs: Sequence[Trial], inputs: RealInputs | None = None) -> None:
+def compare(
+    session: Session,
+    programs: Sequence[Trial],
+    inputs: RealInputs | None = None,
+    held: Hold | None = None,
+) -> None:
     """Compare programs with the first, XLA's default, on all ranks at once; what is wrong anywhere is noted in them.
 
     Args:
         inputs: of a call of the training, on all ranks of the same one. Without them what the step's graph says of
             inputs must stand in the session's request.
+        held: around each pass, where the inputs are those of the call that it holds; else each run holds a call.
 
     Raises:
         UnsupportedError: the default cannot be run on these inputs, or what it computes in the training is mostly not
@@ -94,7 +104,7 @@ def compare(session: Session, programs: Sequence[Trial], inputs: RealInputs | No
     """
     seed, hardly = session.settings.seed, Counter[str]()
     if inputs is not None:
-        _say_hardly(session, _Inputs(session, programs, seed, real=inputs).compare())
+        _say_hardly(session, _Inputs(session, programs, seed, real=inputs, held=held).compare())
         return
     for number, permuted in enumerate((True, False)):
         started = time.monotonic()
@@ -173,6 +183,7 @@ class _Inputs:
     seed: int
     permuted: bool = False
     real: RealInputs | None = None
+    held: Hold | None = None
     first: list[list[Any]] | None = None
     """What the default's first run returned."""
 
@@ -185,30 +196,58 @@ class _Inputs:
                 program.runner = None  # other inputs may have no room beside these
 
     def _compared(self) -> Counter[str]:
-        survey = self.settled()
-        half = survey.elements * len(self.session.request.devices) // 2
-        if self.real is not None and self._not_finite(survey) > half:
-            why = "the training computes infinities and NaNs, by which candidates cannot be compared"
-            raise shared(UnsupportedError(why))
-        hardly = Counter[str]()
-        every = self._passes(survey)
-        first, self.first = self.first if len(every) == 1 else None, None
-        for outputs in every:
-            on_host = self.real is not None
-            reference = Reference(self.session, self.programs[0], survey, outputs, first, on_host)
-            for program in self.programs[1:]:
-                if program.error:
-                    continue
-                try:
+        hardly, hold = Counter[str](), self.held or contextlib.nullcontext
+        if self.real is not None:
+            self._read_modules()
+        with hold():
+            survey = self.settled()
+            half = survey.elements * len(self.session.request.devices) // 2
+            if self.real is not None and self._not_finite(survey) > half:
+                why = "the training computes infinities and NaNs, by which candidates cannot be compared"
+                raise shared(UnsupportedError(why))
+            every = self._passes(survey)
+            first, self.first = self.first if len(every) == 1 or self.held else None, None
+            hardly |= self._pass(survey, every[0], first)
+        for outputs in every[1:]:
+            with hold():
+                hardly |= self._pass(survey, outputs)
+        return hardly
+
+    def _read_modules(self) -> None:
+        """What needs no device, before a call is held: a large module takes a second."""
+        default = self._make_runner(self.programs[0])
+        rounding_of(default.module, backend_of(self.session.request.backend.platform))
+        for program in self.programs[1:]:
+            with self._noted(program):
+                self._make_runner(program)
+
+    def _pass(
+        self,
+        survey: Survey,
+        outputs: frozenset[int],
+        first: list[list[Any]] | None = None,
+    ) -> Counter[str]:
+        """Compare these outputs of all programs that are left."""
+        default, on_host = self.programs[0], self.real is not None
+        reference = Reference(self.session, default, survey, outputs, first, on_host)
+        for program in self.programs[1:]:
+            if not program.error:
+                with self._noted(program):
                     if program.runner is None:
                         self._make_runner(program)
                     reference.check(program)
-                except Exception as error:
-                    if not program.differs and on_host and self._is_over():
-                        raise  # that a training ends says nothing of a program
-                    program.error = one_line(error)
-            hardly |= reference.hardly_compared()
-        return hardly
+        return reference.hardly_compared()
+
+    @contextlib.contextmanager
+    def _noted(self, program: Trial) -> Iterator[None]:
+        """What goes wrong with a program counts as its own, but that a training ends."""
+        try:
+            yield
+        except Exception as error:
+            if not program.differs and self.real is not None and self._is_over():
+                raise
+            program.error = one_line(error)
+            let_go(error)
 
     def _is_over(self) -> bool:
         return anywhere(self.session, self.session.over(), "over")
@@ -233,14 +272,19 @@ class _Inputs:
         return self._first_run()
 
     def _first_run(self) -> Survey:
-        default = self.programs[0]
-        default.runner = self.first = None
-        runner = self._make_runner(default)
+        default, self.first = self.programs[0], None
+        if self.real is None:
+            default.runner = None
+            self._make_runner(default)
+        runner, samples = default.running, None
+        if self.held is not None:
+            with self.session.stage("numbers of the inputs"):
+                samples = _samples(runner)
 
         def look(arrays: list[list[Any]]) -> Survey:
             # Once a call goes on devices have no room for it.
-            self.first = arrays if self.real is None or self.real.beside else None
-            return survey_of(runner, arrays)
+            self.first = arrays if self.real is None or self.real.beside or self.held else None
+            return survey_of(runner, arrays, samples)
 
         return _run(self.session, default, f"first run of {default.name}", look)
 
@@ -255,6 +299,8 @@ class _Inputs:
 
     def _passes(self, survey: Survey) -> list[frozenset[int]]:
         """The outputs that are compared in one pass each; the same on every rank."""
+        if self.held is not None:
+            return in_passes([survey.kept_bytes(number) for number in range(len(survey.shapes))])
         if self.real is not None:
             return [frozenset(range(len(survey.shapes)))]
         session, room = self.session, room_bytes(self.session)
@@ -306,8 +352,8 @@ class Reference:
         """Run the default, and run it on changed inputs."""
         first, self.first = self.first, None
         self._run("a run of XLA's default", self._keep, first)
-        module = executables.read_executable(self.default.executable)
-        self._rounding = rounding_of(module, backend_of(self.session.request.backend.platform))
+        backend = backend_of(self.session.request.backend.platform)
+        self._rounding = rounding_of(self.default.running.module, backend)
         at_first, self._most = _RUNS if self.survey.elements < _MANY_ELEMENTS else _FEWER_RUNS
         self._learn(at_first, self._take_in)
 
@@ -367,7 +413,8 @@ class Reference:
 
     def _keep(self, number: int, arrays: list[Any]) -> None:
         on_devices = False if self.default.running.runs_on.beside else None
-        self._allowed[number] = Allowed(arrays, self._before(number), on_devices, self.kept_on_host)
+        before, _ = self._befores(number)
+        self._allowed[number] = Allowed(arrays, before, on_devices, self.kept_on_host)
 
     def _learn(self, runs: int, take: Callable[[int, list[Any]], None]) -> None:
         """Run on inputs that are changed by a rounding until that has been done so often."""
@@ -393,13 +440,7 @@ class Reference:
     def _befores(self, number: int) -> tuple[list[Any] | None, list[Any] | None]:
         """What an output is the new value of, as the inputs were, and as they are now."""
         index = self.survey.updated[number]
-        before = None if index is None else self.default.running.runs_on.made(index)
-        return before, self._before(number)
-
-    def _before(self, number: int) -> list[Any] | None:
-        """What an output is the new value of, as the inputs are now."""
-        index = self.survey.updated[number]
-        return None if index is None else self.default.running.runs_on.arrays(index)
+        return (None, None) if index is None else self.default.running.runs_on.both(index)
 
     # --- another program --------------------------------------------------------------------------
 
@@ -443,10 +484,8 @@ class Survey:
         return sum(self.sizes)
 
     def kept_bytes(self, number: int) -> int:
-        """Memory of each device that an output takes while it is compared."""
-        size = self.dtypes[number].itemsize
-        own = 0 if is_whole(self.dtypes[number]) else _EXPONENT_BYTES.get(size, 1)
-        return self.sizes[number] * (size + own)
+        """As of ``tolerances``, of one output."""
+        return kept_bytes(self.shapes[number], self.dtypes[number])
 
     @property
     def output_bytes(self) -> int:
@@ -464,9 +503,10 @@ class Survey:
         return f"output {number} is {values.dtype}{list(values.shape)}, expected {self.name(number)}"
 
 
-def survey_of(runner: Runner, arrays: list[list[Any]]) -> Survey:
-    """By what a run returned, ``[output][local device]``."""
-    inputs = _samples(runner)
+def survey_of(runner: Runner, arrays: list[list[Any]], samples: _Samples | None = None) -> Survey:
+    """By what a run returned, ``[output][local device]``, and some of its inputs, or those ``samples`` that there are
+    from before the run."""
+    inputs = _samples(runner) if samples is None else samples
     shapes, dtypes, updated, strange = [], [], [], 0
     for own in arrays:
         first = own[0]

@@ -22,29 +22,28 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter, memory, parameters, storage_taken
+from disco_hlo.plugin.xla.host_memory import Buffers
 
 _COPYING = 3
 """A slice lasts so many times as long as copying what a run takes over, there and back."""
 
 
-def copied(
+def real_inputs(
     session: Session,
     parameters: Sequence[Parameter],
     arguments: Sequence[Any],
     on_host_bytes: int,
     stop: Callable[[], bool],
 ) -> RealInputs | None:
-    """A copy of a call's arguments, on all ranks; None where a host lacks room, or no call was held.
+    """For a copy of a call's arguments, on all ranks; None where a host lacks room, or no call was held.
 
     Args:
         on_host_bytes: what it takes on the host for each device, with what else will be there.
     """
     if not _have_room(session, arguments, on_host_bytes):
         return None
-    with session.stage("a copy of the step's inputs"):
-        together = lambda: all_have(session, "inputs")  # noqa: E731
-        seed = session.settings.seed
-        return RealInputs(session.request, parameters, arguments, seed, together, stop)
+    together = lambda: all_have(session, "inputs")  # noqa: E731
+    return RealInputs(session.request, parameters, session.settings.seed, together, stop)
 
 
 def _have_room(session: Session, arguments: Sequence[Any], on_host_bytes: int) -> bool:
@@ -84,8 +83,8 @@ def _beside_arguments(executable: LoadedExecutable) -> int:
 
 
 @contextlib.contextmanager
-def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInputs]:
-    """The arguments of a call that is held, for the body, on all ranks.
+def lent(session: Session, loan: Loan, arguments: list[Any], buffers: Buffers) -> Iterator[LentInputs]:
+    """The arguments of a call that is held, for the body, on all ranks. Copies are made in ``buffers``.
 
     Raises:
         UnsupportedError: memory lacks.
@@ -97,9 +96,11 @@ def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInp
         raise shared(
             UnsupportedError("the host has no room for a copy of the step's arguments, or no call was held")
         )
+    import jax
+
     began_ns = time.perf_counter_ns()
     with session.stage("a copy of what a step takes over"):
-        kept = Kept(arguments, loan.taken)
+        kept = Kept.of(arguments, loan.taken, buffers)
     copied_ns = 2 * (time.perf_counter_ns() - began_ns)
     with coming_back_to(arguments, kept, loan.taken):
         inputs = LentInputs(session.request, loan.parameters, arguments, copied_ns)
@@ -107,6 +108,8 @@ def lent(session: Session, loan: Loan, arguments: list[Any]) -> Iterator[LentInp
             yield inputs
         finally:
             inputs.leave(loan.taken)
+    jax.block_until_ready([arguments[index] for index in loan.taken])
+    kept.leave(buffers)
 
 
 class Slices:
@@ -126,7 +129,8 @@ class Slices:
         self._session, self._calls = session, calls
         run = [one.executable for one in trials]
         self._loan = Loan.of(session.request.call_default(), run) if run else None
-        self._runners: dict[str, Runner] = {}
+        # Before a call is held: a large module takes a second to read.
+        self._runners = {} if self._loan is None else _runners(session, self._loan, trials)
         self._lent = contextlib.ExitStack()
         self._inputs: LentInputs | None = None
         self._end_ns = 0
@@ -150,16 +154,23 @@ class Slices:
             self._end_ns = time.perf_counter_ns() + max(SLICE_NS, _COPYING * self._inputs.copied_ns)
             count = max(1, self._count(run_ns))
             self.idle_ns = self._inputs.copied_ns
-        runner = self._runners.get(trial.name)
-        if runner is None:
-            session, known = self._session, next(iter(self._runners.values()), None)
-            runner = self._runners[trial.name] = Runner(
-                session.request, trial.executable, session.settings.seed,
-                inputs_of=known, inputs=self._inputs, module=trial.executed,
-            )  # fmt: skip
+        runner = self._runners[trial.name]
         runner.runs_on = self._inputs
         return runner, count
 
     def _count(self, run_ns: int) -> int:
         left_ns = max(0, self._end_ns - time.perf_counter_ns())
         return int(self._session.tell(left_ns // max(1, run_ns), "runs in a slice"))
+
+
+def _runners(session: Session, loan: Loan, trials: Sequence[Trial]) -> dict[str, Runner]:
+    """By name, for arguments that are lent later."""
+    found: dict[str, Runner] = {}
+    for trial in trials:
+        found[trial.name] = Runner(
+            session.request, trial.executable, session.settings.seed,
+            inputs_of=next(iter(found.values()), None),
+            inputs=LentInputs(session.request, loan.parameters, ()),
+            module=trial.executed,
+        )  # fmt: skip
+    return found

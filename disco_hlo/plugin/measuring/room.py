@@ -25,9 +25,16 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.measuring.tolerances import kept_bytes
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.xla.executables import LoadedExecutable, Memory, memory, read_executable, tuning_bytes
+from disco_hlo.plugin.xla.executables import (
+    LoadedExecutable,
+    memory,
+    read_executable,
+    results,
+    tuning_bytes,
+)
 from disco_hlo.plugin.xla.job import (
     free_device_bytes,
     free_host_bytes,
@@ -39,6 +46,11 @@ from disco_hlo.simulator.build import resident_bytes
 
 _USABLE = 0.9
 """Part of the free memory that may be taken: what is free lies in pieces."""
+_PASSES = 3
+"""In which results are compared where they are kept for the time of one: each runs everything again, fewer take more
+of the host."""
+_LITTLE_BYTES = 256 << 20
+"""Of the host a device, which devices reach in a quarter of a second."""
 Module = TypeVar("Module")
 MAY_RISE = 0.14
 """Part of the most memory that a training had in use, by which what we run between its calls may exceed that.
@@ -80,12 +92,25 @@ def limited_bytes(settings: Settings, room: int | None, graph: Graph) -> int | N
     return left if room is None else min(room, left)
 
 
-def needed_on_host_bytes(needs: Memory, runs_there: bool) -> int:
-    """Host memory for each device while a step that ``needs`` so much is compared on real inputs: a copy of its
-    arguments, what XLA's default computed of them, and how far each number may be off; a run's own where it
-    ``runs_there``, on devices that have the host's memory, else what the training's own call takes over."""
-    kept = needs.arguments_bytes + 3 * needs.outputs_bytes // 2
-    return kept + (needs.total_bytes if runs_there else needs.aliased_bytes)
+def in_passes(kept_bytes: Sequence[int]) -> list[frozenset[int]]:
+    """The results, of which so much is kept on the host, that are compared in one pass each: in few passes of about
+    the same size, or all in one where that takes little."""
+    passes: list[set[int]] = [set() for _ in range(_PASSES if sum(kept_bytes) > _LITTLE_BYTES else 1)]
+    taken = [0] * len(passes)
+    for number in sorted(range(len(kept_bytes)), key=lambda one: -kept_bytes[one]):
+        least = taken.index(min(taken))
+        passes[least].add(number)
+        taken[least] += kept_bytes[number]
+    return [frozenset(numbers) for numbers in passes if numbers] or [frozenset()]
+
+
+def needed_on_host_bytes(default: LoadedExecutable, *, several: bool) -> int:
+    """Host memory for each device while candidates are compared with XLA's ``default`` on real inputs, beside what runs
+    take: a copy of its arguments, what it computed of them and how far each number may be off, in ``several`` passes
+    (:func:`in_passes`) or at once."""
+    kept = [kept_bytes(*one) for one in results(default)]
+    passes = in_passes(kept) if several else [range(len(kept))]
+    return memory(default).arguments_bytes + max(sum(kept[number] for number in one) for one in passes)
 
 
 def least_bytes(ranks: Iterable[RankMemory]) -> int | None:

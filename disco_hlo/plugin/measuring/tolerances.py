@@ -50,6 +50,8 @@ _NEXT = 0.7072
 """The power of two next to a number is above this part of it: the root of a half, or barely more."""
 _LAYOUT: dict[int, tuple[Any, int, Any]] = {4: (np.uint32, 23, np.uint8), 8: (np.uint64, 52, np.uint16)}
 """By a float's bytes: bits of its size, bits below its exponent, and what holds the exponent."""
+_EXPONENT_BYTES = {8: 2, 16: 2}
+"""Of what is kept of an element's size, by the bytes of its type; 1 for others."""
 _A_FEW = 4
 _MANY = 64
 """Of so many elements the norm is compared, too."""
@@ -261,6 +263,12 @@ def _sizes(powers: Any, dtype: np.dtype[Any]) -> Any:
     return (powers.astype(integer) << integer(mantissa)).view(dtype)
 
 
+def kept_bytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
+    """What an output takes on each device, or on the host for it, while others are compared with it."""
+    powers = 0 if is_whole(dtype) else _EXPONENT_BYTES.get(dtype.itemsize, 1)
+    return math.prod(shape) * (dtype.itemsize + powers)
+
+
 # --- one output on this process's devices ---------------------------------------------------------
 
 
@@ -410,7 +418,7 @@ class Allowed:
         """Where they are compared, with a dimension at least."""
         if self._on_devices:
             return list(arrays)
-        return [np.array(one).reshape(np.shape(one) or (1,)) for one in arrays]
+        return [np.asarray(one).reshape(np.shape(one) or (1,)) for one in arrays]
 
     def _kept(self, by_device: list[list[Any]]) -> list[list[Any]]:
         if not self._kept_on_host:
@@ -504,6 +512,12 @@ def _farthest(in_jax: bool, every: tuple[Parts, ...], *told: Any) -> tuple[Any]:
 def rounding_of(module: bytes, backend: Backend) -> float:
     """By what part of it a number changes where a step, a serialized HloModuleProto, rounds it in the coarsest type
     that it computes in, or where its longest sum is added up in another order."""
+    return _rounding_of(module, backend.tensor_float)
+
+
+@functools.lru_cache(maxsize=1)
+def _rounding_of(module: bytes, tensor_float: bool) -> float:
+    """Known of the last module: it is asked for while a call is held, and a large one takes a second to read."""
     import jax.numpy as jnp
 
     message = parse(module)
@@ -513,7 +527,7 @@ def rounding_of(module: bytes, backend: Backend) -> float:
         for instruction in computation.instructions
     }
     parts = [float(jnp.finfo(JAX_NAMES[kind]).eps) for kind in kinds & JAX_NAMES.keys() if _is_float(kind)]
-    if backend.tensor_float and "f32" in kinds:
+    if tensor_float and "f32" in kinds:
         parts.append(_TENSOR_FLOAT)
     coarsest = min(max(parts, default=0.0), _COARSEST)
     return max(coarsest, min(coarsest, _SUMMED) * _OF_TERMS * math.sqrt(longest_sum(message)))

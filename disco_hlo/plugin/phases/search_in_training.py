@@ -11,14 +11,16 @@ import atexit
 import contextlib
 import functools
 import logging
+import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from disco_hlo.backends import BACKENDS
+from disco_hlo.elsewhere import NICENESS
 from disco_hlo.errors import ActivationError, ProfileError, UnsupportedError, is_shared
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Case
@@ -33,15 +35,13 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.comparing import compile_comparison
 from disco_hlo.plugin.measuring.inputs.arguments import (
-    Kept,
     LentInputs,
     RealInputs,
     fit_inputs,
-    off_devices,
     share_memory,
 )
 from disco_hlo.plugin.measuring.known_times import measured_times
-from disco_hlo.plugin.measuring.lending import Loan, copied, lent
+from disco_hlo.plugin.measuring.lending import Loan, lent, real_inputs
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import (
@@ -66,8 +66,8 @@ from disco_hlo.plugin.step import Step, called_step
 from disco_hlo.plugin.structure import Restructured, recomputes
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
-from disco_hlo.plugin.xla.executables import memory, parameters, storage_taken
-from disco_hlo.plugin.xla.host_memory import reserve
+from disco_hlo.plugin.xla.executables import memory, parameters
+from disco_hlo.plugin.xla.host_memory import Buffers, reserve
 from disco_hlo.plugin.xla.job import may_rise_bytes, peak_told, peaks_bytes
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.schedule import Scheduled
@@ -112,8 +112,10 @@ class SearchInTraining:
         """Whether the log has said what was saved, if anything."""
         self._hold: Hold | None = None
         """Under way."""
+        self._reserves = False
         self._reserving_ends = threading.Event()
         self._reserving_ends.set()
+        self._buffers = Buffers()
         self._reserved_bytes = 0
         """Of the host's memory, for each device."""
         self._held_s: list[float] = []
@@ -155,6 +157,7 @@ class SearchInTraining:
             if self._gone():
                 self.say_nothing_saved()
         finally:
+            self._buffers.clear()
             _under_way.discard(self)
 
     def end(self) -> None:
@@ -184,7 +187,8 @@ class SearchInTraining:
         slot = session.slot(step.source.graph.key)
         with only_search(session, slot), contextlib.ExitStack() as stack:
             code = stack.enter_context(code_compiled_beside(session, step.module, self._stop.__bool__))
-            profile, profile_s = self._profile(session, step, slot)
+            reserving = functools.partial(self._reserving, session, stack)
+            profile, profile_s = self._profile(session, step, slot, reserving)
             with (
                 self._held(session, "room")
                 if BACKENDS[session.facts.backend].queues
@@ -205,7 +209,7 @@ class SearchInTraining:
             failed = True
             try:
                 if likeliest(trials, 1):
-                    stack.enter_context(self._reserving(session))
+                    reserving()
                 trials += self._structures(session, step, slot, found, profile, room, making)
                 started = time.monotonic()
                 self._try(session, step, trials)
@@ -216,14 +220,25 @@ class SearchInTraining:
                     outcome = Outcome(session, step, slot, found, profile, trials, profile_s, took_s)
                     self._save(outcome, failed)
 
+    def _reserving(
+        self, session: Session, until: contextlib.ExitStack
+    ) -> contextlib.AbstractContextManager[None]:
+        """Begin, the first time, to have memory of the host ready for what is kept there while runs take a call's
+        arguments: it is got beside the training, ``until`` that ends at the latest."""
+        if not self._reserves:
+            self._reserves = True
+            until.enter_context(self._reserved(session))
+        return contextlib.nullcontext()
+
     @contextlib.contextmanager
-    def _reserving(self, session: Session) -> Iterator[None]:
-        """Have memory ready on a GPU's host for what comparing keeps there, while other things are done."""
-        trial, room = self._calls(), room_bytes(session, on_host=True)
+    def _reserved(self, session: Session) -> Iterator[None]:
+        default, room = self._request.call_default(), room_bytes(session, on_host=True)
         self._reserving_ends = ended = threading.Event()
-        asked = 0 if trial is None else needed_on_host_bytes(trial.watch.memory, runs_there=False)
-        del trial
-        if not BACKENDS[session.facts.backend].queues or room is None or asked > room:
+        devices, by_numpy = self._request.local_devices, share_memory(self._request)
+        sizes = [math.prod(one.shape) * one.dtype.itemsize for one in parameters(default)]
+        asked = sum(sizes) if by_numpy else needed_on_host_bytes(default, several=True)
+        del default
+        if room is None or asked > room:
             ended.set()
             yield
             return
@@ -232,9 +247,12 @@ class SearchInTraining:
             began, share = time.monotonic(), self._settings.share
             over = lambda: self._over() or ended.is_set()  # noqa: E731
             try:
-                with jaxlink.ours():
-                    stood_s = reserve(self._request.local_devices, asked, share, over)
-                self._held_s.extend(stood_s)
+                if by_numpy:
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+                    self._buffers.get_ready(sizes * len(devices), over)
+                else:
+                    with jaxlink.ours():
+                        self._held_s.extend(reserve(devices, asked, share, over))
                 LOGGER.debug("%d MiB of the host a device: %.2f s", asked >> 20, time.monotonic() - began)
                 self._reserved_bytes = asked
             except Exception as error:
@@ -268,11 +286,17 @@ class SearchInTraining:
                 "DISCO_WHEN=compile searches it, and so does jax 0.11"
             )
 
-    def _profile(self, session: Session, step: Step, slot: PlanSlot) -> tuple[Profile | None, float]:
-        """The step's profile, on rank 0, and how long it took."""
+    def _profile(
+        self,
+        session: Session,
+        step: Step,
+        slot: PlanSlot,
+        beside: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> tuple[Profile | None, float]:
+        """The step's profile, on rank 0, and how long it took; ``beside`` is entered where calls will be lent."""
         xla, started = read(step.source), time.monotonic()
         with peak_told(self._request, "profile"), measured_times(session) as store:
-            profiled = profile_step(session, step.source, xla, store, slot)
+            profiled = profile_step(session, step.source, xla, store, slot, beside=beside)
         self._say_held(session, "profiling")
         return None if profiled is None else profiled.profile, time.monotonic() - started
 
@@ -320,7 +344,7 @@ class SearchInTraining:
         at_once = compiles_at_once(session)
         if not share_memory(self._request):
             what = "compiling the comparison"
-            with session.compiling(what), session.stage(what), peak_told(self._request, what):
+            with session.stage(what), peak_told(self._request, what):
                 compile_comparison(self._request.local_devices, trials[0].executable, at_once)
         with peak_told(self._request, "comparing"):
             self._compare(session, trials[0], tried)
@@ -338,34 +362,49 @@ class SearchInTraining:
     def _compare(self, session: Session, default: Trial, tried: Sequence[Trial]) -> None:
         """Compare candidates with XLA's default, on the arguments of a call, where the hosts have room for a copy of
         them: each run holds a call. Else all of it holds one."""
+        for one in tried:
+            one.error = one.error or beyond_setting(session, one.name, one.executable)
+        run = default.executable
+        loan = Loan.of(run, [run])
+        on_host = needed_on_host_bytes(run, several=False), needed_on_host_bytes(run, several=True)
         with self._held(session, "comparing"):
-            inputs, taken = self._inputs(session, default, tried)
+            inputs, taken = self._inputs(session, default, tried, loan, on_host)
             alive = [one for one in tried if not one.error]
             if alive and inputs is None:
                 compare_with_default(session, default, alive)
         if alive and inputs is not None:
-            in_pieces = replace(session, between_steps=functools.partial(self._making_room, session, taken))
-            compare_with_default(in_pieces, default, alive, inputs)
+            each = replace(session, between_steps=functools.partial(self._held_by_all, session))
+            held = functools.partial(self._giving_way, session, inputs, taken) if taken else None
+            compare_with_default(each, default, alive, inputs, held)
         # What ends a hold counts as an error of the candidate that was to run in it.
         if anywhere(session, self._ended(), "interrupted"):
             raise ActivationError("it was interrupted")
 
     def _inputs(
-        self, session: Session, default: Trial, tried: Sequence[Trial]
+        self,
+        session: Session,
+        default: Trial,
+        tried: Sequence[Trial],
+        loan: Loan,
+        kept_bytes: tuple[int, int],
     ) -> tuple[RealInputs | None, frozenset[int]]:
         """A copy of the arguments of the call that is held, None where that has no room; and which of a call's must
-        leave the devices for a run. Candidates without room are told so."""
+        leave the devices for a run, where none is copied yet. Candidates without room are told so.
+
+        Args:
+            kept_bytes: what is kept on the host for each device, and what is kept where runs take a call's arguments.
+        """
         trial = self._calls()
         arguments = [] if trial is None else trial.watch.arguments
-        taken = frozenset[int]()
+        del trial
         with session.stage("room for real inputs"):
-            needs = memory(default.executable)
+            run_bytes = memory(default.executable).total_bytes
             beside = may_rise_bytes(self._request, MAY_RISE)
-            if beside is not None and needs.total_bytes > beside:
-                taken = frozenset(storage_taken(default.executable))
-        on_host = needed_on_host_bytes(needs, beside is None)
+        gives_way = anywhere(session, beside is not None and run_bytes > beside, "gives way")
+        taken = loan.taken if gives_way else frozenset[int]()
+        on_host = kept_bytes[bool(taken)] + (run_bytes if beside is None else 0)
         more = max(0, on_host - self._reserved_bytes)
-        inputs = copied(session, parameters(default.executable), arguments, more, self._stop.__bool__)
+        inputs = real_inputs(session, loan.parameters, arguments, more, self._stop.__bool__)
         if inputs is None:
             taken = frozenset()
             session.say(
@@ -373,32 +412,40 @@ class SearchInTraining:
                 "or no call was held",
                 on_host >> 20,
             )
-        gives_back = needs.aliased_bytes if taken else 0
+        gives_back = loan.taken_bytes if taken else 0
         # What a plan needs it needs in every call, too: that is held against what is free, as before a first step.
         free = replace(session, on_calls=None)
-        for one in tried:
-            one.error = one.error or beyond_setting(session, one.name, one.executable)
         for one in (default, *tried):
             one.error = one.error or lack_of_memory(
                 free, one.name, one.executable, given_back_bytes=gives_back
             )
         if default.error:
             raise UnsupportedError(f"there is no room to compare candidates: {default.error}")
+        if inputs is not None and not taken:
+            with session.stage("a copy of the step's inputs"):
+                inputs.take(arguments, self._buffers)
         return inputs, taken
 
     @contextlib.contextmanager
-    def _making_room(self, session: Session, taken: frozenset[int], what: str) -> Iterator[None]:
-        """Hold a call for the body; what it takes over, ``taken``, leaves the devices for so long."""
-        with self._held(session, what) as hold, contextlib.ExitStack() as stack:
-            hold.outlasts = bool(taken)
-            # On every rank, though some may have nothing to copy: none runs anything before all hold a call.
-            with session.stage("a copy of what a step takes over"):
-                trial = self._calls()
-                if trial is None:
+    def _held_by_all(self, session: Session, what: str) -> Iterator[Hold]:
+        """Hold a call for the body, which begins once all ranks hold theirs."""
+        with self._held(session, what) as hold:
+            with session.stage("a call is held", logged=False):
+                if self._calls() is None:
                     raise ActivationError("the step is not called any more")
-                kept = Kept(trial.watch.arguments, taken)
-            stack.enter_context(off_devices(kept, trial.watch.arguments, taken))
-            del trial
+            yield hold
+
+    @contextlib.contextmanager
+    def _giving_way(self, session: Session, inputs: RealInputs, taken: Collection[int]) -> Iterator[None]:
+        """Hold a call for the body, in which the ``inputs`` are its arguments; what it takes over, ``taken``, leaves
+        the devices for so long."""
+        with self._held_by_all(session, "comparing") as hold, contextlib.ExitStack() as stack:
+            hold.outlasts = True
+            with session.stage("a copy of the step's inputs"):
+                trial = self._calls()
+                arguments = [] if trial is None else trial.watch.arguments
+                del trial
+                stack.enter_context(inputs.taken_from(arguments, taken))
             yield
 
     def _offer(self, alive: Sequence[Trial]) -> None:
@@ -545,7 +592,7 @@ class _Lent:
             trial = own._calls()
             arguments = [] if trial is None else trial.watch.arguments
             del trial
-            with lent(self.session, loan, arguments) as inputs:
+            with lent(self.session, loan, arguments, own._buffers) as inputs:
                 yield inputs
 
     def trace(self, calls: int) -> tuple[bytes, list[int], int]:

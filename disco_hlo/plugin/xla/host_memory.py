@@ -7,7 +7,7 @@ took ten times as long, and a training stood still meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 _PINNED = "pinned_host"
 _LARGE_BYTES = 1 << 20
 _PIECE_BYTES = 64 << 20
+_WRITTEN_BYTES = 1 << 20
 _GETS_MORE_S = 0.1
 """To fill a piece of memory that is there already takes a few ms."""
 _LOOK_S = 0.2
@@ -26,11 +27,50 @@ _PLAIN = frozenset("biufc")
 """Kinds of numbers of whole bytes."""
 
 
-def copied(arrays: Sequence[Any]) -> list[Any]:
+class Buffers:
+    """Memory of the host for copies that numpy makes, which is got beside a training and used again: what is got while
+    a call is held takes three times as long to copy to, as the system hands out each page when it is first written."""
+
+    def __init__(self) -> None:
+        """None is there."""
+        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+
+    def get_ready(self, sizes_bytes: Iterable[int], over: Callable[[], bool]) -> None:
+        """Get one of each of these sizes, in small pieces, until it is ``over``."""
+        for size in sizes_bytes:
+            buffer = np.empty(size, np.uint8)
+            for first in range(0, size, _WRITTEN_BYTES):
+                if over():
+                    return
+                buffer[first : first + _WRITTEN_BYTES].fill(0)
+            self._free.setdefault(size, []).append(buffer)
+
+    def copy(self, values: NDArray[Any]) -> NDArray[Any]:
+        """A copy in one of them, or in new memory."""
+        free = self._free.get(values.nbytes)
+        buffer = free.pop() if free else np.empty(values.nbytes, np.uint8)
+        copy: NDArray[Any] = buffer.view(values.dtype).reshape(values.shape)
+        np.copyto(copy, values)
+        return copy
+
+    def take_back(self, copies: Iterable[Any]) -> None:
+        """Those of :meth:`copy` that nobody reads any more, nor a device; others are left alone."""
+        for copy in copies:
+            buffer = copy.base if isinstance(copy, np.ndarray) else None
+            if isinstance(buffer, np.ndarray) and buffer.dtype == np.uint8:
+                self._free.setdefault(copy.nbytes, []).append(buffer)
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._free.clear()
+
+
+def copied(arrays: Sequence[Any], buffers: Buffers | None = None) -> list[Any]:
     """A copy of each, numpy's or in memory that devices reach (:func:`on_device`, :func:`as_numpy`).
 
     Args:
         arrays: each of a single device; copies that are there already are given back as they are.
+        buffers: for numpy's, of arrays of devices that have the host's memory.
     """
     import jax
 
@@ -50,7 +90,7 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
     rest = [one for one, copy in zip(own, found, strict=True) if copy is None]
     for one in rest:
         one.copy_to_host_async()  # all of them at once
-    by_python = iter([_by_python(one) for one in rest])
+    by_python = iter([_by_python(one, Buffers() if buffers is None else buffers) for one in rest])
     return [next(by_python) if copy is None else copy for copy in found]
 
 
@@ -121,8 +161,7 @@ def _is_reached(array: Any) -> bool:
     return plain and array.nbytes >= _LARGE_BYTES and _has_own_memory(array)
 
 
-def _by_python(array: Any) -> NDArray[Any]:
+def _by_python(array: Any, buffers: Buffers) -> NDArray[Any]:
     values = np.asarray(array)
-    return (
-        values if _has_own_memory(array) else values.copy()
-    )  # it was the array itself, which a call takes over
+    # It was the array itself, which a call takes over.
+    return values if _has_own_memory(array) else buffers.copy(values)

@@ -142,7 +142,10 @@ def _compiled(
                 jax.ShapeDtypeStruct((shape[0] * len(devices), *shape[1:]), dtype, sharding=sharding)
                 for shape, dtype in facts
             ]
-            return jax.jit(mapped, keep_unused=True).lower(*taken).compile().runtime_executable()
+            # Untuned they need no device to compile, and no call of a training is held for it.
+            untuned = dict(backend_of(devices[0].platform).untuned)
+            lowered = jax.jit(mapped, keep_unused=True).lower(*taken)
+            return lowered.compile(compiler_options=untuned).runtime_executable()
 
     return in_clean_thread(compile_it)
 

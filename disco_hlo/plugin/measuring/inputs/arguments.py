@@ -2,8 +2,8 @@
 
 Made-up ones are made again where an execution takes them over. Real ones are kept in the host's memory, and candidates
 are compared with XLA's default on them before they run a call: each run gets copies of its own, and no run ever takes
-an array of the training's. Where the devices have no room for a second state beside the training's, that leaves them
-for the time of a run (:func:`off_devices`). It is what the call takes over anyway, and comes back bit by bit, whatever
+an array of the training's. Where the devices have no room for a second state beside the training's, runs take that
+itself over (:meth:`RealInputs.taken_from`). It is what the call takes over anyway, and comes back bit by bit, whatever
 became of the candidate, before the call goes on.
 """
 
@@ -40,7 +40,7 @@ from disco_hlo.plugin.measuring.inputs.made_up import (
 )
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter
-from disco_hlo.plugin.xla.host_memory import as_numpy, copied, on_device
+from disco_hlo.plugin.xla.host_memory import Buffers, as_numpy, copied, on_device
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.own_programs import compile_for_each_device, on_each_device
 
@@ -131,9 +131,9 @@ class Inputs:
         """An array as parameter ``index`` is."""
         return self._values[index]
 
-    def arrays(self, index: int) -> list[Any]:
-        """What parameter ``index`` holds on each local device, as it is now."""
-        return [shard.data for shard in self.like(index).addressable_shards]
+    def both(self, index: int) -> tuple[list[Any], list[Any]]:
+        """What parameter ``index`` holds on each local device when nothing is changed, and what it holds now."""
+        return self.made(index), [shard.data for shard in self.like(index).addressable_shards]
 
     def nudge(self, by: float, change: int = 0) -> None:
         """Make the floats again, each changed by this part of itself, up or down by the draw number ``change``; 0
@@ -212,10 +212,9 @@ class Inputs:
 
 
 class RealInputs(Inputs):
-    """Arguments of a call, copied to the host. Nothing of them lies on the devices between runs.
+    """Arguments of a call, copied to the host (:meth:`take`). Nothing of them lies on the devices between runs.
 
     Args:
-        arguments: as the executable takes them; not kept.
         together: as for :class:`~disco_hlo.plugin.measuring.runner.Runner`.
         stop: asked before each run and look at a result; once it answers True none begins any more.
     """
@@ -224,16 +223,39 @@ class RealInputs(Inputs):
         self,
         request: CompileRequest,
         parameters: Sequence[Parameter],
-        arguments: Sequence[Any],
         seed: int,
         together: Together,
         stop: Callable[[], bool],
     ) -> None:
-        self._given = _on_host(arguments, request.local_devices)
+        self._given: list[list[Any]] = []
+        """By parameter, on each local device."""
+        self._own: dict[int, Any] = {}
+        """Arrays of the call itself, by parameter, that the first run takes over."""
         self._stop = stop
         self._beside = share_memory(request)
         self._change = (0.0, 0)
         super().__init__(request, parameters, seed, together, None, {})
+
+    def take(self, arguments: Sequence[Any], buffers: Buffers | None = None) -> None:
+        """Copy the arguments of a call, as the executable takes them, in the place of those of another."""
+        self._given = []  # whose memory these may have
+        self._given = _on_host(arguments, self.request.local_devices, buffers)
+
+    @contextlib.contextmanager
+    def taken_from(self, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
+        """:meth:`take` them, and have the first run of the body take over what the call does, ``taken``, which runs
+        after the body: so much of the devices is free for it, and the copies are what comes back."""
+        self.take(arguments)
+        devices = self.request.local_devices
+        kept = Kept(arguments, {one: dict(zip(devices, self._given[one], strict=True)) for one in taken})
+        self._own = {index: arguments[index] for index in taken}
+        with coming_back_to(arguments, kept, taken):
+            try:
+                yield
+            finally:
+                for one in self._own.values():  # where nothing took it over
+                    one.delete()
+                self._own = {}
 
     @property
     def beside(self) -> bool:
@@ -253,15 +275,23 @@ class RealInputs(Inputs):
         """An array as parameter ``index`` is."""
         return self._make(index, *self._change)
 
-    def arrays(self, index: int) -> list[Any]:
-        """What parameter ``index`` holds on each local device, as it is now."""
-        return self.made(index, *self._change)
+    def both(self, index: int) -> tuple[list[Any], list[Any]]:
+        """As of :class:`Inputs`; on the host where results are compared there."""
+        given = list(map(as_numpy, self._given[index])) if self.beside else self.made(index)
+        nudge, change = self._change
+        if not nudge or is_integer(self.parameters[index]):
+            return given, given
+        if self.beside:
+            return given, [self._changed(one, index, nudge, change) for one in given]
+        if are_made_on_devices(self.parameters[index]):
+            return given, self._changed_on_devices(given, index, nudge, change)
+        return given, self.made(index, nudge, change)
 
     def floats(self, index: int, device: int, places: NDArray[np.int64]) -> NDArray[Any]:
         """As of :class:`Inputs`."""
         values, local = self._given[index][device], self.request.local_devices
         if not isinstance(values, np.ndarray):
-            chosen = on_each_device(local, _chosen, (), self.made(index), [places] * len(local))
+            chosen = on_each_device(local, _chosen, (), self._there(index), [places] * len(local))
             return np.asarray(chosen[0][device])
         found: NDArray[Any] = values.reshape(-1)[places]
         return found
@@ -285,12 +315,26 @@ class RealInputs(Inputs):
                 return self._changed_on_devices(arrays, index, nudge, change)
         return arrays
 
+    def _there(self, index: int) -> list[Any]:
+        """What parameter ``index`` holds on each local device: in the call's own array as long as that is there."""
+        own = self._own.get(index)
+        if own is None or own.is_deleted():
+            return self.made(index)
+        shards = {shard.device: shard.data for shard in own.addressable_shards}
+        return [shards[device] for device in self.request.local_devices]
+
     def _all(self) -> list[Any]:
         return []
 
     def _arguments(self, handed_on: Collection[int]) -> list[Any]:
         self.check_goes_on()
-        return [None if index in handed_on else self.like(index) for index in range(len(self.parameters))]
+        return [
+            None if index in handed_on else self._argument(index) for index in range(len(self.parameters))
+        ]
+
+    def _argument(self, index: int) -> Any:
+        own = self._own.get(index)
+        return self.like(index) if own is None or own.is_deleted() or self._change[0] else own
 
     def _changed(self, values: NDArray[Any], index: int, nudge: float, change: int) -> NDArray[Any]:
         up, down = raised_and_lowered(self.parameters[index], nudge)
@@ -353,32 +397,34 @@ class LentInputs(Inputs):
 
 
 class Kept:
-    """The arguments that a call takes over, ``taken``, kept in the host's memory until they are given back."""
+    """Copies of the arguments that a call takes over, until they are given back."""
 
-    def __init__(self, arguments: Sequence[Any], taken: Collection[int]) -> None:
-        shards = {index: [one.data for one in arguments[index].addressable_shards] for index in taken}
-        self._like = {index: (arguments[index].shape, arguments[index].sharding) for index in taken}
-        self._devices = {index: [next(iter(one.devices())) for one in own] for index, own in shards.items()}
-        copies = iter(copied([one for own in shards.values() for one in own]))
-        self._kept = {index: [next(copies) for _ in own] for index, own in shards.items()}
+    def __init__(self, arguments: Sequence[Any], copies: Mapping[int, Mapping[Any, Any]]) -> None:
+        """For these of the ``arguments``, by number; ``copies`` by number and device."""
+        self._like = {index: (arguments[index].shape, arguments[index].sharding) for index in copies}
+        self._copies = copies
+
+    @staticmethod
+    def of(arguments: Sequence[Any], taken: Collection[int], buffers: Buffers | None = None) -> Kept:
+        """What a call takes over, ``taken``, copied to the host's memory."""
+        shards = {index: arguments[index].addressable_shards for index in taken}
+        copies = iter(copied([one.data for own in shards.values() for one in own], buffers))
+        return Kept(
+            arguments, {index: {one.device: next(copies) for one in own} for index, own in shards.items()}
+        )
 
     def given(self, index: int) -> Any:
         """Argument ``index`` as it was, made anew."""
         import jax
 
         shape, sharding = self._like[index]
-        buffers = list(map(on_device, self._kept[index], self._devices[index]))
-        return jax.make_array_from_single_device_arrays(shape, sharding, buffers)
+        arrays = [on_device(copy, device) for device, copy in self._copies[index].items()]
+        return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
-
-@contextlib.contextmanager
-def off_devices(kept: Kept, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
-    """For the body the devices are without the ``arguments`` that a call takes over, which runs after the body; then
-    these are replaced by what was kept."""
-    with coming_back_to(arguments, kept, taken):
-        for index in taken:
-            arguments[index].delete()
-        yield
+    def leave(self, buffers: Buffers) -> None:
+        """Once they were given back, and are there: leave the copies' memory to others."""
+        for own in self._copies.values():
+            buffers.take_back(own.values())
 
 
 @contextlib.contextmanager
@@ -388,7 +434,7 @@ def coming_back_to(arguments: list[Any], kept: Kept, taken: Collection[int]) -> 
     try:
         yield
     except BaseException as error:
-        _let_go(error)
+        let_go(error)
         raise
     finally:
         for index in taken:
@@ -402,7 +448,7 @@ def coming_back_to(arguments: list[Any], kept: Kept, taken: Collection[int]) -> 
                 arguments[index] = kept.given(index)
 
 
-def _let_go(error: BaseException | None) -> None:
+def let_go(error: BaseException | None) -> None:
     """Free what the frames that an error has ended still hold: inputs and outputs of what failed."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -435,10 +481,10 @@ def _chosen(values: Any, places: Any) -> tuple[Any]:
     return (values.reshape(-1)[places],)
 
 
-def _on_host(arrays: Sequence[Any], devices: Sequence[Any]) -> list[list[Any]]:
+def _on_host(arrays: Sequence[Any], devices: Sequence[Any], buffers: Buffers | None) -> list[list[Any]]:
     """Copies of each by local device; numpy arrays that are equal on several are there once."""
     shards = [{shard.device: shard for shard in one.addressable_shards} for one in arrays]
-    copies = iter(copied([own[device].data for own in shards for device in devices]))
+    copies = iter(copied([own[device].data for own in shards for device in devices], buffers))
     found = []
     for own in shards:
         kept: list[tuple[Any, Any]] = []
