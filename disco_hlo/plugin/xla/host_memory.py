@@ -79,7 +79,8 @@ def copied(arrays: Sequence[Any], buffers: Buffers | None = None) -> list[Any]:
     found: list[Any] = [one if is_copy(one) else None for one in own]
     try:
         with jax.enable_x64(True), jax.transfer_guard("allow"):
-            for place, one in enumerate(own):
+            # The largest first: what is free lies in pieces, and to get more takes a second a gigabyte.
+            for place, one in sorted(enumerate(own), key=lambda each: -each[1].nbytes):
                 if found[place] is None and _is_reached(one):
                     there = one.sharding.with_memory_kind(_PINNED)
                     found[place] = jax.device_put(one, there, may_alias=False)
