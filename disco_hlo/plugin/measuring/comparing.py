@@ -200,18 +200,29 @@ class _Inputs:
         if self.real is not None:
             self._read_modules()
         with hold():
-            survey = self.settled()
-            half = survey.elements * len(self.session.request.devices) // 2
-            if self.real is not None and self._not_finite(survey) > half:
-                why = "the training computes infinities and NaNs, by which candidates cannot be compared"
-                raise shared(UnsupportedError(why))
-            every = self._passes(survey)
-            first, self.first = self.first if len(every) == 1 or self.held else None, None
-            hardly |= self._pass(survey, every[0], first)
+            try:
+                survey = self.settled()
+                half = survey.elements * len(self.session.request.devices) // 2
+                if self.real is not None and self._not_finite(survey) > half:
+                    why = "the training computes infinities and NaNs, by which candidates cannot be compared"
+                    raise shared(UnsupportedError(why))
+                every = self._passes(survey)
+                if len(every) > 1 and not self.held:
+                    self.first = None
+                hardly |= self._pass(survey, every[0], self._taken_first())
+            finally:  # where a call is held its arguments come back now, and have no room beside this
+                self.first = None
         for outputs in every[1:]:
+            if all(program.error for program in self.programs[1:]):
+                break
             with hold():
                 hardly |= self._pass(survey, outputs)
         return hardly
+
+    def _taken_first(self) -> list[list[Any]] | None:
+        """What the first run returned, which nobody here keeps any more."""
+        first, self.first = self.first, None
+        return first
 
     def _read_modules(self) -> None:
         """What needs no device, before a call is held: a large module takes a second."""

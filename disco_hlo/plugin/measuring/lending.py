@@ -83,8 +83,11 @@ def _beside_arguments(executable: LoadedExecutable) -> int:
 
 
 @contextlib.contextmanager
-def lent(session: Session, loan: Loan, arguments: list[Any], buffers: Buffers) -> Iterator[LentInputs]:
-    """The arguments of a call that is held, for the body, on all ranks. Copies are made in ``buffers``.
+def lent(
+    session: Session, loan: Loan, arguments: list[Any], buffers: Buffers, ready_bytes: int = 0
+) -> Iterator[LentInputs]:
+    """The arguments of a call that is held, for the body, on all ranks. Copies are made in ``buffers``, or in other
+    memory of the host, of which for each device ``ready_bytes`` are there.
 
     Raises:
         UnsupportedError: memory lacks.
@@ -92,7 +95,7 @@ def lent(session: Session, loan: Loan, arguments: list[Any], buffers: Buffers) -
     given_back = memory(loan.largest).arguments_bytes
     if lacks := lack_of_memory(session, "profile", loan.largest, given_back_bytes=given_back):
         raise shared(UnsupportedError(lacks))
-    if not _have_room(session, arguments, loan.taken_bytes):
+    if not _have_room(session, arguments, max(0, loan.taken_bytes - ready_bytes)):
         raise shared(
             UnsupportedError("the host has no room for a copy of the step's arguments, or no call was held")
         )

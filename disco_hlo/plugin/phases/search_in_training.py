@@ -592,7 +592,7 @@ class _Lent:
             trial = own._calls()
             arguments = [] if trial is None else trial.watch.arguments
             del trial
-            with lent(self.session, loan, arguments, own._buffers) as inputs:
+            with lent(self.session, loan, arguments, own._buffers, own._reserved_bytes) as inputs:
                 yield inputs
 
     def trace(self, calls: int) -> tuple[bytes, list[int], int]:

@@ -22,9 +22,9 @@ from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.trial import Hold
-from disco_hlo.plugin.measuring import lending, room
+from disco_hlo.plugin.measuring import comparing, lending, room
 from disco_hlo.plugin.measuring.comparing import compile_comparison
-from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, coming_back_to
+from disco_hlo.plugin.measuring.inputs.arguments import Kept, RealInputs, coming_back_to
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.tolerances import Allowed
 from disco_hlo.plugin.measuring.trial import Trial
@@ -494,7 +494,8 @@ def test_runs_on_lent_arguments_begin_on_a_rank_that_was_interrupted_as_on_the_o
     assert len(ran) == 1
 
 
-def test_before_arguments_come_back_what_failed_has_given_its_memory_back() -> None:
+@pytest.mark.parametrize("within", [True, False])
+def test_before_arguments_come_back_what_failed_has_given_its_memory_back(within: bool) -> None:
     made: list[weakref.ref[Any]] = []
 
     class Back:
@@ -513,16 +514,107 @@ def test_before_arguments_come_back_what_failed_has_given_its_memory_back() -> N
         raise RuntimeError("RESOURCE_EXHAUSTED: no memory")
 
     def run_again() -> None:
+        again = RuntimeError("RESOURCE_EXHAUSTED: no memory, again")
         try:
             run()
         except RuntimeError as error:
-            raise RuntimeError("RESOURCE_EXHAUSTED: no memory, again") from error
+            failure = error
+            if within:
+                raise again from error
+        raise again from failure  # as where ranks were silent after a run that failed
 
     arguments: list[Any] = ["given", "taken", "taken"]
     back: Any = Back()
     with pytest.raises(RuntimeError, match="no memory, again"), coming_back_to(arguments, back, [1, 2]):
         run_again()
     assert arguments == ["given", "argument 1", "argument 2"]
+
+
+@pytest.mark.parametrize("fails", ["_Inputs._not_finite", "Reference._keep", "survey_of"])
+def test_before_a_calls_arguments_come_back_nothing_is_left_of_the_first_run(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Devices without room for a second state could not take the training's own back."""
+    in_passes_without_room(monkeypatch)
+    outputs: list[weakref.ref[Any]] = []
+    left: list[int] = []
+    output_arrays, given = Runner.output_arrays, Kept.given
+
+    def ran(*arguments: Any) -> list[list[Any]]:
+        arrays = output_arrays(*arguments)
+        outputs.extend(weakref.ref(one) for own in arrays for one in own)
+        return arrays
+
+    def counted(kept: Kept, index: int) -> Any:
+        left.append(sum(one() is not None for one in outputs))
+        return given(kept, index)
+
+    def failing(*_: Any) -> Any:
+        raise ActivationError("it was interrupted")
+
+    monkeypatch.setattr(Runner, "output_arrays", ran)
+    monkeypatch.setattr(Kept, "given", counted)
+    monkeypatch.setattr(f"{comparing.__name__}.{fails}", failing)
+    call, state, losses = jitted("compared_step"), fresh_state(), []
+
+    def choose(_: int) -> str:
+        with pytest.raises(ActivationError, match="interrupted"):
+            compare_in_call(observation, tmp_path, candidate)
+        return DEFAULT
+
+    for number in range(2):
+        *state, loss = call(*state, batch(number))
+        losses.append(float(loss))
+        watch = trial_of(observation.trials, "jit_compared_step").watch
+        candidate = compiled_again(watch)
+        watch.swap(choose)
+    assert len(outputs) == 4 * len(WHOLE.device_set)
+    assert left == [0] * 3
+    observation.stop()
+    assert (losses, numbers(tuple(state))) == stock(2)
+
+
+def test_no_call_is_held_once_all_candidates_are_refused(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_passes_without_room(monkeypatch)
+    take, takes = RealInputs.take, []
+
+    def counted(*given: Any) -> None:
+        takes.append(1)
+        take(*given)
+
+    monkeypatch.setattr(RealInputs, "take", counted)
+    trial, _, _ = compared(observation, tmp_path, changed)
+    assert "differs from XLA's default at" in trial.error
+    assert len(takes) == 1
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_copy_needs_no_room_where_memory_was_made_ready_for_it(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    """What was made ready is not free any more: a host with room for one copy was said to have none."""
+    call, state = jitted("lending_step"), fresh_state()
+    *state, _ = call(*state, batch(0))
+    calls = trial_of(observation.trials, "jit_lending_step")
+    default = calls.watch.request.call_default()
+    loan, session = lending.Loan.of(default, [default]), session_of(calls.watch.request, tmp_path)
+    search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
+    search._hold, search._reserved_bytes = Hold("profiling", nullcontext), loan.taken_bytes * ready
+    monkeypatch.setattr(lending, "room_bytes", lambda *_, **__: 0)
+    ran: list[int] = []
+
+    def choose(_: int) -> str:
+        lent = search_in_training._Lent(search, session).lend("profiling", loan)
+        refused = nullcontext() if ready else pytest.raises(UnsupportedError, match="the host has no room")
+        with jaxlink.ours(), refused, lent as inputs:
+            ran.append(Runner(session.request, default, inputs=inputs).run())
+        return DEFAULT
+
+    calls.watch.swap(choose)
+    call(*state, batch(1))[2].block_until_ready()
+    assert len(ran) == ready
 
 
 @pytest.mark.parametrize(("fails", "pinned"), [(False, False), (True, False), (False, True)])

@@ -452,7 +452,7 @@ def let_go(error: BaseException | None) -> None:
     """Free what the frames that an error has ended still hold: inputs and outputs of what failed."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
-        error = error.__context__
+        error = error.__cause__ or error.__context__
 
 
 def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
