@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from msgspec import UNSET
 
 from disco_hlo.activation.channel import LocalChannel
-from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS, Candidate
 from disco_hlo.optimize.select import ratio_noise, ratio_to
@@ -90,6 +92,67 @@ def test_nobody_waits_without_a_word_for_the_code_that_predicts(
     session = SimpleNamespace(say=lines.append)
     assert finding.say_what_predicting_takes(session) is said  # type: ignore[arg-type]
     assert [line.split(",")[0] for line in lines] == ["compiling the code that predicts step times"] * said
+
+
+@pytest.mark.parametrize(
+    ("where", "begins"),
+    [
+        ("a fresh machine", True),
+        ("a machine that has it", False),
+        ("a machine that keeps nothing", False),
+        ("a machine of one core", False),
+        ("another rank", False),
+        ("a host without GPUs", False),
+    ],
+)
+def test_the_searchs_code_is_compiled_beside_profiling_where_the_search_then_finds_it(
+    monkeypatch: pytest.MonkeyPatch, where: str, begins: bool
+) -> None:
+    """Where nothing can be written, the search waited up to ten minutes for code that it did not get."""
+    begun: list[float] = []
+
+    def apart(*_: object, longest_s: float, stop: Callable[[], bool]) -> None:
+        begun.append(longest_s)
+        raise DiscoError("it found nothing")
+
+    on_machine(monkeypatch, apart, where)
+    backend = "cpu" if where == "a host without GPUs" else "gpu"
+    session: Any = SimpleNamespace(
+        leads=where != "another rank", facts=SimpleNamespace(backend=backend, device_kind="NVIDIA H100")
+    )
+    with finding.code_compiled_beside(session, b"", lambda: False) as finish:
+        finish()
+    assert len(begun) == begins
+    settings = Settings(search=True, directory=Path(), budget_s=90)
+    with pytest.raises(DiscoError):
+        finding.search_apart(settings, b"", None, None, Interruption())  # type: ignore[arg-type]
+    assert sum(begun) <= finding.longest_s(settings), "for so long the other ranks wait"
+
+
+def test_what_compiles_the_searchs_code_is_ended_with_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def apart(*_: object, longest_s: float, stop: Callable[[], bool]) -> None:
+        begun.set()
+        while not stop():
+            time.sleep(0.01)
+        ended.set()
+
+    on_machine(monkeypatch, apart, "a fresh machine")
+    session: Any = SimpleNamespace(
+        leads=True, facts=SimpleNamespace(backend="gpu", device_kind="NVIDIA H100")
+    )
+    with finding.code_compiled_beside(session, b"", lambda: False):
+        assert begun.wait(10)
+        assert not ended.is_set()
+    assert ended.is_set()
+
+
+def on_machine(monkeypatch: pytest.MonkeyPatch, apart: Callable[..., None], where: str) -> None:
+    monkeypatch.setattr(finding, "apart", apart)
+    monkeypatch.setattr(finding, "is_cached", lambda _: where == "a machine that has it")
+    monkeypatch.setattr(finding, "can_be_ready", lambda _: where != "a machine that keeps nothing")
+    monkeypatch.setattr(finding, "own_cores", lambda: [0] if where == "a machine of one core" else [0, 1])
 
 
 NAMES = (DEFAULT, NO_FUSION, ONE_BUCKET, PLAN_BUCKETS, PLAN, "plan 2", "plan 3")

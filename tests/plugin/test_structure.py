@@ -591,19 +591,23 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
 
 @pytest.mark.parametrize(
     ("kept", "expected"),
-    [("kept pick", "kept pick"), (None, "own pick")],
-    ids=["a pick is kept", "none is known"],
+    [
+        ("kept pick", "kept pick"),
+        (IllegalStrategyError("a kernel is new"), "own pick"),
+        (RuntimeError("XLA failed before it saw the structure"), "own pick"),
+    ],
+    ids=["a pick is kept", "none is known", "nothing was seen"],
 )
 def test_a_structure_is_searched_as_a_later_process_makes_it(
-    kept: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: str | Exception, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On 2 H100 a saved plan was refused at the next start: of a kernel that several compiles had tried at once, its
     structure had another pick than the one that XLA keeps."""
 
     def capture(_request: object, changed: bytes, options: object) -> bytes:
         assert (changed, options) == (b"early", BACKENDS["gpu"].by_known_picks)
-        if kept is None:
-            raise IllegalStrategyError("a kernel is new")
+        if isinstance(kept, Exception):
+            raise kept
         return kept.encode()
 
     def read(_early: object, name: str, _moves: object, _changed: bytes, module: bytes) -> Any:
@@ -618,12 +622,13 @@ def test_a_structure_is_searched_as_a_later_process_makes_it(
     settings = Settings(search=True, directory=tmp_path, structure="off")
     making = Making(not_held(settings, SimpleNamespace(size=1)), source)
     first: Future[Any] = Future()
-    first.set_result(SimpleNamespace(early=b"early", record=SimpleNamespace(moves=()), name="a"))
+    own = SimpleNamespace(early=b"early", record=SimpleNamespace(moves=()), name="a")
+    first.set_result(own)
     structures = structure_search.Structures(None, {}, {"a": first})  # type: ignore[arg-type]
     making.settle(structures, ["a"])
     settled: Any = structures.made["a"].result(10)
     making.end()
-    assert (settled.record if kept else "own pick") == expected
+    assert ("own pick" if settled is own else settled.record) == expected
     assert settled.name == "a"
 
 

@@ -55,8 +55,7 @@ class Compiling:
     """Modules that this rank's threads compile."""
 
     wait: Callable[[], object]
-    """Returns once nothing is compiled any more. On one rank alone; where modules are compiled between the steps of a
-    training nothing has begun."""
+    """Returns once nothing is compiled any more that has begun. On one rank alone."""
     finish: Callable[[], None]
     """Returns, on all ranks at once, when all are compiled; raises as :func:`compile_trials`."""
 

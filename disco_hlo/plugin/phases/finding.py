@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.compiled import is_cached
+from disco_hlo.compiled import can_be_ready, is_cached
+from disco_hlo.cores import own_cores
 from disco_hlo.elsewhere import apart
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
@@ -180,9 +181,10 @@ def code_compiled_beside(
     session: Session, module: bytes, stop: Callable[[], bool]
 ) -> Iterator[Callable[[], None]]:
     """Around profiling and the search: on a host of GPUs the search's code is compiled beside the former, in a process
-    of low priority, the first time on a machine. Yields what waits for it, or until ``stop`` says so: the search itself
-    would take as long."""
-    if not (session.leads and BACKENDS[session.facts.backend].queues) or is_cached(run.__name__):
+    of low priority, the first time on a machine that keeps it, and has a core for that. Yields what waits for it, or
+    until ``stop`` says so: the search itself would take as long."""
+    begins = session.leads and BACKENDS[session.facts.backend].queues and len(own_cores()) > 1
+    if not begins or is_cached(run.__name__) or not can_be_ready(run.__name__):
         yield lambda: None
         return
     ended, began = threading.Event(), time.monotonic()
@@ -266,6 +268,11 @@ class _Apart:
 
 
 def longest_s(settings: Settings) -> float:
+    """How long rank 0 may wait for the search's code, and then search."""
+    return COMPILE_S + _search_s(settings)
+
+
+def _search_s(settings: Settings) -> float:
     """How long the search may take before it is given up."""
     return settings.budget_s + COMPILE_S + _AROUND_S
 
@@ -285,7 +292,7 @@ def search_apart(
         DiscoError: it found nothing: it died, or was killed.
         OSError: it cannot be started.
     """
-    longest = longest_s(settings)
+    longest = _search_s(settings)
     asked = settings, module, profile, room_bytes, with_parts
     return apart(_found_apart, *asked, longest_s=longest, stop=lambda: stop)
 

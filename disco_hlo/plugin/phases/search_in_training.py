@@ -233,15 +233,14 @@ class SearchInTraining:
     @contextlib.contextmanager
     def _reserved(self, session: Session) -> Iterator[None]:
         default, room = self._request.call_default(), room_bytes(session, on_host=True)
-        self._reserving_ends = ended = threading.Event()
         devices, by_numpy = self._request.local_devices, share_memory(self._request)
         sizes = [math.prod(one.shape) * one.dtype.itemsize for one in parameters(default)]
         asked = sum(sizes) if by_numpy else needed_on_host_bytes(default, several=True)
         del default
         if room is None or asked > room:
-            ended.set()
             yield
             return
+        self._reserving_ends = ended = threading.Event()
 
         def work() -> None:
             began, share = time.monotonic(), self._settings.share
@@ -250,11 +249,13 @@ class SearchInTraining:
                 if by_numpy:
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
                     self._buffers.get_ready(sizes * len(devices), over)
+                    self._reserved_bytes = asked
                 else:
                     with jaxlink.ours():
-                        self._held_s.extend(reserve(devices, asked, share, over))
-                LOGGER.debug("%d MiB of the host a device: %.2f s", asked >> 20, time.monotonic() - began)
-                self._reserved_bytes = asked
+                        stood_s, self._reserved_bytes = reserve(devices, asked, share, over)
+                    self._held_s.extend(stood_s)
+                ready, took_s = self._reserved_bytes, time.monotonic() - began
+                LOGGER.debug("%d of %d MiB of the host a device: %.2f s", ready >> 20, asked >> 20, took_s)
             except Exception as error:
                 LOGGER.debug("no memory of the host is made ready: %s", one_line(error))
             finally:  # on all ranks holds wait for it

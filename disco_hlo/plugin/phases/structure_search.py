@@ -281,7 +281,7 @@ class Making:
         try:
             module = compiles.capture(self._session.request, made.early, options)
             settled = of_module(early, name, made.record.moves, made.early, module)
-        except DiscoError as error:
+        except Exception as error:
             LOGGER.debug("%s stays as it was made first: %s", name, one_line(error))
             return made
         if settled.record != made.record:

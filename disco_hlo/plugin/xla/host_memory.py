@@ -95,9 +95,11 @@ def copied(arrays: Sequence[Any], buffers: Buffers | None = None) -> list[Any]:
     return [next(by_python) if copy is None else copy for copy in found]
 
 
-def reserve(devices: Sequence[Any], bytes_each: int, share: float, over: Callable[[], bool]) -> list[float]:
+def reserve(
+    devices: Sequence[Any], bytes_each: int, share: float, over: Callable[[], bool]
+) -> tuple[list[float], int]:
     """Have so much memory ready that these devices reach, until it is ``over``; for how many seconds each time nothing
-    else could reach the devices.
+    else could reach the devices, and how many bytes each device has.
 
     To get it for the first time takes a second a gigabyte, in which the driver starts no kernel, and XLA gets twice as
     much each time. So it pauses until that has taken no more than a ``share`` of the time.
@@ -109,20 +111,19 @@ def reserve(devices: Sequence[Any], bytes_each: int, share: float, over: Callabl
     piece, got, stood_s = np.zeros(_PIECE_BYTES, np.uint8), list[Any](), list[float]()
     try:
         with jax.transfer_guard("allow"):
-            for _ in range(-(-bytes_each // _PIECE_BYTES)):
-                for one in there:
-                    began_s = time.monotonic()
-                    got.append(jax.block_until_ready(jax.device_put(piece, one)))
-                    ended_s = time.monotonic()
-                    if (took_s := ended_s - began_s) > _GETS_MORE_S:
-                        stood_s.append(took_s)
-                        while time.monotonic() < ended_s + took_s * (1 / share - 1) and not over():
-                            time.sleep(_LOOK_S)
-                    if over():
-                        return stood_s
+            for one in there * -(-bytes_each // _PIECE_BYTES):
+                began_s = time.monotonic()
+                got.append(jax.block_until_ready(jax.device_put(piece, one)))
+                ended_s = time.monotonic()
+                if (took_s := ended_s - began_s) > _GETS_MORE_S:
+                    stood_s.append(took_s)
+                    while time.monotonic() < ended_s + took_s * (1 / share - 1) and not over():
+                        time.sleep(_LOOK_S)
+                if over():
+                    break
     except Exception as error:
         LOGGER.debug("%d pieces of memory that devices reach, and no more: %s", len(got), one_line(error))
-    return stood_s
+    return stood_s, min(bytes_each, len(got) // len(there) * _PIECE_BYTES)
 
 
 def is_copy(array: Any) -> bool:

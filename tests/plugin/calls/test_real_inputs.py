@@ -398,9 +398,26 @@ def test_memory_of_the_host_is_made_ready_within_a_share_of_the_time(monkeypatch
     monkeypatch.setattr(host_memory, "_PIECE_BYTES", 1 << 10)
     monkeypatch.setattr(host_memory, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     monkeypatch.setattr(jax, "device_put", device_put)
-    assert host_memory.reserve(jax.devices()[:2], 2 << 10, 0.25, lambda: False) == [1.0] * 4
+    assert host_memory.reserve(jax.devices()[:2], 2 << 10, 0.25, lambda: False) == ([1.0] * 4, 2 << 10)
     assert sum(slept) == pytest.approx(4 * 3, rel=0.1)
-    assert host_memory.reserve(jax.devices()[:2], 2 << 10, 0.25, lambda: True) == [1.0]
+    assert host_memory.reserve(jax.devices()[:2], 2 << 10, 0.25, lambda: True) == ([1.0], 0)
+
+
+def test_memory_of_the_host_that_was_not_there_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no more could be got, a host without room for the rest was said to have it."""
+    given: list[Any] = []
+
+    def device_put(*arguments: Any) -> Any:
+        if len(given) == 5:
+            raise MemoryError("RESOURCE_EXHAUSTED")
+        given.append(really(*arguments))
+        return given[-1]
+
+    really = jax.device_put
+    monkeypatch.setattr(host_memory, "_PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(jax, "device_put", device_put)
+    _, ready_bytes = host_memory.reserve(jax.devices()[:2], 100 << 10, 1.0, lambda: False)
+    assert ready_bytes == 2 << 10
 
 
 def test_no_call_is_held_while_memory_of_the_host_is_made_ready(
@@ -437,7 +454,7 @@ def test_calls_are_held_where_no_memory_of_the_host_can_be_made_ready(
 ) -> None:
     """The other ranks would wait for this one to hold its call as long as the training lasts."""
 
-    def reserve(*_: Any) -> list[float]:
+    def reserve(*_: Any) -> tuple[list[float], int]:
         raise ValueError("no such memory kind")
 
     call, state = jitted("reserving_step"), fresh_state()

@@ -357,7 +357,7 @@ class LentInputs(Inputs):
     devices hold no second state.
 
     Args:
-        arguments: of which those that runs take over are to be replaced afterwards (:func:`off_devices`).
+        arguments: of which those that runs take over are to be replaced afterwards (:func:`coming_back_to`).
         copied_ns: about what it takes to copy what runs take over, and to bring it back.
     """
 
