@@ -538,6 +538,7 @@ def test_before_arguments_come_back_what_failed_has_given_its_memory_back(within
             failure = error
             if within:
                 raise again from error
+        failure.__context__ = again  # raised once more, in another thread
         raise again from failure  # as where ranks were silent after a run that failed
 
     arguments: list[Any] = ["given", "taken", "taken"]

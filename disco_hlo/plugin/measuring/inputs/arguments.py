@@ -450,9 +450,13 @@ def coming_back_to(arguments: list[Any], kept: Kept, taken: Collection[int]) -> 
 
 def let_go(error: BaseException | None) -> None:
     """Free what the frames that an error has ended still hold: inputs and outputs of what failed."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    left, done = [error], set[int]()
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in done:  # one of them may have been raised again after another
+            done.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            left += [one.__cause__, one.__context__]
 
 
 def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
