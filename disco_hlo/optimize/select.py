@@ -4,7 +4,8 @@ Candidates run in turn, so what disturbs a round disturbs all of it: two of them
 their times in the same round, and the median over the rounds has a standard error. XLA's default gives way to
 what beats it by more than that, and by the medians too, which the user is shown. Among what does, the lowest
 median ratio wins, except that of candidates within one standard error of it, between which the clock does not
-decide, the one predicted fastest is taken: that is the same in a repeated search.
+decide, the one predicted fastest is taken: that is the same in a repeated search. One that left the rounds early,
+slower than another, does not win by what disturbed the default in the first ones.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ def winning(times: Sequence[Times], predicted_ns: Sequence[int]) -> int:
         predicted_ns: of each candidate.
     """
     default = times[0]
-    faster = [i for i, own in enumerate(times) if i and own and default and beats(own, default)]
+    faster = [
+        i
+        for i, own in enumerate(times)
+        if i and own and default and beats(own, default) and not _is_outlasted(own, times[1:])
+    ]
     if not faster:
         return 0
     best = min(faster, key=lambda i: ratio_to(times[i], default))
@@ -44,9 +49,14 @@ def winning(times: Sequence[Times], predicted_ns: Sequence[int]) -> int:
 def beats(times: Times, default: Times) -> bool:
     """Whether a candidate that ran is faster than XLA's default, by :data:`LEAST_GAIN` and beyond the noise."""
     level = 1 - max(LEAST_GAIN, ratio_noise(times, default))
-    both = min(len(times), len(default))
-    by_medians = int(statistics.median(times[:both])) < int(statistics.median(default[:both]))
+    by_medians = int(statistics.median(times)) < int(statistics.median(default))
     return by_medians and ratio_to(times, default) <= level
+
+
+def _is_outlasted(times: Times, others: Sequence[Times]) -> bool:
+    """Whether a candidate that ran in more rounds was faster, beyond the noise, in those that both ran in."""
+    longer = [other for other in others if len(other) > len(times)]
+    return any(ratio_to(times, other) - ratio_noise(times, other) > 1 for other in longer)
 
 
 def _is_level(times: Times, best: Times) -> bool:

@@ -6,13 +6,14 @@ A key of the file is the variable's name without ``DISCO_`` in lower case: ``bud
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -100,8 +101,11 @@ class Settings:
         """
         env = os.environ if environment is None else environment
         raw: dict[str, tuple[str, object]] = _from_file(env.get("DISCO_CONFIG", "").strip())
-        for name in _KINDS:
-            variable = f"DISCO_{name.upper()}"
+        known = [f"DISCO_{name.upper()}" for name in (*_KINDS, "config")]
+        for misspelled in sorted(one for one in env if one.startswith("DISCO_") and one not in known):
+            if meant := difflib.get_close_matches(misspelled, known, 1, _ALIKE):
+                raise SettingsError(f"{misspelled} is no setting; did you mean {meant[0]}?")
+        for name, variable in zip(_KINDS, known, strict=False):
             if env.get(variable, "").strip():
                 raw[name] = (variable, env[variable].strip())
         values: dict[str, Any] = {
@@ -157,6 +161,8 @@ def _read(name: str, origin: str, value: object) -> object:
         text = str(value)
         if kind is Path:
             return _directory(text)
+        if get_args(kind)[:1] == (float,):
+            return msgspec.convert(float(text), kind)
         return msgspec.convert(text.lower() if get_origin(kind) is Literal else text, kind, strict=False)
     except ValueError:
         raise SettingsError(f"{origin} is {value!r}; expected {expected}") from None
@@ -164,6 +170,8 @@ def _read(name: str, origin: str, value: object) -> object:
 
 _FIELDS = {"dir": "directory", "log": "log_level"}
 """Fields of :class:`Settings` that are called otherwise than their key."""
+_ALIKE = 0.9
+"""What is as like a variable's name as difflib says is taken for a misspelling of it; other programs' names are not."""
 _SECONDS = "a number of seconds above 0"
 _Seconds = Annotated[float, Meta(gt=0, le=1e300)]
 _KINDS: dict[str, tuple[Any, str]] = {

@@ -59,6 +59,17 @@ WINNERS = {
     "nothing where the default never ran": ([trial(120), trial(60, 50, 50, 50)], 0),
     # Four rounds of five were 0.8 of the default's; on a busy machine the log said "0.95x faster".
     "not what is slower by the medians": ([trial(120, 10, 20, 30, 40, 50), trial(60, 8, 16, 33, 32, 40)], 0),
+    # The first five rounds of the default were disturbed; "plan 4 wins: 1.51x slower" said the log.
+    "not what left disturbed rounds early, slower than the default's median": (
+        [trial(120, 900, 850, 950, 870, 930, *[49] * 20), trial(60, 75, 74, 76, 75, 75)], 0,
+    ),
+    "not what left disturbed rounds early, slower than another": (
+        [trial(120, 900, 850, 950, 870, 930, *[100] * 20), trial(60, 75, 74, 76, 75, 75),
+         trial(70, 65, 64, 66, 65, 65, *[70] * 20)], 2,
+    ),
+    "what left the rounds early, where the one that was faster is out": (
+        [trial(120, *[100] * 25), trial(60, 75, 74, 76, 75, 75), trial(70)], 1,
+    ),
 }  # fmt: skip
 
 

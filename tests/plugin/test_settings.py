@@ -112,6 +112,20 @@ def test_a_bad_value_is_named_with_what_was_expected(variable: str, value: str, 
     assert str(error.value) == f"{variable} is {value!r}; {expected}"
 
 
+@pytest.mark.parametrize(("text", "share"), [(".6", 0.6), ("1.", 1.0), ("+5e-1", 0.5)])
+def test_a_number_may_be_written_as_python_reads_it(text: str, share: float) -> None:
+    assert Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_SHARE": text}).share == share
+
+
+def test_a_misspelled_variable_is_named_and_other_programs_variables_are_not() -> None:
+    with pytest.raises(SettingsError, match="DISCO_BUDGT_S is no setting; did you mean DISCO_BUDGET_S"):
+        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_BUDGT_S": "3"})
+    theirs = {"DISCO_HOME": "/disco", "DISCO_PORT": "80", "DISCO_LEVEL": "3"}
+    assert Settings.from_environment({"ENABLE_SEARCH": "1", **theirs}) == Settings.from_environment(
+        {"ENABLE_SEARCH": "1"}
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -596,12 +596,21 @@ def _samples(runner: Runner) -> _Samples:
 
 
 def _nearest(few: NDArray[Any], candidates: Sequence[tuple[int, NDArray[Any]]]) -> int | None:
+    """The candidate that a few values are nearest to, by those that are finite in both, or None."""
     if not candidates:
         return None
     few = widened(few)
-    norm = max(float(np.linalg.norm(few)), 1e-30)
-    apart, index = min((float(np.linalg.norm(few - old)) / norm, index) for index, old in candidates)
+    apart, index = min((_distance(few, old), index) for index, old in candidates)
     return index if apart < _UPDATED else None
+
+
+def _distance(few: NDArray[Any], old: NDArray[Any]) -> float:
+    """Norm of the difference over that of ``few``; infinite where no value is finite in both."""
+    finite = np.isfinite(few) & np.isfinite(old)
+    if not finite.any():
+        return math.inf
+    norm = max(float(np.linalg.norm(few[finite])), 1e-30)
+    return float(np.linalg.norm(few[finite] - old[finite])) / norm
 
 
 def _places(size: int) -> NDArray[np.int64]:
