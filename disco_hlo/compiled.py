@@ -62,7 +62,7 @@ def compiled(function: Function) -> Function:
     previous = settings.CACHE_DIR
     settings.CACHE_DIR = str(directory)
     try:
-        return cast(Function, _of_any_value(njit(cache=True)(function)))
+        return cast(Function, _of_any_value(_uncached_where_that_fails(njit(cache=True)(function))))
     except RuntimeError:  # numba found no place that it can write to
         return cast(Function, _of_any_value(njit()(function)))
     finally:
@@ -141,6 +141,27 @@ def _ready_mark(module: str, what: str) -> Path | None:
     source = Path(str(sys.modules[module].__file__))
     kept_for = f"{source.resolve()} {source.stat().st_mtime_ns} {binding.get_host_cpu_name()} {what}"
     return directory / f"ready-{hashlib.sha256(kept_for.encode()).hexdigest()[:16]}"
+
+
+def _uncached_where_that_fails(dispatcher: Any) -> Any:
+    """The same function, compiled anew where what is cached is damaged, and not cached where the disk is full."""
+    cache = dispatcher._cache
+    load, save = cache.load_overload, cache.save_overload
+
+    def load_or_none(signature: Any, target: Any) -> Any:
+        try:
+            return load(signature, target)
+        except Exception:  # noqa: BLE001  pickle says of half a file what it likes
+            with contextlib.suppress(OSError):
+                cache.flush()
+            return None
+
+    def save_if_possible(signature: Any, made: Any) -> None:
+        with contextlib.suppress(OSError):
+            save(signature, made)
+
+    cache.load_overload, cache.save_overload = load_or_none, save_if_possible
+    return dispatcher
 
 
 def _of_any_value(dispatcher: Any) -> Any:

@@ -60,6 +60,28 @@ def test_without_a_place_to_write_everything_works_uncached(tmp_path: Path) -> N
     assert outcome(NUMBA_CACHE_DIR=str(blocked)) == "uncached"
 
 
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_what_is_cached_and_damaged_is_compiled_anew(suffix: str, tmp_path: Path) -> None:
+    assert outcome("uncached", NUMBA_CACHE_DIR=str(tmp_path)) == "compiled"
+    for file in tmp_path.rglob(f"*.{suffix}"):
+        file.write_bytes(file.read_bytes()[:50])
+    assert outcome("cached", NUMBA_CACHE_DIR=str(tmp_path)) == "compiled"
+    assert outcome("cached", NUMBA_CACHE_DIR=str(tmp_path)) == "cached"
+
+
+def test_on_a_full_disk_everything_works_uncached(tmp_path: Path) -> None:
+    """A search ended with "OSError: [Errno 28] No space left on device"; files of at most 1 KiB stand for that disk."""
+    program = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))" + PROGRAM.replace(
+        "bool(_behind_ns.stats.cache_path)", "False"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, "uncached"], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout.strip()) == (0, "compiled"), run.stderr
+    assert not list(tmp_path.rglob("*.nbc"))
+
+
 @compiled_function
 def _add(a: int, b: int) -> int:
     return a + b
