@@ -52,6 +52,8 @@ _channels: dict[tuple[int, tuple[int, ...]], tuple[Channel, Pulse | None]] = {}
 
 
 Alone = Callable[[str], contextlib.AbstractContextManager[object]]
+_TOLD_AFTER_S = 20.0
+"""A user who waits for another rank is told."""
 _LOOK_S = 0.5
 """Between two looks for notes."""
 
@@ -253,9 +255,27 @@ def _check_alike(session: Session) -> None:
         "DISCO_STRUCTURE": settings.structure, "DISCO_WHEN": settings.when,
         "DISCO_EXPLAIN": settings.explain,
     }  # fmt: skip
-    theirs = session.gathered(mine, "join")
+    with _told_if_long(session):
+        theirs = session.gathered(mine, "join")
     for what in mine:
         _refuse_difference(what, [str(one.get(what)) for one in theirs])
+
+
+@contextlib.contextmanager
+def _told_if_long(session: Session) -> Iterator[None]:
+    """A rank without the switch does not come, and does not say so."""
+    waits = threading.Timer(
+        _TOLD_AFTER_S, LOGGER.warning,
+        ("waiting for up to %.0f s (DISCO_TIMEOUT_S) for all ranks to compile %s: is ENABLE_SEARCH set on each?",
+         session.timeout_s, session.request.module_name),
+    )  # fmt: skip
+    waits.daemon = True
+    if session.channel.size > 1:
+        waits.start()
+    try:
+        yield
+    finally:
+        waits.cancel()
 
 
 def _refuse_difference(what: str, values: list[str]) -> None:

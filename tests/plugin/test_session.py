@@ -211,7 +211,7 @@ def test_ranks_wait_as_long_for_a_search_as_it_may_take_to_compile_its_code(
     step: Any = SimpleNamespace(source=SimpleNamespace(graph=SimpleNamespace(backend="gpu")))
     monkeypatch.setattr(search_phase, "room_bytes", lambda _: None)
     asking = Session(None, Settings(search=True, directory=tmp_path, budget_s=7.0), None, LocalChannel())  # type: ignore[arg-type]
-    search_phase._search(asking, step, None, Interruption())  # type: ignore[arg-type]
+    search_phase._search(asking, step, None, Interruption(), lambda: None)  # type: ignore[arg-type]
     assert waits_s["search"] >= 7.0 + COMPILE_S
 
 
@@ -370,3 +370,17 @@ def test_what_fails_because_a_training_ends_is_no_line_for_the_user(
         (logging.INFO, "before: not profiled"),
         (logging.DEBUG, "after: not profiled"),
     ]
+
+
+def test_a_rank_that_waits_for_one_without_the_switch_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It waited in silence for ten minutes."""
+    told = threading.Event()
+    monkeypatch.setattr(session, "_TOLD_AFTER_S", 0.01)
+    monkeypatch.setattr(session.LOGGER, "warning", lambda *_: told.set())
+    channel = SimpleNamespace(size=2, rank=0, all_gather=lambda payload, **_: told.wait(20) and [payload] * 2)
+    request: Any = SimpleNamespace(module_name="jit_step")
+    settings = Settings(search=True, directory=tmp_path)
+    session._check_alike(Session(request, settings, None, channel))  # type: ignore[arg-type]
+    assert told.is_set()
