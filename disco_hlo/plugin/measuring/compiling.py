@@ -2,8 +2,8 @@
 
 XLA:GPU's autotuner runs kernels on arrays of its own. Where the devices have no room for these beside a step, a call of
 the training is held for each compile (:meth:`Session.compiling`). What the autotuner has picked for other modules it
-finds again, and most kernels of another structure of a step are the step's own: a compile that may only use such picks
-takes no device, and holds nothing.
+finds again: a compile that may only use such picks takes no device, and holds nothing. A structure that is compiled for
+the first time mostly has new kernels; the modules that measure it, and its plan, have none.
 """
 
 from __future__ import annotations
