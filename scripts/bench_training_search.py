@@ -167,7 +167,11 @@ def llama(options: argparse.Namespace) -> tuple[Step, Any, list[Any]]:
 
 def run(when: str, steps: int, longest_s: float, options: argparse.Namespace) -> dict[str, Any]:
     """One training in a process of its own; what went wrong is its ``error``."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DISCO_", "ENABLE_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "DISCO_STRUCTURE" or not name.startswith(("DISCO_", "ENABLE_"))
+    }
     if kept.get("JAX_PLATFORMS") == "cpu" and "device_count" not in kept.get("XLA_FLAGS", ""):
         devices = 2 // options.processes
         kept["XLA_FLAGS"] = f"{kept.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"

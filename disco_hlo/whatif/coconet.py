@@ -369,9 +369,8 @@ def pipeline_speed_up(
     size, launch_ns = HALF * elements, _launches_ns(machine, 1)
     scored = matmul_ns(gpu, Matmul(tokens, WORDS // group, model.width))
     scored += WORD_BYTES * tokens * WORDS / group / gpu.memory_gb_per_s
-    last = _operators_ns(scored, WORD_KERNELS)
     node = layers * (rest + sum(_tail_ns(machine, one, PIPELINE_PARALLEL) for one in tails))
-    last += node
+    last = node + _operators_ns(scored, WORD_KERNELS)
     kept = node - _tail_ns(machine, tails[-1], PIPELINE_PARALLEL) + _tail_matmul_ns(machine, tails[-1])
     whole, sliced = launch_ns + send_ns(machine, size), send_ns(machine, size / group)
     pointwise = POINTWISE_BYTES * elements / group / gpu.memory_gb_per_s

@@ -22,13 +22,14 @@ from disco_hlo.backends import backend_of
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
+from disco_hlo.optimize.cold_start import COMPILE_S
 from disco_hlo.optimize.costs import Costs, costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize
 from disco_hlo.plan.plan import Prediction, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step
-from disco_hlo.plugin.phases.finding import COMPILE_S, search_settings
+from disco_hlo.plugin.phases.finding import search_settings
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step

@@ -12,7 +12,7 @@ import pytest
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import IllegalStrategyError
-from disco_hlo.plugin.measuring.compiling import Compiles
+from disco_hlo.plugin.measuring.compiling import CompileBatch
 
 KNOWN = BACKENDS["gpu"].by_known_picks
 
@@ -61,7 +61,7 @@ def test_a_call_is_held_for_what_a_rank_cannot_compile_by_known_picks(
     )
     with ThreadPoolExecutor(1) as pool:
         each = [lambda options, name=name: compiled(name, options) for name in ("a", "new", "refused")]
-        found = Compiles(session, "structures", each, pool, at_once=2).finish()
+        found = CompileBatch(session, "structures", each, pool, at_once=2).finish()
     assert said == tried
     assert [one.result() for one in found[:2]] == ["a", "new"]
     with pytest.raises(IllegalStrategyError):
@@ -72,6 +72,6 @@ def test_where_the_autotuner_has_room_all_are_compiled_at_once() -> None:
     session: Any = SimpleNamespace(compiles_between_steps=False)
     asked: list[Mapping[str, Any]] = []
     with ThreadPoolExecutor(1) as pool:
-        compiles = Compiles(session, "structures", [asked.append, asked.append], pool, at_once=1)
+        compiles = CompileBatch(session, "structures", [asked.append, asked.append], pool, at_once=1)
         assert [one.result() for one in compiles.finish()] == [None, None]
     assert asked == [{}, {}]

@@ -17,6 +17,7 @@ import pytest
 from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import ActivationError, ProfileError
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.optimize.cold_start import COMPILE_S
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin import session
 from disco_hlo.plugin.measuring import candidates, traced_modules
@@ -25,7 +26,6 @@ from disco_hlo.plugin.measuring.known_times import STORE_NAME, KnownTimes, measu
 from disco_hlo.plugin.measuring.traced_modules import take_timelines, traced
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases import capture_phase, search_phase
-from disco_hlo.plugin.phases.finding import COMPILE_S
 from disco_hlo.plugin.session import Interruption, Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step

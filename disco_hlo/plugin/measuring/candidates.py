@@ -30,7 +30,7 @@ from disco_hlo.plan.read import verify
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Round, verdict
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import Hold, compare, compile_comparison, make_runner, settle_inputs
-from disco_hlo.plugin.measuring.compiling import Compiles
+from disco_hlo.plugin.measuring.compiling import CompileBatch
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import SLICE_NS, anywhere, coming_back, repeated, run_on_all
 from disco_hlo.plugin.measuring.room import (
@@ -109,7 +109,7 @@ def begin_to_compile(
     own = [number for number, one in enumerate(waiting) if one.restructured is None]
     new = [number for number, one in enumerate(waiting) if one.restructured is not None]
     compiled = {number: pool.submit(one_by_one[number], {}) for number in own}
-    others = Compiles(session, tag, [one_by_one[number] for number in new], pool, at_once)
+    others = CompileBatch(session, tag, [one_by_one[number] for number in new], pool, at_once)
     begun = [*compiled.values(), *others.begun]
 
     def finish() -> None:

@@ -23,7 +23,7 @@ Compile = Callable[[Mapping[str, CompileOptionValue]], Compiled]
 """A compile with debug options, besides those of its own."""
 
 
-class Compiles(Generic[Compiled]):
+class CompileBatch(Generic[Compiled]):
     """Compiles of new modules, begun on all ranks; to be finished on all at once."""
 
     def __init__(

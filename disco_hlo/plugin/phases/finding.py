@@ -24,7 +24,7 @@ from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.ablations import Candidate, candidates, without_parts
-from disco_hlo.optimize.cold_start import compile_code
+from disco_hlo.optimize.cold_start import COMPILE_S, compile_code
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_progress, search_record
 from disco_hlo.optimize.regions import lower_bound
@@ -41,9 +41,6 @@ from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.schedule import Scheduled
 from disco_hlo.simulator import timeline
 
-COMPILE_S = 600.0
-"""The longest that a training waits for the search's code, once on a machine. The budget does not count it, nor what
-compiling the code that predicts takes: otherwise the first search would end without a plan."""
 MEASURE_BUDGET_S = 20.0
 """How long the candidates are measured."""
 SHORTEST_COMPILING_S = 60.0

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from disco_hlo.optimize.keeping import prices_of
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.compiling import Compiles
+from disco_hlo.plugin.measuring.compiling import CompileBatch
 from disco_hlo.plugin.measuring.room import most_needed_bytes, over_limit, whole_mib
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import KEEPS, Early, Restructured
@@ -125,7 +125,7 @@ def needed_bytes(
 
     try:
         with ThreadPoolExecutor(1, "disco-compile") as pool:
-            [executing] = Compiles(session, what, [compiled], pool, 1).finish()
+            [executing] = CompileBatch(session, what, [compiled], pool, 1).finish()
         with session.stage(what, takes_s=_TAKES_S):
             executable = executing.result()
     except Exception as error:

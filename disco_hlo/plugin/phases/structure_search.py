@@ -37,7 +37,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import Compiling
-from disco_hlo.plugin.measuring.compiling import Compile, Compiles
+from disco_hlo.plugin.measuring.compiling import Compile, CompileBatch
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_structures
 from disco_hlo.plugin.measuring.room import (
@@ -253,7 +253,9 @@ class Making:
         ]
         found.schedules.update((name, schedules[name]) for name in new)
         if not self._session.compiles_between_steps:
-            begun = Compiles(self._session, "structures", self._each(found, new), self._pool, self._at_once)
+            begun = CompileBatch(
+                self._session, "structures", self._each(found, new), self._pool, self._at_once
+            )
             found.made.update(zip(new, begun.begun, strict=True))
         elif self._session.leads and self._session.settings.forced_structure is None:
             for name in [DEFAULT, *new] if not found.drafts else new:
@@ -264,7 +266,7 @@ class Making:
         """Make those of them that nobody has begun to make, as the session compiles between steps; on all ranks at
         once."""
         waiting = [name for name in names if name not in structures.made]
-        made = Compiles(
+        made = CompileBatch(
             self._session, "structures", self._each(structures, waiting), self._pool, self._at_once
         )
         structures.made.update(zip(waiting, made.finish(), strict=True))
