@@ -22,7 +22,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.session import OnCalls, Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Parameter, memory, parameters, storage_taken
-from disco_hlo.plugin.xla.host_memory import Buffers
+from disco_hlo.plugin.xla.own_programs import compile_for_copies
 
 _COPYING = 3
 """A slice lasts so many times as long as copying what a run takes over, there and back."""
@@ -83,11 +83,9 @@ def _beside_arguments(executable: LoadedExecutable) -> int:
 
 
 @contextlib.contextmanager
-def lent(
-    session: Session, loan: Loan, arguments: list[Any], buffers: Buffers, ready_bytes: int = 0
-) -> Iterator[LentInputs]:
-    """The arguments of a call that is held, for the body, on all ranks. Copies are made in ``buffers``, or in other
-    memory of the host, of which for each device ``ready_bytes`` are there.
+def lent(session: Session, loan: Loan, arguments: list[Any], ready_bytes: int = 0) -> Iterator[LentInputs]:
+    """The arguments of a call that is held, for the body, on all ranks. Copies are made in memory of the host, of which
+    for each device ``ready_bytes`` are there.
 
     Raises:
         UnsupportedError: memory lacks.
@@ -103,7 +101,7 @@ def lent(
 
     began_ns = time.perf_counter_ns()
     with session.stage("a copy of what a step takes over"):
-        kept = Kept.of(arguments, loan.taken, buffers)
+        kept = Kept.of(arguments, loan.taken)
     copied_ns = 2 * (time.perf_counter_ns() - began_ns)
     with coming_back_to(arguments, kept, loan.taken):
         inputs = LentInputs(session.request, loan.parameters, arguments, copied_ns)
@@ -112,7 +110,6 @@ def lent(
         finally:
             inputs.leave(loan.taken)
     jax.block_until_ready([arguments[index] for index in loan.taken])
-    kept.leave(buffers)
 
 
 class Slices:
@@ -133,7 +130,11 @@ class Slices:
         run = [one.executable for one in trials]
         self._loan = Loan.of(session.request.call_default(), run) if run else None
         # Before a call is held: a large module takes a second to read.
-        self._runners = {} if self._loan is None else _runners(session, self._loan, trials)
+        self._runners = dict[str, Runner]()
+        if self._loan is not None:
+            self._runners = _runners(session, self._loan, trials)
+            for one in {self._loan.parameters[index] for index in self._loan.taken}:
+                compile_for_copies(session.request.local_devices, (one.shape, one.dtype))
         self._lent = contextlib.ExitStack()
         self._inputs: LentInputs | None = None
         self._end_ns = 0

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from disco_hlo.backends import Backend
 from disco_hlo.hlo.proto import DTYPES, Message, parse
 from disco_hlo.plugin.xla.executables import JAX_NAMES, is_whole
-from disco_hlo.plugin.xla.host_memory import as_numpy, copied
+from disco_hlo.plugin.xla.host_memory import copied
 from disco_hlo.plugin.xla.own_programs import Fact, compile_for_each_device, on_each_device
 
 FRESH_RUNS = 3
@@ -400,12 +400,12 @@ class Allowed:
             cut: NDArray[Any] = np.asarray(whole[number : number + 1])
             return cut
 
-        values, other = one(parts.of(as_numpy(self._values[device]))), one(parts.of(got))
+        values, other = one(parts.of(self._values[device])), one(parts.of(got))
         if not self.is_float:
             place = int(np.argmax(values != other))
             words = f"it is {other.reshape(-1)[place]} and not {values.reshape(-1)[place]}"
         else:
-            seen = Seen(*(one(as_numpy(own)) for own in self._seen[device][group * fields :][:fields]))
+            seen = Seen(*(one(own) for own in self._seen[device][group * fields :][:fields]))
             with np.errstate(all="ignore"):
                 verdict = _judge(np, seen, values, float(max(1, self._runs)), other)
                 verdict = verdict._replace(allowed=verdict.allowed * verdict.allowed.dtype.type(self._slack))

@@ -67,7 +67,8 @@ from disco_hlo.plugin.structure import Restructured, recomputes
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters
-from disco_hlo.plugin.xla.host_memory import Buffers, reserve
+from disco_hlo.plugin.xla.gpu_copies import copies_of
+from disco_hlo.plugin.xla.host_memory import MEMORY
 from disco_hlo.plugin.xla.job import may_rise_bytes, peak_told, peaks_bytes
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.schedule import Scheduled
@@ -115,7 +116,6 @@ class SearchInTraining:
         self._reserves = False
         self._reserving_ends = threading.Event()
         self._reserving_ends.set()
-        self._buffers = Buffers()
         self._reserved_bytes = 0
         """Of the host's memory, for each device."""
         self._held_s: list[float] = []
@@ -157,7 +157,7 @@ class SearchInTraining:
             if self._gone():
                 self.say_nothing_saved()
         finally:
-            self._buffers.clear()
+            MEMORY.clear()
             _under_way.discard(self)
 
     def end(self) -> None:
@@ -243,19 +243,16 @@ class SearchInTraining:
         self._reserving_ends = ended = threading.Event()
 
         def work() -> None:
-            began, share = time.monotonic(), self._settings.share
+            began = time.monotonic()
             over = lambda: self._over() or ended.is_set()  # noqa: E731
             try:
-                if by_numpy:
-                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-                    self._buffers.get_ready(sizes * len(devices), over)
-                    self._reserved_bytes = asked
-                else:
-                    with jaxlink.ours():
-                        stood_s, self._reserved_bytes = reserve(devices, asked, share, over)
-                    self._held_s.extend(stood_s)
-                ready, took_s = self._reserved_bytes, time.monotonic() - began
-                LOGGER.debug("%d of %d MiB of the host a device: %.2f s", ready >> 20, asked >> 20, took_s)
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+                ready = MEMORY.get_ready(asked * len(devices), copies_of(devices[0]), over)
+                self._reserved_bytes = ready // len(devices)
+                took_s = time.monotonic() - began
+                LOGGER.debug(
+                    "%d of %d MiB of the host: %.2f s", ready >> 20, asked * len(devices) >> 20, took_s
+                )
             except Exception as error:
                 LOGGER.debug("no memory of the host is made ready: %s", one_line(error))
             finally:  # on all ranks holds wait for it
@@ -424,7 +421,7 @@ class SearchInTraining:
             raise UnsupportedError(f"there is no room to compare candidates: {default.error}")
         if inputs is not None and not taken:
             with session.stage("a copy of the step's inputs"):
-                inputs.take(arguments, self._buffers)
+                inputs.take(arguments)
         return inputs, taken
 
     @contextlib.contextmanager
@@ -593,7 +590,7 @@ class _Lent:
             trial = own._calls()
             arguments = [] if trial is None else trial.watch.arguments
             del trial
-            with lent(self.session, loan, arguments, own._buffers, own._reserved_bytes) as inputs:
+            with lent(self.session, loan, arguments, own._reserved_bytes) as inputs:
                 yield inputs
 
     def trace(self, calls: int) -> tuple[bytes, list[int], int]:

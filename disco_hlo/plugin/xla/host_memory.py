@@ -1,149 +1,226 @@
 """Copies of arrays in the host's memory, for what must leave the devices or survive there (``docs/calls.md``).
 
-On a GPU large ones lie in memory that the devices themselves read and write, all at once: what Python copies by itself
-took ten times as long, and a training stood still meanwhile.
+They are numpy's, in memory of our own that is got beside a training and used again: what is got while a call is held
+takes three times as long to copy to, as the system hands out each page when it is first written. A GPU's driver copies
+there by itself, all GPUs at once: what Python copies takes ten times as long.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import mmap
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disco_hlo.backends import backend_of
+from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.xla.gpu_copies import Copy, GpuCopies, copies_of
 
-_PINNED = "pinned_host"
-_LARGE_BYTES = 1 << 20
-_PIECE_BYTES = 64 << 20
+_PIECE_BYTES = 32 << 20
+"""Made known to GPUs at once."""
 _WRITTEN_BYTES = 1 << 20
-_GETS_MORE_S = 0.1
-"""To fill a piece of memory that is there already takes a few ms."""
-_LOOK_S = 0.2
+_BEGINS_AT_BYTES = 256
+_LARGE_BYTES = 1 << 20
+"""An array of fewer is copied by JAX."""
 _PLAIN = frozenset("biufc")
 """Kinds of numbers of whole bytes."""
+_Place = tuple[int, int]
+"""Where bytes begin and end."""
 
 
-class Buffers:
-    """Memory of the host for copies that numpy makes, which is got beside a training and used again: what is got while
-    a call is held takes three times as long to copy to, as the system hands out each page when it is first written."""
+class HostMemory:
+    """Memory of the host for copies, in one piece. A copy's place is free again once no array reads it any more."""
 
     def __init__(self) -> None:
         """None is there."""
-        self._free: dict[int, list[NDArray[np.uint8]]] = {}
+        self._lock = threading.Lock()
+        self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._free: list[_Place] = []
+        """In order, apart from each other."""
+        self._left = deque[tuple[int, _Place]]()
+        """By copies that nobody reads any more, of this memory or of one before it."""
+        self._age = 0
+        self._known: list[tuple[GpuCopies, int]] = []
+        """Addresses of pieces that GPUs reach."""
 
-    def get_ready(self, sizes_bytes: Iterable[int], over: Callable[[], bool]) -> None:
-        """Get one of each of these sizes, in small pieces, until it is ``over``."""
-        for size in sizes_bytes:
-            buffer = np.empty(size, np.uint8)
-            for first in range(0, size, _WRITTEN_BYTES):
+    def get_ready(self, size_bytes: int, gpu: GpuCopies | None, over: Callable[[], bool]) -> int:
+        """Get so much in the place of what was there, in small pieces, until it is ``over``; how much is ready.
+
+        Args:
+            gpu: one of those that shall reach it; None where there is none.
+        """
+        self.clear()
+        with self._lock:
+            self._bytes = np.frombuffer(mmap.mmap(-1, max(1, size_bytes)), np.uint8)[:size_bytes]
+        for first in range(0, size_bytes, _PIECE_BYTES):
+            end = min(first + _PIECE_BYTES, size_bytes)
+            for written in range(first, end, _WRITTEN_BYTES):
                 if over():
-                    return
-                buffer[first : first + _WRITTEN_BYTES].fill(0)
-            self._free.setdefault(size, []).append(buffer)
+                    return first
+                self._bytes[written : min(written + _WRITTEN_BYTES, end)].fill(0)
+            if gpu is not None:
+                try:
+                    gpu.register(self._address(first), end - first)
+                    self._known.append((gpu, self._address(first)))
+                except UnsupportedError as error:
+                    LOGGER.debug("copies go through memory of the driver's own: %s", one_line(error))
+                    gpu = None
+            with self._lock:
+                self._give_back((first, end))
+        return size_bytes
 
-    def copy(self, values: NDArray[Any]) -> NDArray[Any]:
-        """A copy in one of them, or in new memory."""
-        free = self._free.get(values.nbytes)
-        buffer = free.pop() if free else np.empty(values.nbytes, np.uint8)
-        copy: NDArray[Any] = buffer.view(values.dtype).reshape(values.shape)
-        np.copyto(copy, values)
-        return copy
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array in the smallest free place that does, or in new memory."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        with self._lock:
+            while self._left:
+                age, place = self._left.popleft()
+                if age == self._age:
+                    self._give_back(place)
+            takes = -(-size // _BEGINS_AT_BYTES) * _BEGINS_AT_BYTES
+            places = [one for one in self._free if one[1] - one[0] >= takes]
+            if not size or not places:
+                return np.empty(shape, dtype)
+            first, end = min(places, key=lambda one: one[1] - one[0])
+            number = self._free.index((first, end))
+            self._free[number : number + 1] = [(first + takes, end)] if first + takes < end else []
+            # Whatever is cut from it keeps this array, and not only the memory behind it.
+            own = np.frombuffer(memoryview(self._bytes)[first : first + size], np.uint8)
+            weakref.finalize(own, self._left.append, (self._age, (first, first + takes))).atexit = False
+        return own.view(dtype).reshape(shape)
 
-    def take_back(self, copies: Iterable[Any]) -> None:
-        """Those of :meth:`copy` that nobody reads any more, nor a device; others are left alone."""
-        for copy in copies:
-            buffer = copy.base if isinstance(copy, np.ndarray) else None
-            if isinstance(buffer, np.ndarray) and buffer.dtype == np.uint8:
-                self._free.setdefault(copy.nbytes, []).append(buffer)
+    def pieces(self, values: NDArray[Any]) -> list[_Place]:
+        """In which addresses of an array's bytes are copied at once: no GPU copies across the end of a piece."""
+        found, first = [], values.ctypes.data
+        end, own = first + values.nbytes, self._address(0) if self._bytes.size else 0
+        while first < end:
+            inside = own <= first < own + self._bytes.size
+            last = min(end, own + ((first - own) // _PIECE_BYTES + 1) * _PIECE_BYTES) if inside else end
+            found.append((first, last))
+            first = last
+        return found
 
     def clear(self) -> None:
-        """Give the memory back."""
-        self._free.clear()
+        """Give the memory back; the last of it when no copy is read any more."""
+        with self._lock:
+            for gpu, address in self._known:
+                with contextlib.suppress(UnsupportedError):
+                    gpu.unregister(address)
+            self._known, self._free, self._bytes = [], [], np.empty(0, np.uint8)
+            self._age += 1
+
+    def _address(self, offset: int) -> int:
+        return int(self._bytes.ctypes.data) + offset
+
+    def _give_back(self, place: _Place) -> None:
+        merged: list[_Place] = []
+        for first, end in sorted([*self._free, place]):
+            if merged and merged[-1][1] == first:
+                merged[-1] = merged[-1][0], end
+            else:
+                merged.append((first, end))
+        self._free = merged
 
 
-def copied(arrays: Sequence[Any], buffers: Buffers | None = None) -> list[Any]:
-    """A copy of each, numpy's or in memory that devices reach (:func:`on_device`, :func:`as_numpy`).
+MEMORY = HostMemory()
+"""Of this process."""
+
+
+def copied(arrays: Sequence[Any]) -> list[Any]:
+    """A copy of each, a numpy array; what is one already is given back as it is.
 
     Args:
-        arrays: each of a single device; copies that are there already are given back as they are.
-        buffers: for numpy's, of arrays of devices that have the host's memory.
+        arrays: each of a single device.
     """
     import jax
 
     # JAX keeps what it copies for Python with the array that was asked: not with the training's own.
     own = [one if is_copy(one) else _alone(one) for one in arrays]
     found: list[Any] = [one if is_copy(one) else None for one in own]
+    asked = {place: gpu for place, one in enumerate(own) if (gpu := _gpu_of(one)) is not None}
+    jax.block_until_ready([own[place] for place in asked])
     try:
-        with jax.enable_x64(True), jax.transfer_guard("allow"):
-            # The largest first: what is free lies in pieces, and to get more takes a second a gigabyte.
-            for place, one in sorted(enumerate(own), key=lambda each: -each[1].nbytes):
-                if found[place] is None and _is_reached(one):
-                    there = one.sharding.with_memory_kind(_PINNED)
-                    found[place] = jax.device_put(one, there, may_alias=False)
-            jax.block_until_ready([one for one in found if one is not None])
-    except Exception as error:
-        LOGGER.debug("no memory of the host that devices write by themselves: %s", one_line(error))
-        found = [one if is_copy(one) else None for one in own]
-    rest = [one for one, copy in zip(own, found, strict=True) if copy is None]
-    for one in rest:
-        one.copy_to_host_async()  # all of them at once
-    by_python = iter([_by_python(one, Buffers() if buffers is None else buffers) for one in rest])
-    return [next(by_python) if copy is None else copy for copy in found]
+        by_gpu = defaultdict[GpuCopies, list[Copy]](list)
+        copies = {place: MEMORY.empty(own[place].shape, np.dtype(own[place].dtype)) for place in asked}
+        for place, gpu in asked.items():
+            by_gpu[gpu] += _copies(copies[place], own[place], to_host=True)
+        _await([gpu.begin(each) for gpu, each in by_gpu.items()])
+        for place, copy in copies.items():
+            found[place] = copy
+    except UnsupportedError as error:
+        LOGGER.debug("%s", one_line(error))
+    rest = [place for place, copy in enumerate(found) if copy is None]
+    for place in rest:
+        own[place].copy_to_host_async()  # all of them at once
+    for place in rest:
+        found[place] = _by_python(own[place])
+    return found
 
 
-def reserve(
-    devices: Sequence[Any], bytes_each: int, share: float, over: Callable[[], bool]
-) -> tuple[list[float], int]:
-    """Have so much memory ready that these devices reach, until it is ``over``; for how many seconds each time nothing
-    else could reach the devices, and how many bytes each device has.
-
-    To get it for the first time takes a second a gigabyte, in which the driver starts no kernel, and XLA gets twice as
-    much each time. So it pauses until that has taken no more than a ``share`` of the time.
-    """
+def overwrite(arrays: Sequence[Any], copies: Sequence[NDArray[Any]]) -> None:
+    """Have arrays that nobody else reads, each of a GPU (:func:`is_reached`), hold what copies do, byte by byte. Raises
+    UnsupportedError."""
     import jax
-    from jax.sharding import SingleDeviceSharding
 
-    there = [SingleDeviceSharding(device, memory_kind=_PINNED) for device in devices]
-    piece, got, stood_s = np.zeros(_PIECE_BYTES, np.uint8), list[Any](), list[float]()
-    try:
-        with jax.transfer_guard("allow"):
-            for one in there * -(-bytes_each // _PIECE_BYTES):
-                began_s = time.monotonic()
-                got.append(jax.block_until_ready(jax.device_put(piece, one)))
-                ended_s = time.monotonic()
-                if (took_s := ended_s - began_s) > _GETS_MORE_S:
-                    stood_s.append(took_s)
-                    while time.monotonic() < ended_s + took_s * (1 / share - 1) and not over():
-                        time.sleep(_LOOK_S)
-                if over():
-                    break
-    except Exception as error:
-        LOGGER.debug("%d pieces of memory that devices reach, and no more: %s", len(got), one_line(error))
-    return stood_s, min(bytes_each, len(got) // len(there) * _PIECE_BYTES)
+    jax.block_until_ready(list(arrays))
+    by_gpu = defaultdict[GpuCopies, list[Copy]](list)
+    for one, copy in zip(arrays, copies, strict=True):
+        gpu = _gpu_of(one)
+        assert gpu is not None
+        by_gpu[gpu] += _copies(copy, one, to_host=False)
+    _await([gpu.begin(each) for gpu, each in by_gpu.items()])
 
 
 def is_copy(array: Any) -> bool:
     """Whether it lies in the host's memory, as of :func:`copied`."""
-    return isinstance(array, np.ndarray) or array.sharding.memory_kind == _PINNED
+    return isinstance(array, np.ndarray)
 
 
-def on_device(copy: Any, device: Any) -> Any:
-    """An array of a device with the values of a copy."""
-    import jax
-    from jax.sharding import SingleDeviceSharding
-
-    there = SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
-    with jax.enable_x64(True), jax.transfer_guard("allow"):
-        return jax.device_put(copy, there, may_alias=False)
+def is_reached(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> bool:
+    """Whether a GPU's driver copies an array of this shape there and back."""
+    plain = dtype.kind in _PLAIN or dtype.name == "bfloat16"
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return plain and size >= _LARGE_BYTES and copies_of(device) is not None
 
 
-def as_numpy(array: Any) -> Any:
-    """A copy as a numpy array; what is no copy as it is."""
-    return np.asarray(array) if is_copy(array) else array
+def _gpu_of(array: Any) -> GpuCopies | None:
+    if is_copy(array):
+        return None
+    [device] = array.devices()
+    in_order = _are_in_order(array)
+    return copies_of(device) if in_order and is_reached(array.shape, np.dtype(array.dtype), device) else None
+
+
+def _are_in_order(array: Any) -> bool:
+    """Whether its numbers lie on the device as numpy's do, the last dimension's side by side."""
+    layout = array.format.layout
+    return tuple(layout.major_to_minor) == tuple(range(array.ndim)) and not layout.tiling
+
+
+def _copies(copy: NDArray[Any], array: Any, *, to_host: bool) -> list[Copy]:
+    begins, on_gpu = copy.ctypes.data, array.unsafe_buffer_pointer()
+    return [
+        Copy(first, on_gpu + first - begins, end - first, True)
+        if to_host
+        else Copy(on_gpu + first - begins, first, end - first, False)
+        for first, end in MEMORY.pieces(copy)
+    ]
+
+
+def _await(begun: Sequence[Future[None]]) -> None:
+    """All of them, before one says what went wrong: what still goes on writes to these arrays."""
+    errors = [one.exception() for one in begun]
+    for error in errors:
+        if error is not None:
+            raise error
 
 
 def _alone(array: Any) -> Any:
@@ -157,13 +234,10 @@ def _has_own_memory(array: Any) -> bool:
     return backend_of(device.platform).queues
 
 
-def _is_reached(array: Any) -> bool:
-    dtype = np.dtype(array.dtype)
-    plain = dtype.kind in _PLAIN or dtype.name == "bfloat16"
-    return plain and array.nbytes >= _LARGE_BYTES and _has_own_memory(array)
-
-
-def _by_python(array: Any, buffers: Buffers) -> NDArray[Any]:
+def _by_python(array: Any) -> NDArray[Any]:
     values = np.asarray(array)
-    # It was the array itself, which a call takes over.
-    return values if _has_own_memory(array) else buffers.copy(values)
+    if _has_own_memory(array):
+        return values
+    copy = MEMORY.empty(values.shape, values.dtype)  # it was the array itself, which a call takes over
+    np.copyto(copy, values)
+    return copy

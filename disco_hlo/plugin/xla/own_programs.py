@@ -19,9 +19,10 @@ from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.collectives import CollectiveKind, Groups
 from disco_hlo.hlo.proto import parse
+from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import executables, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable, read_executable
-from disco_hlo.plugin.xla.host_memory import is_copy, on_device
+from disco_hlo.plugin.xla.host_memory import is_copy, is_reached, overwrite
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 Result = TypeVar("Result")
@@ -78,8 +79,45 @@ def on_each_device(
 def compile_for_each_device(
     devices: tuple[Any, ...], function: Callable[..., Any], static: tuple[Any, ...], *arguments: Fact
 ) -> None:
-    """Have :func:`on_each_device` find this program compiled."""
-    _compiled(devices, function, static, tuple((shape, np.dtype(dtype)) for shape, dtype in arguments))
+    """Have :func:`on_each_device` find this program compiled, and what brings its arguments to the devices."""
+    facts = tuple((shape, np.dtype(dtype)) for shape, dtype in arguments)
+    _compiled(devices, function, static, facts)
+    for one in facts:
+        compile_for_copies(devices, one)
+
+
+def compile_for_copies(devices: tuple[Any, ...], fact: Fact) -> None:
+    """Have :func:`on_devices` find compiled what it runs for such copies."""
+    if is_reached(*fact, devices[0]):
+        _compiled(devices, _blank, fact, ())
+
+
+def on_devices(devices: tuple[Any, ...], copies: PerDevice) -> list[Any]:
+    """For each of these devices of this process an array with the values of its copy (``host_memory``); what is no
+    copy as it is."""
+    import jax
+    from jax.sharding import SingleDeviceSharding
+
+    fact, every = (copies[0].shape, np.dtype(copies[0].dtype)), list(zip(devices, copies, strict=True))
+    with jax.enable_x64(True), jax.transfer_guard("allow"):
+        if all(is_copy(one) and is_reached(*fact, device) for device, one in every):
+            try:
+                arrays = on_each_device(devices, _blank, fact)[0]
+                overwrite(arrays, copies)
+                return arrays
+            except UnsupportedError as error:
+                LOGGER.debug("%s", one_line(error))
+        there = [SingleDeviceSharding(device, memory_kind=device.default_memory().kind) for device in devices]
+        return [
+            jax.device_put(one, place, may_alias=False) if is_copy(one) else one
+            for place, (_, one) in zip(there, every, strict=True)
+        ]
+
+
+def _blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any]:
+    import jax.numpy as jnp
+
+    return (jnp.zeros(shape, dtype),)
 
 
 def _joined(devices: tuple[Any, ...], arrays: PerDevice) -> Any:
@@ -88,9 +126,7 @@ def _joined(devices: tuple[Any, ...], arrays: PerDevice) -> Any:
     if all(isinstance(one, np.ndarray) and one.nbytes <= _SMALL_BYTES for one in arrays):
         values = tuple(one.tobytes() for one in arrays)
         return _small(devices, arrays[0].shape, arrays[0].dtype, values)
-    placed = [
-        on_device(one, device) if is_copy(one) else one for one, device in zip(arrays, devices, strict=True)
-    ]
+    placed = on_devices(devices, arrays)
     first, *rest = placed[0].shape
     shape = (first * len(devices), *rest)
     return jax.make_array_from_single_device_arrays(shape, _sharding(devices), placed)

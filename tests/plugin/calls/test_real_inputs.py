@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -47,6 +46,7 @@ from tests.plugin.calls.training import (
     stock,
     trial_of,
 )
+from tests.plugin.driver import copied_by_driver
 
 pytestmark = pytest.mark.product_only
 _LARGE = 512
@@ -161,33 +161,21 @@ def changed(watch: Any) -> Any:
         return compiles.compile_module(watch.request, exchange_opcode(module, "tanh", "negate"))
 
 
-@pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Large arrays go to memory that devices reach, as on a GPU; those that went."""
-    went: list[Any] = []
-
-    def is_reached(array: Any) -> bool:
-        went.append(array.shape)
-        return True
-
-    monkeypatch.setattr(host_memory, "_is_reached", is_reached)
-    return went
-
-
 @pytest.mark.parametrize("make", [compiled_again, None])
-def test_what_is_kept_where_devices_reach_it_tells_the_same(
+def test_what_a_driver_copied_to_the_host_tells_the_same(
     observation: Observation,
     tmp_path: Path,
     leaves: None,
-    pinned: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
     make: Callable[[Any], Any] | None,
 ) -> None:
+    driver = copied_by_driver(monkeypatch)
     trial, losses, state = compared(observation, tmp_path, make or changed, _LARGE)
     if make is None:
         assert "differs from XLA's default at" in trial.error
     else:
         assert (trial.error, trial.compared) == ("", True)
-    assert (_LARGE, _LARGE) in pinned
+    assert {("to the host", 4 * _LARGE**2), ("to the GPU", 4 * _LARGE**2)} <= set(driver.copied)
     observation.stop()
     assert (losses, numbers(state)) == stock(_CALLS, _LARGE)
 
@@ -354,72 +342,6 @@ def test_inputs_are_raised_and_lowered_alike_by_host_and_devices(
     assert np.asarray(inputs.both(0)[1][1]).tolist() == before.tolist()
 
 
-@pytest.mark.parametrize("dtype", ["int4", "float32"])
-def test_nothing_of_a_copy_stays_with_the_trainings_own_arrays(dtype: str) -> None:
-    """JAX keeps what numpy asked for as long as the array lives: a state that is read only lay on the host twice."""
-    array = jnp.asarray([1, 2, 3], dtype)
-    [copy] = host_memory.copied([array])
-    assert copy.tolist() == [1, 2, 3]
-    assert array._npy_value is None
-    assert host_memory.copied([copy])[0] is copy
-
-
-def test_copies_lie_in_memory_that_was_there_before_and_leave_it_to_the_next() -> None:
-    """What is got while a call is held takes three times as long to copy to."""
-    buffers, arrays = host_memory.Buffers(), [jnp.arange(6.0).reshape(2, 3), jnp.asarray(7, jnp.int8)]
-    buffers.get_ready([one.nbytes for one in arrays], lambda: False)
-    ready = [buffers._free[one.nbytes][0] for one in arrays]
-    copies = host_memory.copied(arrays, buffers)
-    assert [one.tolist() for one in copies] == [[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], 7]
-    assert all(one.base is there for one, there in zip(copies, ready, strict=True))
-    [another] = host_memory.copied([arrays[0] + 1], buffers)
-    assert not np.shares_memory(another, copies[0])
-    buffers.take_back([*copies, np.ones(3), arrays[0]])
-    assert host_memory.copied([arrays[0] + 2], buffers)[0].base is ready[0]
-    buffers.clear()
-    assert buffers._free == {}
-    buffers.get_ready([8], lambda: True)
-    assert buffers._free == {}
-
-
-def test_memory_of_the_host_is_made_ready_within_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On two H100s 26 s of it in a row took a third of the training."""
-    now, slept = [0.0], []
-
-    def device_put(*given: Any, **named: Any) -> Any:
-        now[0] += 1.0
-        return really(*given, **named)
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-        slept.append(seconds)
-
-    really = jax.device_put
-    monkeypatch.setattr(host_memory, "_PIECE_BYTES", 1 << 10)
-    monkeypatch.setattr(host_memory, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    monkeypatch.setattr(jax, "device_put", device_put)
-    assert host_memory.reserve(jax.devices()[:2], 2 << 10, 0.25, lambda: False) == ([1.0] * 4, 2 << 10)
-    assert sum(slept) == pytest.approx(4 * 3, rel=0.1)
-    assert host_memory.reserve(jax.devices()[:2], 2 << 10, 0.25, lambda: True) == ([1.0], 0)
-
-
-def test_memory_of_the_host_that_was_not_there_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no more could be got, a host without room for the rest was said to have it."""
-    given: list[Any] = []
-
-    def device_put(*arguments: Any) -> Any:
-        if len(given) == 5:
-            raise MemoryError("RESOURCE_EXHAUSTED")
-        given.append(really(*arguments))
-        return given[-1]
-
-    really = jax.device_put
-    monkeypatch.setattr(host_memory, "_PIECE_BYTES", 1 << 10)
-    monkeypatch.setattr(jax, "device_put", device_put)
-    _, ready_bytes = host_memory.reserve(jax.devices()[:2], 100 << 10, 1.0, lambda: False)
-    assert ready_bytes == 2 << 10
-
-
 def test_no_call_is_held_while_memory_of_the_host_is_made_ready(
     observation: Observation, tmp_path: Path
 ) -> None:
@@ -454,8 +376,8 @@ def test_calls_are_held_where_no_memory_of_the_host_can_be_made_ready(
 ) -> None:
     """The other ranks would wait for this one to hold its call as long as the training lasts."""
 
-    def reserve(*_: Any) -> tuple[list[float], int]:
-        raise ValueError("no such memory kind")
+    def get_ready(*_: Any) -> int:
+        raise MemoryError("no memory")
 
     call, state = jitted("reserving_step"), fresh_state()
     call(*state, batch(0))
@@ -463,8 +385,7 @@ def test_calls_are_held_where_no_memory_of_the_host_can_be_made_ready(
     session = session_of(calls.watch.request, tmp_path)
     search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
     search._request = calls.watch.request
-    monkeypatch.setattr(search_in_training, "share_memory", lambda _: False)
-    monkeypatch.setattr(search_in_training, "reserve", reserve)
+    monkeypatch.setattr(host_memory.MEMORY, "get_ready", get_ready)
     with ExitStack() as until:
         search._reserving(session, until)
         assert search._reserving_ends.wait(60)
@@ -635,12 +556,12 @@ def test_a_copy_needs_no_room_where_memory_was_made_ready_for_it(
     assert len(ran) == ready
 
 
-@pytest.mark.parametrize(("fails", "pinned"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("fails", "by_driver"), [(False, False), (True, False), (False, True)])
 def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is_there(
-    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, pinned: bool
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, by_driver: bool
 ) -> None:
-    if pinned:  # as on a GPU
-        monkeypatch.setattr(host_memory, "_is_reached", lambda _: True)
+    if by_driver:  # as on a GPU
+        copied_by_driver(monkeypatch)
     call, state, losses, live = jitted("lending_step"), fresh_state(_LARGE), [], []
     large = [one.nbytes for one in jax.live_arrays() if one.nbytes >= 4 * _LARGE**2]
 
@@ -649,15 +570,14 @@ def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is
         session = session_of(request, tmp_path)
         default, given = request.call_default(), list(arguments)
         loan = lending.Loan.of(default, [default])
-        with lending.lent(session, loan, arguments, host_memory.Buffers()) as inputs:
+        with lending.lent(session, loan, arguments) as inputs:
             runner = Runner(request, default, inputs=inputs)
             assert runner.run() > 0
             assert [one.is_deleted() for one in given] == [True] * 3 + [False]
             if fails:
                 raise ActivationError("a run failed")
             runner.run_in_a_row(3)
-            large_now = [one for one in jax.live_arrays() if one.nbytes >= 4 * _LARGE**2]
-            live.append([one for one in large_now if one.sharding.memory_kind != "pinned_host"])
+            live.append([one for one in jax.live_arrays() if one.nbytes >= 4 * _LARGE**2])
 
     def choose(index: int) -> str:
         if index == 2:
@@ -689,7 +609,7 @@ def test_what_has_no_room_is_not_run(
     )
     default = request.call_default()
     with pytest.raises(UnsupportedError, match="needs 5 MiB"), \
-            lending.lent(session, lending.Loan.of(default, [default]), arguments, host_memory.Buffers()):  # fmt: skip
+            lending.lent(session, lending.Loan.of(default, [default]), arguments):  # fmt: skip
         raise AssertionError
     assert not any(one.is_deleted() for one in arguments)
 

@@ -40,9 +40,9 @@ from disco_hlo.plugin.measuring.inputs.made_up import (
 )
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter
-from disco_hlo.plugin.xla.host_memory import Buffers, as_numpy, copied, on_device
+from disco_hlo.plugin.xla.host_memory import copied
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.plugin.xla.own_programs import compile_for_each_device, on_each_device
+from disco_hlo.plugin.xla.own_programs import compile_for_each_device, on_devices, on_each_device
 
 SAMPLES = 1 << 10
 """Of the numbers of a large argument, how many are looked at."""
@@ -236,10 +236,10 @@ class RealInputs(Inputs):
         self._change = (0.0, 0)
         super().__init__(request, parameters, seed, together, None, {})
 
-    def take(self, arguments: Sequence[Any], buffers: Buffers | None = None) -> None:
+    def take(self, arguments: Sequence[Any]) -> None:
         """Copy the arguments of a call, as the executable takes them, in the place of those of another."""
         self._given = []  # whose memory these may have
-        self._given = _on_host(arguments, self.request.local_devices, buffers)
+        self._given = _on_host(arguments, self.request.local_devices, alike=self._beside)
 
     @contextlib.contextmanager
     def taken_from(self, arguments: list[Any], taken: Collection[int]) -> Iterator[None]:
@@ -277,7 +277,7 @@ class RealInputs(Inputs):
 
     def both(self, index: int) -> tuple[list[Any], list[Any]]:
         """As of :class:`Inputs`; on the host where results are compared there."""
-        given = list(map(as_numpy, self._given[index])) if self.beside else self.made(index)
+        given = self._given[index] if self.beside else self.made(index)
         nudge, change = self._change
         if not nudge or is_integer(self.parameters[index]):
             return given, given
@@ -289,11 +289,7 @@ class RealInputs(Inputs):
 
     def floats(self, index: int, device: int, places: NDArray[np.int64]) -> NDArray[Any]:
         """As of :class:`Inputs`."""
-        values, local = self._given[index][device], self.request.local_devices
-        if not isinstance(values, np.ndarray):
-            chosen = on_each_device(local, _chosen, (), self._there(index), [places] * len(local))
-            return np.asarray(chosen[0][device])
-        found: NDArray[Any] = values.reshape(-1)[places]
+        found: NDArray[Any] = self._given[index][device].reshape(-1)[places]
         return found
 
     def learn_donation(self, arguments: Sequence[Any]) -> None:
@@ -307,21 +303,13 @@ class RealInputs(Inputs):
         changed = bool(nudge) and not is_integer(parameter)
         by_host = self.beside or not are_made_on_devices(parameter)
         if changed and by_host:
-            values = [self._changed(one, index, nudge, change) for one in map(as_numpy, values)]
+            values = [self._changed(one, index, nudge, change) for one in values]
         local = self.request.local_devices
         with jax.enable_x64(True), jax.transfer_guard("allow"):
-            arrays = list(map(on_device, values, local))
+            arrays = on_devices(local, values)
             if changed and not by_host:
                 return self._changed_on_devices(arrays, index, nudge, change)
         return arrays
-
-    def _there(self, index: int) -> list[Any]:
-        """What parameter ``index`` holds on each local device: in the call's own array as long as that is there."""
-        own = self._own.get(index)
-        if own is None or own.is_deleted():
-            return self.made(index)
-        shards = {shard.device: shard.data for shard in own.addressable_shards}
-        return [shards[device] for device in self.request.local_devices]
 
     def _all(self) -> list[Any]:
         return []
@@ -405,10 +393,10 @@ class Kept:
         self._copies = copies
 
     @staticmethod
-    def of(arguments: Sequence[Any], taken: Collection[int], buffers: Buffers | None = None) -> Kept:
+    def of(arguments: Sequence[Any], taken: Collection[int]) -> Kept:
         """What a call takes over, ``taken``, copied to the host's memory."""
         shards = {index: arguments[index].addressable_shards for index in taken}
-        copies = iter(copied([one.data for own in shards.values() for one in own], buffers))
+        copies = iter(copied([one.data for own in shards.values() for one in own]))
         return Kept(
             arguments, {index: {one.device: next(copies) for one in own} for index, own in shards.items()}
         )
@@ -418,13 +406,9 @@ class Kept:
         import jax
 
         shape, sharding = self._like[index]
-        arrays = [on_device(copy, device) for device, copy in self._copies[index].items()]
+        devices, copies = zip(*self._copies[index].items(), strict=True)
+        arrays = on_devices(devices, copies)
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
-
-    def leave(self, buffers: Buffers) -> None:
-        """Once they were given back, and are there: leave the copies' memory to others."""
-        for own in self._copies.values():
-            buffers.take_back(own.values())
 
 
 @contextlib.contextmanager
@@ -465,7 +449,6 @@ def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
         given = parameter.shape, parameter.dtype
         told = [(one.shape, one.dtype) for one in _told(parameter, 0, 0, 1.0, 0)]
         compile_for_each_device(devices, _changed, (), given, *told)
-        compile_for_each_device(devices, _chosen, (), given, ((SAMPLES,), np.dtype(np.int64)))
 
 
 def _told(parameter: Parameter, seed: int, index: int, nudge: float, change: int) -> list[NDArray[Any]]:
@@ -481,26 +464,20 @@ def _changed(values: Any, own: Any, up: Any, down: Any, coin: Any) -> tuple[Any]
     return ((values * by).astype(values.dtype),)
 
 
-def _chosen(values: Any, places: Any) -> tuple[Any]:
-    return (values.reshape(-1)[places],)
-
-
-def _on_host(arrays: Sequence[Any], devices: Sequence[Any], buffers: Buffers | None) -> list[list[Any]]:
-    """Copies of each by local device; numpy arrays that are equal on several are there once."""
+def _on_host(arrays: Sequence[Any], devices: Sequence[Any], *, alike: bool) -> list[list[Any]]:
+    """Copies of each by local device; those that are ``alike`` on several are there once, where that is asked for."""
     shards = [{shard.device: shard for shard in one.addressable_shards} for one in arrays]
-    copies = iter(copied([own[device].data for own in shards for device in devices], buffers))
+    copies = iter(copied([own[device].data for own in shards for device in devices]))
     found = []
     for own in shards:
         kept: list[tuple[Any, Any]] = []
         for device in devices:
             where, values = own[device].index, next(copies)
-            same = (one for index, one in kept if index == where and _are_same(one, values))
+            same = (one for index, one in kept if alike and index == where and _are_same(one, values))
             kept.append((where, next(same, values)))
         found.append([values for _, values in kept])
     return found
 
 
 def _are_same(one: Any, other: Any) -> bool:
-    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
-        return False
     return np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))

@@ -1,0 +1,156 @@
+"""Memory of the host for copies, and copies to and from devices."""
+
+from __future__ import annotations
+
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from disco_hlo.errors import UnsupportedError
+from disco_hlo.plugin.xla import gpu_copies, host_memory, own_programs
+from disco_hlo.plugin.xla.host_memory import HostMemory
+from tests.plugin.driver import copied_by_driver
+
+_SHAPE = (3, 512, 512)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> HostMemory:
+    own = HostMemory()
+    monkeypatch.setattr(host_memory, "MEMORY", own)
+    return own
+
+
+def ready(memory: HostMemory, size_bytes: int) -> int:
+    return memory.get_ready(size_bytes, host_memory.copies_of(jax.devices()[0]), lambda: False)
+
+
+def an_array(seed: int = 0, dtype: str = "float32") -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), _SHAPE).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "float32"])
+def test_nothing_of_a_copy_stays_with_the_trainings_own_arrays(dtype: str) -> None:
+    """JAX keeps what numpy asked for as long as the array lives: a state that is read only lay on the host twice."""
+    array = jnp.asarray([1, 2, 3], dtype)
+    [copy] = host_memory.copied([array])
+    assert copy.tolist() == [1, 2, 3]
+    assert array._npy_value is None
+    assert host_memory.copied([copy])[0] is copy
+
+
+def test_copies_lie_in_memory_that_was_there_before_and_leave_it_to_the_next(memory: HostMemory) -> None:
+    """What is got while a call is held takes three times as long to copy to."""
+    arrays = [jnp.arange(6.0).reshape(2, 3), jnp.asarray(7, jnp.int8)]
+    assert ready(memory, 512) == 512
+    copies = host_memory.copied(arrays)
+    assert [one.tolist() for one in copies] == [[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], 7]
+    places = [one.ctypes.data for one in copies]
+    assert [one - memory._address(0) for one in places] == [0, 256]
+    [another] = host_memory.copied([arrays[0] + 1])
+    assert not np.shares_memory(another, memory._bytes)
+    cut = copies[0][1:].reshape(-1)
+    del copies
+    gc.collect()
+    [third] = host_memory.copied([arrays[0] + 2])  # the first place has a reader yet, the second is too near
+    assert third.ctypes.data == places[1]
+    assert cut.tolist() == [3.0, 4.0, 5.0]
+    del cut
+    [fourth] = host_memory.copied([arrays[0] + 3])
+    assert fourth.ctypes.data == places[0]
+
+
+def test_memory_that_was_given_back_is_not_used_again(memory: HostMemory) -> None:
+    ready(memory, 1 << 12)
+    [copy] = host_memory.copied([jnp.arange(5.0)])
+    memory.clear()
+    assert copy.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    del copy
+    ready(memory, 256)
+    first, second = host_memory.copied([jnp.arange(5.0), jnp.arange(5.0)])
+    assert [np.shares_memory(one, memory._bytes) for one in (first, second)] == [True, False]
+
+
+def test_no_more_memory_is_got_once_it_is_over(memory: HostMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "_PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(host_memory, "_WRITTEN_BYTES", 1 << 10)
+    asked: list[bool] = []
+
+    def over() -> bool:
+        asked.append(len(asked) == 3)
+        return asked[-1]
+
+    assert memory.get_ready(10 << 10, None, over) == 3 << 10
+    assert memory.empty((3 << 10,), np.dtype(np.uint8)).ctypes.data == memory._address(0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_a_driver_copies_there_and_back_bit_by_bit(
+    memory: HostMemory, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """It refuses to copy across the end of a piece (one H100: CUDA_ERROR_INVALID_VALUE)."""
+    driver = copied_by_driver(monkeypatch)
+    monkeypatch.setattr(host_memory, "_PIECE_BYTES", 1 << 20)
+    ready(memory, 13 << 20)
+    devices = tuple(jax.devices()[:2])
+    arrays = [jax.device_put(an_array(number, dtype), device) for number, device in enumerate(devices)]
+    expected = [np.asarray(one) for one in arrays]
+    assert len(driver.registered) == 13
+    copies = host_memory.copied(arrays)
+    assert all(np.shares_memory(one, memory._bytes) for one in copies)
+    assert {way for way, _ in driver.copied} == {"to the host"}
+    assert sum(size for _, size in driver.copied) == sum(one.nbytes for one in arrays)
+    driver.copied.clear()
+    back = own_programs.on_devices(devices, copies)
+    assert {way for way, _ in driver.copied} == {"to the GPU"}
+    assert [one.devices() for one in back] == [{device} for device in devices]
+    for copy, one, values in zip(copies, back, expected, strict=True):
+        assert copy.tobytes() == values.tobytes() == np.asarray(one).tobytes()
+    memory.clear()
+    assert driver.registered == {}
+
+
+@pytest.mark.parametrize("fails", ["cuMemHostRegister_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"])
+def test_what_a_driver_refuses_is_copied_otherwise(
+    memory: HostMemory, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    driver = copied_by_driver(monkeypatch)
+    driver.fails = fails
+    assert ready(memory, 4 << 20) == 4 << 20
+    array = an_array()
+    copies = host_memory.copied([array])
+    [back] = own_programs.on_devices((jax.devices()[0],), copies)
+    assert np.asarray(back).tobytes() == copies[0].tobytes() == np.asarray(array).tobytes()
+
+
+def test_an_array_of_another_layout_is_copied_by_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver copies bytes as they lie there."""
+    driver = copied_by_driver(monkeypatch)
+    monkeypatch.setattr(host_memory, "_are_in_order", lambda _: False)
+    array = an_array()
+    [copy] = host_memory.copied([array])
+    assert copy.tobytes() == np.asarray(array).tobytes()
+    assert driver.copied == []
+
+
+def test_a_machine_without_a_driver_copies_by_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    class Gpu:
+        platform, local_hardware_id = "gpu", 0
+
+    monkeypatch.setattr(gpu_copies.ctypes, "CDLL", no_library)
+    assert gpu_copies.copies_of(Gpu()) is None
+
+
+def test_a_driver_says_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = copied_by_driver(monkeypatch)
+    copies = host_memory.copies_of(None)
+    assert copies is not None
+    driver.fails = "cuMemHostUnregister"
+    with pytest.raises(UnsupportedError, match="refuses cuMemHostUnregister: CUDA_ERROR_INVALID_VALUE"):
+        copies.unregister(256)
