@@ -13,6 +13,7 @@ only the settings that say what is computed count; a config of a kind unknown he
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -63,8 +64,9 @@ _GEMM_KINDS = frozenset({"__triton_gemm", "__triton_nested_gemm_fusion", "__cudn
 
 _DEFAULT_ACCURACY = b"\x08\x00"
 """ResultAccuracy.mode = DEFAULT, written out."""
-_DEFAULTS = frozenset({"", "0", "DEFAULT", "ALG_UNSET", "kNone"})
-"""Strings that stand for nothing in a config: 64-bit zero, and the zeros of its enums."""
+_DEFAULTS = frozenset({"", "DEFAULT", "ALG_UNSET", "kNone"})
+"""Strings that stand for nothing in a config: the zeros of its enums."""
+_WHOLE = re.compile(r"-?\d{1,19}")
 
 
 def backend_config(instruction: Message) -> dict[str, Any]:
@@ -147,9 +149,10 @@ def _gpu_structure(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_defaults(value: Any) -> Any:
-    """JSON without the fields that hold what protobuf reads where they are left out."""
+    """JSON without the fields that hold what protobuf reads where they are left out. A whole number is one, in quotes
+    or not: XLA writes those of 64 bits either way, and the two copies of a doubled loop's body apart."""
     if not isinstance(value, dict):
-        return value
+        return int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else value
     kept = {name: _without_defaults(inner) for name, inner in value.items()}
     return {name: inner for name, inner in kept.items() if not _is_default(inner)}
 

@@ -59,7 +59,8 @@ class HostMemory:
         """
         self.clear()
         with self._lock:
-            self._bytes = np.frombuffer(mmap.mmap(-1, max(1, size_bytes)), np.uint8)[:size_bytes]
+            own = mmap.mmap(-1, max(1, size_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._bytes = np.frombuffer(own, np.uint8)[:size_bytes]
         for first in range(0, size_bytes, _PIECE_BYTES):
             end = min(first + _PIECE_BYTES, size_bytes)
             for written in range(first, end, _WRITTEN_BYTES):
