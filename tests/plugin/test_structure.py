@@ -23,7 +23,7 @@ from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.backends import BACKENDS
 from disco_hlo.elsewhere import elsewhere, here
-from disco_hlo.errors import ActivationError, IllegalMoveError, IllegalStrategyError, PlanError
+from disco_hlo.errors import ActivationError, IllegalMoveError, PlanError, XlaRefusalError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, unsearched
@@ -534,7 +534,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
             assert held, "the autotuner takes devices"
             tuned.append(name)
         elif options == gpu.by_known_picks and name != made[1]:
-            raise IllegalStrategyError("no cached config")
+            raise XlaRefusalError("no cached config")
         return SimpleNamespace(source=name)
 
     def predict(name: str, _known: object) -> tuple[int, float, int]:
@@ -575,7 +575,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
             compiles_between_steps=True,
             stage=lambda name, **_: met.append(name) or contextlib.nullcontext(),
             compiling=holding,
-            gathered=lambda value, _: [value, [0]],
+            gathered=lambda value, _: [value, [[0, False]]],
             tell=tell,
         )
         making = Making(session, parsed(SCANNED.replace("OP", REDUCED)))
@@ -593,7 +593,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
     ("kept", "expected"),
     [
         ("kept pick", "kept pick"),
-        (IllegalStrategyError("a kernel is new"), "own pick"),
+        (XlaRefusalError("a kernel is new"), "own pick"),
         (RuntimeError("XLA failed before it saw the structure"), "own pick"),
     ],
     ids=["a pick is kept", "none is known", "nothing was seen"],
