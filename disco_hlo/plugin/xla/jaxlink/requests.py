@@ -408,6 +408,8 @@ class DistributedJob:
     """Of its coordinator; the next job of these processes may have the same."""
     number: int
     """1, 2, ... in the order in which this process joined them: who initializes again is in another job."""
+    rank: int
+    """Of this process."""
 
 
 def distributed_job() -> DistributedJob | None:
@@ -421,7 +423,7 @@ def distributed_job() -> DistributedJob | None:
             return None
         if _job is None or _job.client is not state.client:
             number = 1 if _job is None else _job.number + 1
-            _job = DistributedJob(state.client, str(state.coordinator_address), number)
+            _job = DistributedJob(state.client, str(state.coordinator_address), number, state.process_id)
         return _job
 
 
