@@ -509,6 +509,43 @@ def test_a_structure_that_would_not_be_called_faster_than_the_step_as_it_is_is_n
 
 
 @pytest.mark.parametrize(
+    ("predicted_ns", "unmeasured", "profiled"),
+    [
+        (900, 0.009, False),
+        (900, 0.05, False),
+        (990, 0.05, True),
+        (700, 0.06, True),
+        (1100, 0.02, True),
+        (1200, 0.02, False),
+        (1200, 0.05, True),
+    ],
+    ids=[
+        "hardly any",
+        "tried either way",
+        "if fast",
+        "much",
+        "searched either way",
+        "in neither",
+        "searched if fast",
+    ],
+)
+def test_a_structure_is_profiled_only_where_that_could_decide_whether_it_is_tried(
+    predicted_ns: int, unmeasured: float, profiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile of a few kernels took 7 s, whatever hung on it. The best plan so far takes 1000 ns."""
+    monkeypatch.setattr(structure_search, "foreseen", lambda *_: (predicted_ns, unmeasured, 0))
+    monkeypatch.setattr(structure_search, "unsearched", lambda case: Scheduled(case.xla, 2000, 0))
+    step = parsed(STEP)
+    structures: Any = SimpleNamespace(
+        made={"a": SimpleNamespace(result=lambda: SimpleNamespace(source=step))}
+    )
+    for structure, expected in (("auto", profiled), ("a", unmeasured > 0.01)):
+        session: Any = SimpleNamespace(settings=Settings(search=True, directory=Path(), structure=structure))
+        [one] = structure_search._ranked(session, structures, found(step, ns=1000))
+        assert one.lacking is expected
+
+
+@pytest.mark.parametrize(
     ("times_ns", "made"),
     [
         (
