@@ -45,7 +45,7 @@ def install_from_environment() -> None:
         from disco_hlo.plugin.calls.loading import watch
 
         watch()
-    announce()
+    jaxlink.on_joining(announce)
     if not capture:
         atexit.unregister(_say_if_nothing_was_found)
         atexit.register(_say_if_nothing_was_found, settings, os.getpid())

@@ -1,8 +1,8 @@
 """Which ranks of a job have the plugin, known without waiting for those that have not.
 
-A rank that has it says so in the job's key-value store while JAX discovers plugins. Only then JAX makes its clients of
-the devices, and a client waits until it knows the devices of all ranks. So at the first compile for devices of several
-ranks each of these has said so, or never will. A rank without the plugin does nothing.
+A rank that has it says so in the job's key-value store while JAX discovers plugins, or as it joins a later job. Only
+then JAX makes its clients of the devices, and a client waits until it knows the devices of all ranks. So at the first
+compile for devices of several ranks each of these has said so, or never will. A rank without the plugin does nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def announce() -> None:
 
 def lacks_ranks(request: CompileRequest) -> bool:
     """Whether a rank that runs this module has no plugin, so that the ranks cannot agree on anything; the first of the
-    others says so, once a job. False where this rank has not announced itself: in a later job of its process."""
+    others says so, once a job. False where this rank has not announced itself either."""
     if len(request.process_indices) == 1:
         return False
     job = jaxlink.distributed_job()

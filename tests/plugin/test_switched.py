@@ -54,7 +54,7 @@ def lacks(monkeypatch: pytest.MonkeyPatch, having: list[int], rank: int, process
         ([1, 2], 1, (1, 2), False),
         ([0], 1, (0, 1), False),
     ],
-    ids=["all have it", "one lacks it", "its own module", "those it runs on have it", "a job joined later"],
+    ids=["all have it", "one lacks it", "its own module", "those it runs on have it", "it has not either"],
 )
 def test_a_module_lacks_ranks_where_one_that_runs_it_has_said_nothing(
     having: list[int],

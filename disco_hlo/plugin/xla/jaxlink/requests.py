@@ -203,11 +203,12 @@ def last_compile() -> tuple[LoadedExecutable, CompileRequest] | None:
 
 
 def uninstall() -> None:
-    """Give JAX its own compile function back. Does nothing if it was not wrapped."""
-    compiler = compiler_module()
+    """Give JAX its own functions back. Does nothing if they were not wrapped."""
+    compiler, state = compiler_module(), _state_class()
     compiler.compile_or_get_cached = getattr(
         compiler.compile_or_get_cached, _WRAPPED, compiler.compile_or_get_cached
     )
+    state.initialize = getattr(state.initialize, _WRAPPED, state.initialize)
 
 
 def only_compiles() -> bool:
@@ -425,6 +426,27 @@ def distributed_job() -> DistributedJob | None:
             number = 1 if _job is None else _job.number + 1
             _job = DistributedJob(state.client, str(state.coordinator_address), number, state.process_id)
         return _job
+
+
+def on_joining(do: Callable[[], None]) -> None:
+    """Call ``do`` in each job that this process joins, the one that it is in included, before JAX knows its devices."""
+    state = _state_class()
+    original = getattr(state.initialize, _WRAPPED, state.initialize)
+
+    @functools.wraps(original)
+    def initialize(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        do()
+
+    setattr(initialize, _WRAPPED, original)
+    state.initialize = initialize
+    do()
+
+
+def _state_class() -> Any:
+    from jax._src.distributed import State
+
+    return State
 
 
 def job_number() -> int:
