@@ -21,6 +21,10 @@ class IllegalStrategyError(PlanError):
     """A strategy asks for a rewrite that XLA could not execute correctly."""
 
 
+class XlaRefusalError(IllegalStrategyError):
+    """XLA does not compile a module that was put in the place of its own."""
+
+
 class CircleError(IllegalStrategyError):
     """Units of a strategy wait for each other in a circle; ``tokens`` are these, as an order names them."""
 

@@ -10,6 +10,7 @@ import gc
 import importlib
 import io
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,20 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
+        if not ctx.resilient_parsing:
+            _refuse_empty(args)
         return name, command if name is None else load(name), rest
+
+
+def _refuse_empty(args: list[str]) -> None:
+    """Refuse an empty argument: as a path it would be the current folder. A training command may have one.
+
+    Raises:
+        DiscoError: an argument or an option's value is empty.
+    """
+    ours = args[: args.index("--") + 2] if "--" in args else args
+    if any(not one or (one.startswith("--") and one.endswith("=")) for one in ours):
+        raise DiscoError(f"an argument is empty (is a variable not set?): disco {shlex.join(ours)}")
 
 
 def load(name: str) -> Any:

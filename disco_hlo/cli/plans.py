@@ -12,7 +12,7 @@ from disco_hlo.cli.output import add_row, plan_directory, print_json, show, tabl
 from disco_hlo.errors import PlanError
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import decode
-from disco_hlo.plan.store import NO_PLAN, Listed, PlanSlot, PlanStore
+from disco_hlo.plan.store import NO_PLAN, PLAN_NAME, Listed, PlanSlot, PlanStore
 from disco_hlo.printable import printable, time_text
 from disco_hlo.report.bundle import only
 from disco_hlo.report.facts import step_times
@@ -101,13 +101,17 @@ def _bans(name: str) -> Bans:
     """The bans of a plan; there need be none, since a search may end before it saves one.
 
     Raises:
-        PlanError: there is no such folder, or a key fits several.
+        PlanError: there is no such folder, it is no plan's, or a key fits several.
     """
     path = Path(name)
-    if path.is_file():
-        path = path.parent
-    if path.is_dir():
-        return PlanSlot(path.parent.parent, path.absolute()).bans
+    if path.exists():
+        folder = (path if path.is_dir() else path.parent).absolute()
+        bans = PlanSlot(folder.parent.parent, folder).bans
+        if not (folder / PLAN_NAME).exists() and not bans.all():
+            raise PlanError(
+                f"{folder} has no {PLAN_NAME}, and nothing in it is banned; name a plan or its folder"
+            )
+        return bans
     if not re.fullmatch(r"[0-9a-f]{1,64}", name):
         raise PlanError(f"{name}: no such file or folder, and not the start of a key")
     directory = plan_directory()

@@ -13,6 +13,7 @@ from pathlib import Path
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.logs import LOGGER, configure
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.switched import announce, lacks_ranks, said
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -44,6 +45,7 @@ def install_from_environment() -> None:
         from disco_hlo.plugin.calls.loading import watch
 
         watch()
+    jaxlink.on_joining(announce)
     if not capture:
         atexit.unregister(_say_if_nothing_was_found)
         atexit.register(_say_if_nothing_was_found, settings, os.getpid())
@@ -99,7 +101,7 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
     may_be_step = len(request.devices) > 1 or settings.names(request.module_name)
     if leads:
         _compiled[request.module_name] = may_be_step or _compiled.get(request.module_name, False)
-    if not may_be_step:
+    if not may_be_step or lacks_ranks(request):
         return None
     from disco_hlo.plugin import tuner_results
     from disco_hlo.plugin.session import leave
@@ -125,7 +127,7 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
 
 def _say_if_nothing_was_found(settings: Settings, process: int) -> None:
     """At the end of a training that compiled something, but nothing that the phase could act on; not of its forks."""
-    if not _compiled or _is_helper() or os.getpid() != process:
+    if not _compiled or said() or _is_helper() or os.getpid() != process:
         return
     reason = ""
     if settings.module is not None and not settings.may_be_key:

@@ -190,9 +190,10 @@ def join(request: CompileRequest, settings: Settings) -> Session:
     processes = request.process_indices
     if len(processes) > 1 and processes != tuple(range(len(processes))):
         raise ActivationError(f"{request.module_name} runs on processes {processes} of the job only")
-    channel = _channel(processes, facts.process_index, settings)
-    session = Session(request, settings, facts, channel)
-    _check_alike(session)
+    with _told_if_long(request, settings):
+        channel = _channel(processes, facts.process_index, settings)
+        session = Session(request, settings, facts, channel)
+        _check_alike(session)
     return session
 
 
@@ -255,22 +256,21 @@ def _check_alike(session: Session) -> None:
         "DISCO_STRUCTURE": settings.structure, "DISCO_WHEN": settings.when,
         "DISCO_EXPLAIN": settings.explain,
     }  # fmt: skip
-    with _told_if_long(session):
-        theirs = session.gathered(mine, "join")
+    theirs = session.gathered(mine, "join")
     for what in mine:
         _refuse_difference(what, [str(one.get(what)) for one in theirs])
 
 
 @contextlib.contextmanager
-def _told_if_long(session: Session) -> Iterator[None]:
+def _told_if_long(request: CompileRequest, settings: Settings) -> Iterator[None]:
     """A rank without the switch does not come, and does not say so."""
     waits = threading.Timer(
         _TOLD_AFTER_S, LOGGER.warning,
         ("waiting for up to %.0f s (DISCO_TIMEOUT_S) for all ranks to compile %s: is ENABLE_SEARCH set on each?",
-         session.timeout_s, session.request.module_name),
+         settings.timeout_s, request.module_name),
     )  # fmt: skip
     waits.daemon = True
-    if session.channel.size > 1:
+    if len(request.process_indices) > 1:
         waits.start()
     try:
         yield

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,6 +82,32 @@ def test_a_name_that_the_system_does_not_look_up_is_refused(
     words = [{"NAME": name, "PLAN": str(PLAN)}.get(word, word) for word in command.split()]
     assert name in refused(*words).replace(" ", "")
     assert not (tmp_path / "found").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "forgive NAME", "inspect NAME", "diff NAME --default", "diff PLAN NAME", "report NAME --json",
+        "report PLAN -o NAME", "report PLAN --json --profile NAME", "simulate NAME", "simulate PLAN --plan NAME",
+        "simulate PLAN --trace NAME", "simulate PLAN --gpus 4 --machine NAME", "search NAME -o found",
+        "search PLAN -o NAME", "search PLAN --output=", "capture -o NAME -- true", "capture -o found -- NAME",
+        "calibrate -o NAME -- true",
+    ],
+)  # fmt: skip
+def test_an_empty_name_is_not_the_current_folder(
+    command: str, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(PLAN, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    before = sorted(Path().iterdir())
+    words = [{"NAME": "", "PLAN": str(PLAN)}.get(word, word) for word in command.split()]
+    assert refused(*words).startswith("disco: an argument is empty (is a variable not set?): disco ")
+    assert sorted(Path().iterdir()) == before
+
+
+def test_a_training_command_may_have_an_empty_argument(disco: Disco, tmp_path: Path) -> None:
+    outcome = disco("capture", "-o", tmp_path / "found", "--", "test", "-z", "")
+    assert "disco: the command ended with exit code 0 and compiled no training step" in outcome.err
 
 
 def test_a_failure_that_names_no_file_is_not_hidden(disco: Disco, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,6 +143,10 @@ def test_what_cannot_be_forgiven_is_refused(
 ) -> None:
     assert "not the start of a key" in refused("forgive", "no such plan")
     assert "no plan in " in refused("forgive", "0")
+    (tmp_path / "notes").write_text("neither a plan nor beside one")
+    for name in (tmp_path, tmp_path / "notes"):
+        said = f"{tmp_path} has no plan.json, and nothing in it is banned; name a plan or its folder"
+        assert refused("forgive", name) == f"disco: {said}"
     other = slot.parent / "cpu-cpu-x16"
     shutil.copytree(slot, other)
     assert "fits 2 plans; name one of these folders:" in refused("forgive", plans.cpu().graph.key[:6])

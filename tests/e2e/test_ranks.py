@@ -50,6 +50,22 @@ def assert_all_default(runs: list[Run], alone: list[Run], text: str) -> None:
         assert_same_losses(run, default)
 
 
+@pytest.mark.parametrize(("switch", "lacking"), [("1", 1), ("0", 0)])
+def test_a_rank_without_the_switch_is_not_waited_for(
+    switch: str, lacking: int, shared: Job, alone: list[Run]
+) -> None:
+    """The others waited for the whole timeout, and Gloo gave its first all-reduce up meanwhile."""
+    each = [{}, {}]
+    each[1 - lacking] = {"ENABLE_SEARCH": switch, "DISCO_TIMEOUT_S": "300"}
+    runs = shared.train_ranks(each=each)
+    [line] = runs[1 - lacking].log
+    assert f"all steps are left alone: of 2 ranks, rank {lacking} does not have ENABLE_SEARCH" in line
+    assert runs[lacking].log == []
+    for run, default in zip(runs, alone, strict=True):
+        assert digest(run) == digest(default)
+        assert_same_losses(run, default)
+
+
 def test_under_mpi_a_search_and_its_enactment(together: tuple[Job, list[Run]], alone: list[Run]) -> None:
     job, search = together
     assert search[0].lines("channel between 2 ranks: mpi")

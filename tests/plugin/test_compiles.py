@@ -20,7 +20,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import IllegalStrategyError, UnsupportedError
+from disco_hlo.errors import UnsupportedError, XlaRefusalError
 from disco_hlo.hlo import proto
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables, hook, jaxlink
@@ -197,7 +197,7 @@ def test_a_module_xla_refuses_is_an_illegal_strategy() -> None:
     def look(request: CompileRequest) -> None:
         module, early = compiles.capture(request), compiles.capture_structure(request)
         wrong, broken = exchange_opcode(module, "negate", "add"), exchange_opcode(early, "negate", "dot")
-        refusing = pytest.raises(IllegalStrategyError, match=r"^XLA refused the re\w+ jit_refused_step: ")
+        refusing = pytest.raises(XlaRefusalError, match=r"^XLA refused the re\w+ jit_refused_step: ")
         for refused in (wrong, b"not a module", module[: len(module) // 2]):
             with refusing:
                 compiles.compile_module(request, refused)

@@ -11,40 +11,34 @@ from typing import Any
 import pytest
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.errors import IllegalStrategyError, XlaRefusalError
 from disco_hlo.plugin.measuring.compiling import CompileBatch
 
 KNOWN = BACKENDS["gpu"].by_known_picks
 
 
 @pytest.mark.parametrize(
-    ("other_rank_lacks", "tried"),
+    ("elsewhere", "tuned"),
     [
-        ([], ["a known", "new known", "refused known", "hold", "new tuned", "refused tuned"]),
-        (
-            [0],
-            [
-                "a known",
-                "new known",
-                "refused known",
-                "hold",
-                "a tuned",
-                "new tuned",
-                "hold",
-                "refused tuned",
-            ],
-        ),
+        ([], ["hold", "new tuned", "invalid tuned"]),
+        ([[0, False]], ["hold", "a tuned", "new tuned", "hold", "invalid tuned"]),
+        ([[1, True]], ["hold", "invalid tuned"]),
+        ([[1, True], [2, True]], []),
     ],
+    ids=["known elsewhere", "one more is new elsewhere", "one is refused elsewhere", "all are"],
 )
 def test_a_call_is_held_for_what_a_rank_cannot_compile_by_known_picks(
-    other_rank_lacks: list[int], tried: list[str]
+    elsewhere: list[list[int | bool]], tuned: list[str]
 ) -> None:
-    said: list[str] = []
+    """A module that we refuse ourselves, as :func:`verify` does, was compiled anew while a call was held."""
+    said, names = list[str](), ("a", "new", "invalid", "refused")
 
     def compiled(name: str, options: Mapping[str, Any]) -> str:
         said.append(f"{name} {'known' if options == KNOWN else 'tuned'}")
-        if name == "refused" or (name == "new" and options):
+        if name == "refused":
             raise IllegalStrategyError(name)
+        if name == "invalid" or (name == "new" and options):
+            raise XlaRefusalError(name)
         return name
 
     @contextlib.contextmanager
@@ -57,15 +51,15 @@ def test_a_call_is_held_for_what_a_rank_cannot_compile_by_known_picks(
         compiles_between_steps=True,
         compiling=compiling,
         facts=SimpleNamespace(backend="gpu"),
-        gathered=lambda lacking, _: [lacking, other_rank_lacks],
+        gathered=lambda mine, _: [mine, elsewhere],
     )
     with ThreadPoolExecutor(1) as pool:
-        each = [lambda options, name=name: compiled(name, options) for name in ("a", "new", "refused")]
+        each = [lambda options, name=name: compiled(name, options) for name in names]
         found = CompileBatch(session, "structures", each, pool, at_once=2).finish()
-    assert said == tried
-    assert [one.result() for one in found[:2]] == ["a", "new"]
-    with pytest.raises(IllegalStrategyError):
-        found[2].result()
+    assert said == [f"{name} known" for name in names] + tuned
+    assert found[0].result() == "a"
+    assert (found[1].exception() is None) is ("new tuned" in tuned)
+    assert [type(one.exception()) for one in found[2:]] == [XlaRefusalError, IllegalStrategyError]
 
 
 def test_where_the_autotuner_has_room_all_are_compiled_at_once() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.elsewhere import here
+from disco_hlo.errors import XlaRefusalError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.keeping import prices_of
@@ -25,7 +26,7 @@ from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import room
 from disco_hlo.plugin.measuring.room import limited_bytes
 from disco_hlo.plugin.phases import keeping, structure_search
-from disco_hlo.plugin.phases.keeping import Ranked, in_part, is_near, most_bytes, with_room
+from disco_hlo.plugin.phases.keeping import Ranked, in_part, is_near, most_bytes, needed_bytes, with_room
 from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
@@ -134,6 +135,17 @@ def kept_by(
     early: Any = SimpleNamespace(module=b"", copies=True, run=here)
     case: Any = SimpleNamespace(default=SimpleNamespace(peak_bytes=peak_mib * MIB), costs=None)
     return list(in_part(session, early, case, most_mib * MIB, made)), rooms, session.said
+
+
+def test_no_call_is_held_for_the_memory_of_a_structure_that_is_not_made() -> None:
+    held: list[str] = []
+    session: Any = Rank()
+    session.compiles_between_steps, session.facts = True, SimpleNamespace(backend="gpu")
+    session.compiling = lambda what: held.append(what) or contextlib.nullcontext()
+    unmade: Future[Any] = Future()
+    unmade.set_exception(XlaRefusalError("XLA refused the restructured step"))
+    assert needed_bytes(session, "keep", unmade, 100) == (0, "")
+    assert held == []
 
 
 def test_as_much_is_kept_as_the_step_leaves_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

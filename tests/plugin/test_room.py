@@ -14,7 +14,7 @@ import pytest
 from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.cores import own_cores
-from disco_hlo.errors import IllegalStrategyError, UnsupportedError
+from disco_hlo.errors import UnsupportedError, XlaRefusalError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
@@ -178,7 +178,7 @@ def test_ranks_hold_as_many_calls_where_one_alone_tries_candidates_one_at_a_time
 
     def compile_one(*arguments: Any) -> None:
         if arguments[-1]:
-            raise IllegalStrategyError("a kernel is new")
+            raise XlaRefusalError("a kernel is new")
 
     monkeypatch.setattr(candidates, "_compile", compile_one)
     monkeypatch.setattr(candidates, "compiles_at_once", lambda _: 8)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import pytest
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import ActivationError, DiscoError, IllegalStrategyError
+from disco_hlo.errors import ActivationError, DiscoError, XlaRefusalError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import DEFAULT, SEARCHED
 from disco_hlo.plan.store import PROFILE_NAME, PlanStore
@@ -503,7 +503,7 @@ def test_a_step_that_leaves_no_room_to_compile_beside_it_is_held_for_compiles_of
             [search] = search_in_training._under_way
             asked = bound(*arguments, **options).arguments
             if new and asked.get("extra_options") == known:
-                raise IllegalStrategyError("a kernel is new")
+                raise XlaRefusalError("a kernel is new")
             held[name].append((asked.get("structure") is not None, search._hold is not None))
             return original(*arguments, **options)
 

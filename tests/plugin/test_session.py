@@ -375,12 +375,13 @@ def test_what_fails_because_a_training_ends_is_no_line_for_the_user(
 def test_a_rank_that_waits_for_one_without_the_switch_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It waited in silence for ten minutes."""
+    """It waited in silence for ten minutes, for the channel."""
     told = threading.Event()
     monkeypatch.setattr(session, "_TOLD_AFTER_S", 0.01)
     monkeypatch.setattr(session.LOGGER, "warning", lambda *_: told.set())
-    channel = SimpleNamespace(size=2, rank=0, all_gather=lambda payload, **_: told.wait(20) and [payload] * 2)
-    request: Any = SimpleNamespace(module_name="jit_step")
-    settings = Settings(search=True, directory=tmp_path)
-    session._check_alike(Session(request, settings, None, channel))  # type: ignore[arg-type]
+    monkeypatch.setattr(session, "device_facts", lambda _: SimpleNamespace(process_index=0))
+    channel = SimpleNamespace(all_gather=lambda payload, **_: [payload] * 2)
+    monkeypatch.setattr(session, "_channel", lambda *_: told.wait(20) and channel)
+    request: Any = SimpleNamespace(module_name="jit_step", process_indices=(0, 1))
+    join(request, Settings(search=True, directory=tmp_path))
     assert told.is_set()

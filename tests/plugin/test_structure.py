@@ -23,7 +23,7 @@ from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.backends import BACKENDS
 from disco_hlo.elsewhere import elsewhere, here
-from disco_hlo.errors import ActivationError, IllegalMoveError, IllegalStrategyError, PlanError
+from disco_hlo.errors import ActivationError, IllegalMoveError, PlanError, XlaRefusalError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, unsearched
@@ -509,6 +509,43 @@ def test_a_structure_that_would_not_be_called_faster_than_the_step_as_it_is_is_n
 
 
 @pytest.mark.parametrize(
+    ("predicted_ns", "unmeasured", "profiled"),
+    [
+        (900, 0.009, False),
+        (900, 0.05, False),
+        (990, 0.05, True),
+        (700, 0.06, True),
+        (1100, 0.02, True),
+        (1200, 0.02, False),
+        (1200, 0.05, True),
+    ],
+    ids=[
+        "hardly any",
+        "tried either way",
+        "if fast",
+        "much",
+        "searched either way",
+        "in neither",
+        "searched if fast",
+    ],
+)
+def test_a_structure_is_profiled_only_where_that_could_decide_whether_it_is_tried(
+    predicted_ns: int, unmeasured: float, profiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile of a few kernels took 7 s, whatever hung on it. The best plan so far takes 1000 ns."""
+    monkeypatch.setattr(structure_search, "foreseen", lambda *_: (predicted_ns, unmeasured, 0))
+    monkeypatch.setattr(structure_search, "unsearched", lambda case: Scheduled(case.xla, 2000, 0))
+    step = parsed(STEP)
+    structures: Any = SimpleNamespace(
+        made={"a": SimpleNamespace(result=lambda: SimpleNamespace(source=step))}
+    )
+    for structure, expected in (("auto", profiled), ("a", unmeasured > 0.01)):
+        session: Any = SimpleNamespace(settings=Settings(search=True, directory=Path(), structure=structure))
+        [one] = structure_search._ranked(session, structures, found(step, ns=1000))
+        assert one.lacking is expected
+
+
+@pytest.mark.parametrize(
     ("times_ns", "made"),
     [
         (
@@ -534,7 +571,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
             assert held, "the autotuner takes devices"
             tuned.append(name)
         elif options == gpu.by_known_picks and name != made[1]:
-            raise IllegalStrategyError("no cached config")
+            raise XlaRefusalError("no cached config")
         return SimpleNamespace(source=name)
 
     def predict(name: str, _known: object) -> tuple[int, float, int]:
@@ -575,7 +612,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
             compiles_between_steps=True,
             stage=lambda name, **_: met.append(name) or contextlib.nullcontext(),
             compiling=holding,
-            gathered=lambda value, _: [value, [0]],
+            gathered=lambda value, _: [value, [[0, False]]],
             tell=tell,
         )
         making = Making(session, parsed(SCANNED.replace("OP", REDUCED)))
@@ -593,7 +630,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
     ("kept", "expected"),
     [
         ("kept pick", "kept pick"),
-        (IllegalStrategyError("a kernel is new"), "own pick"),
+        (XlaRefusalError("a kernel is new"), "own pick"),
         (RuntimeError("XLA failed before it saw the structure"), "own pick"),
     ],
     ids=["a pick is kept", "none is known", "nothing was seen"],

@@ -185,7 +185,7 @@ def test_only_the_first_request_of_all_processes_waits_for_rank_0(
         asked.append((channel.rank, channel.size, timeout_s))
         return directory
 
-    monkeypatch.setattr(jaxlink, "distributed_job", lambda: jaxlink.DistributedJob(None, "host:1234", 1))
+    monkeypatch.setattr(jaxlink, "distributed_job", lambda: jaxlink.DistributedJob(None, "host:1234", 1, 0))
     monkeypatch.setattr(jaxlink, "process_count", lambda: 2)
     monkeypatch.setattr(tuner_results, "hand_out", handed)
     assert folder_of(on("gpu"), tmp_path, 7.0) == tuner_results._own_folder(tmp_path)  # its own devices alone

@@ -13,6 +13,7 @@ from concurrent.futures import Executor, Future, wait
 from typing import Generic, TypeVar
 
 from disco_hlo.backends import BACKENDS
+from disco_hlo.errors import DiscoError, XlaRefusalError
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.room import in_turn
 from disco_hlo.plugin.session import Session
@@ -42,18 +43,27 @@ class CompileBatch(Generic[Compiled]):
         self.begun = [pool.submit(one, options) for one in compiles]
 
     def finish(self) -> list[Future[Compiled]]:
-        """All of them, done, but for those whose error that is. What some rank could not compile by known picks is
-        compiled anew while a call is held. Raises ActivationError: ranks were silent, or no call comes."""
+        """All of them, done, but for those whose error that is. What XLA could not compile by known picks on some rank
+        is compiled anew while a call is held; what we refuse on any is not. Raises ActivationError: ranks were silent,
+        or no call comes."""
         session, what, found = self._session, self._what, list(self.begun)
         wait(found)
         if not found or not session.compiles_between_steps:
             return found
-        lacking = [number for number, one in enumerate(found) if one.exception() is not None]
-        anywhere = sorted({number for one in session.gathered(lacking, f"{what}: picks") for number in one})
-        LOGGER.debug("%s: %d of %d compiled by known picks", what, len(found) - len(anywhere), len(found))
+        errors = [(number, one.exception()) for number, one in enumerate(found)]
+        mine = [[number, _is_ours(error)] for number, error in errors if error is not None]
+        told = [pair for one in session.gathered(mine, f"{what}: picks") for pair in one]
+        failed, refused = {number for number, _ in told}, {number for number, ours in told if ours}
+        anywhere = sorted(failed - refused)
+        LOGGER.debug("%s: %d of %d compiled by known picks", what, len(found) - len(failed), len(found))
         for some in in_turn(session, anywhere, self._at_once):
             with session.compiling(what):
                 for number in some:
                     found[number] = self._pool.submit(self._compiles[number], {})
                 wait([found[number] for number in some])
         return found
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it is an error of ours, as ``verify`` raises, and not XLA's, as of a module with a new kernel."""
+    return isinstance(error, DiscoError) and not isinstance(error, XlaRefusalError)

@@ -121,9 +121,11 @@ def needed_bytes(
 
     def compiled(options: Mapping[str, CompileOptionValue]) -> LoadedExecutable:
         with jaxlink.ours():
-            return compiles.compile_module(session.request, None, options, made.result().early)
+            return compiles.compile_module(session.request, None, options, early)
 
     try:
+        with session.stage(f"{name} is made", takes_s=_TAKES_S):
+            early = made.result().early
         with ThreadPoolExecutor(1, "disco-compile") as pool:
             [executing] = CompileBatch(session, what, [compiled], pool, 1).finish()
         with session.stage(what, takes_s=_TAKES_S):

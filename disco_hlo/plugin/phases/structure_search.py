@@ -88,6 +88,9 @@ _SEARCH_GAINS = 0.15
 """A schedule that is slower than the plan by more, as predicted with the best order of its kernels, is not searched."""
 _UNMEASURED = 0.01
 """A schedule is profiled if kernels that no trace has shown are estimated to take more of its step."""
+_LITTLE = 0.05
+"""But not up to so much where the schedule is tried whether these kernels take nothing or twice their estimates: its
+best plan is predicted within so much then, and measured."""
 _PROFILE_SHARE = 1 / 3
 """Of what profiling the step took, what a structure takes: kernels alone are traced, in one module of three."""
 _LEAST_SHARE = 0.1
@@ -548,7 +551,8 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
     if found is None:
         return []
     step, run = found.search.case, interpreter(found.search.case.source)
-    own = unsearched(step).predicted_ns
+    own, best_ns = unsearched(step).predicted_ns, found.search.best.predicted_ns
+    forced = session.settings.forced_structure is not None
 
     def look(name: str) -> Ranked:
         source = structures.made[name].result().source
@@ -556,7 +560,13 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
         known = replace(step.costs.profile, ops={**lines, **step.costs.profile.ops})
         predicted_ns, unmeasured, peak_bytes = run(foreseen, source, known)
         new = not set(travelling(source)) <= set(travelling(step.source))
-        return Ranked(predicted_ns, name, bool(lines) or unmeasured > _UNMEASURED or new, peak_bytes)
+        lacking = unmeasured > _UNMEASURED
+        if lacking and not forced and not _decides(predicted_ns, unmeasured, best_ns):
+            LOGGER.debug(
+                "%s: no profile of its new kernels, %.1f%% of it, would decide", name, 100 * unmeasured
+            )
+            lacking = False
+        return Ranked(predicted_ns, name, bool(lines) or lacking or new, peak_bytes)
 
     ranked: list[Ranked] = []
     late: list[str] = []
@@ -571,12 +581,21 @@ def _ranked(session: Session, structures: Structures, found: Found | None) -> li
     LOGGER.debug("structures as predicted before profiling: %s", [(ns, name) for ns, name, *_ in ranked])
     if late:
         session.say("no time was left to compile these structures: %s", ", ".join(late))
-    if session.settings.forced_structure is None:
+    if not forced:
         LOGGER.debug(
             "predicted alike, the step as it is takes %d ns: none that is hardly faster is tried", own
         )
         ranked = [one for one in ranked if one.predicted_ns <= own * (1 - LEAST_GAIN)]
     return ranked
+
+
+def _decides(predicted_ns: int, unmeasured: float, best_ns: int) -> bool:
+    """Whether a profile could decide if a schedule is searched and tried, which the best plan so far takes ``best_ns``
+    to beat: kernels that no trace has shown, of this share of it, take anything from nothing to twice their estimates.
+    """
+    unsure_ns = unmeasured * predicted_ns
+    is_tried = unmeasured <= _LITTLE and predicted_ns + unsure_ns < best_ns
+    return not is_tried and predicted_ns - unsure_ns <= (1 + _SEARCH_GAINS) * best_ns
 
 
 def _each_of(names: Iterable[str], run: Run, look: Callable[[str], Result]) -> dict[str, Future[Result]]:

@@ -21,6 +21,7 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.refusals import may_be_run
 from disco_hlo.plugin.session import join, leave
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.switched import lacks_ranks
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, keep_tuner_results
 
 _SWITCH_S = 0.5e-3
@@ -49,6 +50,8 @@ def observe(settings: Settings) -> Observation:
             leave()
 
     def wanted(request: CompileRequest) -> bool:
+        if lacks_ranks(request):
+            return False
         if settings.names(request.module_name):
             return True
         return len(request.devices) > 1 and (settings.module is None or settings.may_be_key)

@@ -13,7 +13,7 @@ from concurrent import futures
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 from disco_hlo.backends import backend_of
-from disco_hlo.errors import IllegalStrategyError, UnsupportedError
+from disco_hlo.errors import UnsupportedError, XlaRefusalError
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.xla import hook
 from disco_hlo.plugin.xla.executables import LoadedExecutable, read_executable
@@ -51,7 +51,7 @@ def capture(
 
     Raises:
         UnsupportedError: the hook was not called.
-        IllegalStrategyError: XLA refused ``structure``.
+        XlaRefusalError: XLA refused ``structure``.
         jax.errors.JaxRuntimeError: XLA cannot compile the user's module.
     """
     own = OwnCompile(stop=True, structure=structure)
@@ -95,7 +95,7 @@ def compile_module(
 
     Raises:
         UnsupportedError: the hook was not called.
-        IllegalStrategyError: XLA refused ``module`` or ``structure``.
+        XlaRefusalError: XLA refused ``module`` or ``structure``.
         jax.errors.JaxRuntimeError: XLA cannot compile the user's own module.
     """
     if module is None and structure is None:
@@ -244,8 +244,8 @@ def _seen(request: CompileRequest, module: bytes | None) -> bytes:
     return hook.named(hook.without_id(module), request.module_name)
 
 
-def _refused(request: CompileRequest, error: Exception, what: str = "rewritten") -> IllegalStrategyError:
-    return IllegalStrategyError(f"XLA refused the {what} {request.module_name}: {error}")
+def _refused(request: CompileRequest, error: Exception, what: str = "rewritten") -> XlaRefusalError:
+    return XlaRefusalError(f"XLA refused the {what} {request.module_name}: {error}")
 
 
 def _check_early_stage(request: CompileRequest, own: OwnCompile) -> None:

@@ -1,6 +1,6 @@
 """Where the plugin meets JAX: the files of this package alone touch private jax names.
 
-Four things of stock JAX are used, without a fork:
+Five things of stock JAX are used, without a fork:
 
 * ``jax._src.compiler.compile_or_get_cached``, which every ``jit``, ``shard_map`` and ``pmap`` compile goes
   through, is wrapped: a compile becomes a :class:`CompileRequest`, handed to the plugin's handler (``requests``).
@@ -13,6 +13,7 @@ Four things of stock JAX are used, without a fork:
 * ``pxla.UnloadedMeshExecutable.load`` gives what JAX will call. Only where calls are watched (``calls``), a
   stand-in for its executable sees each call; how that is kept off JAX's C++ path, and given back to it, is told in
   ``docs/calls.md``.
+* ``distributed.State.initialize``, by which a process joins a job, is wrapped: ranks say that they have the plugin.
 
 (DisCo, section 5: the module that enacts the optimized strategy inside the framework's compiler.)
 """
@@ -31,6 +32,7 @@ from disco_hlo.plugin.xla.jaxlink.requests import (
     job_number,
     keep_tuner_results,
     keeps_donation,
+    on_joining,
     only_compiles,
     ours,
     process_count,
@@ -41,6 +43,6 @@ from disco_hlo.plugin.xla.jaxlink.requests import (
 __all__ = [
     "CompileRequest", "DistributedJob", "Execute", "Handler", "LoadedModule", "OwnTrace", "array_handler",
     "compiler_module", "distributed_job", "install", "jit_is_disabled", "job_number",
-    "keep_tuner_results", "keeps_donation", "only_compiles", "ours", "process_count", "profiler_runs", "uninstall",
-    "unwatch_calls", "watch_calls",
+    "keep_tuner_results", "keeps_donation", "on_joining", "only_compiles", "ours", "process_count", "profiler_runs",
+    "uninstall", "unwatch_calls", "watch_calls",
 ]  # fmt: skip

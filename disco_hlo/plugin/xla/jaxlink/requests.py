@@ -203,11 +203,12 @@ def last_compile() -> tuple[LoadedExecutable, CompileRequest] | None:
 
 
 def uninstall() -> None:
-    """Give JAX its own compile function back. Does nothing if it was not wrapped."""
-    compiler = compiler_module()
+    """Give JAX its own functions back. Does nothing if they were not wrapped."""
+    compiler, state = compiler_module(), _state_class()
     compiler.compile_or_get_cached = getattr(
         compiler.compile_or_get_cached, _WRAPPED, compiler.compile_or_get_cached
     )
+    state.initialize = getattr(state.initialize, _WRAPPED, state.initialize)
 
 
 def only_compiles() -> bool:
@@ -408,6 +409,8 @@ class DistributedJob:
     """Of its coordinator; the next job of these processes may have the same."""
     number: int
     """1, 2, ... in the order in which this process joined them: who initializes again is in another job."""
+    rank: int
+    """Of this process."""
 
 
 def distributed_job() -> DistributedJob | None:
@@ -421,8 +424,29 @@ def distributed_job() -> DistributedJob | None:
             return None
         if _job is None or _job.client is not state.client:
             number = 1 if _job is None else _job.number + 1
-            _job = DistributedJob(state.client, str(state.coordinator_address), number)
+            _job = DistributedJob(state.client, str(state.coordinator_address), number, state.process_id)
         return _job
+
+
+def on_joining(do: Callable[[], None]) -> None:
+    """Call ``do`` in each job that this process joins, the one that it is in included, before JAX knows its devices."""
+    state = _state_class()
+    original = getattr(state.initialize, _WRAPPED, state.initialize)
+
+    @functools.wraps(original)
+    def initialize(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        do()
+
+    setattr(initialize, _WRAPPED, original)
+    state.initialize = initialize
+    do()
+
+
+def _state_class() -> Any:
+    from jax._src.distributed import State
+
+    return State
 
 
 def job_number() -> int:
