@@ -55,7 +55,10 @@ def test_a_whole_number_counts_the_same_in_quotes_and_without() -> None:
     that never ran, estimated at 89 us for 473: a double-buffered step was predicted 10 % too fast (2 x H100)."""
 
     def attention(seed: object) -> str:
-        config = {"operation_queue_id": "0", "cudnn_fmha_backend_config": {"seed": seed, "mask_type": "CAUSAL"}}
+        config = {
+            "operation_queue_id": "0",
+            "cudnn_fmha_backend_config": {"seed": seed, "mask_type": "CAUSAL"},
+        }
         target, text = "__cudnn$fmhaSoftmaxBackward", json.dumps(config).encode()
         return digest(Instruction(opcode="custom-call", custom_call_target=target, backend_config=text))
 

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from disco_hlo.backends import BACKENDS
@@ -113,10 +113,8 @@ class SearchInTraining:
         """Whether the log has said what was saved, if anything."""
         self._hold: Hold | None = None
         """Under way."""
-        self._reserves = False
-        self._reserving_ends = threading.Event()
-        self._reserving_ends.set()
-        self._reserved_bytes = 0
+        self._asked_memory = False
+        self._ready_bytes = 0
         """Of the host's memory, for each device."""
         self._held_s: list[float] = []
         """How long the training was held, each time since somebody last said so."""
@@ -187,8 +185,7 @@ class SearchInTraining:
         slot = session.slot(step.source.graph.key)
         with only_search(session, slot), contextlib.ExitStack() as stack:
             code = stack.enter_context(code_compiled_beside(session, step.module, self._stop.__bool__))
-            reserving = functools.partial(self._reserving, session, stack)
-            profile, profile_s = self._profile(session, step, slot, reserving)
+            profile, profile_s = self._profile(session, step, slot)
             with (
                 self._held(session, "room")
                 if BACKENDS[session.facts.backend].queues
@@ -209,7 +206,7 @@ class SearchInTraining:
             failed = True
             try:
                 if likeliest(trials, 1):
-                    reserving()
+                    self._get_memory(session)
                 trials += self._structures(session, step, slot, found, profile, room, making)
                 started = time.monotonic()
                 self._try(session, step, trials)
@@ -220,51 +217,38 @@ class SearchInTraining:
                     outcome = Outcome(session, step, slot, found, profile, trials, profile_s, took_s)
                     self._save(outcome, failed)
 
-    def _reserving(
-        self, session: Session, until: contextlib.ExitStack
-    ) -> contextlib.AbstractContextManager[None]:
-        """Begin, the first time, to have memory of the host ready for what is kept there while runs take a call's
-        arguments: it is got beside the training, ``until`` that ends at the latest."""
-        if not self._reserves:
-            self._reserves = True
-            until.enter_context(self._reserved(session))
+    def _get_memory(self, session: Session) -> contextlib.AbstractContextManager[None]:
+        """Have memory of the host ready, once, for what is kept there while runs take a call's arguments: it is got
+        before a call is held, and before a body."""
+        if not self._asked_memory:
+            self._asked_memory = True
+            self._wait_for_memory(session)
         return contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def _reserved(self, session: Session) -> Iterator[None]:
+    def _wait_for_memory(self, session: Session) -> None:
         default, room = self._request.call_default(), room_bytes(session, on_host=True)
         devices, by_numpy = self._request.local_devices, share_memory(self._request)
         sizes = [math.prod(one.shape) * one.dtype.itemsize for one in parameters(default)]
         asked = sum(sizes) if by_numpy else needed_on_host_bytes(default, several=True)
-        del default
         if room is None or asked > room:
-            yield
             return
-        self._reserving_ends = ended = threading.Event()
 
         def work() -> None:
             began = time.monotonic()
-            over = lambda: self._over() or ended.is_set()  # noqa: E731
             try:
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-                ready = MEMORY.get_ready(asked * len(devices), copies_of(devices[0]), over)
-                self._reserved_bytes = ready // len(devices)
+                ready = MEMORY.get_ready(asked * len(devices), copies_of(devices[0]), self._over)
+                self._ready_bytes = ready // len(devices)
                 took_s = time.monotonic() - began
                 LOGGER.debug(
                     "%d of %d MiB of the host: %.2f s", ready >> 20, asked * len(devices) >> 20, took_s
                 )
             except Exception as error:
                 LOGGER.debug("no memory of the host is made ready: %s", one_line(error))
-            finally:  # on all ranks holds wait for it
-                ended.set()
 
-        thread = threading.Thread(target=work, name="disco-reserve", daemon=True)
+        thread = threading.Thread(target=work, name="disco-memory", daemon=True)
         thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()  # JAX must not take its clients down meanwhile
+        thread.join()
 
     def _refuse(self, step: Step) -> None:
         """Refuse what cannot be tried, before it has cost anything."""
@@ -289,12 +273,12 @@ class SearchInTraining:
         session: Session,
         step: Step,
         slot: PlanSlot,
-        beside: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> tuple[Profile | None, float]:
-        """The step's profile, on rank 0, and how long it took; ``beside`` is entered where calls will be lent."""
+        """The step's profile, on rank 0, and how long it took."""
         xla, started = read(step.source), time.monotonic()
         with peak_told(self._request, "profile"), measured_times(session) as store:
-            profiled = profile_step(session, step.source, xla, store, slot, beside=beside)
+            ready = functools.partial(self._get_memory, session)
+            profiled = profile_step(session, step.source, xla, store, slot, beside=ready)
         self._say_held(session, "profiling")
         return None if profiled is None else profiled.profile, time.monotonic() - started
 
@@ -401,7 +385,7 @@ class SearchInTraining:
         gives_way = anywhere(session, beside is not None and run_bytes > beside, "gives way")
         taken = loan.taken if gives_way else frozenset[int]()
         on_host = kept_bytes[bool(taken)] + (run_bytes if beside is None else 0)
-        more = max(0, on_host - self._reserved_bytes)
+        more = max(0, on_host - self._ready_bytes)
         inputs = real_inputs(session, loan.parameters, arguments, more, self._stop.__bool__)
         if inputs is None:
             taken = frozenset()
@@ -492,13 +476,10 @@ class SearchInTraining:
     @contextlib.contextmanager
     def _held(self, session: Session, what: str) -> Iterator[Hold]:
         """Hold the training on all ranks for the body, which has the devices to itself; or go on with a hold that is
-        under way. Memory of the host that is made ready meanwhile is there before: what a hold copies finds it in use,
-        and would wait for more."""
+        under way."""
         if self._hold is not None:
             yield self._hold
             return
-        while not self._reserving_ends.wait(_LOOK_S) and not self._over():
-            pass
         hold = Hold(what, self._stop.watched)
         self._say_waiting(session)
         if (trial := self._calls()) is not None:
@@ -590,7 +571,7 @@ class _Lent:
             trial = own._calls()
             arguments = [] if trial is None else trial.watch.arguments
             del trial
-            with lent(self.session, loan, arguments, own._reserved_bytes) as inputs:
+            with lent(self.session, loan, arguments, own._ready_bytes) as inputs:
                 yield inputs
 
     def trace(self, calls: int) -> tuple[bytes, list[int], int]:

@@ -7,7 +7,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -342,54 +342,31 @@ def test_inputs_are_raised_and_lowered_alike_by_host_and_devices(
     assert np.asarray(inputs.both(0)[1][1]).tolist() == before.tolist()
 
 
-def test_no_call_is_held_while_memory_of_the_host_is_made_ready(
-    observation: Observation, tmp_path: Path
+@pytest.mark.parametrize("error", [MemoryError("no memory"), None])
+def test_memory_of_the_host_is_got_once_and_the_search_goes_on_without(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
-    """On two H100s what a hold copied found that memory in use, and the training stood 17 s until there was more."""
-    call, state = jitted("reserving_step"), fresh_state()
-    *state, _ = call(*state, batch(0))
-    calls = trial_of(observation.trials, "jit_reserving_step")
-    session = session_of(calls.watch.request, tmp_path)
-    search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
-    search._reserving_ends = ready = threading.Event()
-    held: list[bool] = []
+    asked: list[int] = []
 
-    def hold() -> None:
-        with search._held(session, "profiling"):
-            held.append(ready.is_set())
+    def get_ready(size_bytes: int, *_: Any) -> int:
+        asked.append(size_bytes)
+        if error is not None:
+            raise error
+        return size_bytes
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    for number in range(60):
-        if number == 30:
-            assert calls.hold is None
-            ready.set()
-        *state, loss = call(*state, batch(number))
-        loss.block_until_ready()
-    while thread.is_alive():
-        *state, _ = call(*state, batch(0))
-    assert held == [True]
-
-
-def test_calls_are_held_where_no_memory_of_the_host_can_be_made_ready(
-    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other ranks would wait for this one to hold its call as long as the training lasts."""
-
-    def get_ready(*_: Any) -> int:
-        raise MemoryError("no memory")
-
-    call, state = jitted("reserving_step"), fresh_state()
+    call, state = jitted("memory_step"), fresh_state()
     call(*state, batch(0))
-    calls = trial_of(observation.trials, "jit_reserving_step")
+    calls = trial_of(observation.trials, "jit_memory_step")
     session = session_of(calls.watch.request, tmp_path)
     search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
     search._request = calls.watch.request
     monkeypatch.setattr(host_memory.MEMORY, "get_ready", get_ready)
-    with ExitStack() as until:
-        search._reserving(session, until)
-        assert search._reserving_ends.wait(60)
-        assert search._reserved_bytes == 0
+    search._get_memory(session)
+    search._get_memory(session)
+    [size_bytes] = asked
+    assert search._ready_bytes == (
+        0 if error is not None else size_bytes // len(calls.watch.request.local_devices)
+    )
 
 
 def test_no_run_begins_once_the_user_has_interrupted(observation: Observation) -> None:
@@ -540,7 +517,7 @@ def test_a_copy_needs_no_room_where_memory_was_made_ready_for_it(
     default = calls.watch.request.call_default()
     loan, session = lending.Loan.of(default, [default]), session_of(calls.watch.request, tmp_path)
     search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
-    search._hold, search._reserved_bytes = Hold("profiling", nullcontext), loan.taken_bytes * ready
+    search._hold, search._ready_bytes = Hold("profiling", nullcontext), loan.taken_bytes * ready
     monkeypatch.setattr(lending, "room_bytes", lambda *_, **__: 0)
     ran: list[int] = []
 
