@@ -40,6 +40,7 @@ from disco_hlo.hlo.graph import (
     rewriting,
     stretches,
 )
+from disco_hlo.hlo.walks import reached
 from disco_hlo.plan.plan import Group, Strategy
 
 _KEPT = 8
@@ -471,14 +472,10 @@ def _before_pairs(graph: Graph, strategy: Strategy, members: Members, units: int
 
     def running(node: int) -> set[int]:
         """Units that execute a node; for a member of a tuple, those that read it."""
-        found: set[int] = set()
-        pending = [node]
-        while pending:
-            current = pending.pop()
-            found.update(computing[begin[current] : begin[current + 1]])
-            if graph.nodes[current].opcode == "get-tuple-element":
-                pending += graph.users[current]
-        return found
+        behind = reached(
+            [node], lambda x: graph.users[x] if graph.nodes[x].opcode == "get-tuple-element" else ()
+        )
+        return {unit for x in behind for unit in computing[begin[x] : begin[x + 1]]}
 
     groups, buffers = strategy.groups, overwritten_by(graph)
     pairs: list[int] = []
