@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.plan import Group, Strategy
@@ -169,8 +168,3 @@ def _searched(source: CanonicalModule, one: Wanted) -> Strategy:
 def digest(module: bytes) -> bytes:
     """What tells modules apart."""
     return blake2b(module, digest_size=16).digest()
-
-
-def kernels_of(graph: Graph, strategy: Strategy) -> list[Sequence[str]]:
-    """The opcodes of each kernel of several ops, for messages."""
-    return [[graph.nodes[x].opcode for x in g.ops] for g in strategy.groups]
