@@ -13,9 +13,9 @@ from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import normal_form, one_bucket, unfused, without_unfit
-from tests.steps.strategies import random_strategy
+from tests.steps.strategies import random_order, random_strategy
 
 KINDS = ("default", "xla", "unfused", "one-kernel", "one-bucket", "random", "order", "moves", "search")
 """``default`` is none: XLA's module as it is, before the last gate."""
@@ -125,26 +125,6 @@ def in_random_order(source: CanonicalModule, seed: int) -> Strategy:
     strategy = dice.choice(plain) if dice.random() < 0.6 else random_strategy(source, seed, attempts=60)
     units = unit_graph(graph, strategy)
     return replace(strategy, order=random_order(units, graph.backend == "gpu", dice))
-
-
-def random_order(units: UnitGraph, asynchronous: bool, dice: random.Random) -> tuple[str, ...]:
-    """One of all orders that ``check_order`` lets pass; half of them late: what can wait does."""
-    waits: dict[str, list[str]] = {}
-    for i, unit in enumerate(units.units):
-        start, done = unit.start_token(asynchronous), unit.done_token(asynchronous)
-        waits[start] = [units.units[j].done_token(asynchronous) for j in units.dependencies[i]]
-        if done != start:
-            waits[done] = [start]
-    order: list[str] = []
-    placed: set[str] = set()
-    last_first = dice.random() < 0.5
-    while waits:
-        ready = [token for token, before in waits.items() if placed.issuperset(before)]
-        token = ready[-1] if last_first and dice.random() < 0.7 else dice.choice(ready)
-        order.append(token)
-        placed.add(token)
-        del waits[token]
-    return tuple(order)
 
 
 # The search --------------------------------------------------------------------------------------
