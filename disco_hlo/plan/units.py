@@ -40,7 +40,6 @@ from disco_hlo.hlo.graph import (
     rewriting,
     stretches,
 )
-from disco_hlo.hlo.walks import reached
 from disco_hlo.plan.plan import Group, Strategy
 
 _KEPT = 8
@@ -472,10 +471,14 @@ def _before_pairs(graph: Graph, strategy: Strategy, members: Members, units: int
 
     def running(node: int) -> set[int]:
         """Units that execute a node; for a member of a tuple, those that read it."""
-        behind = reached(
-            [node], lambda x: graph.users[x] if graph.nodes[x].opcode == "get-tuple-element" else ()
-        )
-        return {unit for x in behind for unit in computing[begin[x] : begin[x + 1]]}
+        found: set[int] = set()
+        pending = [node]
+        while pending:
+            current = pending.pop()
+            found.update(computing[begin[current] : begin[current + 1]])
+            if graph.nodes[current].opcode == "get-tuple-element":
+                pending += graph.users[current]
+        return found
 
     groups, buffers = strategy.groups, overwritten_by(graph)
     pairs: list[int] = []
