@@ -55,9 +55,10 @@ def device_constants(
     the best seen; the launch cost the time of one more link of the chain.
     Raises :class:`ProfileError` when times are not times or do not grow with the work.
     """
-    copies = [_times(copy, size) for size in copy_bytes]
-    matmuls = [_times(matmul, width) for width in matmul_widths]
-    chains = [_times(chain, length) for length in chain_lengths]
+    copies, matmuls, chains = (
+        [median_and_spread(measure(size), f"size {size}") for size in sizes]
+        for measure, sizes in ((copy, copy_bytes), (matmul, matmul_widths), (chain, chain_lengths))
+    )
     rates = [2 * width**3 / middle for width, (middle, _) in zip(matmul_widths, matmuls, strict=True)]
     return DeviceConstants(
         launch_ns=round(_slope(chain_lengths, [middle for middle, _ in chains], "a chain of ops")),
@@ -67,11 +68,11 @@ def device_constants(
     )
 
 
-def _times(measure: Measure, size: int) -> tuple[float, float]:
-    """(median, median absolute deviation) in ns."""
-    times = np.asarray(measure(size), dtype=np.float64)
-    if times.size == 0 or not np.all(np.isfinite(times)) or np.any(times <= 0):
-        raise ProfileError(f"expected positive times in ns for size {size}, got {times.tolist()!r:.200}")
+def median_and_spread(times_ns: Sequence[float], what: str) -> tuple[float, float]:
+    """The median, and the median absolute deviation from it; :class:`ProfileError` for what are no times."""
+    times = np.asarray(times_ns, dtype=np.float64)
+    if not (times.size and np.all(np.isfinite(times) & (times > 0))):
+        raise ProfileError(f"expected positive times in ns for {what}, got {times.tolist()!r:.200}")
     middle = float(np.median(times))
     return middle, float(np.median(np.abs(times - middle)))
 

@@ -39,6 +39,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import collective_bytes, collective_kind
 from disco_hlo.hlo.cost_model import Line, LinearPieces, never_falls
 from disco_hlo.hlo.graph import Kind
+from disco_hlo.profiler.calibrate import median_and_spread
 from disco_hlo.profiler.fields import Bytes, Nanoseconds, Positive, Spread
 from disco_hlo.profiler.trace import Moved, unit_of_name
 
@@ -94,14 +95,8 @@ def sweep_sizes(
 
 def point_of(size_bytes: int, times_ns: Sequence[int]) -> SweepPoint:
     """Median and spread of repeated times of one size; :class:`ProfileError` for non-times."""
-    times = np.asarray(times_ns, dtype=np.float64)
-    if times.size == 0 or not np.all(np.isfinite(times)) or np.any(times <= 0):
-        raise ProfileError(
-            f"expected positive times in ns for an all-reduce of {size_bytes} bytes, got {times_ns!r}"
-        )
-    middle = float(np.median(times))
-    spread = float(np.median(np.abs(times - middle)))
-    return SweepPoint(int(size_bytes), max(round(middle), 1), round(spread), int(times.size))
+    middle, spread = median_and_spread(times_ns, f"an all-reduce of {size_bytes} bytes")
+    return SweepPoint(int(size_bytes), max(round(middle), 1), round(spread), len(times_ns))
 
 
 class _Points(NamedTuple):

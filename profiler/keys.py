@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, TypeVar
@@ -34,6 +34,7 @@ from disco_hlo.hlo.graph import Graph, Kind, as_kernel, flat_graph, flat_shapes,
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message, parse
 from disco_hlo.hlo.regions import regions_called, trip_count
+from disco_hlo.hlo.walks import reached
 from disco_hlo.profiler.instructions import InstructionTimes
 from disco_hlo.profiler.profile import OpTime, merged
 
@@ -64,17 +65,14 @@ def owners(module: bytes) -> dict[str, str]:
 def owners_in(index: ModuleIndex, computation_id: int) -> dict[str, str]:
     """The same for another computation than the entry: instruction in what it calls -> its own that runs it."""
     found: dict[str, str] = {}
+
+    def called(computation: int) -> Iterator[int]:
+        return (i for one in index.computation(computation).instructions for i in one.called_computation_ids)
+
     for instruction in index.computation(computation_id).instructions:
-        pending = list(instruction.called_computation_ids)
-        seen: set[int] = set()
-        while pending:
-            called = pending.pop()
-            if called in seen:
-                continue
-            seen.add(called)
-            for one in index.computation(called).instructions:
+        for inside in reached(instruction.called_computation_ids, called):
+            for one in index.computation(inside).instructions:
                 found.setdefault(one.name, instruction.name)
-                pending.extend(one.called_computation_ids)
     return found
 
 

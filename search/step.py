@@ -20,6 +20,7 @@ from disco_hlo.core.rows import NOT_GENERATED, OWN_BUFFER, rows
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.graph import FlatGraph, Graph, Kind, Node, ascending, flat_graph, grouped, rewriting
 from disco_hlo.hlo.opcodes import PRODUCTS
+from disco_hlo.hlo.walks import reached
 from disco_hlo.plan.legal import bucket_of
 from disco_hlo.search import layout as at
 from disco_hlo.search.hashing import mixed
@@ -103,19 +104,8 @@ def is_active(node: Node) -> bool:
 
 def _through_free(graph: Graph, start: int, following: Callable[[int], Iterable[int]]) -> list[int]:
     """The executing nodes that one reaches from a node through free ones, itself included, ascending."""
-    found: set[int] = set()
-    seen: set[int] = set()
-    pending = [start]
-    while pending:
-        x = pending.pop()
-        if x in seen:
-            continue
-        seen.add(x)
-        if is_active(graph.nodes[x]):
-            found.add(x)
-        elif graph.nodes[x].kind is Kind.FREE:
-            pending += following(x)
-    return sorted(found)
+    behind = reached([start], lambda x: following(x) if graph.nodes[x].kind is Kind.FREE else ())
+    return sorted(x for x in behind if is_active(graph.nodes[x]))
 
 
 @compiled

@@ -19,6 +19,7 @@ from typing import Any
 
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.walks import reached
 from tests.graphs import shape_of
 
 ADD = """
@@ -116,12 +117,7 @@ def run_before(module: bytes, computation: str, moved: str, other: str) -> bytes
     by_id = {one.id: one for one in body.instructions}
     ids = {one.name: one.id for one in body.instructions}
     sequence = message.schedule.sequences[body.id].instruction_ids
-    wanted: set[int] = set()
-    pending = [ids[moved]]
-    while pending:
-        one = pending.pop()
-        wanted.add(one)
-        pending += by_id[one].operand_ids
+    wanted = reached([ids[moved]], lambda i: by_id[i].operand_ids)
     place = list(sequence).index(ids[other])
     before, behind = sequence[:place], sequence[place:]
     sequence[:] = [

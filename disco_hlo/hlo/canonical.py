@@ -42,6 +42,7 @@ from disco_hlo.hlo.overwrites import Overwrites, overwrites
 from disco_hlo.hlo.proto import Message, digest
 from disco_hlo.hlo.regions import ENTRY, Call, Region, regions_called, scheduled_computations, trip_count
 from disco_hlo.hlo.storage import SHOWING, in_place
+from disco_hlo.hlo.walks import reached
 
 LOGGER = logging.getLogger("disco_hlo")
 _MOST_COPIES = 8
@@ -444,23 +445,15 @@ def _control_pairs(
     for before, after in (*flat.control, *pairwise(told)):
         if any(digests.acts(flat.sources[number].proto) for number in (before, after)):
             first = _running(nodes, _live_nodes(flat.sources[before], numbering), made_of)
-            then = [*_running(nodes, _live_nodes(flat.sources[after], numbering), read_by)]
+            then = _running(nodes, _live_nodes(flat.sources[after], numbering), read_by)
             pairs += [(a, b) for a in first for b in then if a != b]
     return pairs
 
 
-def _running(
-    nodes: tuple[Node, ...], found: Collection[int], beside: Sequence[Collection[int]]
-) -> Iterator[int]:
+def _running(nodes: tuple[Node, ...], found: Collection[int], beside: Sequence[Collection[int]]) -> list[int]:
     """For nodes that are free those ``beside`` them, through others that are free."""
-    pending, seen = [*found], {*found}
-    while pending:
-        node = pending.pop()
-        if nodes[node].kind is not Kind.FREE:
-            yield node
-            continue
-        pending += (new := {*beside[node]} - seen)
-        seen |= new
+    around = reached(found, lambda node: beside[node] if nodes[node].kind is Kind.FREE else ())
+    return [node for node in around if nodes[node].kind is not Kind.FREE]
 
 
 def _live_nodes(source: SourceInstruction, numbering: Numbering) -> tuple[int, ...]:
@@ -509,10 +502,4 @@ def _is_constant(node: Node) -> bool:
 def _needed(flat: FlatComputation, results: list[int], inside: set[int]) -> list[int]:
     """The ops of a kernel that its results depend on, in the order they are written. (Folding bitcasts
     can leave one behind that only another kernel still reads.)"""
-    found = set(results)
-    pending = list(results)
-    while pending:
-        fresh = (inside & set(flat.ops[pending.pop()].operands)) - found
-        found |= fresh
-        pending += fresh
-    return sorted(found)
+    return sorted(reached(results, lambda op: inside.intersection(flat.ops[op].operands)))

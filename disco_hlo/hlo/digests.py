@@ -26,6 +26,7 @@ from disco_hlo.hlo.flatten import FlatComputation, FlatOp, ModuleIndex, flatten,
 from disco_hlo.hlo.graph import Shape
 from disco_hlo.hlo.opcodes import NEVER_MERGED, REDUCTIONS, SIDE_EFFECTS
 from disco_hlo.hlo.proto import Message, digest, shape_of
+from disco_hlo.hlo.walks import needed_first
 
 _FIRST_DECIDING = {
     "conditional": 0, "dynamic-reshape": 1, "dynamic-slice": 1, "dynamic-update-slice": 2, "set-dimension-size": 1,
@@ -107,10 +108,9 @@ def numbered(structures: Structures, apart: Collection[int] = ()) -> Numbering:
         key=lambda position: flat.ops[position].proto.parameter_number,
     )
     effects = [position for position, op in enumerate(flat.ops) if structures.digests.acts(op.proto)]
-    ordered: list[int] = []
-    number: dict[int, int] = {}
-    for start in (*parameters, merged[flat.root], *effects):
-        _post_order(start, flat.ops, merged, number, ordered)
+    starts = (*parameters, merged[flat.root], *effects)
+    ordered = list(needed_first(starts, lambda one: (merged[o] for o in flat.ops[one].operands)))
+    number = {position: place for place, position in enumerate(ordered)}
     node_of = {position: number[target] for position, target in enumerate(merged) if target in number}
     return Numbering(node_of, ordered, number[merged[flat.root]])
 
@@ -123,24 +123,6 @@ def _is_mergeable(op: FlatOp, ops: list[FlatOp]) -> bool:
     return proto.opcode not in NEVER_MERGED and (
         not proto.called_computation_ids or proto.opcode in REDUCTIONS
     )
-
-
-def _post_order(
-    start: int, ops: list[FlatOp], merged: list[int], number: dict[int, int], ordered: list[int]
-) -> None:
-    stack = [(start, iter(ops[start].operands))]
-    if start in number:
-        return
-    while stack:
-        position, operands = stack[-1]
-        pending = next((merged[o] for o in operands if merged[o] not in number), None)
-        if pending is not None:
-            stack.append((pending, iter(ops[pending].operands)))
-            continue
-        stack.pop()
-        if position not in number:
-            number[position] = len(ordered)
-            ordered.append(position)
 
 
 def has_side_effect(proto: Message) -> bool:

@@ -8,7 +8,7 @@ overwritten needs a buffer of its own, as it had one in XLA's kernels; or a dona
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ from disco_hlo.hlo.graph import Kind, Node
 from disco_hlo.hlo.opcodes import reads_own_element
 from disco_hlo.hlo.proto import Message
 from disco_hlo.hlo.storage import Storage, in_place, readers_of, storage_of
+from disco_hlo.hlo.walks import reached
 
 Pair = tuple[int, int]
 
@@ -309,22 +310,12 @@ class RunningOrder:
 
     def _move(self, first: int, second: int) -> bool:
         rank = self._rank
-        later = self._reached(second, self._after, lambda op: rank[op] <= rank[first])
+        later = reached([second], lambda op: (x for x in self._after[op] if rank[x] <= rank[first]))
         if first in later:
             return False
-        earlier = self._reached(first, self._before, lambda op: rank[op] >= rank[second])
+        earlier = reached([first], lambda op: (x for x in self._before[op] if rank[x] >= rank[second]))
         moved = [*sorted(earlier, key=rank.__getitem__), *sorted(later, key=rank.__getitem__)]
         places = sorted(rank[op] for op in moved)
         for op, place in zip(moved, places, strict=True):
             rank[op] = place
         return True
-
-    @staticmethod
-    def _reached(start: int, edges: list[list[int]], within: Callable[[int], bool]) -> set[int]:
-        seen, pending = {start}, [start]
-        while pending:
-            for op in edges[pending.pop()]:
-                if op not in seen and within(op):
-                    seen.add(op)
-                    pending.append(op)
-        return seen

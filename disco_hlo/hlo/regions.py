@@ -15,6 +15,7 @@ from disco_hlo.hlo.attributes import backend_config
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.walks import needed_first, reached
 
 if TYPE_CHECKING:
     from disco_hlo.hlo.canonical import CanonicalModule
@@ -64,26 +65,21 @@ def regions_called(instruction: Message) -> list[tuple[str, int]]:
     return [("call", one) for one in called] if instruction.opcode == "call" else []
 
 
-def scheduled_computations(index: ModuleIndex) -> Iterator[tuple[int, str]]:
+def scheduled_computations(index: ModuleIndex) -> list[tuple[int, str]]:
     """Ids of the computations that run by their own schedules and what they are, each after those that it calls; the
     entry last. What is called in two ways is a branch."""
-    kinds: dict[int, str] = {}
-    order: dict[int, None] = {}
-    pending = [(index.module.entry_computation_id, ENTRY, False)]
-    while pending:
-        here, kind, is_done = pending.pop()
-        if is_done:
-            order.setdefault(here)
-            continue
-        is_known = here in kinds
-        kinds[here] = kind if kinds.get(here, kind) == kind else "branch"
-        if is_known:
-            continue
-        pending.append((here, kind, True))
-        for instruction in index.computation(here).instructions:
-            pending += [(called, what, False) for what, called in regions_called(instruction)]
-    for here in order:
-        yield here, kinds[here]
+    entry = index.module.entry_computation_id
+    kinds = {entry: ENTRY}
+
+    def called(here: int) -> Iterator[int]:
+        found = [
+            one for instruction in index.computation(here).instructions for one in regions_called(instruction)
+        ]
+        for kind, computation in found:
+            kinds[computation] = kind if kinds.get(computation, kind) == kind else "branch"
+        return (computation for _, computation in reversed(found))
+
+    return [(here, kinds[here]) for here in needed_first([entry], called)]
 
 
 def trip_count(instruction: Message) -> int | None:
@@ -105,23 +101,19 @@ def inner_collectives(source: CanonicalModule) -> int:
         ModuleError: a computation is called that there is not.
     """
     regions = {one.computation for region in source.regions for one in region.sources}
-    pending = [(source.computation, False)]
-    seen: set[tuple[int, bool]] = set()
-    found = 0
-    while pending:
-        here = pending.pop()
-        if here in seen:
-            continue
-        seen.add(here)
+
+    def called(here: tuple[int, bool]) -> Iterator[tuple[int, bool]]:
         computation, is_closed = here
         for instruction in source.index.computation(computation).instructions:
-            found += is_closed and instruction.opcode.removesuffix("-start") in COLLECTIVES
-            scheduled = {called for _, called in regions_called(instruction)}
-            pending += [
-                (called, called not in regions if called in scheduled else is_closed)
-                for called in instruction.called_computation_ids
-            ]
-    return found
+            scheduled = {one for _, one in regions_called(instruction)}
+            for one in instruction.called_computation_ids:
+                yield one, one not in regions if one in scheduled else is_closed
+
+    return sum(
+        instruction.opcode.removesuffix("-start") in COLLECTIVES
+        for computation, is_closed in reached([(source.computation, False)], called)
+        for instruction in (source.index.computation(computation).instructions if is_closed else ())
+    )
 
 
 def not_simulated(source: CanonicalModule) -> tuple[str, ...]:

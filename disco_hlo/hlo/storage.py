@@ -30,9 +30,6 @@ _STARTS_THAT_SHOW = frozenset({"all-gather-start", "async-start", "collective-pe
 _PASSED_ON = {"all-reduce-done": (), "async-update": ()}
 _DONE_MEMBER = {"all-gather-done": 1, "async-done": 1, "collective-permute-done": 1, "copy-done": 0}
 
-Path = tuple[int, ...]
-"""Where a member stands in nested tuples."""
-
 
 @dataclass
 class Storage:

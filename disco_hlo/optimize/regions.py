@@ -6,7 +6,7 @@ searched by itself, those without calls first, and its caller goes by what was f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY, Call
+from disco_hlo.hlo.walks import needed_first
 from disco_hlo.optimize.costs import Costs, Inner, estimates_ns
 from disco_hlo.plan.legal import planned_regions
 from disco_hlo.plan.plan import Strategy
@@ -197,19 +198,11 @@ def calls_by_caller(source: CanonicalModule) -> Mapping[str, list[tuple[str, Cal
     return found
 
 
-def regions_callees_first(source: CanonicalModule) -> Iterator[tuple[str, CanonicalModule]]:
+def regions_callees_first(source: CanonicalModule) -> list[tuple[str, CanonicalModule]]:
     """The regions of a step, each after those that it calls; the entry last."""
     called = calls_by_caller(source)
-    seen: set[str] = set()
-    pending = [(ENTRY, False)]
-    while pending:
-        name, are_callees_done = pending.pop()
-        if are_callees_done:
-            yield name, source.computations[name]
-        elif name not in seen:
-            seen.add(name)
-            pending.append((name, True))
-            pending += [(callee, False) for callee, _ in called[name]]
+    order = needed_first([ENTRY], lambda name: (callee for callee, _ in reversed(called[name])))
+    return [(name, source.computations[name]) for name in order]
 
 
 def inner_costs(

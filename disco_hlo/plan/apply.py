@@ -13,7 +13,7 @@ where the buffer is certainly no one else's (:func:`may_overwrite`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -35,6 +35,7 @@ from disco_hlo.hlo.graph import (
 )
 from disco_hlo.hlo.opcodes import COLLECTIVE, FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
+from disco_hlo.hlo.walks import needed_first, reached
 from disco_hlo.plan.legal import Kernel, check_order, check_strategy, default_order, planned_regions
 from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
@@ -493,15 +494,12 @@ def may_overwrite(graph: Graph, all_reduce: int) -> bool:
 
 def readers_of(graph: Graph, home: int) -> set[int]:
     """What reads a value, through bitcasts and tuples too; the root stands for the step's caller."""
-    found: set[int] = {home} if home == graph.root else set()
-    pending = list(graph.users[home])
-    while pending:
-        user = pending.pop()
-        if user == graph.root or graph.nodes[user].kind is not Kind.FREE:
-            found.add(user)
-        else:
-            pending += graph.users[user]
-    return found
+
+    def hands_on(node: int) -> bool:
+        return node != graph.root and graph.nodes[node].kind is Kind.FREE
+
+    behind = reached(graph.users[home], lambda node: graph.users[node] if hands_on(node) else ())
+    return {node for node in behind if not hands_on(node)} | ({home} & {graph.root})
 
 
 def _is_own_buffer(graph: Graph, home: int) -> bool:
@@ -527,7 +525,13 @@ def assembled(source: CanonicalModule, written: Sequence[Message]) -> bytes:
     module = hlo_proto.Module()
     module.CopyFrom(source.module)
     new = {computation.id: computation for computation in written}
-    called = _callees_first(module.entry_computation_id, {**source.index.by_id, **new})
+    by_id = {**source.index.by_id, **new}
+
+    def calls(here: int) -> Iterator[int]:
+        return (i for one in reversed(by_id[here].instructions) for i in reversed(one.called_computation_ids))
+
+    # Each after those that it calls, as XLA wants them.
+    called = [by_id[here] for here in needed_first([module.entry_computation_id], calls)]
     del module.computations[:]
     module.computations.extend(called)
     module.schedule.sequences.clear()
@@ -549,20 +553,3 @@ def assembled(source: CanonicalModule, written: Sequence[Message]) -> bytes:
     del module.input_output_alias.entries[:]
     module.input_output_alias.entries.extend(aliases)
     return hlo_proto.serialize(module)
-
-
-def _callees_first(entry: int, by_id: Mapping[int, Message]) -> list[Message]:
-    """The computations that run, each after those that it calls, as XLA wants them."""
-    found: dict[int, Message] = {}
-    pending = [(entry, False)]
-    while pending:
-        here, are_callees_found = pending.pop()
-        if here in found:
-            continue
-        if are_callees_found:
-            found[here] = by_id[here]
-            continue
-        pending.append((here, True))
-        calls = (i for instruction in by_id[here].instructions for i in instruction.called_computation_ids)
-        pending += [(called, False) for called in calls if called not in found]
-    return list(found.values())

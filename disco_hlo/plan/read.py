@@ -25,6 +25,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.flatten import emitter_of
 from disco_hlo.hlo.graph import Graph, Kind, behind_bitcasts, once_per_graph
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
+from disco_hlo.hlo.walks import needed_first, reached
 from disco_hlo.plan.apply import attested_groups, readers_of
 from disco_hlo.plan.check_module import check_module
 from disco_hlo.plan.legal import bucket_of, check_order, planned_regions, refused_groups
@@ -224,15 +225,7 @@ def _in_time(units: UnitGraph, order: Sequence[str], asynchronous: bool) -> tupl
         start, done = unit.start_token(asynchronous), unit.done_token(asynchronous)
         needed[done] = [start]
         needed[start] = [units.units[i].done_token(asynchronous) for i in waits]
-    placed: dict[str, None] = {}
-    pending = [token for token in reversed((*order, *needed)) if token in needed]
-    while pending:
-        token = pending[-1]
-        waits_for = [one for one in needed[token] if one not in placed]
-        if waits_for and token not in placed:
-            pending += reversed(waits_for)
-            continue
-        placed.setdefault(pending.pop())
+    placed = needed_first((one for one in (*order, *needed) if one in needed), needed.__getitem__)
     return tuple(placed)
 
 
@@ -283,14 +276,8 @@ def repeats(source: CanonicalModule) -> tuple[Repeat, ...]:
 
 def _first_reader(graph: Graph, node: int) -> int:
     """What runs and reads a node, also by another shape; -1 where nothing does."""
-    pending, found = [node], []
-    while pending:
-        for user in graph.users[pending.pop()]:
-            if graph.nodes[user].kind in (Kind.FUSIBLE, Kind.FIXED):
-                found.append(user)
-            elif graph.nodes[user].opcode == "bitcast":
-                pending.append(user)
-    return min(found, default=-1)
+    read = reached(graph.users[node], lambda x: graph.users[x] if graph.nodes[x].opcode == "bitcast" else ())
+    return min((x for x in read if graph.nodes[x].kind in (Kind.FUSIBLE, Kind.FIXED)), default=-1)
 
 
 # Kernels ----------------------------------------------------------------------------------------

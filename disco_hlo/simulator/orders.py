@@ -26,6 +26,7 @@ import numpy as np
 
 from disco_hlo.compiled import compiled, inner
 from disco_hlo.hlo.graph import Graph, flat_lists
+from disco_hlo.hlo.walks import reached
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 
@@ -108,7 +109,8 @@ class Prefetch:
         units = self.units
         self.buckets = [i for i, unit in enumerate(units.units) if unit.is_bucket]
         self.place = {i: place for place, i in enumerate(self.kernels)}
-        self.before = {bucket: self._ancestors(bucket) for bucket in self.buckets}
+        needs = units.dependencies
+        self.before = {b: {*reached(needs[b], needs.__getitem__)} for b in self.buckets}
         self.waiting_for: dict[int, list[int]] = {}
         """Buckets by what must be over before they start: what their operands come from, but for what prepares them."""
         self.needed = self._needed()
@@ -148,16 +150,6 @@ class Prefetch:
     def _prepares(self, unit: int, bucket: int) -> bool:
         is_light = self.durations_ns[unit] <= _LIGHT * self.collectives_ns[bucket]
         return self.moves_data[unit] and is_light
-
-    def _ancestors(self, bucket: int) -> set[int]:
-        found: set[int] = set()
-        pending = list(self.units.dependencies[bucket])
-        while pending:
-            i = pending.pop()
-            if i not in found:
-                found.add(i)
-                pending += self.units.dependencies[i]
-        return found
 
     def _needed(self) -> dict[int, int]:
         """For each bucket the place of the first kernel that waits for it, through other buckets too."""

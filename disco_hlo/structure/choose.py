@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from disco_hlo.hlo.opcodes import DATA_MOVEMENT, ELEMENTWISE, FREE, REDUCTIONS
 from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.walks import reached
 from disco_hlo.structure.keep import Named, Twice, size_bytes
 from disco_hlo.structure.numbering import under
 
@@ -209,13 +210,7 @@ def _components(reads: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
             beside[i].append(reader)
     found: dict[int, list[int]] = {}
     for start in reads:
-        if start in found:
-            continue
-        component = [start]
-        found[start] = component
-        for i in component:  # grows
-            for other in beside[i]:
-                if other not in found:
-                    found[other] = component
-                    component.append(other)
+        if start not in found:
+            component = [*reached([start], beside.__getitem__)]
+            found |= dict.fromkeys(component, component)
     return found

@@ -7,12 +7,12 @@ holds nothing else of a module: dropping it from a list gives what the others ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from disco_hlo.errors import IllegalMoveError, PlanError
 from disco_hlo.hlo.proto import Message
@@ -27,11 +27,17 @@ from disco_hlo.structure.sharded import reorder, slice_send, split
 
 Position = Annotated[int, Meta(ge=0, le=1 << 31)]
 Opcode = Annotated[str, Meta(min_length=1, max_length=64)]
-MOST_MOVES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+def _kind(name: str) -> str:
+    return re.sub(r"\B(?=[A-Z])", "-", name).lower()
+
+
+class _Move(Struct, frozen=True, forbid_unknown_fields=True, tag_field="move", tag=_kind):
+    """In JSON its kind stands under ``move``: ``finish-later``."""
+
+
+class Split(_Move, frozen=True):
     """An all-reduce becomes a reduce-scatter and an all-gather (CoCoNet, section 3.2)."""
 
     all_reduce: Position
@@ -40,8 +46,7 @@ class Split:
     opcode: Opcode = "all-reduce"
 
 
-@dataclass(frozen=True, slots=True)
-class Reorder:
+class Reorder(_Move, frozen=True):
     """An all-gather moves behind one of its readers, which then works on shards (section 3.3).
 
     A reader that takes this device's own shard back (``dynamic-slice``) cancels the all-gather.
@@ -53,8 +58,7 @@ class Reorder:
     """Of the reader."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(_Move, frozen=True):
     """A stretch of the program is computed in parts (section 3.5, and over any stretch)."""
 
     instructions: tuple[Position, ...]
@@ -71,8 +75,7 @@ Path = Annotated[tuple[Position, ...], Meta(min_length=1, max_length=16)]
 """To a loop: the position of a while in the entry, then in its body, and so on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefetch:
+class Prefetch(_Move, frozen=True):
     """A loop's turn gathers what the next turn reads (rotation)."""
 
     loop: Path
@@ -80,8 +83,7 @@ class Prefetch:
     """All-gathers of the loop's body."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishLater:
+class FinishLater(_Move, frozen=True):
     """A loop's turn makes the reductions of the turn before it (rotation)."""
 
     loop: Path
@@ -91,15 +93,13 @@ class FinishLater:
     """Of each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Double:
+class Double(_Move, frozen=True):
     """A loop runs two turns in one."""
 
     loop: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Narrow:
+class Narrow(_Move, frozen=True):
     """What all-gathers gather is converted to fewer bits before, not after."""
 
     loop: Annotated[tuple[Position, ...], Meta(max_length=16)]
@@ -110,8 +110,7 @@ class Narrow:
 _Pairs = Annotated[tuple[tuple[Position, Position], ...], Meta(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(_Move, frozen=True):
     """What a computation makes again is read where it was made first."""
 
     loop: Annotated[tuple[Position, ...], Meta(max_length=16)]
@@ -122,8 +121,7 @@ class Keep:
     """Of both."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeepTurns:
+class KeepTurns(_Move, frozen=True):
     """What the turns of a loop make again they read from those of an earlier loop, which keep it."""
 
     loop: Path
@@ -136,8 +134,7 @@ class KeepTurns:
     """Of both."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hoist:
+class Hoist(_Move, frozen=True):
     """What the loops in a loop gather in every turn of it is gathered before it."""
 
     loop: Path
@@ -145,8 +142,7 @@ class Hoist:
     """Of each the inner loop, in the body, and the all-gather, in the inner loop's."""
 
 
-@dataclass(frozen=True, slots=True)
-class HoistRepeated:
+class HoistRepeated(_Move, frozen=True):
     """What every turn of a loop gathers alike is gathered before it."""
 
     loop: Path
@@ -154,8 +150,7 @@ class HoistRepeated:
     """All-gathers of the loop's body."""
 
 
-@dataclass(frozen=True, slots=True)
-class FusedPair:
+class FusedPair(Struct, frozen=True, forbid_unknown_fields=True):
     """A matmul and a collective that one kernel replaces, or a sum and an all-gather with an update between."""
 
     kernel: Opcode
@@ -167,19 +162,17 @@ class FusedPair:
     """Of the collective."""
     matmul: Position
     """Of an update the all-gather."""
-    tiles: dict[str, str | int | bool | None] = field(hash=False)
+    tiles: dict[str, str | int | bool | None]
     """The kernel's ``MatmulTiles`` or ``UpdateTiles``, by field."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fuse:
+class Fuse(_Move, frozen=True):
     """Kernels that compute and communicate at once replace matmuls and their collectives (``disco_hlo.kernels``)."""
 
     pairs: Annotated[tuple[FusedPair, ...], Meta(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class SliceSend:
+class SliceSend(_Move, frozen=True):
     """Devices that hold an array alike send a shard each, which the receivers gather (CoCoNet, section 6.3)."""
 
     loop: Annotated[tuple[Position, ...], Meta(max_length=16)]
@@ -199,12 +192,7 @@ Move = Split | Reorder | Chunk | Fuse | SliceSend | Narrow | Keep | OfLoops
 Fuser = Callable[["Program", "Fuse"], None]
 """Replaces the pairs of a move; needs JAX, so it comes from above."""
 
-_KINDS: dict[str, type[Any]] = {
-    "split": Split, "reorder": Reorder, "chunk": Chunk, "prefetch": Prefetch, "finish-later": FinishLater,
-    "double": Double, "narrow": Narrow, "keep": Keep, "keep-turns": KeepTurns, "hoist": Hoist,
-    "hoist-repeated": HoistRepeated, "fuse": Fuse, "slice-send": SliceSend,
-}  # fmt: skip
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+_Moves = Annotated[tuple[Move, ...], Meta(max_length=1 << 16)]
 
 
 def apply_moves(
@@ -231,7 +219,8 @@ def apply_moves(
         try:
             apply_to(program, move, fuser)
         except IllegalMoveError as error:
-            raise IllegalMoveError(f"move {number} ({_NAMES[type(move)]}) is illegal: {error}") from None
+            named = f"move {number} ({move.__struct_config__.tag})"
+            raise IllegalMoveError(f"{named} is illegal: {error}") from None
     return program.serialize()
 
 
@@ -252,26 +241,25 @@ def apply_to(program: Program, move: Move, fuser: Fuser | None = None) -> None:
         fuser(program, move)
     elif isinstance(move, OfLoops):
         _apply_to_loop(program, move)
-    elif isinstance(move, SliceSend):
-        if move.opcode not in ("all-reduce", "all-gather"):
-            raise IllegalMoveError(f"a {move.opcode} leaves no array alike on the devices of a group")
+    elif isinstance(move, Chunk):
+        chunk(program, _members(program, move), move.parts)
+    else:
         computations = _along(program, move.loop)
-        inner = computations[-1]
+        _apply_inside(computations[-1], move)
+        for computation in computations[1:]:
+            computation.flush()
+
+
+def _apply_inside(inner: Program, move: SliceSend | Keep | Narrow) -> None:
+    if isinstance(move, Keep):
+        keep(inner, _pairs(move, inner, inner))
+    elif isinstance(move, Narrow):
+        narrow(inner, [inner.at(position, "all-gather") for position in move.gathers])
+    elif move.opcode not in ("all-reduce", "all-gather"):
+        raise IllegalMoveError(f"a {move.opcode} leaves no array alike on the devices of a group")
+    else:
         send, grouped = inner.at(move.send, "collective-permute"), inner.at(move.grouped, move.opcode)
         slice_send(inner, send, grouped, move.dimension)
-        for computation in computations[1:]:
-            computation.flush()
-    elif isinstance(move, Keep | Narrow):
-        computations = _along(program, move.loop)
-        inner = computations[-1]
-        if isinstance(move, Keep):
-            keep(inner, _pairs(move, inner, inner))
-        else:
-            narrow(inner, [inner.at(position, "all-gather") for position in move.gathers])
-        for computation in computations[1:]:
-            computation.flush()
-    else:
-        chunk(program, _members(program, move), move.parts)
 
 
 def _apply_to_loop(program: Program, move: OfLoops) -> None:
@@ -342,7 +330,7 @@ def _members(program: Program, move: Chunk) -> dict[int, int]:
 
 def to_json(moves: Sequence[Move]) -> list[dict[str, Any]]:
     """The moves as plain JSON values, each with its kind under ``move``."""
-    return [{"move": _NAMES[type(move)], **msgspec.to_builtins(asdict(move))} for move in moves]
+    return [msgspec.to_builtins(move) for move in moves]
 
 
 def from_json(data: object) -> tuple[Move, ...]:
@@ -351,30 +339,7 @@ def from_json(data: object) -> tuple[Move, ...]:
     Raises:
         PlanError: it is anything else; says where and why.
     """
-    if not isinstance(data, list) or len(data) > MOST_MOVES:
-        raise PlanError(
-            f"expected a list of at most {MOST_MOVES} structural moves, got {type(data).__name__}"
-        )
-    return tuple(_from_json(number, entry) for number, entry in enumerate(data))
-
-
-def _from_json(number: int, entry: object) -> Move:
-    kind = _KINDS.get(str(entry.get("move"))) if isinstance(entry, dict) else None
-    if kind is None or not isinstance(entry, dict):
-        raise PlanError(
-            f"structural move {number}: expected an object whose 'move' is one of {sorted(_KINDS)}"
-        )
-    fields = {name: value for name, value in entry.items() if name != "move"}
-    unknown = set(fields) - set(kind.__dataclass_fields__)
-    if unknown:
-        raise PlanError(f"structural move {number}: unknown field {sorted(map(str, unknown))[0]!r}")
     try:
-        move: Move = msgspec.convert(fields, kind)
+        return msgspec.convert(data, _Moves)
     except msgspec.ValidationError as error:
-        raise PlanError(f"structural move {number}: {error}") from None
-    for pair in fields["pairs"] if isinstance(move, Fuse) else ():
-        if unknown := set(pair) - set(FusedPair.__dataclass_fields__):
-            raise PlanError(
-                f"structural move {number}: unknown field {sorted(map(str, unknown))[0]!r} of a pair"
-            )
-    return move
+        raise PlanError(f"structural moves: {error}") from None

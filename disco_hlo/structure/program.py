@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, reduce
+from graphlib import CycleError
 from operator import or_
 from typing import Any
 
@@ -27,6 +28,7 @@ from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
 from disco_hlo.hlo.proto import DTYPES, DetailedInstruction, DetailedModule, Message, parse, serialize
 from disco_hlo.hlo.storage import Storage, leaf_at, readers_of, storage_of
+from disco_hlo.hlo.walks import needed_first, reached
 
 _NOT_COPIED = ("original_value", "statistics_viz", "control_predecessor_ids", "sharding")
 _ACTING = SIDE_EFFECTS | frozenset({"after-all"})
@@ -264,21 +266,14 @@ class Program:
         Raises:
             IllegalMoveError: one waits for itself.
         """
-        placed: dict[int, Message] = {}
-        opened: set[int] = set()
-        waiting = self.instructions[::-1]
-        while waiting:
-            one = waiting[-1]
-            before = [*one.operand_ids, *one.control_predecessor_ids]
-            missing = [self.by_id[i] for i in before if i not in placed]
-            if one.id in placed or not missing:
-                placed.setdefault(waiting.pop().id, one)
-            elif one.id in opened:
-                raise IllegalMoveError(f"{one.name} ({one.opcode}): it would wait for itself")
-            else:
-                opened.add(one.id)
-                waiting += missing
-        self.instructions = list(placed.values())
+        try:
+            placed = needed_first(
+                (one.id for one in self.instructions), lambda i: reversed(_waits_for(self.by_id[i]))
+            )
+        except CycleError as error:
+            one = self.by_id[error.args[1]]
+            raise IllegalMoveError(f"{one.name} ({one.opcode}): it would wait for itself") from None
+        self.instructions = [self.by_id[i] for i in placed]
 
     def place(self, made: Sequence[Message], at: int) -> None:
         """Put new instructions into the list, the first at position ``at``."""
@@ -344,6 +339,10 @@ def computations(program: Program, path: tuple[int, ...] = ()) -> Iterator[tuple
     for position, one in enumerate(program.instructions):
         if one.opcode == "while":
             yield from computations(program.inside(one.called_computation_ids[0]), (*path, position))
+
+
+def _waits_for(instruction: Message) -> list[int]:
+    return [*instruction.operand_ids, *instruction.control_predecessor_ids]
 
 
 def _readers_of(instructions: Sequence[Message]) -> dict[int, dict[int, None]]:
@@ -591,15 +590,9 @@ class Buffers:
     def _depends(self, instruction: Message, earlier: Message) -> bool:
         """Whether ``earlier`` must be done before ``instruction``. What stands before ``earlier`` does not wait for it:
         of an update at the end of a step, read a few instructions before, those few are looked at."""
-        first, by_id = self._place[earlier.id], self.program.by_id
-        seen: set[int] = set()
-        waiting = [instruction]
-        while waiting:
-            one = waiting.pop()
-            for before in (*one.operand_ids, *one.control_predecessor_ids):
-                if before == earlier.id:
-                    return True
-                if before not in seen and self._place[before] > first:
-                    seen.add(before)
-                    waiting.append(by_id[before])
-        return False
+        place, by_id = self._place, self.program.by_id
+        behind = reached(
+            [instruction.id],
+            lambda i: (x for x in _waits_for(by_id[i]) if place[x] >= place[earlier.id]),
+        )
+        return instruction.id != earlier.id and earlier.id in behind

@@ -23,6 +23,7 @@ from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.attributes import backend_config
 from disco_hlo.hlo.opcodes import ASYNCHRONOUS, DATA_MOVEMENT, ELEMENTWISE, SIDE_EFFECTS
 from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.walks import reached
 from disco_hlo.structure.loops import (
     Loop,
     become,
@@ -330,17 +331,13 @@ def written(
 
 
 def _needed(source: Program, given: Mapping[int, Message], wanted: list[int], barriers: bool) -> set[int]:
-    needed: set[int] = set()
-    while wanted:
-        here = wanted.pop()
-        if here in needed or here in given:
-            continue
-        needed.add(here)
+    def before(here: int) -> list[int]:
         one = source.by_id[here]
         through = one if barriers else through_barrier(source, one)
-        wanted += one.operand_ids if through.id == here else [through.id]
-        wanted += one.control_predecessor_ids
-    return needed
+        operands = one.operand_ids if through.id == here else [through.id]
+        return [i for i in (*operands, *one.control_predecessor_ids) if i not in given]
+
+    return {*reached((i for i in wanted if i not in given), before)}
 
 
 def check_repeatable(loop: Loop, turns: int) -> None:

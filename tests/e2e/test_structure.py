@@ -91,7 +91,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda structure: structure.update(result="0" * 64), "XLA makes another step of the plan's moves",
     ),
     "unknown move": (
-        moves(lambda found: found[0].update(move="melt")), "structural move 0: expected an object",
+        moves(lambda found: found[0].update(move="melt")), "structural moves: Invalid value 'melt'",
     ),
     "other opcode": (
         moves(lambda found: found[0]["opcodes"].__setitem__(0, "cosine")), "move 0 (chunk) is illegal",

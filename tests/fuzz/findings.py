@@ -12,20 +12,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import to_builtins
+
 from tests.fuzz.grammar import is_stable
 from tests.fuzz.interpret import check_types
-from tests.fuzz.program import (
-    MAX_BYTES,
-    Argument,
-    Body,
-    Op,
-    Program,
-    ProgramError,
-    Type,
-    check,
-    from_json,
-    to_json,
-)
+from tests.fuzz.program import Argument, Body, Op, Program, ProgramError, Type, check
 from tests.fuzz.strategies import KINDS, Wanted
 from tests.fuzz.tally import FINDINGS
 from tests.fuzz.worker import DEFAULT, WRITING, Worker
@@ -50,7 +42,7 @@ class Finding:
     def name(self) -> str:
         """Of its file: how it goes wrong, and with what."""
         ops = list(dict.fromkeys(_names(self.program.body)))[:6]
-        text = json.dumps([to_json(self.program)["body"], self.kind], sort_keys=True)
+        text = json.dumps([to_builtins(self.program.body), self.kind], sort_keys=True)
         digest = blake2b(text.encode(), digest_size=3).hexdigest()
         return "-".join([self.kind, *ops, digest]).replace("_", "-")
 
@@ -72,21 +64,14 @@ def save(finding: Finding, folder: Path) -> Path:
     """Write a finding; the path of the file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{finding.name}.json"
-    raw = {
-        "kind": finding.kind,
-        "detail": finding.detail[:600],
-        "strategy": {"kind": finding.strategy.kind, "seed": finding.strategy.seed},
-        "found_with_seed": finding.seed,
-        "program": to_json(finding.program),
-    }
-    path.write_text(_readable(raw) + "\n")
+    path.write_text(_readable(to_builtins(replace(finding, detail=finding.detail[:600]))) + "\n")
     return path
 
 
 def _readable(raw: Any, indent: str = "") -> str:
     """JSON with what is short on one line."""
     text = json.dumps(raw)
-    if len(indent) + len(text) < 120 or not isinstance(raw, dict | list) or not raw:
+    if len(indent) + len(text) < 120 or not isinstance(raw, dict | list | tuple) or not raw:
         return text
     inner = indent + " "
     if isinstance(raw, dict):
@@ -102,17 +87,15 @@ def load(path: Path) -> Finding:
         ProgramError: the file holds something else; says what.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"more than {MAX_BYTES} bytes")
-        raw: Any = json.loads(path.read_bytes())
-        strategy = Wanted(str(raw["strategy"]["kind"]), int(raw["strategy"]["seed"]))
-        kind, detail, seed = str(raw["kind"]), str(raw["detail"]), int(raw["found_with_seed"])
-        program = raw["program"]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ProgramError(f"{path}: no finding: {type(error).__name__}: {error}") from None
-    if kind not in FINDINGS or strategy.kind not in KINDS:
-        raise ProgramError(f"{path}: a finding of kind {kind!r} with strategy {strategy.kind!r}")
-    return Finding(from_json(program), strategy, kind, detail, seed)
+        finding = msgspec.json.decode(path.read_bytes(), type=Finding)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProgramError(f"{path}: no finding: {error}") from None
+    if finding.kind not in FINDINGS or finding.strategy.kind not in KINDS:
+        raise ProgramError(
+            f"{path}: a finding of kind {finding.kind!r} with strategy {finding.strategy.kind!r}"
+        )
+    check(finding.program)
+    return finding
 
 
 def panel(strategy: Wanted) -> list[Wanted]:
@@ -167,7 +150,7 @@ def task(
     outcome is ``until``; with ``regions`` no program without loops and branches that can be written anew."""
     return {
         "do": "pairs",
-        "program": program if isinstance(program, int) else to_json(program),
+        "program": program if isinstance(program, int) else to_builtins(program),
         "devices": devices,
         "strategies": [(one.kind, one.seed) for one in strategies],
         "by_hand": not until,

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import normal_form, one_bucket, unfused, without_unfit
-from tests.steps.strategies import random_strategy
+from tests.steps.strategies import random_order, random_strategy
 
 KINDS = ("default", "xla", "unfused", "one-kernel", "one-bucket", "random", "order", "moves", "search")
 """``default`` is none: XLA's module as it is, before the last gate."""
@@ -128,26 +127,6 @@ def in_random_order(source: CanonicalModule, seed: int) -> Strategy:
     return replace(strategy, order=random_order(units, graph.backend == "gpu", dice))
 
 
-def random_order(units: UnitGraph, asynchronous: bool, dice: random.Random) -> tuple[str, ...]:
-    """One of all orders that ``check_order`` lets pass; half of them late: what can wait does."""
-    waits: dict[str, list[str]] = {}
-    for i, unit in enumerate(units.units):
-        start, done = unit.start_token(asynchronous), unit.done_token(asynchronous)
-        waits[start] = [units.units[j].done_token(asynchronous) for j in units.dependencies[i]]
-        if done != start:
-            waits[done] = [start]
-    order: list[str] = []
-    placed: set[str] = set()
-    last_first = dice.random() < 0.5
-    while waits:
-        ready = [token for token, before in waits.items() if placed.issuperset(before)]
-        token = ready[-1] if last_first and dice.random() < 0.7 else dice.choice(ready)
-        order.append(token)
-        placed.add(token)
-        del waits[token]
-    return tuple(order)
-
-
 # The search --------------------------------------------------------------------------------------
 
 
@@ -169,8 +148,3 @@ def _searched(source: CanonicalModule, one: Wanted) -> Strategy:
 def digest(module: bytes) -> bytes:
     """What tells modules apart."""
     return blake2b(module, digest_size=16).digest()
-
-
-def kernels_of(graph: Graph, strategy: Strategy) -> list[Sequence[str]]:
-    """The opcodes of each kernel of several ops, for messages."""
-    return [[graph.nodes[x].opcode for x in g.ops] for g in strategy.groups]

@@ -27,9 +27,10 @@ from tests.fuzz.interpret import make_inputs, moved_by_a_bit
 from tests.fuzz.pairs import Case, Reference, SkippedError
 from tests.fuzz.program import Program
 from tests.fuzz.run import Run, Settings
-from tests.fuzz.strategies import KINDS, Wanted, random_order, wanted
+from tests.fuzz.strategies import KINDS, Wanted, wanted
 from tests.fuzz.tally import Tally
 from tests.fuzz.worker import Worker
+from tests.steps.strategies import random_order
 
 SEED = 70_000
 

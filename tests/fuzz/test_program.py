@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +13,7 @@ from tests.fuzz.grammar import Builder, generate, is_stable
 from tests.fuzz.interpret import check_types, evaluate
 from tests.fuzz.operations import COLLECTIVES, OPS
 from tests.fuzz.pairs import Case
-from tests.fuzz.program import Body, Op, Program, ProgramError, Type, from_json, to_json
+from tests.fuzz.program import Body, Op, Program, ProgramError, Type
 from tests.fuzz.sharing import TEMPLATES, in_a_scan
 from tests.fuzz.strategies import Wanted
 
@@ -32,12 +32,12 @@ def names(body: Body) -> set[str]:
 
 def test_a_seed_gives_one_program_and_each_another() -> None:
     assert [drawn(seed) for seed in SEEDS[:20]] == [generate(seed) for seed in SEEDS[:20]]
-    assert len({json.dumps(to_json(drawn(seed))) for seed in SEEDS}) == len(SEEDS)
+    assert len({msgspec.json.encode(drawn(seed)) for seed in SEEDS}) == len(SEEDS)
 
 
 def test_what_is_written_survives_json_and_types_are_what_they_say() -> None:
     for program in map(drawn, SEEDS):
-        assert from_json(json.loads(json.dumps(to_json(program)))) == program
+        assert msgspec.json.decode(msgspec.json.encode(program), type=Program) == program
         check_types(program)
         assert is_stable(program.body, [True] * len(program.arguments))
 

@@ -209,10 +209,11 @@ def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
     """Do what each line of ``tasks`` asks for, until there are no more."""
     # Imported here: the environment that jax reads is the process's.
     import jax
+    from msgspec import convert
 
     from tests.fuzz.grammar import generate
     from tests.fuzz.pairs import Case, SkippedError
-    from tests.fuzz.program import from_json, has_regions
+    from tests.fuzz.program import Program, has_regions
     from tests.fuzz.strategies import Wanted
 
     warnings.simplefilter("ignore")  # jax warns of donated arguments that no result takes over
@@ -227,7 +228,7 @@ def serve(tasks: IO[str], say: Callable[[dict[str, Any]], None]) -> None:
             continue
         say({"trying": WRITING})
         given = task["program"]
-        program = generate(given, task["devices"]) if isinstance(given, int) else from_json(given)
+        program = generate(given, task["devices"]) if isinstance(given, int) else convert(given, Program)
         if task["regions"] and not has_regions(program):
             say({"skipped": "plain: it has no loop and no branch"})
             say({"done": True})

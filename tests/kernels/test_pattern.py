@@ -56,7 +56,6 @@ def summed(reads: str, k: int = 512, dot: str = "lhs_contracting_dims={1}, rhs_c
 
 ROWS_BY = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 EXCHANGE = "dimensions={0}, replica_groups={{0,1}}, channel_id=1"
-PIECE = "dynamic_slice_sizes={256,512}"
 OWN_SHARD = """
       p = u32[] partition-id()
       c = u32[] constant(256)

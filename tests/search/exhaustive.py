@@ -13,6 +13,7 @@ from random import Random
 from disco_hlo.errors import CircleError, DiscoError
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.walks import reached
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
@@ -76,14 +77,9 @@ def legal_strategies(graph: Graph) -> Iterator[Strategy]:
 def _groups(graph: Graph, owned: Sequence[int]) -> Iterator[Group | None]:
     """Groups that own these ops: with every set of duplicates that they read; None for a single op."""
     fusible = fusible_ops(graph)
-    feeding: set[int] = set()
-    pending = [operand for x in owned for operand in graph.nodes[x].operands]
-    while pending:
-        x = pending.pop()
-        if (x in fusible or graph.nodes[x].kind is Kind.FREE) and x not in feeding:
-            feeding.add(x)
-            pending += graph.nodes[x].operands
-    copied = sorted(feeding.intersection(fusible) - {*owned})
+    goes_on = {*owned, *fusible, *(node.id for node in graph.nodes if node.kind is Kind.FREE)}
+    read = reached(owned, lambda x: graph.nodes[x].operands if x in goes_on else ())
+    copied = sorted(read.keys() & {*fusible} - {*owned})
     for copies in chain.from_iterable(combinations(copied, n) for n in range(len(copied) + 1)):
         if len(owned) == 1 and not copies:
             yield None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import all_reduce_depths, unfused
@@ -35,6 +33,7 @@ from tests.machines import CPU, GPU
 from tests.search.cost_models import ResultCosts, TrafficCosts
 from tests.search.states import Bench, moved
 from tests.search.steps import random_step
+from tests.simulator.random_steps import TableCosts
 from tests.simulator.reference import simulate_slowly
 
 ROOT = Path(__file__).parents[2]
@@ -194,20 +193,10 @@ def test_a_gradient_travels_while_the_device_computes() -> None:
     assert bench.strategy().order == ("n1", "b0.start", "n3", "b0.done", "n4")
 
 
-@dataclass(frozen=True)
-class _Times(TrafficCosts):
-    """Of each node, ns; a transfer takes 2."""
-
-    ns: tuple[int, ...] = ()
-    line: LinearPieces = field(default_factory=lambda: LinearPieces.of((0, 0.0, 2.0)))
-
-    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
-        return np.array(self.ns, np.int64)
-
-
 def queued(text: str, *ns: int) -> tuple[int, tuple[str, ...]]:
-    """Makespan and order of an unfused step by the ready queue."""
-    bench = Bench(graph_of(text, backend="gpu"), GPU, _Times(ns=ns))
+    """Makespan and order of an unfused step by the ready queue; nodes take ``ns``, transfers 2."""
+    costs = TableCosts(ns, line=LinearPieces.of((0, 0.0, 2.0)))
+    bench = Bench(graph_of(text, backend="gpu"), GPU, costs)
     return bench.makespan_ns(), bench.strategy().order
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import combinations
 from random import Random
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.hlo.graph import Graph, Shape
+from disco_hlo.hlo.graph import Shape
 from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.units import unit_graph
@@ -28,7 +27,7 @@ from disco_hlo.simulator.orders import list_schedule
 from disco_hlo.simulator.timeline import simulate
 from tests.graphs import graph_of
 from tests.machines import CPU, GPU
-from tests.search.cost_models import OneDevice, ResultCosts, TrafficCosts
+from tests.search.cost_models import OneDevice, ResultCosts
 from tests.search.states import check_consistent, check_topological, moved
 from tests.search.steps import random_step
 from tests.simulator.random_steps import TableCosts
@@ -174,17 +173,6 @@ def test_a_state_is_never_arranged_worse_and_takes_what_the_simulator_says(seed:
     assert simulate(build(graph, strategy, costs, MACHINE).problem).makespan_ns == climber.makespan_ns()
 
 
-@dataclass(frozen=True)
-class _Times(TrafficCosts):
-    """Of each node, ns; a transfer takes 10 and 100 more for 2 MiB."""
-
-    ns: tuple[int, ...] = ()
-    line: LinearPieces = field(default_factory=lambda: LinearPieces.of((0, 100 / (1 << 21), 10.0)))
-
-    def op_ns(self, graph: Graph) -> NDArray[np.int64]:
-        return np.array(self.ns, np.int64)
-
-
 def test_what_computes_small_gradients_runs_beside_the_last_large_one() -> None:
     small = """
         param
@@ -201,7 +189,8 @@ def test_what_computes_small_gradients_runs_beside_the_last_large_one() -> None:
     large = Shape("f32", (1 << 19,), (0,))
     nodes = [replace(node, shape=large) if node.id in (4, 5) else node for node in graph.nodes]
     graph = replace(graph, nodes=tuple(nodes))
-    costs = _Times(ns=(0, 10, 30, 0, 50, 0, 1, 0, 0))
+    # A transfer takes 10 and 100 more for 2 MiB.
+    costs = TableCosts((0, 10, 30, 0, 50, 0, 1, 0, 0), line=LinearPieces.of((0, 100 / (1 << 21), 10.0)))
 
     def arranged_ns(small_last: bool) -> int:
         climber = Climber(graph, costs, GPU, prepare(graph, [unfused(graph)]), 0, 0)

@@ -13,8 +13,9 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, behind_bitcasts
 from disco_hlo.plan.plan import Bucket, Group, Strategy
-from disco_hlo.plan.units import UnitGraph, unit_graph
+from disco_hlo.plan.units import unit_graph
 from tests.cost_models import MadeUpCosts
+from tests.steps.strategies import random_order
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def random_strategy(
         strategy = _if_legal(graph, strategy, _with_group(random, graph, strategy))
     for _ in range(random.randrange(4)):
         strategy = _if_legal(graph, strategy, _with_merged_buckets(random, strategy))
-    order = random_tokens(random, unit_graph(graph, strategy), asynchronous)
+    order = random_order(unit_graph(graph, strategy), asynchronous, random)
     return Strategy(strategy.groups, strategy.buckets, order)
 
 
@@ -126,26 +127,3 @@ def _with_merged_buckets(random: Random, strategy: Strategy) -> Strategy:
     merged = Bucket(first.all_reduces + second.all_reduces, random.choice(("concat", "variadic")))
     others = tuple(bucket for bucket in strategy.buckets if bucket not in (first, second))
     return Strategy(strategy.groups, (*others, merged))
-
-
-def random_tokens(random: Random, units: UnitGraph, asynchronous: bool) -> tuple[str, ...]:
-    """A random legal order."""
-    missing = [len(needed) for needed in units.dependencies]
-    ready = [unit for unit, count in enumerate(missing) if not count]
-    flying: list[int] = []
-    order: list[str] = []
-    while ready or flying:
-        if flying and (not ready or random.random() < 0.2):
-            settled = flying.pop(random.randrange(len(flying)))
-            order.append(units.units[settled].done_token(asynchronous))
-        else:
-            settled = ready.pop(random.randrange(len(ready)))
-            order.append(units.units[settled].start_token(asynchronous))
-            if asynchronous and units.units[settled].is_bucket:
-                flying.append(settled)
-                continue
-        for dependent in units.dependents[settled]:
-            missing[dependent] -= 1
-            if not missing[dependent]:
-                ready.append(dependent)
-    return tuple(order)

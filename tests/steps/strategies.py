@@ -11,7 +11,7 @@ from disco_hlo.hlo.graph import Graph, Kind, behind_bitcasts
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.plan import Group, Strategy
-from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.plan.variants import one_bucket, unfused
 
 
@@ -54,3 +54,23 @@ def _grow(graph: Graph, groups: list[Group], dice: random.Random) -> list[Group]
     nodes = tuple(sorted({*ours.nodes, *theirs.nodes}))
     duplicates = tuple(sorted({*ours.duplicates, *theirs.duplicates} - set(nodes)))
     return [*others, Group(nodes, duplicates)]
+
+
+def random_order(units: UnitGraph, asynchronous: bool, dice: random.Random) -> tuple[str, ...]:
+    """One of all orders that ``check_order`` lets pass; half of them late: what can wait does."""
+    waits: dict[str, list[str]] = {}
+    for i, unit in enumerate(units.units):
+        start, done = unit.start_token(asynchronous), unit.done_token(asynchronous)
+        waits[start] = [units.units[j].done_token(asynchronous) for j in units.dependencies[i]]
+        if done != start:
+            waits[done] = [start]
+    order: list[str] = []
+    placed: set[str] = set()
+    last_first = dice.random() < 0.5
+    while waits:
+        ready = [token for token, before in waits.items() if placed.issuperset(before)]
+        token = ready[-1] if last_first and dice.random() < 0.7 else dice.choice(ready)
+        order.append(token)
+        placed.add(token)
+        del waits[token]
+    return tuple(order)
