@@ -230,7 +230,9 @@ class Cell:
         memory = measure.memory_of(executable)
         self.record.update(row.name, make_s=round(made_s, 3), compile_s=round(compile_s, 3), memory=memory)
         if variant.strategy is None:
-            ran = xla_ran(canonicalize(executables.read_executable(executable)))
+            made = executables.read_executable(executable)
+            self.files.save_row(row.name, made)
+            ran = xla_ran(canonicalize(made))
         else:
             ran = Ran(source, variant.strategy)
         self.record.update(row.name, predicted=predicting.noted(self.context.costs, ran))

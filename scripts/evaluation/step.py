@@ -10,6 +10,7 @@ import contextlib
 import copy
 import gzip
 import importlib.metadata
+import re
 import sys
 import time
 from dataclasses import replace
@@ -181,6 +182,11 @@ class Files:
     def save_module(self, module: bytes) -> None:
         """Keep XLA's own module."""
         write_atomically(self.folder / MODULE, gzip.compress(module, mtime=0))
+
+    def save_row(self, row: str, module: bytes) -> None:
+        """Keep what XLA made of a row by itself: what was predicted of it can be explained later, without devices."""
+        name = re.sub(r"[^a-z0-9]+", "-", row.lower()).strip("-")
+        write_atomically(self.folder / f"{name}.{MODULE}", gzip.compress(module, mtime=0))
 
     def profile(self) -> Profile | None:
         """The kept profile."""
