@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import signal
 import subprocess
 import sys
@@ -435,3 +436,10 @@ def test_random_plans_are_legal_and_repeatable(request_and_module: tuple[Compile
         units = unit_graph(source.graph, strategy)
         check_order(units, strategy.order, asynchronous=False)
         check_strategy(source.graph, strategy, units, ())
+
+
+def test_what_xla_made_of_a_row_is_kept(tmp_path: Path) -> None:
+    files = step.Files(tmp_path, CellName("gpt12", "tiny", "staged", 2))
+    files.save_row("XLA's double-buffered loop", b"a module")
+    kept = tmp_path / "gpt12-tiny-staged-2" / "xla-s-double-buffered-loop.module.hlo.pb.gz"
+    assert gzip.decompress(kept.read_bytes()) == b"a module"
