@@ -128,6 +128,8 @@ class Backend:
     """How long it computes before a trace: cool, a GPU runs kernels faster than in the middle of a training."""
     tensor_float: bool = False
     """Whether it may multiply f32 in TF32."""
+    driver: str = ""
+    """The library of its devices' driver, which copies to them and to the host."""
 
     # What times are made of
     shipped: tuple[str, str] | None = None
@@ -217,6 +219,7 @@ GPU = Backend(  # on NVIDIA devices
     traced_steps=5,  # kernels take the same time in each, and reading a trace takes longer than running
     warm_up_ns=1_000_000_000,
     tensor_float=True,
+    driver="libcuda.so.1",
     estimator_by_kind=True,
     machines_described=True,
     names_devices=True,

@@ -64,7 +64,7 @@ def copied_by_driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """Have all devices be copied to and from by one such driver."""
     driver = FakeDriver()
     monkeypatch.setattr(gpu_copies.ctypes, "CDLL", lambda _: driver)
-    copies = GpuCopies(0)
+    copies = GpuCopies("libcuda.so.1", 0)
     monkeypatch.setattr(host_memory, "copies_of", lambda _: copies)
     own_programs._compiled.cache_clear()
     return driver

@@ -14,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.logs import LOGGER, one_line
 
-_LIBRARY = "libcuda.so.1"
 _FOR_ALL_GPUS = 1
 """CU_MEMHOSTREGISTER_PORTABLE."""
 _WAITS_FOR_NONE = 1
@@ -38,10 +38,10 @@ class GpuCopies:
     """What copies to and from one GPU, on a thread of its own: XLA keeps in mind which GPU is current on each of its
     threads, and must find that one."""
 
-    def __init__(self, ordinal: int) -> None:
-        """For the GPU of this number in this process. Raises OSError: there is no driver; UnsupportedError: it
+    def __init__(self, driver: str, ordinal: int) -> None:
+        """For the GPU of this number in this process. Raises OSError: there is no such driver; UnsupportedError: it
         refuses."""
-        self._driver = ctypes.CDLL(_LIBRARY)
+        self._driver = ctypes.CDLL(driver)
         self._thread = ThreadPoolExecutor(1, "disco-copies")
         self._stream = ctypes.c_void_p()
         self._do(lambda: self._begin(ordinal))
@@ -96,10 +96,11 @@ class GpuCopies:
 @functools.cache
 def copies_of(device: Any) -> GpuCopies | None:
     """What copies to and from a device; None where no driver does."""
-    if device.platform != "gpu":
+    driver = backend_of(device.platform).driver
+    if not driver:
         return None
     try:
-        return GpuCopies(device.local_hardware_id)
+        return GpuCopies(driver, device.local_hardware_id)
     except (OSError, UnsupportedError) as error:
         LOGGER.debug("copies go through Python: %s", one_line(error))
         return None
