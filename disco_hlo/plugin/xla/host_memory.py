@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,8 @@ _LARGE_BYTES = 1 << 20
 """An array of fewer is copied by JAX."""
 _PLAIN = frozenset("biufc")
 """Kinds of numbers of whole bytes."""
+_WIPE_ON_FORK = 18
+"""MADV_WIPEONFORK, for which Python has no name."""
 _Place = tuple[int, int]
 """Where bytes begin and end."""
 
@@ -50,6 +51,8 @@ class HostMemory:
         self._age = 0
         self._known: list[tuple[GpuCopies, int]] = []
         """Addresses of pieces that GPUs reach."""
+        self._stuck: list[NDArray[np.uint8]] = []
+        """Memory that a driver has not let go: it would take whatever is there next for the same."""
 
     def get_ready(self, size_bytes: int, gpu: GpuCopies | None, over: Callable[[], bool]) -> int:
         """Get so much in the place of what was there, in small pieces, until it is ``over``; how much is ready.
@@ -60,6 +63,9 @@ class HostMemory:
         self.clear()
         with self._lock:
             own = mmap.mmap(-1, max(1, size_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            # A fork of the training would get all of it copied, or leave GPUs the pages that are its own from then on.
+            with contextlib.suppress(OSError):  # a kernel before Linux 4.14
+                own.madvise(_WIPE_ON_FORK)
             self._bytes = np.frombuffer(own, np.uint8)[:size_bytes]
         for first in range(0, size_bytes, _PIECE_BYTES):
             end = min(first + _PIECE_BYTES, size_bytes)
@@ -113,8 +119,11 @@ class HostMemory:
         """Give the memory back; the last of it when no copy is read any more."""
         with self._lock:
             for gpu, address in self._known:
-                with contextlib.suppress(UnsupportedError):
+                try:
                     gpu.unregister(address)
+                except UnsupportedError as error:
+                    LOGGER.debug("memory of the host is kept: %s", one_line(error))
+                    self._stuck.append(self._bytes)
             self._known, self._free, self._bytes = [], [], np.empty(0, np.uint8)
             self._age += 1
 
@@ -149,11 +158,8 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
     asked = {place: gpu for place, one in enumerate(own) if (gpu := _gpu_of(one)) is not None}
     jax.block_until_ready([own[place] for place in asked])
     try:
-        by_gpu = defaultdict[GpuCopies, list[Copy]](list)
         copies = {place: MEMORY.empty(own[place].shape, np.dtype(own[place].dtype)) for place in asked}
-        for place, gpu in asked.items():
-            by_gpu[gpu] += _copies(copies[place], own[place], to_host=True)
-        _await([gpu.begin(each) for gpu, each in by_gpu.items()])
+        _copy([(gpu, copies[place], own[place]) for place, gpu in asked.items()], to_host=True)
         for place, copy in copies.items():
             found[place] = copy
     except UnsupportedError as error:
@@ -167,17 +173,17 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
 
 
 def overwrite(arrays: Sequence[Any], copies: Sequence[NDArray[Any]]) -> None:
-    """Have arrays that nobody else reads, each of a GPU (:func:`is_reached`), hold what copies do, byte by byte. Raises
-    UnsupportedError."""
+    """Have arrays that nobody else reads, each of a GPU (:func:`is_reached`), hold what copies do, each in numpy's own
+    order. Raises UnsupportedError: a driver refuses, or an array lies there in another order."""
     import jax
 
     jax.block_until_ready(list(arrays))
-    by_gpu = defaultdict[GpuCopies, list[Copy]](list)
+    every = []
     for one, copy in zip(arrays, copies, strict=True):
-        gpu = _gpu_of(one)
-        assert gpu is not None
-        by_gpu[gpu] += _copies(copy, one, to_host=False)
-    _await([gpu.begin(each) for gpu, each in by_gpu.items()])
+        if (gpu := _gpu_of(one)) is None:
+            raise UnsupportedError(f"the driver copies no array that lies there as {one.format}")
+        every.append((gpu, copy, one))
+    _copy(every, to_host=False)
 
 
 def is_copy(array: Any) -> bool:
@@ -206,6 +212,18 @@ def _are_in_order(array: Any) -> bool:
     return tuple(layout.major_to_minor) == tuple(range(array.ndim)) and not layout.tiling
 
 
+def _copy(every: Sequence[tuple[GpuCopies, NDArray[Any], Any]], *, to_host: bool) -> None:
+    """For each GPU, copies and its arrays, all GPUs at once. Raises UnsupportedError, once nothing is copied any more:
+    what still goes on writes to these arrays."""
+    by_gpu = defaultdict[GpuCopies, list[Copy]](list)
+    for gpu, copy, array in every:
+        by_gpu[gpu] += _copies(copy, array, to_host=to_host)
+    begun = [gpu.begin(each, every) for gpu, each in by_gpu.items()]
+    told = [str(error) for one in begun if (error := one.exception()) is not None]
+    if told:
+        raise UnsupportedError(told[0])  # not theirs, whose frames would keep the arrays
+
+
 def _copies(copy: NDArray[Any], array: Any, *, to_host: bool) -> list[Copy]:
     begins, on_gpu = copy.ctypes.data, array.unsafe_buffer_pointer()
     return [
@@ -214,14 +232,6 @@ def _copies(copy: NDArray[Any], array: Any, *, to_host: bool) -> list[Copy]:
         else Copy(on_gpu + first - begins, first, end - first, False)
         for first, end in MEMORY.pieces(copy)
     ]
-
-
-def _await(begun: Sequence[Future[None]]) -> None:
-    """All of them, before one says what went wrong: what still goes on writes to these arrays."""
-    errors = [one.exception() for one in begun]
-    for error in errors:
-        if error is not None:
-            raise error
 
 
 def _alone(array: Any) -> Any:
