@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from disco_hlo.errors import UnsupportedError
+from disco_hlo.plugin.measuring.inputs.arguments import compile_changes
 from disco_hlo.plugin.xla import gpu_copies, host_memory, own_programs
+from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.gpu_copies import Copy
 from disco_hlo.plugin.xla.host_memory import HostMemory
 from tests.plugin.driver import copied_by_driver
@@ -241,3 +243,16 @@ def test_a_fork_of_the_training_gets_none_of_the_memory(memory: HostMemory) -> N
             flags[place] = line
     [own] = [line for place, line in flags.items() if memory._address(0) in place]
     assert "wf" in own.split()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_nothing_is_compiled_to_bring_a_parameter_back_while_a_call_is_held(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Of whole numbers nothing is changed, but they are copied, too."""
+    copied_by_driver(monkeypatch)
+    devices, copy = tuple(jax.devices()[:2]), np.ones(_SHAPE, dtype)
+    compile_changes(devices, Parameter(_SHAPE, copy.dtype, True))
+    before = own_programs._compiled.cache_info().misses
+    own_programs.on_devices(devices, [copy, copy])
+    assert own_programs._compiled.cache_info().misses == before
