@@ -66,7 +66,7 @@ _DEFAULT_ACCURACY = b"\x08\x00"
 """ResultAccuracy.mode = DEFAULT, written out."""
 _DEFAULTS = frozenset({"", "DEFAULT", "ALG_UNSET", "kNone"})
 """Strings that stand for nothing in a config: the zeros of its enums."""
-_WHOLE = re.compile(r"-?\d{1,19}")
+_WHOLE = re.compile("0|-?[1-9][0-9]{0,18}")
 
 
 def backend_config(instruction: Message) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class FakeDriver:
         self.copied: list[tuple[str, int]] = []
         self.fails: str = ""
         """A call that is refused."""
+        self.awaited = 0
+        """How often the stream was."""
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         own = {
@@ -31,8 +33,13 @@ class FakeDriver:
             "cuMemHostUnregister": self._unregister,
             "cuMemcpyDtoHAsync_v2": self._to_host,
             "cuMemcpyHtoDAsync_v2": self._to_gpu,
+            "cuStreamSynchronize": self._await,
         }
         return (lambda *_: INVALID_VALUE) if name == self.fails else own.get(name, lambda *_: 0)
+
+    def _await(self, _: Any) -> int:
+        self.awaited += 1
+        return 0
 
     def _name(self, _: int, words: Any) -> int:
         words._obj.value = b"CUDA_ERROR_INVALID_VALUE"

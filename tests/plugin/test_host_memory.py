@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
+import weakref
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +14,10 @@ import numpy as np
 import pytest
 
 from disco_hlo.errors import UnsupportedError
+from disco_hlo.plugin.measuring.inputs.arguments import compile_changes
 from disco_hlo.plugin.xla import gpu_copies, host_memory, own_programs
+from disco_hlo.plugin.xla.executables import Parameter
+from disco_hlo.plugin.xla.gpu_copies import Copy
 from disco_hlo.plugin.xla.host_memory import HostMemory
 from tests.plugin.driver import copied_by_driver
 
@@ -154,3 +161,98 @@ def test_a_driver_says_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     driver.fails = "cuMemHostUnregister"
     with pytest.raises(UnsupportedError, match="refuses cuMemHostUnregister: CUDA_ERROR_INVALID_VALUE"):
         copies.unregister(256)
+
+
+def test_what_was_begun_before_a_copy_is_refused_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes to memory that is used again as soon as the error is known."""
+    driver = copied_by_driver(monkeypatch)
+    copies = host_memory.copies_of(None)
+    assert copies is not None
+    driver.fails = "cuMemcpyHtoDAsync_v2"
+    source, to = np.ones(4, np.uint8), np.zeros(4, np.uint8)
+    both = [Copy(to.ctypes.data, source.ctypes.data, 4, to_host) for to_host in (True, False)]
+    assert isinstance(copies.begin(both, (source, to)).exception(), UnsupportedError)
+    assert to.tolist() == [1, 1, 1, 1]
+    assert driver.awaited == 1
+
+
+def test_arrays_are_kept_until_they_are_copied_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C nobody waits, and the driver copies on."""
+    driver = copied_by_driver(monkeypatch)
+    copies = host_memory.copies_of(None)
+    assert copies is not None
+    source = np.ones(4, np.uint8)
+    there, found = weakref.ref(source), list[bool]()
+
+    def copy(*_: Any) -> int:
+        found.append(there() is not None)
+        return 0
+
+    driver._to_host = copy  # type: ignore[method-assign]
+    begun = copies.begin([Copy(0, source.ctypes.data, 4, True)], [source])
+    del source
+    begun.result()
+    del begun
+    copies.register(256, 1)  # the thread has let go of the task before
+    assert found == [True]
+    assert there() is None
+
+
+def test_a_copy_in_another_order_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes as they lie there would be another array."""
+    driver = copied_by_driver(monkeypatch)
+    copy = np.asfortranarray(np.asarray(an_array()))
+    [back] = own_programs.on_devices((jax.devices()[0],), [copy])
+    assert np.array_equal(np.asarray(back), copy)
+    assert driver.copied == []
+
+
+def test_what_a_driver_did_not_write_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = copied_by_driver(monkeypatch)
+    driver.fails = "cuMemcpyHtoDAsync_v2"
+    blank: list[Any] = []
+    overwrite = own_programs.overwrite
+    monkeypatch.setattr(own_programs, "overwrite", lambda to, of: (blank.extend(to), overwrite(to, of)))
+    own_programs.on_devices((jax.devices()[0],), [np.asarray(an_array())])
+    assert [one.is_deleted() for one in blank] == [True]
+
+
+def test_memory_is_given_back_at_the_end_of_the_interpreter(
+    memory: HostMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread takes anything any more; what GPUs reach yet must not become other memory."""
+    copied_by_driver(monkeypatch)
+    copies = host_memory.copies_of(None)
+    assert copies is not None
+    ready(memory, 1 << 12)
+    there = memory._address(0)
+    copies._thread.shutdown()
+    memory.clear()
+    ready(memory, 1 << 12)
+    assert memory._address(0) != there
+
+
+def test_a_fork_of_the_training_gets_none_of_the_memory(memory: HostMemory) -> None:
+    """Beside a fork the kernel copies all that GPUs reach, or has them write where this process reads no more."""
+    ready(memory, 1 << 22)
+    flags: dict[range, str] = {}
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            place = range(int(found[1], 16), int(found[2], 16))
+        elif line.startswith("VmFlags:"):
+            flags[place] = line
+    [own] = [line for place, line in flags.items() if memory._address(0) in place]
+    assert "wf" in own.split()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_nothing_is_compiled_to_bring_a_parameter_back_while_a_call_is_held(
+    monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Of whole numbers nothing is changed, but they are copied, too."""
+    copied_by_driver(monkeypatch)
+    devices, copy = tuple(jax.devices()[:2]), np.ones(_SHAPE, dtype)
+    compile_changes(devices, Parameter(_SHAPE, copy.dtype, True))
+    before = own_programs._compiled.cache_info().misses
+    own_programs.on_devices(devices, [copy, copy])
+    assert own_programs._compiled.cache_info().misses == before

@@ -186,6 +186,7 @@ class SearchInTraining:
         with only_search(session, slot), contextlib.ExitStack() as stack:
             code = stack.enter_context(code_compiled_beside(session, step.module, self._stop.__bool__))
             profile, profile_s = self._profile(session, step, slot)
+            self._get_memory(session)  # before structures are compiled, where nothing was for a profile
             with (
                 self._held(session, "room")
                 if BACKENDS[session.facts.backend].queues
@@ -205,8 +206,6 @@ class SearchInTraining:
             started = time.monotonic()
             failed = True
             try:
-                if likeliest(trials, 1):
-                    self._get_memory(session)
                 trials += self._structures(session, step, slot, found, profile, room, making)
                 started = time.monotonic()
                 self._try(session, step, trials)
@@ -218,8 +217,8 @@ class SearchInTraining:
                     self._save(outcome, failed)
 
     def _get_memory(self, session: Session) -> contextlib.AbstractContextManager[None]:
-        """Have memory of the host ready, once, for what is kept there while runs take a call's arguments: it is got
-        before a call is held, and before a body."""
+        """Get memory of the host, once, for what is kept there while runs take a call's arguments: before the search
+        compiles anything. What comes back does nothing around compiles (``beside`` of :func:`profile_step`)."""
         if not self._asked_memory:
             self._asked_memory = True
             self._wait_for_memory(session)

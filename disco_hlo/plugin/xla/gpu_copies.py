@@ -58,32 +58,47 @@ class GpuCopies:
         """The opposite, of what began here. Raises UnsupportedError."""
         self._do(lambda: self._call("cuMemHostUnregister", ctypes.c_void_p(address)))
 
-    def begin(self, copies: Sequence[Copy]) -> Future[None]:
-        """Begin to copy; the result is there when all is copied, or says UnsupportedError. None may lie in two pieces
-        that were registered one by one."""
-        return self._thread.submit(self._copy, copies)
+    def begin(self, copies: Sequence[Copy], arrays: Sequence[Any]) -> Future[None]:
+        """Begin to copy; the result is there when nothing is copied any more, or says UnsupportedError.
+
+        Args:
+            copies: none may lie in two pieces that were registered one by one.
+            arrays: whose memory that is; they are kept so long, whoever waits, or no longer does, as after Ctrl-C.
+
+        Raises:
+            UnsupportedError: the interpreter ends.
+        """
+        return self._submit(lambda: self._copy(copies, arrays))
 
     def _begin(self, ordinal: int) -> None:
-        gpu, context = ctypes.c_int(), ctypes.c_void_p()
+        device, context = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuInit", 0)
-        self._call("cuDeviceGet", ctypes.byref(gpu), ordinal)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), gpu)
+        self._call("cuDeviceGet", ctypes.byref(device), ordinal)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self._call("cuCtxSetCurrent", context)
         self._call("cuStreamCreate", ctypes.byref(self._stream), _WAITS_FOR_NONE)
 
-    def _copy(self, copies: Sequence[Copy]) -> None:
-        for one in copies:
-            size = ctypes.c_size_t(one.size_bytes)
-            if one.to_host:
-                to, source = ctypes.c_void_p(one.to), ctypes.c_uint64(one.source)
-                self._call("cuMemcpyDtoHAsync_v2", to, source, size, self._stream)
-            else:
-                on_gpu, values = ctypes.c_uint64(one.to), ctypes.c_void_p(one.source)
-                self._call("cuMemcpyHtoDAsync_v2", on_gpu, values, size, self._stream)
-        self._call("cuStreamSynchronize", self._stream)
+    def _copy(self, copies: Sequence[Copy], _arrays: Sequence[Any]) -> None:
+        try:
+            for one in copies:
+                size = ctypes.c_size_t(one.size_bytes)
+                if one.to_host:
+                    to, source = ctypes.c_void_p(one.to), ctypes.c_uint64(one.source)
+                    self._call("cuMemcpyDtoHAsync_v2", to, source, size, self._stream)
+                else:
+                    there, values = ctypes.c_uint64(one.to), ctypes.c_void_p(one.source)
+                    self._call("cuMemcpyHtoDAsync_v2", there, values, size, self._stream)
+        finally:  # what was begun before one was refused goes on, too
+            self._call("cuStreamSynchronize", self._stream)
 
     def _do(self, work: Callable[[], None]) -> None:
-        self._thread.submit(work).result()
+        self._submit(work).result()
+
+    def _submit(self, work: Callable[[], None]) -> Future[None]:
+        try:
+            return self._thread.submit(work)
+        except RuntimeError as error:  # at the end of the interpreter no thread takes anything any more
+            raise UnsupportedError(str(error)) from None
 
     def _call(self, name: str, *arguments: Any) -> None:
         if code := getattr(self._driver, name)(*arguments):

@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,8 @@ _LARGE_BYTES = 1 << 20
 """An array of fewer is copied by JAX."""
 _PLAIN = frozenset("biufc")
 """Kinds of numbers of whole bytes."""
+_WIPE_ON_FORK = 18
+"""MADV_WIPEONFORK, for which Python has no name."""
 _Place = tuple[int, int]
 """Where bytes begin and end."""
 
@@ -50,16 +51,21 @@ class HostMemory:
         self._age = 0
         self._known: list[tuple[GpuCopies, int]] = []
         """Addresses of pieces that GPUs reach."""
+        self._stuck: list[NDArray[np.uint8]] = []
+        """Memory that a driver has not let go: it would take whatever is there next for the same."""
 
-    def get_ready(self, size_bytes: int, gpu: GpuCopies | None, over: Callable[[], bool]) -> int:
+    def get_ready(self, size_bytes: int, copier: GpuCopies | None, over: Callable[[], bool]) -> int:
         """Get so much in the place of what was there, in small pieces, until it is ``over``; how much is ready.
 
         Args:
-            gpu: one of those that shall reach it; None where there is none.
+            copier: of one of the GPUs that shall reach it; None where there is none.
         """
         self.clear()
         with self._lock:
             own = mmap.mmap(-1, max(1, size_bytes), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            # A fork of the training would get all of it copied, or leave GPUs the pages that are its own from then on.
+            with contextlib.suppress(OSError):  # a kernel before Linux 4.14
+                own.madvise(_WIPE_ON_FORK)
             self._bytes = np.frombuffer(own, np.uint8)[:size_bytes]
         for first in range(0, size_bytes, _PIECE_BYTES):
             end = min(first + _PIECE_BYTES, size_bytes)
@@ -67,13 +73,13 @@ class HostMemory:
                 if over():
                     return first
                 self._bytes[written : min(written + _WRITTEN_BYTES, end)].fill(0)
-            if gpu is not None:
+            if copier is not None:
                 try:
-                    gpu.register(self._address(first), end - first)
-                    self._known.append((gpu, self._address(first)))
+                    copier.register(self._address(first), end - first)
+                    self._known.append((copier, self._address(first)))
                 except UnsupportedError as error:
                     LOGGER.debug("copies go through memory of the driver's own: %s", one_line(error))
-                    gpu = None
+                    copier = None
             with self._lock:
                 self._give_back((first, end))
         return size_bytes
@@ -112,9 +118,12 @@ class HostMemory:
     def clear(self) -> None:
         """Give the memory back; the last of it when no copy is read any more."""
         with self._lock:
-            for gpu, address in self._known:
-                with contextlib.suppress(UnsupportedError):
-                    gpu.unregister(address)
+            for copier, address in self._known:
+                try:
+                    copier.unregister(address)
+                except UnsupportedError as error:
+                    LOGGER.debug("memory of the host is kept: %s", one_line(error))
+                    self._stuck.append(self._bytes)
             self._known, self._free, self._bytes = [], [], np.empty(0, np.uint8)
             self._age += 1
 
@@ -146,14 +155,11 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
     # JAX keeps what it copies for Python with the array that was asked: not with the training's own.
     own = [one if is_copy(one) else _alone(one) for one in arrays]
     found: list[Any] = [one if is_copy(one) else None for one in own]
-    asked = {place: gpu for place, one in enumerate(own) if (gpu := _gpu_of(one)) is not None}
+    asked = {place: copier for place, one in enumerate(own) if (copier := _copier_of(one)) is not None}
     jax.block_until_ready([own[place] for place in asked])
     try:
-        by_gpu = defaultdict[GpuCopies, list[Copy]](list)
         copies = {place: MEMORY.empty(own[place].shape, np.dtype(own[place].dtype)) for place in asked}
-        for place, gpu in asked.items():
-            by_gpu[gpu] += _copies(copies[place], own[place], to_host=True)
-        _await([gpu.begin(each) for gpu, each in by_gpu.items()])
+        _copy([(copier, copies[place], own[place]) for place, copier in asked.items()], to_host=True)
         for place, copy in copies.items():
             found[place] = copy
     except UnsupportedError as error:
@@ -167,17 +173,17 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
 
 
 def overwrite(arrays: Sequence[Any], copies: Sequence[NDArray[Any]]) -> None:
-    """Have arrays that nobody else reads, each of a GPU (:func:`is_reached`), hold what copies do, byte by byte. Raises
-    UnsupportedError."""
+    """Have arrays that nobody else reads, each of a GPU (:func:`is_reached`), hold what copies do, each in numpy's own
+    order. Raises UnsupportedError: a driver refuses, or an array lies there in another order."""
     import jax
 
     jax.block_until_ready(list(arrays))
-    by_gpu = defaultdict[GpuCopies, list[Copy]](list)
+    every = []
     for one, copy in zip(arrays, copies, strict=True):
-        gpu = _gpu_of(one)
-        assert gpu is not None
-        by_gpu[gpu] += _copies(copy, one, to_host=False)
-    _await([gpu.begin(each) for gpu, each in by_gpu.items()])
+        if (copier := _copier_of(one)) is None:
+            raise UnsupportedError(f"the driver copies no array that lies there as {one.format}")
+        every.append((copier, copy, one))
+    _copy(every, to_host=False)
 
 
 def is_copy(array: Any) -> bool:
@@ -192,7 +198,7 @@ def is_reached(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> boo
     return plain and size >= _LARGE_BYTES and copies_of(device) is not None
 
 
-def _gpu_of(array: Any) -> GpuCopies | None:
+def _copier_of(array: Any) -> GpuCopies | None:
     if is_copy(array):
         return None
     [device] = array.devices()
@@ -206,22 +212,26 @@ def _are_in_order(array: Any) -> bool:
     return tuple(layout.major_to_minor) == tuple(range(array.ndim)) and not layout.tiling
 
 
+def _copy(every: Sequence[tuple[GpuCopies, NDArray[Any], Any]], *, to_host: bool) -> None:
+    """For each GPU, copies and its arrays, all GPUs at once. Raises UnsupportedError, once nothing is copied any more:
+    what still goes on writes to these arrays."""
+    by_gpu = defaultdict[GpuCopies, list[Copy]](list)
+    for copier, copy, array in every:
+        by_gpu[copier] += _copies(copy, array, to_host=to_host)
+    begun = [copier.begin(each, every) for copier, each in by_gpu.items()]
+    told = [str(error) for one in begun if (error := one.exception()) is not None]
+    if told:
+        raise UnsupportedError(told[0])  # not theirs, whose frames would keep the arrays
+
+
 def _copies(copy: NDArray[Any], array: Any, *, to_host: bool) -> list[Copy]:
-    begins, on_gpu = copy.ctypes.data, array.unsafe_buffer_pointer()
+    begins, there = copy.ctypes.data, array.unsafe_buffer_pointer()
     return [
-        Copy(first, on_gpu + first - begins, end - first, True)
+        Copy(first, there + first - begins, end - first, True)
         if to_host
-        else Copy(on_gpu + first - begins, first, end - first, False)
+        else Copy(there + first - begins, first, end - first, False)
         for first, end in MEMORY.pieces(copy)
     ]
-
-
-def _await(begun: Sequence[Future[None]]) -> None:
-    """All of them, before one says what went wrong: what still goes on writes to these arrays."""
-    errors = [one.exception() for one in begun]
-    for error in errors:
-        if error is not None:
-            raise error
 
 
 def _alone(array: Any) -> Any:

@@ -100,18 +100,25 @@ def on_devices(devices: tuple[Any, ...], copies: PerDevice) -> list[Any]:
 
     fact, every = (copies[0].shape, np.dtype(copies[0].dtype)), list(zip(devices, copies, strict=True))
     with jax.enable_x64(True), jax.transfer_guard("allow"):
-        if all(is_copy(one) and is_reached(*fact, device) for device, one in every):
+        if all(_is_in_order(one) and is_reached(*fact, device) for device, one in every):
+            arrays = on_each_device(devices, _blank, fact)[0]
             try:
-                arrays = on_each_device(devices, _blank, fact)[0]
                 overwrite(arrays, copies)
                 return arrays
             except UnsupportedError as error:
                 LOGGER.debug("%s", one_line(error))
+            for blank in arrays:  # there may be no room for two
+                blank.delete()
         there = [SingleDeviceSharding(device, memory_kind=device.default_memory().kind) for device in devices]
         return [
             jax.device_put(one, place, may_alias=False) if is_copy(one) else one
             for place, (_, one) in zip(there, every, strict=True)
         ]
+
+
+def _is_in_order(copy: Any) -> bool:
+    """Whether it is a copy whose bytes lie in numpy's own order."""
+    return is_copy(copy) and copy.flags.c_contiguous
 
 
 def _blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any]:

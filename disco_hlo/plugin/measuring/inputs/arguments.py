@@ -42,7 +42,12 @@ from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.host_memory import copied
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.plugin.xla.own_programs import compile_for_each_device, on_devices, on_each_device
+from disco_hlo.plugin.xla.own_programs import (
+    compile_for_copies,
+    compile_for_each_device,
+    on_devices,
+    on_each_device,
+)
 
 SAMPLES = 1 << 10
 """Of the numbers of a large argument, how many are looked at."""
@@ -445,8 +450,9 @@ def let_go(error: BaseException | None) -> None:
 
 def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
     """Compile what :class:`RealInputs` runs on the devices; nothing where the host does it."""
+    given = parameter.shape, parameter.dtype
+    compile_for_copies(devices, given)
     if not is_integer(parameter) and are_made_on_devices(parameter):
-        given = parameter.shape, parameter.dtype
         told = [(one.shape, one.dtype) for one in _told(parameter, 0, 0, 1.0, 0)]
         compile_for_each_device(devices, _changed, (), given, *told)
 
