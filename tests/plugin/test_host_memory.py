@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ import pytest
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.xla import gpu_copies, host_memory, own_programs
+from disco_hlo.plugin.xla.gpu_copies import Copy
 from disco_hlo.plugin.xla.host_memory import HostMemory
-from tests.plugin.driver import copied_by_driver
+from tests.plugin.driver import FakeDriver, copied_by_driver
 
 _SHAPE = (3, 512, 512)
 
@@ -154,3 +156,21 @@ def test_a_driver_says_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     driver.fails = "cuMemHostUnregister"
     with pytest.raises(UnsupportedError, match="refuses cuMemHostUnregister: CUDA_ERROR_INVALID_VALUE"):
         copies.unregister(256)
+
+
+def test_copies_before_one_that_is_refused_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they still write to is somebody else's memory by then."""
+    copied_by_driver(monkeypatch)
+    copies = host_memory.copies_of(None)
+    assert copies is not None
+    called: list[str] = []
+
+    def call(name: str) -> Callable[..., int]:
+        called.append(name)
+        refused = name == "cuMemcpyDtoHAsync_v2" and called.count(name) == 2
+        return lambda *_: int(refused)
+
+    monkeypatch.setattr(FakeDriver, "__getattr__", lambda _, name: call(name))
+    with pytest.raises(UnsupportedError, match="refuses cuMemcpyDtoHAsync_v2"):
+        copies.begin([Copy(0, 0, 1, True)] * 2).result()
+    assert called[-1] == "cuStreamSynchronize"

@@ -72,15 +72,17 @@ class GpuCopies:
         self._call("cuStreamCreate", ctypes.byref(self._stream), _WAITS_FOR_NONE)
 
     def _copy(self, copies: Sequence[Copy]) -> None:
-        for one in copies:
-            size = ctypes.c_size_t(one.size_bytes)
-            if one.to_host:
-                to, source = ctypes.c_void_p(one.to), ctypes.c_uint64(one.source)
-                self._call("cuMemcpyDtoHAsync_v2", to, source, size, self._stream)
-            else:
-                on_gpu, values = ctypes.c_uint64(one.to), ctypes.c_void_p(one.source)
-                self._call("cuMemcpyHtoDAsync_v2", on_gpu, values, size, self._stream)
-        self._call("cuStreamSynchronize", self._stream)
+        try:
+            for one in copies:
+                size = ctypes.c_size_t(one.size_bytes)
+                if one.to_host:
+                    to, source = ctypes.c_void_p(one.to), ctypes.c_uint64(one.source)
+                    self._call("cuMemcpyDtoHAsync_v2", to, source, size, self._stream)
+                else:
+                    on_gpu, values = ctypes.c_uint64(one.to), ctypes.c_void_p(one.source)
+                    self._call("cuMemcpyHtoDAsync_v2", on_gpu, values, size, self._stream)
+        finally:  # those before one that is refused still write to memory that others get next
+            self._call("cuStreamSynchronize", self._stream)
 
     def _do(self, work: Callable[[], None]) -> None:
         self._thread.submit(work).result()
