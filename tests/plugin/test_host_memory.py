@@ -174,3 +174,16 @@ def test_copies_before_one_that_is_refused_have_ended(monkeypatch: pytest.Monkey
     with pytest.raises(UnsupportedError, match="refuses cuMemcpyDtoHAsync_v2"):
         copies.begin([Copy(0, 0, 1, True)] * 2).result()
     assert called[-1] == "cuStreamSynchronize"
+
+
+def test_what_no_program_of_ours_makes_room_for_is_copied_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument that did not come back ended the training."""
+    copied_by_driver(monkeypatch)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(own_programs, "on_each_device", fails)
+    array = an_array()
+    [back] = own_programs.on_devices((jax.devices()[0],), [np.asarray(array)])
+    assert np.asarray(back).tobytes() == np.asarray(array).tobytes()

@@ -105,7 +105,7 @@ def on_devices(devices: tuple[Any, ...], copies: PerDevice) -> list[Any]:
                 arrays = on_each_device(devices, _blank, fact)[0]
                 overwrite(arrays, copies)
                 return arrays
-            except UnsupportedError as error:
+            except Exception as error:  # a training cannot go on without them
                 LOGGER.debug("%s", one_line(error))
         there = [SingleDeviceSharding(device, memory_kind=device.default_memory().kind) for device in devices]
         return [
