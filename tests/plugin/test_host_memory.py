@@ -256,3 +256,16 @@ def test_nothing_is_compiled_to_bring_a_parameter_back_while_a_call_is_held(
     before = own_programs._compiled.cache_info().misses
     own_programs.on_devices(devices, [copy, copy])
     assert own_programs._compiled.cache_info().misses == before
+
+
+def test_what_no_program_of_ours_makes_room_for_is_copied_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument that did not come back ended the training."""
+    copied_by_driver(monkeypatch)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(own_programs, "on_each_device", fails)
+    array = an_array()
+    [back] = own_programs.on_devices((jax.devices()[0],), [np.asarray(array)])
+    assert np.asarray(back).tobytes() == np.asarray(array).tobytes()

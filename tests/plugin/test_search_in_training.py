@@ -627,3 +627,30 @@ def test_a_search_ends_when_the_step_is_called_no_more(training: Training) -> No
     assert searches() == []
     with suppress(IndexError):
         assert training.processes[0].poll() is not None
+
+
+@pytest.mark.parametrize(("room_bytes", "ready"), [(1000, [200]), (299, [])])
+def test_memory_for_copies_leaves_what_runs_on_the_host_its_own(
+    room_bytes: int, ready: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Candidates that had room on made-up inputs lacked it once copies that did not fit beside them had memory."""
+    got: list[int] = []
+
+    def get_ready(size_bytes: int, *_: object) -> int:
+        got.append(size_bytes)
+        return size_bytes
+
+    own = search_in_training
+    needs, parameter = (
+        SimpleNamespace(total_bytes=200),
+        SimpleNamespace(shape=(100,), dtype=jnp.dtype("int8")),
+    )
+    monkeypatch.setattr(own, "MEMORY", SimpleNamespace(get_ready=get_ready))
+    monkeypatch.setattr(own, "memory", lambda _: needs)
+    monkeypatch.setattr(own, "parameters", lambda _: [parameter])
+    monkeypatch.setattr(own, "share_memory", lambda _: True)
+    monkeypatch.setattr(own, "room_bytes", lambda *_, **__: room_bytes)
+    request = SimpleNamespace(call_default=lambda: None, local_devices=jax.devices()[:2])
+    search: Any = SimpleNamespace(_request=request, _over=lambda: False)
+    own.SearchInTraining._wait_for_memory(search, SimpleNamespace())  # type: ignore[arg-type]
+    assert got == ready

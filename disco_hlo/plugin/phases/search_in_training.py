@@ -229,7 +229,9 @@ class SearchInTraining:
         devices, by_numpy = self._request.local_devices, share_memory(self._request)
         sizes = [math.prod(one.shape) * one.dtype.itemsize for one in parameters(default)]
         asked = sum(sizes) if by_numpy else needed_on_host_bytes(default, several=True)
-        if room is None or asked > room:
+        # What runs has no other memory where devices have none, and without real inputs needs no copy.
+        beside = memory(default).total_bytes if by_numpy else 0
+        if room is None or asked + beside > room:
             return
 
         def work() -> None:

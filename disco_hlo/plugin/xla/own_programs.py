@@ -101,11 +101,12 @@ def on_devices(devices: tuple[Any, ...], copies: PerDevice) -> list[Any]:
     fact, every = (copies[0].shape, np.dtype(copies[0].dtype)), list(zip(devices, copies, strict=True))
     with jax.enable_x64(True), jax.transfer_guard("allow"):
         if all(_is_in_order(one) and is_reached(*fact, device) for device, one in every):
-            arrays = on_each_device(devices, _blank, fact)[0]
+            arrays: list[Any] = []
             try:
+                arrays = on_each_device(devices, _blank, fact)[0]
                 overwrite(arrays, copies)
                 return arrays
-            except UnsupportedError as error:
+            except Exception as error:  # a training cannot go on without them
                 LOGGER.debug("%s", one_line(error))
             for blank in arrays:  # there may be no room for two
                 blank.delete()
