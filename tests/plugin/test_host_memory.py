@@ -6,6 +6,7 @@ import gc
 import re
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from disco_hlo.errors import UnsupportedError
-from disco_hlo.plugin.measuring.inputs.arguments import compile_changes
+from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, compile_changes
 from disco_hlo.plugin.xla import gpu_copies, host_memory, own_programs
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.gpu_copies import Copy
@@ -269,3 +270,14 @@ def test_what_no_program_of_ours_makes_room_for_is_copied_otherwise(monkeypatch:
     array = an_array()
     [back] = own_programs.on_devices((jax.devices()[0],), [np.asarray(array)])
     assert np.asarray(back).tobytes() == np.asarray(array).tobytes()
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_an_argument_without_dimensions_is_changed_by_a_rounding(shape: tuple[int, ...]) -> None:
+    """Its numpy scalar was no copy any more, and the search for a step with a rate in its state ended."""
+    parameter = SimpleNamespace(shape=shape, dtype=np.dtype(np.float64))
+    inputs: Any = SimpleNamespace(parameters=[parameter], seed=0)
+    changed = RealInputs._changed(inputs, np.full(shape, 2.0), 0, 0.25, 0)
+    assert host_memory.is_copy(changed)
+    assert changed.shape == shape
+    assert not np.any(changed == 2)

@@ -334,10 +334,8 @@ class RealInputs(Inputs):
         raised = Draws(np.arange(values.size, dtype=np.uint32), keys([self.seed, index])).coin(
             coins_of(change)
         )
-        changed: NDArray[Any] = (values * np.where(raised, up, down).reshape(values.shape)).astype(
-            values.dtype
-        )
-        return changed
+        changed = values * np.where(raised, up, down).reshape(values.shape)
+        return np.asarray(changed, values.dtype)  # numpy makes a scalar of an array without dimensions
 
     def _changed_on_devices(self, arrays: list[Any], index: int, nudge: float, change: int) -> list[Any]:
         local = self.request.local_devices
