@@ -2,7 +2,7 @@
 
 XLA's allocator of memory that GPUs reach gets twice as much each time, starts no kernel meanwhile, half a second a
 gigabyte, and gives nothing back. Memory of our own is written first, and then made known to the driver in small pieces,
-each of which takes it two milliseconds (one H100).
+each of which takes it two milliseconds (one H100, ``docs/benchmarks/llama.md``).
 """
 
 from __future__ import annotations
