@@ -58,6 +58,7 @@ _GPU_BOOKKEEPING = frozenset({
     "operation_queue_id", "wait_on_operation_queues", "force_earliest_schedule", "reification_cost",
     "device_type",
 })  # fmt: skip
+_PLACE = "dynamic_slice_config"
 _AUTOTUNED = frozenset({"algorithm", "kernel_index", "plan_id"})
 _GEMM_KINDS = frozenset({"__triton_gemm", "__triton_nested_gemm_fusion", "__cudnn$fusion"})
 """Fusions around one matmul: which compiler emits it is the autotuner's choice."""
@@ -119,12 +120,19 @@ def _without(value: Any, names: frozenset[str]) -> Any:
     return value
 
 
-def _config_digest_bytes(instruction: Message) -> bytes:
+def notes_place(instruction: Message) -> bool:
+    """Whether XLA:GPU notes where in an array a slice of a loop lies: its offset, and how far a turn steps."""
+    return _PLACE.encode() in instruction.backend_config
+
+
+def _config_digest_bytes(instruction: Message, *, placed: bool) -> bytes:
     config = backend_config(instruction)
     if not config:
         # No JSON: the attributes of a call through the FFI, in MLIR's way of writing, or an older call's own bytes.
         raw = bytes(instruction.backend_config)
         return b"" if raw == b"{}" else raw
+    if not placed:
+        config.pop(_PLACE, None)
     if instruction.opcode == "dot":
         return b""  # a dot inside a Triton fusion carries its tile there, and no other dot has a config
     is_typed = "operation_queue_id" in config  # a GpuBackendConfig
@@ -195,9 +203,12 @@ def _unnamed_inside(instruction: Message) -> bytes:
     return repr(found).encode() if any(found) else b""
 
 
-def cost_digest(instruction: Message, computation_digest: Callable[[int], str]) -> str:
+def cost_digest(
+    instruction: Message, computation_digest: Callable[[int], str], *, placed: bool = True
+) -> str:
     """Digest of the attributes on which an op's time depends: all of them but how windows are padded and dilated, and
-    the order of a convolution's dimensions. Arguments as for :func:`attribute_digest`."""
+    the order of a convolution's dimensions; and the place of a slice, unless it is ``placed``. Arguments as for
+    :func:`attribute_digest`."""
     stripped = type(instruction)()
     stripped.CopyFrom(instruction)
     for name in _NOT_STRUCTURE:
@@ -206,7 +217,7 @@ def cost_digest(instruction: Message, computation_digest: Callable[[int], str]) 
         stripped.ClearField("fusion_kind")
     _clear_defaults(stripped)
     called = [computation_digest(called_id).encode() for called_id in instruction.called_computation_ids]
-    return digest(_significant_bytes(stripped), _config_digest_bytes(instruction), *called)
+    return digest(_significant_bytes(stripped), _config_digest_bytes(instruction, placed=placed), *called)
 
 
 def _clear_defaults(instruction: Message) -> None:

@@ -19,6 +19,7 @@ from disco_hlo.hlo.attributes import (
     attribute_digest,
     cost_digest,
     is_callback,
+    notes_place,
     structural_shape,
     whole_digest,
 )
@@ -47,6 +48,8 @@ class Structure:
     attributes: str
     """Their digest."""
     all_bytes: bytes
+    placeless_bytes: bytes
+    """All but the place of a loop's slice, as XLA notes it beside the operands that say it: how far a turn steps."""
     cost_bytes: bytes
     """What of that its time depends on."""
 
@@ -64,12 +67,16 @@ class Structures:
             proto = self.flat.ops[position].proto
             shape = structural_shape(proto)
             shape_bytes = _shape_bytes(shape)
-            cost = cost_digest(proto, self.digests)
-            attributes = whole_digest(proto, cost)
-            all_bytes, cost_bytes = (
-                b"\0".join((proto.opcode.encode(), shape_bytes, one.encode())) for one in (attributes, cost)
+            placed = cost = cost_digest(proto, self.digests)
+            if notes_place(proto) or any(map(self.digests.holds_place, proto.called_computation_ids)):
+                cost = cost_digest(proto, self.digests.placeless, placed=False)
+            attributes = whole_digest(proto, placed)
+            all_bytes, placeless_bytes, cost_bytes = (
+                b"\0".join((proto.opcode.encode(), shape_bytes, one.encode()))
+                for one in (attributes, whole_digest(proto, cost), cost)
             )
-            found = self._known[position] = Structure(shape, shape_bytes, attributes, all_bytes, cost_bytes)
+            found = Structure(shape, shape_bytes, attributes, all_bytes, placeless_bytes, cost_bytes)
+            self._known[position] = found
         return found
 
 
@@ -170,6 +177,7 @@ class ComputationDigests:
         self.bodies: dict[int, Body] = {}
         """The computations asked for so far, by id."""
         self._known: dict[int, str] = {}
+        self._placeless: dict[int, str] = {}
         self._doing: dict[tuple[Callable[[Message], bool], int], bool] = {}
 
     def __call__(self, computation_id: int) -> str:
@@ -184,10 +192,25 @@ class ComputationDigests:
     def know(self, computation_id: int, body: Body) -> str:
         """Let this be the canonical form of a computation; its digest."""
         self.bodies[computation_id] = body
+        self._placeless.pop(computation_id, None)
         found = self._known[computation_id] = computation_digest(
             body, lambda node: body.structure(node).all_bytes
         )
         return found
+
+    def placeless(self, computation_id: int) -> str:
+        """Digest of a called computation, of its nodes all but the places of slices."""
+        found = self._placeless.get(computation_id)
+        if found is None:
+            self(computation_id)
+            body = self.bodies[computation_id]
+            found = computation_digest(body, lambda node: body.structure(node).placeless_bytes)
+            self._placeless[computation_id] = found
+        return found
+
+    def holds_place(self, computation_id: int) -> bool:
+        """Whether the place of a slice is noted in a called computation."""
+        return self.placeless(computation_id) != self(computation_id)
 
     def acts(self, proto: Message) -> bool:
         """Whether an op does more than compute its result, itself or in what it calls: a loop or branch with a callback
