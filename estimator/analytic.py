@@ -181,11 +181,11 @@ class AnalyticModel(CostModel):
         return known
 
     def _library_call_ns(self, graph: Graph, node: Node, tables: KernelTables) -> float:
-        if node.opcode in ASYNCHRONOUS:  # copies on a stream of their own, of a part of what they are given
+        if node.opcode == "async-start":  # the copy of a slice, out of an array or into it
+            moved = 2 * min((leaf.size_bytes for leaf in node.shape.leaves if leaf.dims), default=0)
+        elif node.opcode in ASYNCHRONOUS:  # copies on a stream of their own
             return 0.0
-        if (
-            node.opcode == "dynamic-update-slice"
-        ):  # by itself it writes over the array: the update is read and written
+        elif node.opcode == "dynamic-update-slice":  # by itself it writes over the array
             moved = 2 * graph.nodes[node.operands[1]].shape.size_bytes
         else:
             moved = node.shape.size_bytes + sum(
