@@ -239,16 +239,18 @@ def every_plan(records: Cells) -> Table:
 
 
 def memory(records: Cells) -> Table:
-    """Peak memory of an execution on a device, MiB: as simulated, as XLA assigned buffers, as the device says."""
+    """Peak memory of an execution on a device, MiB: as simulated, as XLA assigned buffers, as the device says, and how
+    much of that was never asked for. The error is of what was asked for."""
     rows = []
     for record in records:
         for name, row in record["rows"].items():
             said = (row.get("predicted") or {}).get("peak_bytes")
             if row.get("status") != OK or not said:
                 continue
-            device = (row.get("device_peak") or {}).get("bytes")
-            sizes = (said, row["memory"]["total_bytes"], device)
+            peak = row.get("device_peak") or {}
+            device, unasked = peak.get("bytes"), peak.get("unasked_bytes")
+            sizes = (said, row["memory"]["total_bytes"], device, unasked)
             mebibytes = ["-" if size is None else f"{size / 2**20:.0f}" for size in sizes]
-            error = percent_text(None if device is None else said / device - 1)
+            error = percent_text(None if device is None else said / (device - (unasked or 0)) - 1)
             rows.append((title(record), name, *mebibytes, error))
-    return (FORM, "plan", "predicted", "XLA", "device", "error"), rows
+    return (FORM, "plan", "predicted", "XLA", "device", "of that unasked", "error"), rows

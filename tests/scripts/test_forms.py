@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import pytest
-from evaluation import measure, step
+from evaluation import fidelity, measure, step
 from evaluation.commands import is_form, unrolled
 from evaluation.rows import in_random_order
 
@@ -99,3 +99,19 @@ def test_a_device_is_filled_until_one_run_tells_what_it_takes(monkeypatch: pytes
     assert said(310) == 340
     with pytest.raises(RuntimeError, match="takes at most 315 bytes"):
         said(200)
+
+
+def test_what_the_allocator_gives_beyond_what_was_asked_for_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device: Any = FakeDevice(0)
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    runs_on = SimpleNamespace(donated_bytes=lambda: 50)
+    runner: Any = SimpleNamespace(inputs=lambda: device.allocate(70), runs_on=runs_on)
+    assert measure.unasked_bytes(runner) == 20
+    memory, predicted = {"total_bytes": 200 << 20}, {"peak_bytes": 198 << 20}
+    peak = {"bytes": 220 << 20, "unasked_bytes": 20 << 20}
+    row = {"status": "ok", "memory": memory, "predicted": predicted, "device_peak": peak}
+    cell = {"model": "llama-dp-scan", "size": "full", "link": "nvlink", "devices": 2}
+    _, rows = fidelity.memory([{"cell": cell, "rows": {"plan": row}}])
+    assert rows == [("llama-dp-scan, nvlink, 2", "plan", "198", "200", "220", "20", "-1.0 %")]
