@@ -41,7 +41,7 @@ from disco_hlo.hlo.opcodes import COLLECTIVES, TRANSFERS, Counts, kind_of, opera
 from disco_hlo.hlo.overwrites import Overwrites, overwrites
 from disco_hlo.hlo.proto import Message, digest
 from disco_hlo.hlo.regions import ENTRY, Call, Region, regions_called, scheduled_computations, trip_count
-from disco_hlo.hlo.storage import SHOWING, in_place
+from disco_hlo.hlo.storage import SHOWING, in_place, leaves_of, storage_of
 from disco_hlo.hlo.walks import reached
 
 LOGGER = logging.getLogger("disco_hlo")
@@ -144,7 +144,7 @@ def _settled_form(index: ModuleIndex, computation: int, kind: str, digests: Comp
             break
         # What a loop is given XLA has copied where that was needed. Where it was not, since values are equal that the
         # body alone does not show to be, a copy would change what the loop does to its caller's buffers.
-        if kind == "loop" and any(_is_given(flat, *edge) for edge in form.edges_to_copy):
+        if kind == "loop" and _copies_given(flat, form, index):
             break
         flat = with_copies(flat, form.edges_to_copy)
     if form.edges_to_copy or form.rules.too_soon or form.rules.shared_results:
@@ -299,15 +299,14 @@ def _maker(flat: FlatComputation, reader: int, number: int) -> int:
     return position
 
 
-def _is_given(flat: FlatComputation, reader: int, number: int) -> bool:
-    """Whether an operand is what the computation was given, barriers aside."""
-    position, members = _maker(flat, reader, number), list[int]()
-    while (op := flat.ops[position]).proto.opcode in ("get-tuple-element", "opt-barrier", "tuple"):
-        if op.proto.opcode == "get-tuple-element":
-            members.append(op.proto.tuple_index)
-        member = members.pop() if op.proto.opcode == "tuple" and members else 0
-        position = op.operands[member]
-    return bool(op.proto.opcode == "parameter")
+def _copies_given(flat: FlatComputation, form: _Form, index: ModuleIndex) -> bool:
+    """Whether something that a loop is given needs a copy, be it behind a loop or branches that hand it on. All that it
+    is given counts as equal: what is exchanged without a copy XLA knows to be."""
+    equal = [0] * leaves_of(form.protos[0].shape)
+    storage = storage_of(form.protos, [node.operands for node in form.nodes], index, equal)
+    given = set(storage.arguments.values())
+    read = (flat.ops[reader].operands[number] for reader, number in form.edges_to_copy)
+    return any(not given.isdisjoint(storage.of_op[form.numbering.node_of[one]]) for one in read)
 
 
 @dataclass(frozen=True, slots=True)

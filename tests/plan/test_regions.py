@@ -357,14 +357,60 @@ BARRIER = """g = (f32[8],f32[8]) tuple a b
     d = f32[8] get-tuple-element k number=1"""
 
 
-@pytest.mark.parametrize(("between", "returned"), [("", "b a"), (BARRIER, "d c")])
+EXCHANGED = f"""z = s32[] copy one
+    g = {CARRIES} tuple z a {{}}
+    l = {CARRIES} while g calls=exchange,go_on
+    c = f32[8] get-tuple-element l number=1
+    d = f32[8] get-tuple-element l number=2"""
+CHOSEN = """less = pred[] compare next one
+    c = f32[8] conditional less a a calls=same,as_well"""
+EXCHANGES = {"exchange": TURN.format("", "b a"), "go_on": GOES_ON}
+SAME = dict.fromkeys(("same", "as_well"), "v = f32[8] parameter")
+
+
+@pytest.mark.parametrize(
+    ("between", "returned", "called"),
+    [
+        ("", "b a", {}),
+        (BARRIER, "d c", {}),
+        (EXCHANGED.format("a"), "d c", EXCHANGES),
+        (EXCHANGED.format("b"), "d c", EXCHANGES),
+        (CHOSEN, "a c", SAME),
+    ],
+    ids=["by-itself", "behind-a-barrier", "behind-a-loop", "behind-an-exchange", "behind-branches"],
+)
 def test_a_body_that_exchanges_equal_values_without_a_copy_stays_as_it_is(
-    between: str, returned: str
+    between: str, returned: str, called: dict[str, str]
 ) -> None:
     """XLA knows that both begin with one value. With copies the loop would write over it."""
     data = module(STEP.format("").replace("tuple n a b", "tuple n a a"), {
-        "body": TURN.format(between, returned), "condition": GOES_ON,
+        "body": TURN.format(between, returned), "condition": GOES_ON, **called,
     })  # fmt: skip
     source = canonicalize(data)
-    assert not source.regions
+    assert "body" not in {one.index.computation(one.computation).name for one in _bodies(source)}
     _accepted(source, read(source))
+
+
+def test_exchanges_that_make_a_difference_are_other_steps() -> None:
+    """The loop begins with two values. It exchanges them in each turn, or a loop inside does, or both, or neither."""
+    inner, outer = (
+        ("    ".join(f"{new} = f32[8] copy {old}\n" for new, old in (("m", a), ("e", b), ("f", "m"))), "e f")
+        for a, b in ("ab", "cd")
+    )
+    steps = [
+        canonicalize(
+            loop(
+                f"{EXCHANGED.format('b')}\n    {lines}", returned,
+                exchange=TURN.format(*exchange), go_on=GOES_ON,
+            )
+        )
+        for lines, returned in (("", "c d"), outer)
+        for exchange in (("", "a b"), inner)
+    ]  # fmt: skip
+    assert len({one.graph.fingerprint for one in steps}) == len({one.graph.key for one in steps}) == 4
+    for source in steps:
+        written = _accepted(source, read(source))
+        for other in steps:
+            if other is not source:
+                with pytest.raises(PlanError, match="computes something else"):
+                    verify(other, written, read(other))
