@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls import trial as trials
@@ -24,8 +25,10 @@ from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import Seen
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.plugin.calls.training import (
+    MESH,
     SPLIT,
     WHOLE,
+    Weights,
     batch,
     compiled_again,
     counted_python_calls,
@@ -118,6 +121,25 @@ def test_arrays_that_lie_on_no_device_yet(observation: Observation) -> None:
     assert names(observation) == ["jit_placed"]
     loaded = [t.watch.calls for t in observation.trials if t.watch.module_name == "jit_placed"]
     assert loaded == [1, 6]
+
+
+def test_arrays_whose_sharding_is_said_in_other_words(observation: Observation) -> None:
+    """JAX compiles once, and loads what came of it for the script's arrays and again for what the step returns."""
+
+    def reworded(*words: None) -> tuple[Weights, jax.Array]:
+        weights, key = fresh_state()
+        return jax.device_put(weights, NamedSharding(MESH, PartitionSpec(*words))), key
+
+    call = jitted("reworded")
+    train(call, 7, reworded(None, None))
+    assert names(observation) == ["jit_reworded"]
+    assert [trial.watch.calls for trial in observation.trials] == [1, 6]
+    watch = observation.steps()[0].watch
+    watch.offer("again", compiled_again(watch))
+    watch.settle("again")
+    winner = watch._executables["again"]
+    for state in (fresh_state(), reworded(None)):
+        assert call.lower(*state, batch(0)).compile().runtime_executable() is winner
 
 
 def test_both_steps_of_a_gan(observation: Observation) -> None:
