@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls import trial as trials
@@ -25,10 +24,8 @@ from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import Seen
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.plugin.calls.training import (
-    MESH,
     SPLIT,
     WHOLE,
-    Weights,
     batch,
     compiled_again,
     counted_python_calls,
@@ -36,6 +33,7 @@ from tests.plugin.calls.training import (
     jitted,
     loss_of,
     named,
+    reworded_state,
     step,
     train,
     trial_of,
@@ -125,20 +123,15 @@ def test_arrays_that_lie_on_no_device_yet(observation: Observation) -> None:
 
 def test_arrays_whose_sharding_is_said_in_other_words(observation: Observation) -> None:
     """JAX compiles once, and loads what came of it for the script's arrays and again for what the step returns."""
-
-    def reworded(*words: None) -> tuple[Weights, jax.Array]:
-        weights, key = fresh_state()
-        return jax.device_put(weights, NamedSharding(MESH, PartitionSpec(*words))), key
-
     call = jitted("reworded")
-    train(call, 7, reworded(None, None))
+    train(call, 7, reworded_state(None, None))
     assert names(observation) == ["jit_reworded"]
     assert [trial.watch.calls for trial in observation.trials] == [1, 6]
     watch = observation.steps()[0].watch
     watch.offer("again", compiled_again(watch))
     watch.settle("again")
     winner = watch._executables["again"]
-    for state in (fresh_state(), reworded(None)):
+    for state in (fresh_state(), reworded_state(None)):
         assert call.lower(*state, batch(0)).compile().runtime_executable() is winner
 
 
