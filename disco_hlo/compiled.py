@@ -103,9 +103,9 @@ def _pipeline(name: str) -> dict[str, Any]:
 
 
 def is_cached(module: str) -> bool:
-    """Whether compiled code of the package that an imported module belongs to is in the cache."""
-    directory = _directory_of(module)
-    return directory is not None and any(directory.rglob("*.nbc"))
+    """Whether compiled code of the folder in which an imported module lies is in the cache."""
+    directory, source = _directory_of(module), Path(str(sys.modules[module].__file__))
+    return directory is not None and any(directory.glob(f"{source.parent.name}_*/*.nbc"))  # numba's own names
 
 
 def is_ready(module: str, what: str) -> bool:

@@ -20,12 +20,14 @@ import disco_hlo.simulator
 assert "numba" not in sys.modules, "importing the package imports numba"
 from disco_hlo.compiled import is_cached
 from disco_hlo.simulator.timeline import evaluate
+import disco_hlo.search.kernels
 from disco_hlo.simulator.bound import _behind_ns  # a small one: the engine takes seconds to compile
 assert not evaluate.signatures, "importing the engine compiles it"
 assert len(sys.argv) < 2 or is_cached("disco_hlo.simulator.timeline") == (sys.argv[1] == "cached")
 behind = _behind_ns(np.array([4, 9, 5]), np.array([2]), np.array([0, 0, 0, 2]), np.array([0, 1]))
 assert behind == 13
 assert is_cached("disco_hlo.simulator.timeline") == bool(_behind_ns.stats.cache_path)
+assert not is_cached("disco_hlo.search.kernels"), "another package's code is no code of the search"
 print("uncached" if not _behind_ns.stats.cache_path else "cached" if _behind_ns.stats.cache_hits else "compiled")
 """
 

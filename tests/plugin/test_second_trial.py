@@ -24,7 +24,7 @@ from disco_hlo.plugin.session import join, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from tests.plugin.calls.training import counted_python_calls, jitted, train
+from tests.plugin.calls.training import counted_python_calls, fresh_state, jitted, reworded_state, train
 from tests.plugin.handled import save_plan
 
 pytestmark = pytest.mark.product_only
@@ -41,6 +41,7 @@ class Job:
         self.slot: PlanSlot
         self.digest = ""
         self.versions: dict[str, str] = {}
+        self.first_state = fresh_state
 
     def train(self, **saved: Any) -> list[float]:
         """Losses of a training that JAX compiles anew; before that a plan is saved where there is something to say."""
@@ -57,7 +58,7 @@ class Job:
 
         jaxlink.install(handle)
         jax.clear_caches()
-        return train(jitted("tried_step"), CALLS)[0]
+        return train(jitted("tried_step"), CALLS, self.first_state())[0]
 
     def pays(self, created: str = "now") -> bool | None:
         """What the plan directory says of the plan that was measured then."""
@@ -148,6 +149,16 @@ def test_a_plan_whose_gain_is_in_doubt_goes_on_where_it_pays(
     _, line = [one.getMessage() for one in caplog.records]
     assert line.startswith("enacts the plan of jit_tried_step: ")
     assert "turns" not in line
+
+
+def test_a_plan_takes_turns_where_jax_loads_the_step_again_without_a_compile(
+    job: Job, let_win: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    let_win(PLAN)
+    job.first_state = lambda: reworded_state(None, None)
+    job.train(**OLD)
+    assert f"jit_tried_step: {PLAN} from call " in caplog.text
+    assert job.pays() is True
 
 
 def test_a_training_that_ends_before_the_order_is_clear_leaves_no_outcome(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import jaxlink
-from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
+from disco_hlo.plugin.xla.jaxlink import Execute, LoadedModule
 
 _watching = threading.Event()
-_awaited: dict[CompileRequest, Callable[[LoadedModule], Execute]] = {}
 
 
 def watch() -> None:
@@ -24,7 +22,7 @@ def watch() -> None:
 
 
 def refuse_unwatched() -> None:
-    """Refuse what needs :func:`await_loading`.
+    """Refuse what needs ``CompileRequest.on_load``.
 
     Raises:
         UnsupportedError: JAX does not show what it loads, or would compile it anew by a profile of its own.
@@ -37,11 +35,6 @@ def refuse_unwatched() -> None:
         raise UnsupportedError("JAX compiles the step anew by a profile of its own (jax_enable_pgle)")
 
 
-def await_loading(request: CompileRequest, begin: Callable[[LoadedModule], Execute]) -> None:
-    """Once JAX loads what it compiled for ``request``, let ``begin`` say what runs its calls."""
-    _awaited[request] = begin
-
-
 def _observe(module: LoadedModule) -> Execute | None:
-    begin = _awaited.pop(module.request, None)
+    begin = module.request.on_load
     return None if begin is None else begin(module)

@@ -125,6 +125,7 @@ def find(
     case = Case(source, xla, costs_of(profile, source, [xla]), room_bytes)
     asker.say("%s", outlook(settings, case))
     if compiles:
+        _ = case.unfused  # in our order, for which there is code, too
         budget = Budget.of(settings.budget_s, COMPILE_S)
     budget = replace(budget, seconds=settings.budget_s * share_of_a_search(settings, case))
     with search_progress(progress_wanted()) as on_progress:

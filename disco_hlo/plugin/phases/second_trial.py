@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
@@ -19,7 +19,7 @@ from disco_hlo.errors import PlanError
 from disco_hlo.plan.plan import DEFAULT, Plan
 from disco_hlo.plan.store import PlanSlot, note_compared, was_compared
 from disco_hlo.plugin.calls import schedule
-from disco_hlo.plugin.calls.loading import await_loading, refuse_unwatched
+from disco_hlo.plugin.calls.loading import refuse_unwatched
 from disco_hlo.plugin.calls.schedule import Round
 from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import DeviceTimes, Watch, check_same_signature
@@ -124,13 +124,13 @@ def takes_turns(
     except Exception as error:
         LOGGER.debug("the plan of %s is not tried again: %s", plan.target.module_name, one_line(error))
         return False
-    await_loading(request, _Again(session, slot, plan, digest, executable, why).begin)
+    request.on_load = _Again(session, slot, plan, digest, executable, why).begin
     return True
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Again:
-    """One trial of a plan that was measured before."""
+    """The trial of a plan that was measured before, begun again for each time that JAX loads the step."""
 
     session: Session
     slot: PlanSlot
@@ -138,17 +138,27 @@ class _Again:
     digest: str
     executable: LoadedExecutable
     why: str
+    winner: LoadedExecutable | None = field(default=None, init=False)
+    """The same on all ranks; None before it is clear."""
 
-    def begin(self, module: LoadedModule) -> Execute:
+    def begin(self, module: LoadedModule) -> Execute | None:
+        """What runs its calls."""
+        if self.winner is not None:
+            module.settle(self.winner)
+            return None
         _begun[self.digest] += 1
         tag = f"again {self.digest[:16]} {_begun[self.digest]}"
         watch = Watch(module, _times)
+        watch.on_settled = self._settled
         trial = Trial(watch, self.session.channel, self.session.timeout_s, tag)
         trial.least_share = 0.0
         trial.on_outcome = self.note
         trial.offer(self.plan.chosen, self.executable)
         trial.complete()
         return watch.execute
+
+    def _settled(self, _: str, executable: LoadedExecutable) -> None:
+        self.winner = executable
 
     def note(self, name: str, rounds: list[Round]) -> None:
         """In the call from which on ``name`` runs all. What ended before the clock had decided is no outcome."""

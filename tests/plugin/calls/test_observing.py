@@ -33,6 +33,7 @@ from tests.plugin.calls.training import (
     jitted,
     loss_of,
     named,
+    reworded_state,
     step,
     train,
     trial_of,
@@ -118,6 +119,20 @@ def test_arrays_that_lie_on_no_device_yet(observation: Observation) -> None:
     assert names(observation) == ["jit_placed"]
     loaded = [t.watch.calls for t in observation.trials if t.watch.module_name == "jit_placed"]
     assert loaded == [1, 6]
+
+
+def test_arrays_whose_sharding_is_said_in_other_words(observation: Observation) -> None:
+    """JAX compiles once, and loads what came of it for the script's arrays and again for what the step returns."""
+    call = jitted("reworded")
+    train(call, 7, reworded_state(None, None))
+    assert names(observation) == ["jit_reworded"]
+    assert [trial.watch.calls for trial in observation.trials] == [1, 6]
+    watch = observation.steps()[0].watch
+    watch.offer("again", compiled_again(watch))
+    watch.settle("again")
+    winner = watch._executables["again"]
+    for state in (fresh_state(), reworded_state(None)):
+        assert call.lower(*state, batch(0)).compile().runtime_executable() is winner
 
 
 def test_both_steps_of_a_gan(observation: Observation) -> None:

@@ -30,6 +30,12 @@ def fresh_state(width: int = 16) -> tuple[Weights, jax.Array]:
     return jax.device_put(weights, WHOLE), jax.device_put(jax.random.key(7), WHOLE)
 
 
+def reworded_state(*words: None) -> tuple[Weights, jax.Array]:
+    """:func:`fresh_state`, whose weights have the same sharding in other words."""
+    weights, key = fresh_state()
+    return jax.device_put(weights, NamedSharding(MESH, PartitionSpec(*words))), key
+
+
 def batch(number: int, rows: int = 8, width: int = 16) -> jax.Array:
     """The batch of this number."""
     drawn = np.random.default_rng(number).normal(size=(rows, width))

@@ -94,6 +94,10 @@ class LoadedModule:
 
 
 _watched_modules: weakref.WeakSet[LoadedModule] = weakref.WeakSet()
+_Loaded = tuple[LoadedExecutable, CompileRequest]
+_loaded: weakref.WeakKeyDictionary[Any, _Loaded] = weakref.WeakKeyDictionary()
+"""What each mesh executable was loaded with, and of which compile that is. JAX loads it once more without a compile
+where arguments have the same shardings in other words: those of a script's arrays, and of what its step returns."""
 _wrapped: list[tuple[Any, str, Any]] = []
 """Functions of JAX's that ours are in the place of: whose, by which name, and the function."""
 
@@ -331,9 +335,13 @@ def _leave_out_our_frames() -> None:
 
 
 def _show(observer: Observer, mesh_executable: Any) -> None:
-    last = last_compile()
-    if last is None or last[0] is not mesh_executable.xla_executable:
-        return
+    executable, last = mesh_executable.xla_executable, last_compile()
+    with _noting:
+        known = [*_loaded.values()] if last is None or last[0] is not executable else [last]
+        last = next((one for one in known if one[0] is executable), None)
+        if last is None:
+            return
+        _loaded[mesh_executable] = last
     try:
         call = mesh_executable.unsafe_call
         module = LoadedModule(last[1], mesh_executable)

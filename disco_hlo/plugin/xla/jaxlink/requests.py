@@ -81,6 +81,8 @@ class CompileRequest:
     """The most memory that it had in use on each local device, before anything of ours was there."""
     silent: threading.Event = field(default_factory=threading.Event)
     """Set while executables of this request run for us, beside the training: its Python functions are not called."""
+    on_load: Callable[[Any], Any] | None = field(default=None, repr=False)
+    """Says what runs the calls of each ``LoadedModule`` of it; None: nobody waits for JAX to load it."""
     tuner_results: Path | None = None
     """Where compiles of our own keep what XLA:GPU's autotuner picked, and find it again; None: nowhere."""
     _partitioners: tuple[Any, ...] = field(default=(), repr=False)
