@@ -151,9 +151,12 @@ class Values:
             is_settled = True
             for phi, inputs in self.phis.items():
                 found = {stands_for.get(one, one) for one in inputs} - {None}
-                new = phi if len(found) > 1 else next(iter(found), None)
-                if stands_for[phi] not in (new, phi):
-                    stands_for[phi], is_settled = new, False
+                before, new = stands_for[phi], phi if len(found) > 1 else next(iter(found), None)
+                if before in (new, phi):
+                    continue
+                if before is not None:  # what others have of it by way of this one is found anew
+                    stands_for |= {one: None for one, value in stands_for.items() if one != value == before}
+                stands_for[phi], is_settled = new, False
         for phi, value in stands_for.items():
             if value is not None:
                 self._is[phi] = value

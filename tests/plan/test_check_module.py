@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from disco_hlo.errors import PlanError
 from disco_hlo.hlo import proto
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.check_module import check_module, faults
+from disco_hlo.plan.check_reader import Values
 from disco_hlo.plan.read import read, verify
 from tests.captured import DATA, captured, stored
 from tests.modules import run_before
@@ -148,3 +150,18 @@ def test_an_order_inside_a_loop_that_overwrites_what_is_read_later_is_refused() 
         check_module(other, "gpu")
     with pytest.raises(PlanError, match="in loop1, its order runs something before what it must wait for"):
         verify(source, other, strategy)
+
+
+@pytest.mark.parametrize("order", [*permutations(range(3))])
+def test_what_can_only_be_one_value_is_that_whatever_is_looked_at_first(order: tuple[int, ...]) -> None:
+    """One loop carries x, then z. One inside begins with that, and carries y next. What a third begins with is the
+    second's, and it hands that on."""
+    values = Values()
+    one = proto.Instruction(opcode="add")
+    x, y, z, outer, inner, kept = (values.new(one, leaf, one.shape) for leaf in range(6))
+    of_phi = {outer: [x, z], inner: [outer, y], kept: [inner, kept]}
+    for place in order:
+        phi = [outer, inner, kept][place]
+        values.choose([phi], [[value] for value in of_phi[phi]])
+    values.settle()
+    assert [*map(values.itself, (outer, inner, kept))] == [outer, inner, inner]
