@@ -431,6 +431,14 @@ def test_that_a_training_ends_says_nothing_of_a_program_and_hides_no_wrong_one(
     assert not any(one.compared for one in others)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("large", "kind"), [(1e30, np.float32), (1e300, np.float64)])
+def test_squares_of_large_numbers_do_not_hide_what_is_updated(large: float, kind: Any) -> None:
+    """A diverging training: numpy's warning of an overflow stood among the script's lines."""
+    few, near, far = (np.array([large, factor * large], kind) for factor in (1.0, 1.0001, -9.0))
+    assert comparing._nearest(few, [(4, far), (7, near)]) == 7
+
+
 def test_infinite_numbers_do_not_hide_what_is_updated(recwarn: pytest.WarningsRecorder) -> None:
     """A training whose loss scale had become infinite: numpy's warning stood among the script's lines."""
     inf, nan = np.inf, np.nan
