@@ -59,10 +59,8 @@ def progress_wanted() -> bool:
         return False
 
 
-def compared(before_ns: float, after_ns: float) -> str:
-    """Two times as ``1.25x faster``, ``no faster`` or, where a plan is forced on a step, ``1.10x slower``."""
-    if abs(before_ns - after_ns) < LEAST_GAIN * before_ns:
+def compared(ratio: float) -> str:
+    """A time over another as ``1.25x faster``, ``no faster`` or, where a plan is forced on a step, ``1.10x slower``."""
+    if abs(1 - ratio) < LEAST_GAIN:
         return "no faster"
-    if after_ns > before_ns:
-        return f"{after_ns / before_ns:.2f}x slower"
-    return f"{before_ns / after_ns:.2f}x faster"
+    return f"{ratio:.2f}x slower" if ratio > 1 else f"{1 / ratio:.2f}x faster"

@@ -457,3 +457,11 @@ def test_a_plan_that_was_found_wrong_before_ctrl_c_is_not_saved(
     assert line.startswith(f"the training ended: the best plan so far is {'of no use' if error else 'in '}")
     assert line.endswith("; the next job goes on from there")
     assert "wins" not in line, "it was only timed"
+
+
+def test_the_gain_that_is_told_is_of_the_rounds_by_which_the_plan_won() -> None:
+    """A plan that won rounds by a tenth was told as "wins: no faster": the medians were of different rounds."""
+    default = Trial(DEFAULT, None, 0, times_ns=[100, 100, 100, 100, 180, 200, 200, 200, 200])
+    plan = Trial(PLAN, None, 0, times_ns=[90, 90, 90, 90, 179, 180, 180, 180, 180])
+    assert (plan.median_ns, default.median_ns) == (179, 180)
+    assert finalists._victory(plan, default) == "plan wins: 1.11x faster than XLA's default"

@@ -293,11 +293,10 @@ def _describe(plan: Plan) -> str:
     shape = f"{groups} op group{'s' * (groups != 1)}, {buckets} all-reduce bucket{'s' * (buckets != 1)}"
     if plan.structure is not UNSET:
         shape = f"{plan.structure.name}, {shape}"
-    times = {name: one.median_ns for name, one in plan.measured.results.items()} if plan.measured else {}
-    default, chosen = times.get(DEFAULT, 0), times.get(plan.chosen, 0)
-    if not default or not chosen:
+    chosen = plan.measured.results.get(plan.chosen) if plan.measured else None
+    if chosen is None or chosen.ratio is UNSET:
         return f"{shape}, {plan.prediction.default_ns / max(plan.prediction.plan_ns, 1):.2f}x predicted"
-    return f"{shape}, {compared(default, chosen)} when measured"
+    return f"{shape}, {compared(chosen.ratio)} when measured"
 
 
 def _why_compare(session: Session, slot: PlanSlot, plan: Plan, digest: str) -> str:

@@ -325,7 +325,7 @@ def save(outcome: Outcome, winner: Trial) -> bool:
 
 def _victory(winner: Trial, default: Trial) -> str:
     """What the clock says of the winner. One that was taken whatever the clock says may be no faster."""
-    gain = compared(default.median_ns, winner.median_ns)
+    gain = compared(ratio_to(winner.times_ns, default.times_ns))
     if beats(winner.times_ns, default.times_ns):
         return f"{winner.name} wins: {gain} than XLA's default"
     noise = ratio_noise(winner.times_ns, default.times_ns)

@@ -227,7 +227,7 @@ def outlook(settings: Settings, case: Case) -> str:
             f"; a plan can change {share:.0%} of it, the rest lies in loops and branches that stay as XLA compiled them"
         )
     )
-    gain = compared(default_ns, bound_ns)
+    gain = compared(bound_ns / default_ns)
     gain += "" if gain == "no faster" else " at best"
     code = (
         "" if is_cached(run.__name__) else "compile the search's code (some minutes, once on this machine), "

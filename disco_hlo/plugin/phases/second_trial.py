@@ -167,14 +167,13 @@ class _Again:
             return
         pays = name == own
         if not pays:
-            counted = [one for one in rounds if own in one]
-            times = [statistics.median(one[which] for one in counted) for which in (DEFAULT, own)]
-            gain = compared(*times)
+            ratios = [one[own] / one[DEFAULT] for one in rounds if own in one]
+            gain = compared(statistics.median(ratios))
             noise = ", which may be noise" if gain.endswith("x faster") else ""
             LOGGER.info(
                 "the plan of %s is not run: it %s, and in %d rounds of this training it was %s than XLA's default%s; "
                 "ENABLE_SEARCH=1 searches another",
-                self.plan.target.module_name, self.why, len(counted), gain, noise,
+                self.plan.target.module_name, self.why, len(ratios), gain, noise,
             )  # fmt: skip
         _outcomes[self.digest] = pays
         try:
