@@ -609,7 +609,8 @@ def _distance(few: NDArray[Any], old: NDArray[Any]) -> float:
     finite = np.isfinite(few) & np.isfinite(old)
     if not finite.any():
         return math.inf
-    both = np.stack((few, old))[:, finite].astype(np.float64)
+    both = np.stack((few, old))[:, finite]
+    both = both.astype(np.complex128 if np.iscomplexobj(both) else np.float64)
     both /= max(1e-30, float(np.abs(both).max()))  # the square of a large number is infinite
     return float(np.linalg.norm(both[0] - both[1])) / max(float(np.linalg.norm(both[0])), 1e-30)
 

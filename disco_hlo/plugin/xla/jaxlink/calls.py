@@ -80,6 +80,8 @@ class LoadedModule:
         if isinstance(inputs := mesh_executable.unsafe_call.in_handler, _Inputs):
             mesh_executable.unsafe_call.in_handler = inputs._original
         with _noting:
+            if executable is not self.executable:
+                _loaded.pop(mesh_executable, None)  # else that would keep what nobody runs any more
             for jaxpr in [
                 one for one, known in _known_calls.items() if known.executable() is mesh_executable
             ]:
@@ -96,8 +98,8 @@ class LoadedModule:
 _watched_modules: weakref.WeakSet[LoadedModule] = weakref.WeakSet()
 _Loaded = tuple[LoadedExecutable, CompileRequest]
 _loaded: weakref.WeakKeyDictionary[Any, _Loaded] = weakref.WeakKeyDictionary()
-"""What each mesh executable was loaded with, and of which compile that is. JAX loads it once more without a compile
-where arguments have the same shardings in other words: those of a script's arrays, and of what its step returns."""
+"""What each watched mesh executable was loaded with, and of which compile that is. JAX loads it once more without a
+compile where arguments have the same shardings in other words: those of a script's arrays, and of a step's results."""
 _wrapped: list[tuple[Any, str, Any]] = []
 """Functions of JAX's that ours are in the place of: whose, by which name, and the function."""
 
@@ -339,14 +341,15 @@ def _show(observer: Observer, mesh_executable: Any) -> None:
     with _noting:
         known = [*_loaded.values()] if last is None or last[0] is not executable else [last]
         last = next((one for one in known if one[0] is executable), None)
-        if last is None:
-            return
-        _loaded[mesh_executable] = last
+    if last is None:
+        return
     try:
         call = mesh_executable.unsafe_call
         module = LoadedModule(last[1], mesh_executable)
         execute = observer(module)
         if execute is not None:
+            with _noting:  # of others the request would keep XLA's default
+                _loaded[mesh_executable] = last
             call.xla_executable = _StandIn(module, execute)
             call.in_handler = _Inputs(call.in_handler)
             _watched_modules.add(module)
