@@ -207,8 +207,13 @@ def cost_digest(
     instruction: Message, computation_digest: Callable[[int], str], *, placed: bool = True
 ) -> str:
     """Digest of the attributes on which an op's time depends: all of them but how windows are padded and dilated, and
-    the order of a convolution's dimensions; and the place of a slice, unless it is ``placed``. Arguments as for
-    :func:`attribute_digest`."""
+    the order of a convolution's dimensions.
+
+    Args:
+        instruction: as for :func:`attribute_digest`.
+        computation_digest: as for it.
+        placed: whether the place of a loop's slice counts as well, on which no time depends (:func:`notes_place`).
+    """
     stripped = type(instruction)()
     stripped.CopyFrom(instruction)
     for name in _NOT_STRUCTURE:

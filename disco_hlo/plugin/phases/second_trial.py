@@ -142,7 +142,7 @@ class _Again:
     """The same on all ranks; None before it is clear."""
 
     def begin(self, module: LoadedModule) -> Execute | None:
-        """What runs its calls."""
+        """What runs its calls; None: JAX itself, what won before."""
         if self.winner is not None:
             module.settle(self.winner)
             return None
