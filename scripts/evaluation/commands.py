@@ -28,8 +28,11 @@ LINKS: Mapping[str, Mapping[str, str]] = {
         "NCCL_SHM_DISABLE": "1",
         "NCCL_IB_DISABLE": "1",
         "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_NTHREADS": "4",
+        "NCCL_NSOCKS_PERTHREAD": "4",
     },
 }
+"""Over sockets with threads of their own, without which one core is the link, and its rate changes all the time."""
 GLOO = "gloo"
 """Between processes, over the CPU's sockets."""
 _KERNELS_OFF = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from disco_hlo.hlo.collectives import ALL_REDUCE, collective_bytes, collective_k
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.costs import Costs
+from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plan.legal import check_order, check_strategy
 from disco_hlo.plan.plan import DEFAULT, Bucket, Prediction, Strategy
 from disco_hlo.plan.read import read as read_strategy
@@ -35,6 +37,7 @@ from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.collectives import AllReduceFit, InStep, fit, point_of
 from disco_hlo.profiler.profile import Collectives, Platform, Profile
+from disco_hlo.search.schedule import Scheduled
 from tests.cost_models import MadeUpCosts
 from tests.hlo.small_modules import module_of
 from tests.hlo.test_collectives import STEP as SHARDED
@@ -134,6 +137,7 @@ def test_slower_links_are_nccl_s_environment_and_no_kernels_that_go_past_it(
     assert environment == {
         "NCCL_NVLS_ENABLE": "0", "CUDA_VISIBLE_DEVICES": "0,1", "NCCL_P2P_DISABLE": "1",
         "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4",
         "XLA_FLAGS": flags,
     }  # fmt: skip
     again = dict(environment)
@@ -398,6 +402,21 @@ def test_a_search_needs_no_device(request_and_module: tuple[CompileRequest, byte
     files.save_plans(found)
     assert files.plans() == found
     assert [name for name, _, _ in found.strategies][-1].startswith("plan")
+
+
+@pytest.mark.slow  # compiles the search's code where nothing has yet
+def test_what_compiling_the_predictions_takes_is_not_of_the_budget(
+    request_and_module: tuple[CompileRequest, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Compiling(Case):
+        @functools.cached_property
+        def unfused(self) -> Scheduled:
+            time.sleep(2 * _settings(tmp_path).budget_s)
+            return super().unfused
+
+    monkeypatch.setattr(step, "Case", Compiling)
+    module = request_and_module[1]
+    assert step.search(Step(module, canonicalize(module)), profile(), _settings(tmp_path)).evaluations > 0
 
 
 def _settings(folder: Path) -> Any:

@@ -13,6 +13,10 @@ from make_tables import document, records_in
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "benchmarks"
+STAGED_BEYOND = {
+    ("llama-fsdp-scan, staged, 2", "plan"): -3.8,
+    ("llama-fsdp-scan-x8, staged, 2", "XLA's double-buffered loop"): 4.5,
+}
 
 
 def test_every_figure_is_in_a_record_or_has_a_reason() -> None:
@@ -20,7 +24,7 @@ def test_every_figure_is_in_a_record_or_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", ["cpu", "h100", "h100/llama", "h100/llama_nvlink", "h100/llama_sockets", "h200"]
+    "folder", ["cpu", "h100", "h100/llama", "h100/llama_nvlink", "h200", "h200/llama_sockets"]
 )
 def test_the_tables_are_what_the_records_make(folder: str) -> None:
     assert (RECORDS / folder / "tables.md").read_text() == document(records_in(RECORDS / folder))
@@ -28,7 +32,10 @@ def test_the_tables_are_what_the_records_make(folder: str) -> None:
 
 @pytest.mark.parametrize(
     ("link", "plans", "within", "beyond"),
-    [("", 26, 1.9, {("llama-fsdp-scan, staged, 2", "plan"): -3.8}), ("_nvlink", 33, 2.5, {})],
+    [
+        ("", 33, 1.9, STAGED_BEYOND),
+        ("_nvlink", 33, 2.5, {}),
+    ],
 )
 def test_plans_take_the_memory_that_was_predicted_as_the_page_says(
     link: str, plans: int, within: float, beyond: dict[tuple[str, str], float]
