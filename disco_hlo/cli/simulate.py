@@ -31,7 +31,7 @@ from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.optimize.costs import Costs, Network, costs_for
 from disco_hlo.optimize.gains import Gain, gains
 from disco_hlo.optimize.regions import StepTimes, lower_bound, step_times
-from disco_hlo.optimize.sends import sends_of
+from disco_hlo.optimize.sends import sends_ns, sends_of
 from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.printable import Strings, printable, size_text, time_text
@@ -116,9 +116,10 @@ def simulate(
     is_whole = region == ENTRY
     exposed = {name: one.exposed_ns for name, one in found.items() if source.regions and is_whole}
     shown_graph = source.computations[region].graph
-    sends = list(sends_of(shown_graph))
     sent = {
-        name: int(one.costs[region].op_ns(shown_graph)[sends].sum()) for name, one in found.items() if sends
+        name: sum(sends_ns(shown_graph, one.costs[region]).values())
+        for name, one in found.items()
+        if sends_of(shown_graph)
     }
     timelines = {name: one.predicted[region].timeline for name, one in found.items()}
     if as_json:
@@ -210,7 +211,7 @@ def _print(
     for name, text in rows:
         add_row(made, name, *map(text, timelines.values()))
     if sent:
-        add_row(made, "sends, which count as compute", *map(time_text, sent.values()))
+        add_row(made, "sends", *map(time_text, sent.values()))
     if exposed:
         add_row(made, "exposed in all regions", *map(time_text, exposed.values()))
     show(made, "", aside=aside)

@@ -33,11 +33,12 @@ from disco_hlo.hlo.flatten import (
     ModuleIndex,
     SourceInstruction,
     flatten,
+    is_transfer,
     unpack_concatenated,
     with_copies,
 )
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape, is_cloned
-from disco_hlo.hlo.opcodes import COLLECTIVES, TRANSFERS, Counts, kind_of, operation_counts
+from disco_hlo.hlo.opcodes import COLLECTIVE, COLLECTIVES, Counts, kind_of, operation_counts
 from disco_hlo.hlo.overwrites import Overwrites, overwrites
 from disco_hlo.hlo.proto import Message, digest
 from disco_hlo.hlo.regions import ENTRY, Call, Region, regions_called, scheduled_computations, trip_count
@@ -362,7 +363,7 @@ def _nodes(
                 flops=fact.counts.flops,
                 transcendentals=fact.counts.transcendentals,
                 dimensions=tuple(op.proto.dimensions),
-                collective=fact.collective,
+                collective=_of_bucket(op.proto.opcode, fact.collective, node_id),
                 groups=fact.groups,
                 name=op.proto.name,
                 source=fact.source,
@@ -370,6 +371,11 @@ def _nodes(
             )
         )
     return tuple(nodes)
+
+
+def _of_bucket(opcode: str, attributes: str, node: int) -> str:
+    """What those of one bucket have in common; what shares none has a name of its own."""
+    return attributes if not attributes or COLLECTIVE[opcode].shares else f"{attributes} n{node}"
 
 
 def _readers_of_apart(flat: FlatComputation, numbering: Numbering, apart: Collection[int]) -> dict[int, int]:
@@ -389,7 +395,7 @@ def _readers_of_apart(flat: FlatComputation, numbering: Numbering, apart: Collec
 def _kind(op: FlatOp, shape: Shape, *, shared: bool) -> Kind:
     """What may be done with an op; ``shared``: others read the buffer that is overwritten. Computed again for them it
     would be merged with the ops that it is to be kept apart from."""
-    if op.proto.opcode in TRANSFERS and len(op.operands) == 1:
+    if len(op.operands) == 1 and is_transfer(op.proto, 1):
         return Kind.ALL_REDUCE
     kind = kind_of(op.proto.opcode)
     # XLA:CPU divides by zero, and the process ends, where it compiles a fusion of an array without elements.

@@ -228,6 +228,11 @@ class CostModel(ABC):
         reads. All alike unless a model looks at what made an array."""
         return np.zeros(len(graph), np.int64)
 
+    def transfers_ns(self, graph: Graph) -> Mapping[int, int]:
+        """Of nodes that travel what those take whose kind and bytes do not say it."""
+        del graph  # all go by their kind's line unless a model knows better
+        return {}
+
     def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
         """Of each node as a kernel of its own, the share of its time that must be done before a collective begins
         during it, ``[len(graph)]``. None unless that was measured."""
@@ -274,12 +279,17 @@ def on_one_line(graph: Graph, model: CostModel) -> OnOneLine:
         nodes, key=lambda kind: (lines[kind].lines[-1].ns_per_byte > 0, int(exact[nodes[kind]].sum()))
     )
     line, smallest = lines[chosen], int(exact[nodes[chosen]].min())
-    times_ns = {kind: lines[kind].exact(exact[members]) for kind, members in nodes.items()}
-    least_ns = max(0.0, min(float(some.min()) for some in times_ns.values()))
+    times_ns = np.zeros(len(graph))
+    for kind, members in nodes.items():
+        times_ns[members] = lines[kind].exact(exact[members])
+    others = model.transfers_ns(graph)
+    times_ns[list(others)] = list(others.values())
+    least_ns = max(0.0, float(times_ns[list(graph.all_reduces)].min()))
     if smallest > 1 and least_ns < line.exact(0):
         line = line.down_to(least_ns, smallest)
-    for kind, members in nodes.items():
-        # What takes no more than the least one is one of a byte still: no bytes mean no collective.
-        as_long = np.maximum(line.sizes(times_ns[kind]), np.minimum(exact[members], 1))
-        sizes[members] = exact[members] if kind == chosen else as_long
+    as_they_are = [node for node in nodes.pop(chosen) if node not in others]
+    sizes[as_they_are] = exact[as_they_are]
+    as_long = sorted({*graph.all_reduces} - {*as_they_are})
+    # What takes no more than the least one is one of a byte still: no bytes mean no collective.
+    sizes[as_long] = np.maximum(line.sizes(times_ns[as_long]), np.minimum(exact[as_long], 1))
     return OnOneLine(line, sizes)

@@ -225,7 +225,7 @@ class _Flattener:
             self.sources[-1].role = "done"
             self.sources[-1].ops = self.sources[self.started[instruction.operand_ids[0]]].ops
             return operands[0]
-        if opcode in TRANSFERS:
+        if is_transfer(instruction, len(operands)):
             return self._collective(instruction, operands)
         if opcode == "opt-barrier":
             return self._barrier(instruction, operands[0])
@@ -285,7 +285,7 @@ class _Flattener:
             return None
         *parameters, inner = self.index.computation(instruction.called_computation_ids[0]).instructions
         by_number = sorted(parameters, key=lambda one: int(one.parameter_number))
-        is_plain = inner.opcode in TRANSFERS and all(one.opcode == "parameter" for one in parameters)
+        is_plain = is_transfer(inner, len(parameters)) and all(one.opcode == "parameter" for one in parameters)
         if not is_plain or [one.id for one in by_number] != list(inner.operand_ids):
             return None
         named = Instruction()
@@ -306,6 +306,14 @@ class _Flattener:
             del one.operand_shapes_with_layout[:]
             single.append(self._emit(one, [member]))
         return single[0] if len(single) == 1 else single
+
+
+def is_transfer(instruction: Message, arrays: int) -> bool:
+    """Whether an instruction of so many arrays is a collective that a plan moves: of several only where each could be
+    one of its own."""
+    if instruction.opcode not in TRANSFERS:
+        return False
+    return COLLECTIVE[instruction.opcode].shares or (arrays == 1 and not instruction.shape.tuple_shapes)
 
 
 def _is_in_place(update: Message, body: Message) -> bool:

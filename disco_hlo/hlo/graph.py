@@ -129,8 +129,7 @@ class Node:
     """The ``dimensions`` attribute: of a broadcast where each operand dimension goes, of a reduce what
     is reduced, of a transpose the permutation, of a concatenate the axis."""
     collective: str = ""
-    """For collectives: digest of devices, reduction and mode. Only equal ones may share a bucket, and only
-    all-reduces have equal ones."""
+    """For collectives: digest of devices, reduction and mode. Only equal ones may share a bucket."""
     groups: tuple[tuple[int, ...], ...] = ()
     """Of a collective the devices that take part together (:class:`~disco_hlo.hlo.collectives.CollectiveKind`)."""
     name: str = ""

@@ -54,7 +54,9 @@ class Collective:
     """What its opcode says of a collective."""
 
     travels: bool = False
-    """Whether it may overlap with kernels as a plan says, and share a bucket, where it is of one array."""
+    """Whether it may overlap with kernels as a plan says, where it is of one array."""
+    shares: bool = False
+    """Whether one instruction with several arrays does to each what one of its own would."""
     concatenates: bool = False
     """Whether a bucket may be one vector: each element is computed by itself, wherever it is."""
     in_place: bool = False
@@ -72,13 +74,15 @@ class Collective:
 
 
 COLLECTIVE = {
-    "all-gather": Collective(travels=True),
-    "all-reduce": Collective(travels=True, concatenates=True, in_place=True, reduces=True, ring_share=1.0),
-    "all-to-all": Collective(),
-    "collective-broadcast": Collective(in_place=True, leaves_out=True, passes_on=True),
-    "collective-permute": Collective(names_pairs=True, passes_on=True),
+    "all-gather": Collective(travels=True, shares=True),
+    "all-reduce": Collective(
+        travels=True, shares=True, concatenates=True, in_place=True, reduces=True, ring_share=1.0
+    ),
+    "all-to-all": Collective(travels=True),
+    "collective-broadcast": Collective(travels=True, in_place=True, leaves_out=True, passes_on=True),
+    "collective-permute": Collective(travels=True, names_pairs=True, passes_on=True),
     "ragged-all-to-all": Collective(),
-    "reduce-scatter": Collective(travels=True, reduces=True),
+    "reduce-scatter": Collective(travels=True, shares=True, reduces=True),
 }
 """By opcode. A new collective is one line."""
 COLLECTIVES = frozenset(COLLECTIVE)

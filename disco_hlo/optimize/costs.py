@@ -100,8 +100,17 @@ class Costs(MeasuredCosts):
             elif opcode in COLLECTIVES | SENDS and op.kind != Kind.ALL_REDUCE:
                 times[op.id] = self.collective(CollectiveKind(opcode, op.groups))(sent_bytes(graph, op.id))
         for node, one in self._inner(graph).items():
-            times[node] = one.takes_ns
+            if graph.nodes[node].kind != Kind.ALL_REDUCE:
+                times[node] = one.takes_ns
         return times
+
+    def transfers_ns(self, graph: Graph) -> Mapping[int, int]:
+        """Of nodes that travel those that take another time than their kind's."""
+        return {
+            node: one.takes_ns
+            for node, one in self._inner(graph).items()
+            if graph.nodes[node].kind == Kind.ALL_REDUCE
+        }
 
     def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
         """Memory that ops need while they run, beside what they are given and return; 0 for ops not named."""
@@ -167,7 +176,7 @@ class Costs(MeasuredCosts):
 
 
 def sent_bytes(graph: Graph, node: int) -> int:
-    """Of a collective that does not overlap as a plan says. What begins one leaves a tuple: its operand counts."""
+    """Of a send or another collective. What begins one leaves a tuple: its operand counts."""
     if graph.nodes[node].shape.dtype != "tuple":
         return collective_bytes(graph, node)
     return sum(graph.nodes[operand].shape.size_bytes for operand in graph.nodes[node].operands)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind, Groups
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.cost_model import on_one_line
+from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.proto import DetailedInstruction, DetailedModule, serialize
 from disco_hlo.optimize.costs import SENDS, Costs, Inner, sent_bytes
 from disco_hlo.structure.program import Program
@@ -25,6 +26,19 @@ Sends = dict[int, Groups]
 def sends_of(graph: Graph) -> tuple[int, ...]:
     """The sends of a region."""
     return tuple(node.id for node in graph.nodes if node.opcode.removesuffix("-start") in SENDS)
+
+
+def sends_ns(graph: Graph, costs: Costs) -> dict[int, int]:
+    """What each send of a region takes, whether it may overlap with kernels as a plan says or not."""
+    sends, ops_ns = sends_of(graph), costs.op_ns(graph)
+    if not any(graph.nodes[node].kind is Kind.ALL_REDUCE for node in sends):
+        return {node: int(ops_ns[node]) for node in sends}
+    line, size_bytes = on_one_line(graph, costs)
+    transfers_ns = line(size_bytes[list(sends)]).tolist()
+    return {
+        node: int(ns if graph.nodes[node].kind is Kind.ALL_REDUCE else ops_ns[node])
+        for node, ns in zip(sends, transfers_ns, strict=True)
+    }
 
 
 def sent_by_groups(source: CanonicalModule) -> dict[str, Sends]:
@@ -48,7 +62,7 @@ def in_shards(graph: Graph, costs: Costs, sends: Sends, *, overlapped: bool) -> 
         sends: what can go in shards.
         overlapped: whether a send and its gather go buffer tile by buffer tile, else one after the other.
     """
-    whole_ns, taken = costs.op_ns(graph), dict[int, Inner]()
+    whole_ns, taken = sends_ns(graph, costs), dict[int, Inner]()
     for node, groups in sends.items():
         size = sent_bytes(graph, node)
         pairs = CollectiveKind("collective-permute", graph.nodes[node].groups)

@@ -7,17 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-LAST = '    "reduce-scatter": Collective(travels=True, reduces=True),\n'
+LAST = '    "reduce-scatter": Collective(travels=True, shares=True, reduces=True),\n'
 MADE_UP = (
     # Its name, what the table says of it, the form of a bucket, its share of a ring, and where it is looked at.
     (
         "all-mean",
-        "travels=True, concatenates=True, in_place=True, reduces=True, ring_share=1.0",
+        "travels=True, shares=True, concatenates=True, in_place=True, reduces=True, ring_share=1.0",
         "concat",
         1.0,
         "gpu",
     ),
-    ("part-mean", "travels=True, reduces=True", "variadic", 0.5, "cpu"),
+    ("part-mean", "travels=True, shares=True, reduces=True", "variadic", 0.5, "cpu"),
 )
 """One like an all-reduce, one like a reduce-scatter."""
 STEP = """

@@ -70,7 +70,7 @@ def test_each_collective_has_a_kind_and_bytes() -> None:
         "all-to-all": 128,
         "collective-permute {0,1},{1,2},{2,3},{3,0}": 128,
     }
-    assert sorted(moved_bytes(graph).tolist())[-4:] == [0, 64, 128, 128], "the first two kinds, and the third"
+    assert sorted(moved_bytes(graph).tolist())[-6:] == [0, *sorted(found.values())]
 
 
 def test_hundreds_of_devices_have_a_short_name() -> None:
@@ -127,7 +127,10 @@ def test_each_collective_counts_as_the_all_reduce_that_takes_as_long() -> None:
     line, sizes = on_one_line(graph, OwnLines(LINE, own={"all-gather {0,1},{2,3}": gathers}))
     found = {graph.nodes[node].opcode: int(sizes[node]) for node in graph.all_reduces}
     assert line == LINE
-    assert found == {"all-reduce": 128, "all-gather": 999, "reduce-scatter": round(128 / 3)}
+    assert found == {
+        "all-reduce": 128, "all-gather": 999, "reduce-scatter": round(128 / 3), "all-to-all": 64,
+        "collective-permute": round(128 / 1.5),
+    }  # fmt: skip
     assert line([999]).tolist() == [1099], "next to the 1140 ns of 64 bytes gathered"
 
 
@@ -148,7 +151,9 @@ def test_a_line_that_ends_flat_makes_no_other_collective_free() -> None:
     flat = LinearPieces.of((0, 0.0, 20.0))
     line, sizes = on_one_line(graph, OwnLines(flat, own={"all-gather {0,1},{2,3}": gathers}))
     found = {graph.nodes[node].opcode: line([sizes[node]]).tolist() for node in graph.all_reduces}
-    assert found == {"all-gather": [1140], "all-reduce": [20], "reduce-scatter": [20]}
+    assert found.pop("all-gather") == [1140]
+    assert len(found) == 4
+    assert all(took == [20] for took in found.values())
     assert line([64, 1000]).tolist() == gathers([64, 1000]).tolist()
     assert never_falls(line.lines)
 

@@ -30,6 +30,7 @@ from disco_hlo.optimize.costs import (
     formula,
     machine_of,
 )
+from disco_hlo.optimize.sends import sends_ns
 from disco_hlo.plan.plan import Group
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
@@ -191,9 +192,10 @@ def test_on_a_machine_a_step_s_sends_take_what_its_links_say(
 ) -> None:
     step = canonicalize(module_of(SENDS))
     costs = costs_of(profile, step).on(load_machine("h200"), devices)
-    took = dict(
-        zip((node.opcode for node in step.graph.nodes), costs.op_ns(step.graph).tolist(), strict=True)
-    )
+    ops_ns = costs.op_ns(step.graph).tolist()
+    took = {node.opcode: ops_ns[node.id] for node in step.graph.nodes}
+    assert took["collective-permute"] == 0, "it travels"
+    took |= {step.graph.nodes[node].opcode: ns for node, ns in sends_ns(step.graph, costs).items()}
     assert took["collective-permute"] == pytest.approx(1e6 / 370.8 + 11_800, abs=2), (
         "its pairs are of one node"
     )

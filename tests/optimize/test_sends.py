@@ -10,7 +10,7 @@ from disco_hlo.hlo.proto import DetailedModule
 from disco_hlo.optimize.costs import Costs, costs_of
 from disco_hlo.optimize.gains import gains, producers
 from disco_hlo.optimize.regions import step_times
-from disco_hlo.optimize.sends import in_shards, sends_of, sent_by_groups
+from disco_hlo.optimize.sends import in_shards, sends_ns, sent_by_groups
 from disco_hlo.plan.read import read
 from disco_hlo.whatif.coconet import in_tiles_ns
 from disco_hlo.whatif.machine import collective_ns, load, send
@@ -66,8 +66,8 @@ def on_h200(step: CanonicalModule) -> Costs:
 
 
 def sent_ns(graph: Graph, costs: Costs) -> int:
-    (node,) = sends_of(graph)
-    return int(costs.op_ns(graph)[node])
+    (sent,) = sends_ns(graph, costs).values()
+    return sent
 
 
 def replicated(step: CanonicalModule) -> CanonicalModule:

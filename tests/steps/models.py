@@ -499,6 +499,32 @@ def mapped_by_hand(dtype: Any = np.float32) -> Step:
     return jax.jit(shard_map_step, donate_argnums=(0,)), placed
 
 
+def exchanged() -> Step:
+    """A layer whose devices take turns with their halves of the batch, exchange features and pass gradients on."""
+    weights = {"w0": random(60, 16, 16), "w1": random(61, 16, 16)}
+    around = [(0, 1), (1, 0)]
+
+    def loss(p: Any, x: Any) -> Any:
+        own = jnp.tanh(x @ p["w0"])
+        theirs = jax.lax.ppermute(own, "data", around)
+        mixed = jax.lax.all_to_all(jnp.sin(own), "data", 1, 0, tiled=True)
+        shifted = jax.lax.ppermute(x @ p["w1"], "data", around[:1])
+        return jnp.mean((own * theirs + shifted) ** 2) + jnp.mean(mixed)
+
+    def exchanged_step(p: Any, x: Any) -> Any:
+        def inner(p: Any, x: Any) -> Any:
+            value, gradients = jax.value_and_grad(loss)(p, x)
+            gradients = jax.tree.map(lambda g: jax.lax.pmean(g, "data"), gradients)
+            return jax.tree.map(lambda a, g: a - 0.1 * g, p, gradients), jax.lax.pmean(value, "data")
+
+        specs = PartitionSpec(), PartitionSpec("data")
+        mapped = jax.shard_map(inner, mesh=mesh(), in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+        return mapped(p, x)
+
+    placed = jax.device_put(weights, replicated()), jax.device_put(random(62, 16, 16), split())
+    return jax.jit(exchanged_step, donate_argnums=(0,)), placed
+
+
 def pmapped(dtype: Any = np.float32) -> Step:
     """The same step under pmap: replicas instead of partitions, all-reduces without channels."""
     parameters = {f"w{i}": np.stack([random(i, 32, 32, dtype=dtype)] * DEVICES) for i in range(3)}

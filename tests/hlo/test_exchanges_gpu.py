@@ -1,0 +1,106 @@
+"""All-to-alls, permutations and broadcasts as transfers of a plan: moved as any collective, each by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from disco_hlo.errors import IllegalStrategyError
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.graph import Kind
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.plan import Bucket
+from disco_hlo.plan.read import read, verify
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import one_bucket, unfused
+from tests.modules import module_of
+
+CONFIG = 'backend_config={"operation_queue_id":"0"}'
+ARRAY = "f32[8,4]{1,0}"
+EXCHANGES = {
+    "all-to-all": "replica_groups={{0,1}}, dimensions={0}",
+    "collective-permute": "source_target_pairs={{0,1},{1,0}}",
+    "collective-broadcast": "replica_groups={{0,1}}",
+}
+OF_TWO = """
+HloModule jit_step, is_scheduled=true, num_partitions=2
+
+ENTRY %main (x: f32[8,4], y: f32[8,4]) -> (f32[8,4], f32[8,4]) {
+  %x = f32[8,4]{1,0} parameter(0)
+  %y = f32[8,4]{1,0} parameter(1)
+  ROOT %both = (f32[8,4]{1,0}, f32[8,4]{1,0}) all-to-all(%x, %y), channel_id=1, replica_groups={{0,1}}
+}
+"""
+"""Each device gives x to the first and y to the second of its group: no exchange of x and one of y."""
+
+
+def step(opcode: str) -> CanonicalModule:
+    """Two exchanges of arrays of their own as XLA:GPU writes them, with a kernel beside the first."""
+    said = EXCHANGES[opcode]
+    return canonicalize(module_of(f"""
+HloModule jit_step, is_scheduled=true, num_partitions=2
+
+%one (s: f32[8,4]) -> f32[8,4] {{
+  %s = {ARRAY} parameter(0)
+  ROOT %exchange.1 = {ARRAY} {opcode}(%s), channel_id=1, {said}
+}}
+
+%two (q: f32[8,4]) -> f32[8,4] {{
+  %q = {ARRAY} parameter(0)
+  ROOT %exchange.2 = {ARRAY} {opcode}(%q), channel_id=2, {said}
+}}
+
+%negated (p0: f32[8,4]) -> f32[8,4] {{
+  %p0 = {ARRAY} parameter(0)
+  ROOT %negate.1 = {ARRAY} negate(%p0)
+}}
+
+%beside (p2: f32[8,4]) -> f32[8,4] {{
+  %p2 = {ARRAY} parameter(0)
+  ROOT %abs.1 = {ARRAY} abs(%p2)
+}}
+
+ENTRY %main (x: f32[8,4]) -> (f32[8,4], f32[8,4]) {{
+  %x = {ARRAY} parameter(0)
+  %first = {ARRAY} fusion(%x), kind=kLoop, calls=%negated, {CONFIG}
+  %start.1 = (({ARRAY}), {ARRAY}) async-start(%first), calls=%one
+  %other = {ARRAY} fusion(%x), kind=kLoop, calls=%beside, {CONFIG}
+  %done.1 = {ARRAY} async-done(%start.1)
+  %start.2 = (({ARRAY}), {ARRAY}) async-start(%other), calls=%two
+  %done.2 = {ARRAY} async-done(%start.2)
+  ROOT %out = ({ARRAY}, {ARRAY}) tuple(%done.1, %done.2)
+}}
+"""))  # fmt: skip
+
+
+@pytest.mark.parametrize("opcode", EXCHANGES)
+def test_xlas_own_order_is_read_and_another_can_be_written(opcode: str) -> None:
+    source = step(opcode)
+    graph, xla = source.graph, read(source)
+    assert [graph.nodes[node].opcode for node in graph.all_reduces] == [opcode, opcode]
+    negated, one, beside, *_ = xla.order
+    first = one.removesuffix(".start")
+    second = "b1" if first == "b0" else "b0"
+    assert xla.order == (
+        negated, f"{first}.start", beside, f"{first}.done", f"{second}.start", f"{second}.done",
+    )  # fmt: skip
+    other = (beside, f"{second}.start", negated, f"{first}.start", f"{second}.done", f"{first}.done")
+    for strategy in (xla, unfused(graph), replace(xla, order=other)):
+        verify(source, apply(strategy, source), strategy)
+
+
+@pytest.mark.parametrize("opcode", EXCHANGES)
+def test_two_never_share_a_bucket(opcode: str) -> None:
+    graph = step(opcode).graph
+    together = replace(unfused(graph), buckets=(Bucket(graph.all_reduces, "variadic"),), order=())
+    assert len(one_bucket(graph).buckets) == 2
+    with pytest.raises(IllegalStrategyError):
+        check_strategy(graph, together, unit_graph(graph, together), ())
+
+
+def test_an_all_to_all_of_several_arrays_stays_one_and_where_it_is() -> None:
+    graph = canonicalize(module_of(OF_TWO)).graph
+    (exchange,) = [node for node in graph.nodes if node.opcode == "all-to-all"]
+    assert (exchange.kind, len(exchange.operands), graph.all_reduces) == (Kind.FIXED, 2, ())
