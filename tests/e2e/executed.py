@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,13 @@ def _is_ours(serialized: bytes) -> bool:
     [entry] = [one for one in module.computations if one.id == module.entry_computation_id]
     names = [one.name for one in entry.instructions if one.opcode in ("fusion", "all-reduce")]
     return bool(names) and all(re.match(r"[gbn]\d+_", name) for name in names)
+
+
+def assert_defaults(runs: Sequence[Run], defaults: Sequence[Run]) -> None:
+    """Each rank executed what it does without us, with the same losses."""
+    for run, default in zip(runs, defaults, strict=True):
+        assert digest(run) == digest(default)
+        assert_same_losses(run, default)
 
 
 def assert_same_losses(run: Run, other: Run) -> None:

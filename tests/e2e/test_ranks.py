@@ -23,7 +23,16 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from tests.as_searched import without_measurements
 from tests.e2e.conftest import new_job
-from tests.e2e.executed import assert_same_losses, difference, digest, edited, is_ours, plan_in, slot_of
+from tests.e2e.executed import (
+    assert_defaults,
+    assert_same_losses,
+    difference,
+    digest,
+    edited,
+    is_ours,
+    plan_in,
+    slot_of,
+)
 from tests.e2e.jobs import LIMIT_S, Job, Run, until_it_says
 from tests.known_times import know_all, know_device
 
@@ -43,11 +52,10 @@ def assert_all_execute_the_plan(runs: list[Run], directory: Path, alone: list[Ru
 
 def assert_all_default(runs: list[Run], alone: list[Run], text: str) -> None:
     """XLA's default on every rank, with one line, from rank 0."""
-    for rank, (run, default) in enumerate(zip(runs, alone, strict=True)):
+    for rank, run in enumerate(runs):
         troubles = [line for line in run.log if line.startswith("disco: warning:")]
         assert [text in line for line in troubles] == [True] * (rank == 0), run.log
-        assert digest(run) == digest(default)
-        assert_same_losses(run, default)
+    assert_defaults(runs, alone)
 
 
 @pytest.mark.parametrize(("switch", "lacking"), [("1", 1), ("0", 0)])
@@ -61,9 +69,7 @@ def test_a_rank_without_the_switch_is_not_waited_for(
     [line] = runs[1 - lacking].log
     assert f"all steps are left alone: of 2 ranks, rank {lacking} does not have ENABLE_SEARCH" in line
     assert runs[lacking].log == []
-    for run, default in zip(runs, alone, strict=True):
-        assert digest(run) == digest(default)
-        assert_same_losses(run, default)
+    assert_defaults(runs, alone)
 
 
 def test_under_mpi_a_search_and_its_enactment(together: tuple[Job, list[Run]], alone: list[Run]) -> None:
@@ -185,14 +191,8 @@ def test_a_fastest_candidate_that_is_wrong_on_one_rank_is_taken_by_none(
     runs = job.train_ranks(
         fault="plan_wins", ENABLE_SEARCH="1", each=[{}, {"fault": "one_element_off"}], DISCO_LOG="debug"
     )
-    assert (
-        len(
-            runs[0].lines(
-                "plan: timed, and then left out: compared: rank 1: output 0 differs from XLA's default at [0"
-            )
-        )
-        == 1
-    )
+    why = "compared: rank 1: output 0 differs from XLA's default at [0"
+    assert len(runs[0].lines(f"plan: timed, and then left out: {why}")) == 1
     assert len(runs[0].lines("nothing beats XLA's default beyond noise")) == 1
     for run, default in zip(runs, alone, strict=True):
         assert not is_ours(run)
@@ -279,9 +279,7 @@ def test_ctrl_c_on_another_rank_ends_the_search_on_all_and_training_goes_on(
     # Whether it has found something by then is chance: it is ended within a candidate.
     assert len(runs[0].lines("interrupted")) == 1
     assert len(runs[1].lines("interrupted: the search is ended")) == 1
-    for run, default in zip(runs, alone, strict=True):
-        assert digest(run) == digest(default)
-        assert_same_losses(run, default)
+    assert_defaults(runs, alone)
 
 
 @pytest.mark.product_only
@@ -296,9 +294,7 @@ def test_ctrl_c_on_another_rank_while_the_step_is_profiled_leaves_nobody_in_an_a
     search.processes[1].send_signal(signal.SIGINT)
     runs = search.finish()
     assert len(runs[0].lines("interrupted before the search; this run goes on with XLA's default")) == 1
-    for run, default in zip(runs, alone, strict=True):
-        assert digest(run) == digest(default)
-        assert_same_losses(run, default)
+    assert_defaults(runs, alone)
 
 
 @pytest.mark.product_only

@@ -43,6 +43,5 @@ def test_another_order_of_execution_is_a_difference() -> None:
     lines = given.splitlines()
     at = next(i for i, line in enumerate(lines) if "%again =" in line)
     lines[at], lines[at + 1] = lines[at + 1], lines[at]
-    assert (
-        executed_difference(module_of(given), module_of("\n".join(lines))) == "order differs from position 1"
-    )
+    found = executed_difference(module_of(given), module_of("\n".join(lines)))
+    assert found == "order differs from position 1"

@@ -154,10 +154,12 @@ def test_several_modules_of_many_ops_are_verified_at_once_by_other_interpreters(
 
 
 def test_what_is_begun_is_compiled_meanwhile_and_fails_at_the_end(tmp_path: Path) -> None:
+    """So does what is done with a compiled module."""
     goes_on = threading.Event()
 
     def then(trial: Trial) -> None:
         assert goes_on.wait(60), "the caller has not come back"
+        trial.executed = executables.read_executable(trial.executable)
         if trial.name == "wrong":
             raise ProfileError("unread")
 
@@ -172,22 +174,7 @@ def test_what_is_begun_is_compiled_meanwhile_and_fails_at_the_end(tmp_path: Path
         return trials
 
     trials: list[Trial] = in_session(tmp_path, look)
-    assert [trial.error for trial in trials] == ["", "unread"]
-
-
-def test_what_is_done_with_a_compiled_module_fails_as_its_compile_does(tmp_path: Path) -> None:
-    def then(trial: Trial) -> None:
-        trial.executed = executables.read_executable(trial.executable)
-        if trial.name == "wrong":
-            raise ProfileError("unread")
-
-    def look(session: Session, source: CanonicalModule) -> list[Trial]:
-        trials = [Trial("right", unfused(source.graph), 0), Trial("wrong", unfused(source.graph), 0)]
-        compile_trials(session, source, trials, tag="candidate", then=then)
-        return trials
-
-    trials: list[Trial] = in_session(tmp_path, look)
-    assert [(one.error, bool(one.executed)) for one in trials] == [("", True), ("unread", True)]
+    assert [(trial.error, bool(trial.executed)) for trial in trials] == [("", True), ("unread", True)]
 
 
 def test_what_cannot_win_is_not_timed_to_the_end(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from msgspec import UNSET
 
-from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS, Candidate
@@ -34,6 +33,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from tests.graphs import graph_of
 from tests.plugin.handled import in_session
+from tests.plugin.sessions import session_of
 
 STEP = graph_of("param\nwhile 0\nexp 1\nall-reduce 2\ntuple 3")
 
@@ -189,8 +189,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Compile:
         monkeypatch.setattr(finalists, "compile_trials", compile_trials)
         monkeypatch.setattr(finalists, "compiles_at_once", lambda _: at_once)
         monkeypatch.setattr(finalists, "time", clock)
-        settings = Settings(search=True, directory=tmp_path, budget_s=120.0)
-        session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
+        session = session_of(tmp_path, budget_s=120.0)
         trials = [Trial(name, None if name == DEFAULT else Strategy(), 0) for name in names]
         ended = finalists.compile_finalists(session, None, trials, stop)  # type: ignore[arg-type]
         return waves, [trial.name for trial in trials], ended
@@ -290,8 +289,7 @@ def test_parts_of_a_plan_are_measured_that_would_beat_the_winner_if_they_took_wh
 
     monkeypatch.setattr(finalists, "compile_and_measure", timed)
     monkeypatch.setattr(finalists, "compare_with_default", lambda *one: setattr(one[2][0], "compared", True))
-    settings = Settings(search=True, directory=tmp_path, **asked)
-    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
+    session = session_of(tmp_path, **asked)
     restructured: Any = object()
     trials = [
         Trial(DEFAULT, None, 1000),
@@ -318,7 +316,7 @@ def test_parts_that_cannot_be_made_cost_no_winner(tmp_path: Path, monkeypatch: p
         raise IllegalStrategyError("no order")
 
     monkeypatch.setattr(finalists, "compile_and_measure", timed)
-    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+    session = session_of(tmp_path)
     winner = _winner(session, [Trial(DEFAULT, None, 100), Trial(PLAN, Strategy(), 85)], tmp_path, parts)
     assert winner is not None
     assert winner.name == PLAN
@@ -346,7 +344,7 @@ def test_a_second_batch_does_not_say_again_what_cannot_be_compiled(
 
     monkeypatch.setattr(finalists, "compile_finalists", compiled)
     monkeypatch.setattr(finalists, "measure", timed)
-    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+    session = session_of(tmp_path)
     trials = [Trial(DEFAULT, None, 100), Trial(PLAN, Strategy(), 85)]
     with caplog.at_level(logging.INFO, "disco_hlo"):
         _winner(session, trials, tmp_path, lambda: [Candidate(OUR_ORDER, Strategy(), 95)])
@@ -443,7 +441,7 @@ def test_a_plan_that_was_found_wrong_before_ctrl_c_is_not_saved(
 ) -> None:
     written: list[str] = []
     monkeypatch.setattr(finalists, "_write", lambda _outcome, trial: written.append(trial.name))
-    session = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+    session = session_of(tmp_path)
     slot = PlanStore(tmp_path).slot("0" * 64, "cpu", "cpu", 2, 1)
     found: Any = SimpleNamespace(prediction=SimpleNamespace(plan_ns=1, default_ns=2))
     trials = [Trial(DEFAULT, None, 2), Trial(PLAN, Strategy(), 1, times_ns=[1, 1], error=error)]

@@ -28,7 +28,7 @@ from disco_hlo.plugin.measuring.room import limited_bytes
 from disco_hlo.plugin.phases import keeping, structure_search
 from disco_hlo.plugin.phases.keeping import Ranked, in_part, is_near, most_bytes, needed_bytes, with_room
 from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
-from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import Restructured, early_module, enacted
 from disco_hlo.plugin.xla import compiles
@@ -40,6 +40,7 @@ from disco_hlo.structure.choose import Chosen
 from disco_hlo.structure.moves import Double, to_json
 from disco_hlo.structure.propose_loops import KEPT_IN_PART, KEPT_IN_PART_NAMES, InPart, kept_in_part
 from tests.activation.stores import on_ranks
+from tests.plugin.sessions import session_of
 from tests.plugin.test_structure import SCANNED, found, parsed, profile
 from tests.steps.intercept import intercept
 from tests.structure.test_keep import step
@@ -109,32 +110,49 @@ def part_of(room_bytes: int) -> InPart:
     return InPart(dict.fromkeys(KEPT_IN_PART_NAMES, MOVES) if held_bytes else {}, chosen)
 
 
-def kept_by(
-    monkeypatch: pytest.MonkeyPatch, needed_mib: list[int], most_mib: int, peak_mib: int = 60
-) -> tuple[list[str], list[int], list[str]]:
-    """Names of what is kept in part, the rooms asked for in MiB, and what is said, of a step that needs ``peak_mib``,
-    where XLA needs so much for each structure that is compiled."""
+EARLY: Any = SimpleNamespace(module=b"", copies=True, run=here)
+
+
+def needing(peak_mib: int) -> Any:
+    """A step that needs so much."""
+    return SimpleNamespace(default=SimpleNamespace(peak_bytes=peak_mib * MIB), costs=None)
+
+
+def done(early: bytes) -> Future[Any]:
+    """A structure that was made."""
+    future: Future[Any] = Future()
+    future.set_result(SimpleNamespace(early=early))
+    return future
+
+
+def rooms_asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rooms in MiB for which values to keep are chosen from now on; an executable is the bytes that it needs."""
     rooms: list[int] = []
-    needed = iter(needed_mib)
 
     def chosen(_module: bytes, _prices: object, room_bytes: int, *, copies: bool) -> InPart:
         rooms.append(room_bytes // MIB)
         return part_of(room_bytes)
 
+    monkeypatch.setattr(keeping, "kept_in_part", chosen)
+    monkeypatch.setattr(room, "memory", lambda executable: SimpleNamespace(total_bytes=executable))
+    return rooms
+
+
+def kept_by(
+    monkeypatch: pytest.MonkeyPatch, needed_mib: list[int], most_mib: int, peak_mib: int = 60
+) -> tuple[list[str], list[int], list[str]]:
+    """Names of what is kept in part, the rooms asked for in MiB, and what is said, of a step that needs ``peak_mib``,
+    where XLA needs so much for each structure that is compiled."""
+    needed = iter(needed_mib)
+
     def made(schedules: Any) -> dict[str, Future[Any]]:
         assert all(moves == to_json(MOVES) for moves in schedules.values())
-        futures: dict[str, Future[Any]] = {name: Future() for name in schedules}
-        for one in futures.values():
-            one.set_result(SimpleNamespace(early=b""))
-        return futures
+        return {name: done(b"") for name in schedules}
 
-    monkeypatch.setattr(keeping, "kept_in_part", chosen)
     monkeypatch.setattr(compiles, "compile_module", lambda *_: next(needed) * MIB)
-    monkeypatch.setattr(room, "memory", lambda executable: SimpleNamespace(total_bytes=executable))
+    rooms = rooms_asked_for(monkeypatch)
     session: Any = Rank()
-    early: Any = SimpleNamespace(module=b"", copies=True, run=here)
-    case: Any = SimpleNamespace(default=SimpleNamespace(peak_bytes=peak_mib * MIB), costs=None)
-    return list(in_part(session, early, case, most_mib * MIB, made)), rooms, session.said
+    return list(in_part(session, EARLY, needing(peak_mib), most_mib * MIB, made)), rooms, session.said
 
 
 def test_no_call_is_held_for_the_memory_of_a_structure_that_is_not_made() -> None:
@@ -185,34 +203,22 @@ def test_ranks_keep_what_rank_0_chooses_and_what_fits_on_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """XLA needs 4 MiB too much on rank 1, and less once 4 MiB less are kept."""
-    rooms: list[int] = []
-
-    def chosen(_module: bytes, _prices: object, room_bytes: int, *, copies: bool) -> InPart:
-        rooms.append(room_bytes // MIB)
-        return part_of(room_bytes)
-
-    monkeypatch.setattr(keeping, "kept_in_part", chosen)
-    monkeypatch.setattr(room, "memory", lambda executable: SimpleNamespace(total_bytes=executable))
+    rooms = rooms_asked_for(monkeypatch)
     monkeypatch.setattr(
         compiles, "compile_module", lambda _request, _module, _options, early: int(early) * MIB
     )
-    settings = Settings(search=True, directory=tmp_path, timeout_s=20.0)
 
     def kept(channel: KvChannel) -> tuple[list[str], list[Any]]:
-        session = Session(None, settings, None, channel)  # type: ignore[arg-type]
+        session = session_of(tmp_path, channel, timeout_s=20.0)
         needed = iter([99, 99, 95, 95] if channel.rank == 0 else [104, 104, 100, 100])
         told: list[Any] = []
 
         def made(schedules: Any) -> dict[str, Future[Any]]:
             told.append(schedules)
-            futures: dict[str, Future[Any]] = {name: Future() for name in schedules}
-            for one in futures.values():
-                one.set_result(SimpleNamespace(early=b"%d" % next(needed)))
-            return futures
+            return {name: done(b"%d" % next(needed)) for name in schedules}
 
-        early: Any = SimpleNamespace(module=b"", copies=True, run=here)
-        case: Any = SimpleNamespace(default=SimpleNamespace(peak_bytes=60 * MIB), costs=None)
-        return list(in_part(session, early, case if channel.rank == 0 else None, 100 * MIB, made)), told
+        case = needing(60) if channel.rank == 0 else None
+        return list(in_part(session, EARLY, case, 100 * MIB, made)), told
 
     first, second = on_ranks(2, kept)
     assert first == second

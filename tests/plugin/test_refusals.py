@@ -156,12 +156,7 @@ def test_debug_nans_makes_another_step_and_is_named(tmp_path: Path) -> None:
         intercept(*models.mlp(), lambda request: search_phase.handle(request, settings))
     assert list(tmp_path.iterdir()) == []
 
-    def reason(request: object) -> str:
-        session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
-        slot = session.slot(step.source.graph.key)
-        return enact_phase._propose(session, step, slot, None, contextlib.ExitStack()).reason
-
-    assert "there is no plan for it in" in (said := intercept(*models.mlp(), reason))
+    assert "there is no plan for it in" in (said := why_not_enacted(models.mlp(), tmp_path))
     assert "; jax_debug_nans is on, " in said
 
 
@@ -177,6 +172,19 @@ def test_a_script_without_jit_is_told_once(caplog: pytest.LogCaptureFixture) -> 
     [line] = caplog.messages
     assert line.startswith("jax_disable_jit is on: ")
     assert line.endswith("switch it off (JAX_DISABLE_JIT=0)")
+
+
+def why_not_enacted(step: models.Step, folder: Path) -> str:
+    """What is said of a step that has no plan in ``folder``."""
+
+    def reason(request: CompileRequest) -> str:
+        session, found = join(request, Settings(search=False, directory=folder)), captured(request)
+        assert found is not None
+        slot = session.slot(found.source.graph.key)
+        return enact_phase._propose(session, found, slot, None, contextlib.ExitStack()).reason
+
+    said: str = intercept(*step, reason)
+    return said
 
 
 def asking() -> models.Step:
@@ -236,13 +244,8 @@ def test_a_step_whose_devices_decide_by_their_numbers_is_refused_before_it_is_ru
 
 
 def test_who_enacts_a_step_that_waits_for_python_is_not_told_to_search_it(tmp_path: Path) -> None:
-    def reason(request: object) -> str:
-        session, step = join(request, Settings(search=False, directory=tmp_path)), captured(request)
-        slot = session.slot(step.source.graph.key)
-        return enact_phase._propose(session, step, slot, None, contextlib.ExitStack()).reason
-
-    assert intercept(*asking(), reason).endswith("; a step that waits for Python is not searched")
-    assert intercept(*models.printing(), reason).endswith("; search first (ENABLE_SEARCH=1)")
+    assert why_not_enacted(asking(), tmp_path).endswith("; a step that waits for Python is not searched")
+    assert why_not_enacted(models.printing(), tmp_path).endswith("; search first (ENABLE_SEARCH=1)")
 
 
 @pytest.mark.parametrize("error", [OSError("Stale file handle"), RecursionError("nested too deeply")])

@@ -39,6 +39,7 @@ from disco_hlo.plugin.xla.executables import Memory, tuning_bytes
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.activation.stores import on_ranks
 from tests.modules import module_of
+from tests.plugin.sessions import session_of
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -128,7 +129,7 @@ class TwoHosts(LocalChannel):
 
 
 def at_once(channel: LocalChannel, tmp_path: Any) -> int:
-    return compiles_at_once(Session(None, Settings(search=True, directory=tmp_path), None, channel))  # type: ignore[arg-type]
+    return compiles_at_once(session_of(tmp_path, channel))
 
 
 def test_a_large_host_compiles_eight_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

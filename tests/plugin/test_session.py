@@ -35,6 +35,7 @@ from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.profile import Link, OpTime, Platform
 from disco_hlo.profiler.store import ProfileStore
+from tests.plugin.sessions import session_of
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -79,7 +80,7 @@ def test_a_damaged_row_in_the_store_is_done_without(tmp_path: Path, caplog: pyte
 @pytest.fixture
 def alone(tmp_path: Path) -> Session:
     """One rank, of no step."""
-    return Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+    return session_of(tmp_path)
 
 
 def test_a_store_that_cannot_be_written_is_read_and_one_line_says_so(
@@ -210,7 +211,7 @@ def test_ranks_wait_as_long_for_a_search_as_it_may_take_to_compile_its_code(
     monkeypatch.setattr(search_phase, "measured_times", lambda _: contextlib.nullcontext())
     step: Any = SimpleNamespace(source=SimpleNamespace(graph=SimpleNamespace(backend="gpu")))
     monkeypatch.setattr(search_phase, "room_bytes", lambda _: None)
-    asking = Session(None, Settings(search=True, directory=tmp_path, budget_s=7.0), None, LocalChannel())  # type: ignore[arg-type]
+    asking = session_of(tmp_path, budget_s=7.0)
     search_phase._search(asking, step, None, Interruption(), lambda: None)  # type: ignore[arg-type]
     assert waits_s["search"] >= 7.0 + COMPILE_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.backends import BACKENDS
 from disco_hlo.elsewhere import elsewhere, here
@@ -36,7 +35,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import structure_search
 from disco_hlo.plugin.phases.finding import Found, share_of_a_search
 from disco_hlo.plugin.phases.structure_search import Ahead, Making, restructured_trials
-from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
     Restructured,
@@ -57,6 +56,7 @@ from disco_hlo.search.schedule import Scheduled
 from tests.activation.stores import on_ranks
 from tests.hlo.test_transfers_gpu import STEP
 from tests.modules import ADD, module_of
+from tests.plugin.sessions import session_of
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -313,10 +313,9 @@ def picked(op: str, result: str = "") -> Restructured:
 @pytest.mark.parametrize("other", ["tanh(x)", "negate(x)"])
 def test_all_ranks_run_what_rank_0_has_made_of_a_structure(other: str, tmp_path: Path) -> None:
     made = [picked(op) for op in ("negate(x)", other, "negate(x)")]
-    settings = Settings(search=True, directory=tmp_path, timeout_s=20.0)
 
     def taken(channel: KvChannel) -> tuple[Restructured, bytes]:
-        session = Session(None, settings, None, channel)  # type: ignore[arg-type]
+        session = session_of(tmp_path, channel, timeout_s=20.0)
         found = structure_search.as_rank_0(session, "chunk-2", made[channel.rank])
         return found, channel.broadcast(b"next" if channel.rank == 0 else None, tag="next", timeout_s=20.0)
 
@@ -330,14 +329,13 @@ def test_all_ranks_run_what_rank_0_has_made_of_a_structure(other: str, tmp_path:
 def test_what_a_rank_cannot_take_from_rank_0_is_left_out_on_all_and_the_next_is_taken(tmp_path: Path) -> None:
     made = [{"a": picked("negate(x)", "another"), "b": picked("negate(x)")}, {"a": picked("tanh(x)")}]
     made[1]["b"] = picked("tanh(x)")
-    settings = Settings(search=True, directory=tmp_path, timeout_s=20.0)
 
     def agreed(channel: KvChannel) -> dict[str, bytes]:
         own: dict[str, Future[Restructured]] = {"a": Future(), "b": Future(), "c": Future()}
         for name, one in made[channel.rank].items():
             own[name].set_result(one)
         own["c"].set_exception(IllegalMoveError("no")) if channel.rank else own["c"].set_result(made[0]["b"])
-        session = Session(None, settings, None, channel)  # type: ignore[arg-type]
+        session = session_of(tmp_path, channel, timeout_s=20.0)
         mine = structure_search.Structures(None, {}, own)  # type: ignore[arg-type]
         return {name: one.module for name, one in structure_search._agreed(session, mine, "acb").items()}
 
@@ -356,11 +354,24 @@ def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
     assert reason in line
 
 
-def not_held(settings: Settings, channel: Any) -> Any:
+def made_by(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[str], str], names: Sequence[str] = ("a", "b", "c")
+) -> None:
+    """Structures of these names, or of the one that is asked for, are made by ``make``, one at a time."""
+    monkeypatch.setattr(structure_search, "early_module", lambda *_: SimpleNamespace(key="f00d"))
+    monkeypatch.setattr(
+        structure_search, "named_schedules", lambda _early, asked, _pays: {one: [] for one in asked or names}
+    )
+    monkeypatch.setattr(structure_search, "restructured", lambda _early, name, *_: make(name))
+    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+
+
+def not_held(folder: Path, processes: int = 1, **settings: Any) -> Any:
     """A session whose structures are made by threads."""
     return SimpleNamespace(
-        settings=settings, request=None, leads=True, channel=channel, compiles_between_steps=False
-    )
+        settings=Settings(search=True, directory=folder, **settings), request=None, leads=True,
+        channel=SimpleNamespace(size=processes), compiles_between_steps=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -378,25 +389,14 @@ def test_structures_are_made_beside_the_search_where_they_may_be_worth_it(
 ) -> None:
     asked: list[str] = []
 
-    def make(_early: object, name: str, _moves: object, _compiled: object) -> str:
+    def make(name: str) -> str:
         asked.append(name)
         if name == "wrong":
             raise IllegalMoveError("does not fit")
         return name
 
-    monkeypatch.setattr(structure_search, "early_module", lambda *_: SimpleNamespace(key="f00d"))
-    monkeypatch.setattr(
-        structure_search,
-        "named_schedules",
-        lambda _early, asked, _pays: {key: [] for key in asked or ["chunk-2", "wrong"]},
-    )
-    monkeypatch.setattr(structure_search, "restructured", make)
-    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
-    settings = Settings(search=True, directory=tmp_path, structure=structure)
-    alone = SimpleNamespace(size=1)
-    session = not_held(settings, alone)
-    source = parsed(SCANNED.replace("OP", op))
-    making = Making(session, source)
+    made_by(monkeypatch, make, ("chunk-2", "wrong"))
+    making = Making(not_held(tmp_path, structure=structure), parsed(SCANNED.replace("OP", op)))
     wait(making.structures().made.values())
     making.end()
     assert sorted(asked) == made
@@ -423,7 +423,7 @@ def test_schedules_are_found_while_the_step_is_profiled_and_nothing_is_captured_
     monkeypatch.setattr(structure_search, "named_schedules", lambda early, *_: dict(early.schedules))
     monkeypatch.setattr(structure_search, "restructured", lambda _early, name, _moves, _compiled: name)
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
-    session: Any = Session(None, Settings(search=True, directory=tmp_path), None, LocalChannel())  # type: ignore[arg-type]
+    session = session_of(tmp_path)
     source = parsed(SCANNED.replace("OP", REDUCED))
     ahead = Ahead(session, source)
     with ahead.beside_compiles():
@@ -447,9 +447,7 @@ def test_nothing_is_found_ahead_that_is_not_tried_or_would_disturb_the_profile(
     op: str, structure: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(structure_search, "interpreter", lambda _: run)
-    settings = Settings(search=True, directory=tmp_path, structure=structure)
-    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
-    ahead = Ahead(session, parsed(SCANNED.replace("OP", op)))
+    ahead = Ahead(session_of(tmp_path, structure=structure), parsed(SCANNED.replace("OP", op)))
     with ahead.beside_compiles():
         pass
     assert ahead.early is None
@@ -464,8 +462,7 @@ def test_nothing_is_found_ahead_where_one_rank_cannot_and_others_would_wait_for_
     )
 
     def ahead(channel: KvChannel) -> object:
-        settings = Settings(search=True, directory=tmp_path, timeout_s=20.0)
-        found = Ahead(Session(None, settings, None, channel), sources[channel.rank])  # type: ignore[arg-type]
+        found = Ahead(session_of(tmp_path, channel, timeout_s=20.0), sources[channel.rank])
         with found.beside_compiles():
             return found.early
 
@@ -520,15 +517,9 @@ def test_a_structure_that_would_not_be_called_faster_than_the_step_as_it_is_is_n
         (1200, 0.05, True),
     ],
     ids=[
-        "hardly any",
-        "tried either way",
-        "if fast",
-        "much",
-        "searched either way",
-        "in neither",
-        "searched if fast",
+        "hardly any", "tried either way", "if fast", "much", "searched either way", "in neither", "searched if fast",
     ],
-)
+)  # fmt: skip
 def test_a_structure_is_profiled_only_where_that_could_decide_whether_it_is_tried(
     predicted_ns: int, unmeasured: float, profiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -656,8 +647,7 @@ def test_a_structure_is_searched_as_a_later_process_makes_it(
     source: Any = SimpleNamespace(
         graph=SimpleNamespace(backend="gpu", nodes=[]), module=SimpleNamespace(computations=())
     )
-    settings = Settings(search=True, directory=tmp_path, structure="off")
-    making = Making(not_held(settings, SimpleNamespace(size=1)), source)
+    making = Making(not_held(tmp_path, structure="off"), source)
     first: Future[Any] = Future()
     own = SimpleNamespace(early=b"early", record=SimpleNamespace(moves=()), name="a")
     first.set_result(own)
@@ -672,21 +662,11 @@ def test_a_structure_is_searched_as_a_later_process_makes_it(
 def test_structures_that_would_not_be_compiled_in_time_are_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(_early: object, name: str, _moves: object, _compiled: object) -> str:
-        return name
-
-    names = ["a", "b", "c"]
-    monkeypatch.setattr(structure_search, "early_module", lambda *_: SimpleNamespace(key="f00d"))
-    monkeypatch.setattr(structure_search, "named_schedules", lambda *_: {name: [] for name in names})
-    monkeypatch.setattr(structure_search, "restructured", make)
-    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    made_by(monkeypatch, lambda name: name)
     source = parsed(SCANNED.replace("OP", REDUCED))
 
     def errors(processes: int = 1, **settings: Any) -> list[type | None]:
-        asked = Settings(search=True, directory=tmp_path, **settings)
-        channel = SimpleNamespace(size=processes)
-        session = not_held(asked, channel)
-        making = Making(session, source)
+        making = Making(not_held(tmp_path, processes, **settings), source)
         found = [type(one.exception()) for one in making.structures().made.values()]
         making.end()
         return [None if one is type(None) else one for one in found]
@@ -704,18 +684,13 @@ def test_a_process_leaves_no_structure_out_for_which_another_may_wait_in_a_compi
 ) -> None:
     begun, ending = threading.Event(), threading.Event()
 
-    def make(_early: object, name: str, _moves: object, _compiled: object) -> str:
+    def make(name: str) -> str:
         begun.set()
         ending.wait(20)
         return name
 
-    monkeypatch.setattr(structure_search, "early_module", lambda *_: SimpleNamespace(key="f00d"))
-    monkeypatch.setattr(structure_search, "named_schedules", lambda *_: {name: [] for name in "abc"})
-    monkeypatch.setattr(structure_search, "restructured", make)
-    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
-    channel, settings = SimpleNamespace(size=processes), Settings(search=True, directory=tmp_path)
-    session = not_held(settings, channel)
-    making = Making(session, parsed(SCANNED.replace("OP", REDUCED)))
+    made_by(monkeypatch, make)
+    making = Making(not_held(tmp_path, processes), parsed(SCANNED.replace("OP", REDUCED)))
     assert begun.wait(20)
     made = making.structures().made
     end = threading.Thread(target=making.end)

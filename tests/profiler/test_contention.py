@@ -356,17 +356,13 @@ def one(transfer_at: int, before: int = 0) -> list[Row]:
     return [("n1", 0, 50 - before), ("n2", 50, 150), ("b0", transfer_at, transfer_at + 40), ("n3", 200, 210)]
 
 
-def test_a_transfer_behind_the_last_wave_of_a_product_shows_what_that_holds() -> None:
-    assert holds(one_run(one(137, before=1)), "jit_step", ORDER) == {"n2": pytest.approx(0.87)}
-
-
-def test_a_transfer_that_begins_with_a_kernel_is_not_held() -> None:
-    assert holds(one_run(one(50)), "jit_step", ORDER) == {"n2": 0.0}
-    assert holds(one_run(one(51)), "jit_step", ORDER) == {"n2": 0.0}, "a launch is no hold"
-
-
-def test_the_device_that_lets_a_transfer_in_last_decides() -> None:
-    assert holds(one_run(one(51), one(140)), "jit_step", ORDER) == {"n2": pytest.approx(0.9)}
+@pytest.mark.parametrize(
+    ("devices", "share"),
+    [([one(137, before=1)], 0.87), ([one(50)], 0.0), ([one(51)], 0.0), ([one(51), one(140)], 0.9)],
+    ids=["behind the last wave", "at once", "a launch is no hold", "the device that lets it in last decides"],
+)
+def test_a_transfer_shows_how_long_a_product_holds_it(devices: list[list[Row]], share: float) -> None:
+    assert holds(one_run(*devices), "jit_step", ORDER) == {"n2": pytest.approx(share)}
 
 
 def test_a_transfer_whose_turn_comes_beside_a_kernel() -> None:

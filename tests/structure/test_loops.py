@@ -200,9 +200,8 @@ def test_a_prefetching_loop_is_one_turn_shorter_and_says_so() -> None:
     loop = loop_of(moved("prefetch", copies=False))
     assert (loop.start, loop.step, loop.turns) == (0, 1, 3)
     assert backend_config(loop.instruction)["known_trip_count"] == {"n": "3"}
-    assert (
-        opcodes(moved("prefetch", copies=False)).count("all-gather") == 2
-    )  # for the first turn of each loop
+    # For the first turn of each loop.
+    assert opcodes(moved("prefetch", copies=False)).count("all-gather") == 2
     (gather,) = in_body(loop, "all-gather")
     assert loop.root.operand_ids[-1] == gather.id
     (taken,) = in_body(loop, "dynamic-slice")

@@ -296,9 +296,8 @@ def test_a_module_that_takes_little_of_the_devices_time_is_given_back() -> None:
     calls.share = lambda: 0.5 if len(calls.ran) < 10 else 0.01
     calls.call(100)
     assert trial.outcome == DEFAULT
-    assert (
-        len(calls.ran) == 2 * FIRST_MEETING + 2 + 1
-    )  # after the first meeting it waits for a second of training
+    # After the first meeting it waits for a second of training.
+    assert len(calls.ran) == 2 * FIRST_MEETING + 2 + 1
 
 
 def test_a_module_none_of_whose_calls_has_ended_yet_is_not_judged() -> None:
