@@ -34,7 +34,8 @@ class Move:
     propose: Compiled
     """``(g, s, w, generator, pools)``: arguments for ``apply``; (-1, -1) where those drawn are refused at sight."""
     apply: Compiled
-    """``(g, s, w, a, b)``: make the move; whether it was legal. ``a`` is a node of some unit."""
+    """``(g, s, w, a, b)``: make the move; whether it was legal. What it has done by then is taken back where it was not
+    (``table.make_move``). ``a`` is a node of some unit."""
     of_unit: bool = True
     """Whether ``a`` is the head of a unit."""
     with_unit: bool = False

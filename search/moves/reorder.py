@@ -10,7 +10,6 @@ from disco_hlo.search.hashing import draw
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.ordering import predecessors, shift, successors
-from disco_hlo.search.state import has_room
 
 RIVALS: Final = 4
 """Of so many units the one that takes longest is moved to another place."""
@@ -23,7 +22,7 @@ TRIES: Final = 32
 @inner
 def reorder(g: GraphView, s: StateView, w: ScratchView, unit: int, slot: int) -> Any:
     """Put a unit into a slot of the order; refused where what it is tied to stands between."""
-    if not 0 <= slot < s.total[at.SLOTS] or slot == s.place[unit] or not has_room(g, w):
+    if not 0 <= slot < s.total[at.SLOTS] or slot == s.place[unit]:
         return False
     return shift(g, s, w, unit, slot)
 

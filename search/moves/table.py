@@ -13,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.compiled import Ints, Row, inner
+from disco_hlo.search import layout as at
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Compiled, Move
-from disco_hlo.search.state import has_room
+from disco_hlo.search.state import has_room, roll_back
 
 NAMES: Final = (
     "fuse",
@@ -71,12 +72,20 @@ _apply = _by_number([move.apply for move in MOVES], "g, s, w, a, b")
 
 @inner
 def make_move(g: GraphView, s: StateView, w: ScratchView, number: int, a: int, b: int) -> Any:
-    """Make one move; whether it was legal. What ``a`` and ``b`` are depends on the move."""
+    """Make one move; whether it was legal and there was room to log it, else nothing has changed. What ``a`` and ``b``
+    are depends on the move."""
     if a < 0 or s.owner[a] == -1 or (_OF_UNIT[number] and s.owner[a] != a):
         return False
     if _WITH_UNIT[number] and (b < 0 or s.owner[b] != b):
         return False
-    return _apply(number, g, s, w, a, b)
+    if not has_room(g, w):
+        return False
+    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
+    if _apply(number, g, s, w, a, b):
+        return True
+    roll_back(w, mark)
+    w.number[at.CHANGES] = changes
+    return False
 
 
 @inner
