@@ -34,13 +34,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from disco_hlo.kernels.peers import Ref, launch, peers_of
 from disco_hlo.kernels.refusals import devices_along, multiple
-from disco_hlo.kernels.tiles import (
-    MATMUL_RANGE,
-    WARPGROUPS,
-    MatmulTiles,
-    blocks_of,
-    check_matmul,
-)
+from disco_hlo.kernels.tiles import MATMUL_RANGE, WARPGROUPS, MatmulTiles, blocks_of, check_matmul
 
 SCATTER_NAME = "matmul + reduce-scatter"
 ALL_REDUCE_NAME = "matmul + all-reduce"
