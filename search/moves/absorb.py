@@ -55,8 +55,6 @@ def absorb(g: GraphView, s: StateView, w: ScratchView, producer: int, _b: int) -
 @inner
 def random_producer(_g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A unit."""
-    if pools.fusibles == 0:
-        return -1, -1
     return random_unit(s, generator, pools.fusible, pools.fusibles), -1
 
 

@@ -31,8 +31,6 @@ def hand_over(g: GraphView, s: StateView, w: ScratchView, gradient: int, bucket:
 @inner
 def random_gradient(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A gradient, and a bucket next to its own."""
-    if pools.ranks < 2:
-        return -1, -1
     x = pools.ranked[draw(generator, pools.ranks)]
     return x, neighbouring_bucket(g, s, generator, x, pools)
 

@@ -35,8 +35,6 @@ def merge(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
 @inner
 def random_neighbours(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """Two neighbouring buckets."""
-    if pools.ranks < 2:
-        return -1, -1
     bucket = random_unit(s, generator, pools.ranked, pools.ranks)
     x = bucket
     for _ in range(draw(generator, s.count[bucket])):

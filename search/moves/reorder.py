@@ -28,10 +28,8 @@ def reorder(g: GraphView, s: StateView, w: ScratchView, unit: int, slot: int) ->
 
 
 @inner
-def random_place(g: GraphView, s: StateView, w: ScratchView, generator: Row, pools: PoolView) -> Any:
+def random_place(g: GraphView, s: StateView, w: ScratchView, generator: Row, _pools: PoolView) -> Any:
     """A unit, and the slot of another one whose place it may take."""
-    if pools.fusibles == 0:
-        return -1, -1
     unit = _random_long_unit(g, s, generator)
     slot = _random_slot(g, s, w, generator, unit) if unit != -1 else -1
     return (unit, slot) if slot != -1 else (-1, -1)

@@ -42,8 +42,6 @@ def split(g: GraphView, s: StateView, w: ScratchView, bucket: int, rank: int) ->
 @inner
 def random_cut(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A bucket, and the production rank of one of its gradients."""
-    if pools.ranks < 2:
-        return -1, -1
     x = pools.ranked[draw(generator, pools.ranks)]
     return s.owner[x], g.rank[x]
 

@@ -50,6 +50,7 @@ def in_algorithm_1() -> tuple[str, ...]:
 
 _OF_UNIT: Final = np.array([move.of_unit for move in MOVES])
 _WITH_UNIT: Final = np.array([move.with_unit for move in MOVES])
+_OF_BUCKETS: Final = np.array([move.changes == "buckets" for move in MOVES])
 ONLY_ORDER: Final = np.array([move.changes == "order" for move in MOVES])
 
 
@@ -65,9 +66,19 @@ def _by_number(functions: Iterable[Compiled], arguments: str) -> Compiled:
     return chosen
 
 
-random_move = _by_number([move.propose for move in MOVES], "g, s, w, generator, pools")
-"""Arguments for the move of a number; (-1, -1) where those drawn are refused at sight."""
+_propose = _by_number([move.propose for move in MOVES], "g, s, w, generator, pools")
 _apply = _by_number([move.apply for move in MOVES], "g, s, w, a, b")
+
+
+@inner
+def random_move(
+    number: int, g: GraphView, s: StateView, w: ScratchView, generator: Row, pools: PoolView
+) -> Any:
+    """Arguments for the move of a number; (-1, -1) where those drawn are refused at sight, or there is nothing to draw
+    from: of buckets two gradients at least."""
+    if pools.ranks < 2 if _OF_BUCKETS[number] else pools.fusibles == 0:
+        return -1, -1
+    return _propose(number, g, s, w, generator, pools)
 
 
 @inner

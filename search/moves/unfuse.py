@@ -60,8 +60,6 @@ def stays(g: GraphView, s: StateView, unit: int, node: int) -> Any:
 @inner
 def random_member(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A group, and an op that it duplicates, or that it owns and may be rid of."""
-    if pools.fusibles == 0:
-        return -1, -1
     x = pools.fusible[draw(generator, pools.fusibles)]
     unit = s.owner[x]
     copies = 0
