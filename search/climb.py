@@ -28,13 +28,7 @@ from disco_hlo.search.costs import UnitCosts, Unknown, has_place, price_changed,
 from disco_hlo.search.hashing import Generator, Table, claim, draw, find, mixed, new_table, seeded, with_room
 from disco_hlo.search.interpreter import Halted, interruptible
 from disco_hlo.search.layout import GraphView, Pools, ScratchView, StateView, open_draws, open_views
-from disco_hlo.search.moves.table import (
-    MOVES,
-    ONLY_ORDER,
-    make_move,
-    random_move,
-    second_unit,
-)
+from disco_hlo.search.moves.table import MOVES, ONLY_ORDER, make_move, random_move, second_unit
 from disco_hlo.search.segments import (
     ORDER_DIGEST,
     Segments,

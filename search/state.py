@@ -123,14 +123,6 @@ def roll_back(w: ScratchView, mark: int) -> None:
 
 
 @inner
-def refuse(w: ScratchView, mark: int, changes: int) -> Any:
-    """Undo a move that turned out to be illegal, and forget the units that it noted as changed; False."""
-    roll_back(w, mark)
-    w.number[at.CHANGES] = changes
-    return False
-
-
-@inner
 def has_room(g: GraphView, w: ScratchView) -> Any:
     """Whether the working space can take another move, however large. Otherwise it is refused."""
     words = w.number[at.LOGGED] + 16 * g.nodes
@@ -326,10 +318,7 @@ def _merge_copies(s: StateView, w: ScratchView, head: int, other: int) -> None:
         else:
             put(w, s.cell_unit, cell, head)
             put(w, s.next_of_unit, cell, after)
-            if before == -1:
-                put(w, s.copies, head, cell)
-            else:
-                put(w, s.next_of_unit, before, cell)
+            _follow(s, w, head, before, cell)
             before = cell
         cell = following
     cell = s.copies[head]
@@ -338,6 +327,15 @@ def _merge_copies(s: StateView, w: ScratchView, head: int, other: int) -> None:
         if s.owner[s.cell_node[cell]] == head:
             remove_copy(s, w, head, s.cell_node[cell])
         cell = following
+
+
+@inner
+def _follow(s: StateView, w: ScratchView, unit: int, before: int, cell: int) -> None:
+    """Let ``cell`` come behind another one in the list of what a unit duplicates, first where that is -1."""
+    if before == -1:
+        put(w, s.copies, unit, cell)
+    else:
+        put(w, s.next_of_unit, before, cell)
 
 
 @inner
@@ -382,10 +380,7 @@ def add_copies(s: StateView, w: ScratchView, unit: int, nodes: Row, count: int) 
         while after != -1 and s.cell_node[after] < node:  # ends with the list
             before, after = after, s.next_of_unit[after]
         put(w, s.next_of_unit, cell, after)
-        if before == -1:
-            put(w, s.copies, unit, cell)
-        else:
-            put(w, s.next_of_unit, before, cell)
+        _follow(s, w, unit, before, cell)
         before = cell
         computed += share(node, COPY)
     put(w, s.computed, unit, computed)
@@ -399,11 +394,7 @@ def remove_copy(s: StateView, w: ScratchView, unit: int, node: int) -> None:
     before, cell = -1, s.copies[unit]
     while s.cell_node[cell] != node:  # ends: the unit recomputes the node
         before, cell = cell, s.next_of_unit[cell]
-    after = s.next_of_unit[cell]
-    if before == -1:
-        put(w, s.copies, unit, after)
-    else:
-        put(w, s.next_of_unit, before, after)
+    _follow(s, w, unit, before, s.next_of_unit[cell])
     _unlink_from_node(s, w, cell)
     _free_cell(s, w, cell)
     put(w, s.computed, unit, s.computed[unit] - share(node, COPY))

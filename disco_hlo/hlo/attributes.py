@@ -84,16 +84,20 @@ def backend_config(instruction: Message) -> dict[str, Any]:
 
 def custom_fusion_kind(instruction: Message) -> str:
     """``__triton``, ``__ynn_fusion`` and the like for a kCustom fusion, else the empty string."""
-    config = backend_config(instruction)
-    settings = config.get("fusion_backend_config") or config.get("fusion_config") or {}
-    kind = settings.get("kind", "") if isinstance(settings, dict) else ""
+    kind = _fusion_settings(instruction).get("kind", "")
     return kind if isinstance(kind, str) else ""
 
 
 def triton_settings(instruction: Message) -> str:
     """Emitter settings of a Triton fusion (its tiles), as canonical JSON."""
-    settings = backend_config(instruction)["fusion_backend_config"]
-    return json.dumps(settings, sort_keys=True, separators=(",", ":"))
+    return json.dumps(_fusion_settings(instruction), sort_keys=True, separators=(",", ":"))
+
+
+def _fusion_settings(instruction: Message) -> dict[str, Any]:
+    """What XLA:GPU or XLA:CPU says of a fusion; empty where it says nothing."""
+    config = backend_config(instruction)
+    settings = config.get("fusion_backend_config") or config.get("fusion_config")
+    return settings if isinstance(settings, dict) else {}
 
 
 def is_callback(instruction: Message) -> bool:

@@ -18,14 +18,7 @@ from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import proto as hlo_proto
 from disco_hlo.hlo.checks import check_module
 from disco_hlo.hlo.collectives import Groups, kind_groups
-from disco_hlo.hlo.digests import (
-    Body,
-    ComputationDigests,
-    Numbering,
-    Program,
-    Structures,
-    numbered,
-)
+from disco_hlo.hlo.digests import Body, ComputationDigests, Numbering, Program, Structures, numbered
 from disco_hlo.hlo.flatten import (
     CALLER,
     FlatComputation,

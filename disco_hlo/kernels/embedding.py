@@ -16,14 +16,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from disco_hlo.kernels.peers import Ref, meet, peers_of
+from disco_hlo.kernels.peers import Ref, launch, load, meet_at_the_end, peers_of
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
-from disco_hlo.kernels.tiles import HALF_TYPES
+from disco_hlo.kernels.tiles import HALF_TYPES, LANES
 
 NAME = "embedding bag + all-to-all"
-
-LANES = 128
-"""Threads of the one warpgroup that a block has."""
 
 MOST_COLUMNS = 1024
 """Of a table: eight to a thread."""
@@ -89,14 +86,9 @@ def embedding_bag_all_to_all(
     multiple(NAME, "B", samples, devices, "devices")
     require(bag > 0, NAME, "needs at least one row in a bag, got P = 0")
     blocks = tiles.blocks or tiles.blocks_each * int(jax.devices()[0].core_count)
-    result: jax.Array = plgpu.kernel(
-        functools.partial(_kernel, axis_name, devices, blocks, tiles),
-        out_type=jax.ShapeDtypeStruct((samples // devices, devices * count, columns), tables.dtype),
-        grid=(blocks,),
-        grid_names=("block",),
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )(tables, indices)
-    return result
+    kernel = functools.partial(_kernel, axis_name, devices, blocks, tiles)
+    output = jax.ShapeDtypeStruct((samples // devices, devices * count, columns), tables.dtype)
+    return launch(kernel, blocks, [output], tables, indices)[0]
 
 
 def reference(tables: jax.Array, indices: jax.Array, axis_name: str) -> jax.Array:
@@ -123,16 +115,15 @@ def _vector_size(columns: int, dtype: jnp.dtype) -> int:
 def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -> None:
     """One block's bags."""
     tables, indices, result = refs
-    here, block = lax.axis_index(axis), lax.axis_index("block")
+    here = lax.axis_index(axis)
     peers = peers_of(axis, devices)
     (count, table_rows, columns), (_, samples, bag) = tables.shape, indices.shape
     shard = samples // devices
-    layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=_vector_size(columns, tables.dtype))
+    vector = _vector_size(columns, tables.dtype)
 
     def row(table: jax.Array, sample: jax.Array, place: jax.Array | int) -> jax.Array:
         chosen = lax.clamp(0, indices[table, sample, place], table_rows - 1)
-        loaded: jax.Array = plgpu.layout_cast(tables[table, chosen], layout).astype(jnp.float32)
-        return loaded
+        return load(tables, (table, chosen), columns, vector).astype(jnp.float32)
 
     def summed(table: jax.Array, sample: jax.Array) -> jax.Array:
         at_once = min(tiles.rows, bag)
@@ -142,6 +133,7 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -
             return functools.reduce(jnp.add, rows, total)
 
         rest = [row(table, sample, place) for place in range(bag - bag % at_once, bag)]
+        layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=vector)
         zeros = plgpu.layout_cast(jnp.zeros((columns,), jnp.float32), layout)
         total: jax.Array = lax.fori_loop(0, bag // at_once, add, functools.reduce(jnp.add, rest, zeros))
         return total
@@ -159,5 +151,4 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -
             )
 
     # The others have stored their bags of this device's samples when all have come here.
-    finished = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks,))).at[block]
-    meet(finished, axis, peers, devices - 1)
+    meet_at_the_end(axis, peers, blocks)

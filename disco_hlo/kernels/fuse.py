@@ -36,7 +36,7 @@ from disco_hlo.kernels.pattern import (
 from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
 from disco_hlo.kernels.update_pattern import UPDATES, Recipe, UpdateCall, program_above
 from disco_hlo.structure.moves import Fuse, FusedPair, Move, apply_moves
-from disco_hlo.structure.program import Program, computations, dims, dtype
+from disco_hlo.structure.program import Program, computations, dims, dtype, waits_for
 from disco_hlo.structure.sharded import scatter
 
 Shape = tuple[tuple[int, ...], str]
@@ -400,8 +400,8 @@ def _keep_collectives_away(program: Program, kernels: set[int]) -> None:
     orders: list[tuple[Message, Message]] = []
     for one in program.instructions:
         behind[one.id] = bits.get(one.id, 0)
-        for before in (*one.operand_ids, *one.control_predecessor_ids):
-            behind[one.id] |= behind[before]
+        for earlier in waits_for(one):
+            behind[one.id] |= behind[earlier]
         if one.id not in bits:
             continue
         if one.id in kernels:
@@ -454,7 +454,7 @@ def _above(program: Program, bits: Mapping[int, int]) -> dict[int, int]:
     found: dict[int, int] = {}
     for one in program.instructions:
         found[one.id] = bits.get(one.id, 0)
-        for before in (*one.operand_ids, *one.control_predecessor_ids):
+        for before in waits_for(one):
             found[one.id] |= found[before]
     return found
 

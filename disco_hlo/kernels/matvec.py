@@ -20,7 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from disco_hlo.kernels.peers import Ref, meet, peers_of
+from disco_hlo.kernels.peers import Ref, launch, meet, peers_of
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
 from disco_hlo.kernels.tiles import (
     HALF_TYPES,
@@ -69,11 +69,12 @@ def matvec_all_reduce(
     part_k = tiles.tile_k // WARPGROUPS
     blocks = min(blocks_of(NAME, tiles), rows // VECTOR_ROWS)
     arrives = jax.ShapeDtypeStruct((devices * WARPGROUPS, rows), jnp.float32)
-    _, result = plgpu.kernel(
+    _, result = launch(
         functools.partial(_kernel, axis_name, devices, blocks, tiles),
-        out_type=[arrives, jax.ShapeDtypeStruct((rows,), matrix.dtype)],
-        grid=(blocks,),
-        grid_names=("block",),
+        blocks,
+        [arrives, jax.ShapeDtypeStruct((rows,), matrix.dtype)],
+        matrix,
+        vector,
         num_threads=WARPGROUPS,
         thread_name="warpgroup",
         scratch_types=[
@@ -89,10 +90,8 @@ def matvec_all_reduce(
             plgpu.SMEM((WARPGROUPS * tiles.steps, part_k), matrix.dtype),
             plgpu.Barrier(num_arrivals=2, num_barriers=WARPGROUPS * tiles.steps),
         ],
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )(matrix, vector)
-    summed: jax.Array = result
-    return summed
+    )
+    return result
 
 
 def reference(matrix: jax.Array, vector: jax.Array, axis_name: str) -> jax.Array:

@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from disco_hlo.kernels.peers import Ref, meet, peers_of
+from disco_hlo.kernels.peers import Ref, launch, load, meet_at_the_end, peers_of
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
-from disco_hlo.kernels.tiles import HALF_TYPES
+from disco_hlo.kernels.tiles import HALF_TYPES, LANES, VECTOR
 
 NAME = "all-reduce + bias + residual + norm"
 EPSILON = 1e-6
-
-VECTOR = 4
-"""Neighbours that a thread loads at once."""
-LANES = 128
-"""Threads of the one warpgroup that a block has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +73,9 @@ def all_reduce_norm(
     multiple(NAME, "M", partial.shape[0], devices, "devices")
     multiple(NAME, "N", partial.shape[1], VECTOR * LANES, "8 bytes a thread")
     blocks = tiles.blocks or tiles.blocks_each * int(jax.devices()[0].core_count)
-    result: jax.Array = plgpu.kernel(
-        functools.partial(_kernel, axis_name, devices, blocks),
-        out_type=jax.ShapeDtypeStruct(partial.shape, partial.dtype),
-        grid=(blocks,),
-        grid_names=("block",),
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )(partial, residual, bias, scale)
-    return result
+    kernel = functools.partial(_kernel, axis_name, devices, blocks)
+    output = jax.ShapeDtypeStruct(partial.shape, partial.dtype)
+    return launch(kernel, blocks, [output], partial, residual, bias, scale)[0]
 
 
 def reference(
@@ -111,21 +99,16 @@ def _kernel(axis: str, devices: int, blocks: int, *refs: Ref) -> None:
     here = lax.axis_index(axis)
     peers = peers_of(axis, devices)
     rows, columns = partial.shape[0] // devices, partial.shape[1]
-    layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=VECTOR)
-
-    def load(ref: Ref, part: Any) -> jax.Array:
-        loaded: jax.Array = plgpu.layout_cast(ref[part], layout)
-        return loaded
 
     @plgpu.nd_loop((rows,), collective_axes="block")
     def _rows(loop: plgpu.NDLoopInfo) -> None:
         row = here * rows + loop.index[0]
         sums = [partial, *(plgpu.remote_ref(partial, {axis: peer}) for peer in peers)]
-        total = functools.reduce(jnp.add, [load(ref, row).astype(jnp.float32) for ref in sums])
-        new = pointwise(total, load(residual, row), load(bias, ...), load(scale, ...))
+        total = functools.reduce(jnp.add, [load(ref, row, columns).astype(jnp.float32) for ref in sums])
+        others = (load(ref, part, columns) for ref, part in ((residual, row), (bias, ...), (scale, ...)))
+        new = pointwise(total, *others)
         for ref in (result, *(plgpu.remote_ref(result, {axis: peer}) for peer in peers)):
             ref[row] = new
 
     # The others have read this device's sums, and written its rows, when all have come here.
-    finished = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks,))).at[lax.axis_index("block")]
-    meet(finished, axis, peers, devices - 1)
+    meet_at_the_end(axis, peers, blocks)

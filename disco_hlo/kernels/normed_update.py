@@ -19,10 +19,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from disco_hlo.kernels.peers import Ref, meet, peers_of
+from disco_hlo.kernels.peers import Ref, launch, load, meet, peers_of
 from disco_hlo.kernels.refusals import require
-from disco_hlo.kernels.tiles import LANES, NORMED_RANGE, UpdateTiles
-from disco_hlo.kernels.update import VECTOR, by_recipe, check_arrays, scatter_update, value_of
+from disco_hlo.kernels.tiles import LANES, NORMED_RANGE, VECTOR, UpdateTiles
+from disco_hlo.kernels.update import by_recipe, check_arrays, scatter_update, value_of
 from disco_hlo.kernels.update_pattern import Recipe, halves
 
 NAME = "reduce-scatter + update with sums + all-gather"
@@ -97,14 +97,9 @@ def normed_update(
     )
     counts = len(arrays), len(scalars)
     sizes = [(work[2] * devices, _SLOTS), summands.shape, *kept * [(shard,)]]
-    results: list[jax.Array] = plgpu.kernel(
-        functools.partial(_kernel, axis_name, devices, tiles.size, blocks, work, counts),
-        out_type=[jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes],
-        grid=(blocks,),
-        grid_names=("block",),
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )(summands, *arrays, *scalars)
-    return tuple(results[1:])
+    kernel = functools.partial(_kernel, axis_name, devices, tiles.size, blocks, work, counts)
+    outputs = [jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes]
+    return tuple(launch(kernel, blocks, outputs, summands, *arrays, *scalars)[1:])
 
 
 def _kernel(
@@ -135,12 +130,12 @@ def _kernel(
     def own(ref: Ref, turn: jax.Array) -> jax.Array:
         """This device's tile of an array."""
         of_shard, of_all = places(turn)
-        return _load(ref, of_shard if ref.shape[0] == shard else of_all, size)
+        return load(ref, of_shard if ref.shape[0] == shard else of_all, size)
 
     def first(turn: jax.Array, before: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         of_shard, of_all = places(turn)
-        there = [_load(plgpu.remote_ref(summands, {axis: peer}), of_all, size) for peer in peers]
-        total = functools.reduce(jnp.add, there, _load(summands, of_all, size))
+        there = [load(plgpu.remote_ref(summands, {axis: peer}), of_all, size) for peer in peers]
+        total = functools.reduce(jnp.add, there, load(summands, of_all, size))
         gathered[of_all], new, added = measure(total, [own(ref, turn) for ref in arrays], factors)
         for ref, value in zip(kept, new, strict=True):
             ref[of_shard] = value
@@ -152,7 +147,7 @@ def _kernel(
     def second(turn: jax.Array, _: None) -> None:
         of_all = places(turn)[1]
         known = [own((*arrays, *kept)[one], turn) for one in again]
-        new = step(_load(gathered, of_all, size), known, factors, of_all_blocks)
+        new = step(load(gathered, of_all, size), known, factors, of_all_blocks)
         for ref in (gathered, *(plgpu.remote_ref(gathered, {axis: peer}) for peer in peers)):
             ref[of_all] = new
 
@@ -194,10 +189,6 @@ def _added(
     meet(flag, axis, peers, devices * blocks)
     rows = [range(which, terms * devices, terms) for which in range(terms)]
     return [
-        functools.reduce(jnp.add, [jnp.sum(_load(sums, row, _SLOTS)) for row in of_term]) for of_term in rows
+        functools.reduce(jnp.add, [jnp.sum(load(sums, row, _SLOTS, _SLOTS // LANES)) for row in of_term])
+        for of_term in rows
     ]
-
-
-def _load(ref: Ref, part: Any, count: int) -> jax.Array:
-    loaded: jax.Array = plgpu.layout_cast(ref[part], plgpu.Layout.WG_STRIDED((count,), vec_size=VECTOR))
-    return loaded

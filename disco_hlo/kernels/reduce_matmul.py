@@ -32,15 +32,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from disco_hlo.kernels.peers import Ref
+from disco_hlo.kernels.peers import Ref, launch, peers_of
 from disco_hlo.kernels.refusals import devices_along, multiple
-from disco_hlo.kernels.tiles import (
-    MATMUL_RANGE,
-    WARPGROUPS,
-    MatmulTiles,
-    blocks_of,
-    check_matmul,
-)
+from disco_hlo.kernels.tiles import MATMUL_RANGE, WARPGROUPS, MatmulTiles, blocks_of, check_matmul
 
 SCATTER_NAME = "matmul + reduce-scatter"
 ALL_REDUCE_NAME = "matmul + all-reduce"
@@ -191,16 +185,10 @@ def _launch(
     # What the others store of this device's rows arrives in one slot for each device.
     arrives = jax.ShapeDtypeStruct((devices, rows, columns), dtype)
     result = jax.ShapeDtypeStruct((rows * (devices if collective == "all-reduce" else 1), columns), dtype)
-    outputs: list[jax.Array] = plgpu.kernel(
-        functools.partial(_kernel, job),
-        out_type=[arrives] if collective == "all-to-all" else [arrives, result],
-        grid=(job.blocks,),
-        grid_names=("block",),
-        num_threads=WARPGROUPS + 1,
-        thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )(lhs, rhs)
-    return outputs[-1].reshape(-1, columns)
+    outputs = [arrives] if collective == "all-to-all" else [arrives, result]
+    kernel, threads = functools.partial(_kernel, job), WARPGROUPS + 1
+    made = launch(kernel, job.blocks, outputs, lhs, rhs, num_threads=threads, thread_name="warpgroup")
+    return made[-1].reshape(-1, columns)
 
 
 def _kernel(job: _Job, lhs: Ref, rhs: Ref, arrived: Ref, result: Ref | None = None) -> None:
@@ -381,8 +369,7 @@ class _Sums:
     @property
     def peers(self) -> list[jax.Array]:
         """The positions of the others, the next one first."""
-        devices = jnp.int32(self.job.devices)
-        return [lax.rem(self.here + offset, devices) for offset in range(1, self.job.devices)]
+        return peers_of(self.job.axis, self.job.devices)
 
     @property
     def results(self) -> list[Ref]:

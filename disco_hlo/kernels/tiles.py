@@ -145,6 +145,8 @@ the rows of a tile, each with a half of every step."""
 
 LANES = 128
 """Threads of a warpgroup."""
+VECTOR = 4
+"""Neighbours that a thread loads at once: the layout in which copies between memory and registers are fastest."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,14 +18,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from disco_hlo.kernels.peers import Ref, meet, peers_of
+from disco_hlo.kernels.peers import Ref, launch, load, meet_at_the_end, peers_of
 from disco_hlo.kernels.refusals import devices_along, multiple, one_dtype, require
-from disco_hlo.kernels.tiles import LANES, UPDATE_RANGE, UpdateTiles
+from disco_hlo.kernels.tiles import LANES, UPDATE_RANGE, VECTOR, UpdateTiles
 from disco_hlo.kernels.update_pattern import Recipe
 
 NAME = "reduce-scatter + update + all-gather"
-VECTOR = 4
-"""Neighbours that a thread loads at once: the layout in which copies between memory and registers are fastest."""
 
 Work = Callable[[jax.Array, Sequence[jax.Array], Sequence[jax.Array]], tuple[jax.Array, Sequence[jax.Array]]]
 """The sum, tiles of arrays and scalars -> what all devices get, and what this one keeps."""
@@ -157,14 +155,11 @@ def scatter_update(
     shard = summands.size // devices
     blocks = tiles.blocks or tiles.blocks_each * int(jax.devices()[0].core_count)
     sizes = [summands.size] + kept * [shard]
-    results: list[jax.Array] = plgpu.kernel(
-        functools.partial(_kernel, axis_name, devices, tiles.size, blocks, work, len(arrays), len(scalars)),
-        out_type=[jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes],
-        grid=(blocks,),
-        grid_names=("block",),
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )(summands, *arrays, *scalars)
-    return tuple(results)
+    kernel = functools.partial(
+        _kernel, axis_name, devices, tiles.size, blocks, work, len(arrays), len(scalars)
+    )
+    outputs = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in sizes]
+    return tuple(launch(kernel, blocks, outputs, summands, *arrays, *scalars))
 
 
 def _kernel(
@@ -176,21 +171,15 @@ def _kernel(
     here = lax.axis_index(axis)
     peers = peers_of(axis, devices)
     shard = summands.shape[0] // devices
-    layout = plgpu.Layout.WG_STRIDED((size,), vec_size=VECTOR)
-
-    def load(ref: Ref, part: Any) -> jax.Array:
-        loaded: jax.Array = plgpu.layout_cast(ref[part], layout)
-        return loaded
-
     factors = [ref[at] for ref in scalars for at in range(ref.shape[0])]
 
     @plgpu.nd_loop((shard // size,), collective_axes="block")
     def _(loop: plgpu.NDLoopInfo) -> None:
         of_shard = pl.ds(loop.index[0] * size, size)
         of_all = pl.ds(here * shard + loop.index[0] * size, size)
-        there = [load(plgpu.remote_ref(summands, {axis: peer}), of_all) for peer in peers]
-        total = functools.reduce(jnp.add, there, load(summands, of_all))
-        own = [load(ref, of_shard if ref.shape[0] == shard else of_all) for ref in arrays]
+        there = [load(plgpu.remote_ref(summands, {axis: peer}), of_all, size) for peer in peers]
+        total = functools.reduce(jnp.add, there, load(summands, of_all, size))
+        own = [load(ref, of_shard if ref.shape[0] == shard else of_all, size) for ref in arrays]
         new, rest = work(total, own, factors)
         for ref, value in zip(kept, rest, strict=True):
             ref[of_shard] = value
@@ -199,5 +188,4 @@ def _kernel(
             plgpu.remote_ref(gathered, {axis: peer})[of_all] = new
 
     # The others have read this device's summands, and written its results, when all have come here.
-    finished = pl.get_global(plgpu.SemaphoreType.REGULAR((blocks,))).at[lax.axis_index("block")]
-    meet(finished, axis, peers, devices - 1)
+    meet_at_the_end(axis, peers, blocks)

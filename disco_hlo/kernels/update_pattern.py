@@ -23,11 +23,12 @@ from math import prod
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.walks import reached
 from disco_hlo.kernels.missed import MissedError, require_met
 from disco_hlo.kernels.tiles import NORMED_RANGE, UPDATE_RANGE, UpdateTiles
 from disco_hlo.kernels.times import Size
 from disco_hlo.structure.chunk import reduction_opcode
-from disco_hlo.structure.program import Program, dims, dtype, evaluate, is_zero, literal_value
+from disco_hlo.structure.program import Program, dims, dtype, evaluate, is_zero, literal_value, waits_for
 from disco_hlo.structure.sharded import groups_of
 
 UPDATE, NORMED = "scattered-update", "normed-update"
@@ -212,15 +213,7 @@ def update_call(program: Program, collective: Message, devices: int) -> UpdateCa
 
 def program_above(program: Program, ids: list[int]) -> set[int]:
     """These instructions and all that they wait for."""
-    seen: set[int] = set()
-    waiting = list(ids)
-    while waiting:
-        one = waiting.pop()
-        if one not in seen:
-            seen.add(one)
-            instruction = program.by_id[one]
-            waiting += [*instruction.operand_ids, *instruction.control_predecessor_ids]
-    return seen
+    return {*reached(ids, lambda one: waits_for(program.by_id[one]))}
 
 
 def own_shard_of(program: Program, piece: Message, devices: int) -> int | None:

@@ -13,13 +13,7 @@ from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.keep import MOST_TURNS, Entry, index_in_turn, read_by_turns, restore_order
-from disco_hlo.structure.loops import (
-    Loop,
-    behind_copies,
-    extend,
-    narrow_barriers,
-    through_barrier,
-)
+from disco_hlo.structure.loops import Loop, behind_copies, extend, narrow_barriers, through_barrier
 from disco_hlo.structure.program import Buffers, dims, dtype, physical
 from disco_hlo.structure.rotation import foreseen, gathered_value, written
 from disco_hlo.structure.sharded import groups_of

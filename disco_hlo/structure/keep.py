@@ -21,14 +21,7 @@ import numpy as np
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.opcodes import DATA_MOVEMENT, ELEMENTWISE, FREE, PRODUCTS
 from disco_hlo.hlo.proto import DTYPES, Message, shape_of
-from disco_hlo.structure.loops import (
-    Loop,
-    become,
-    constant,
-    element,
-    extend,
-    narrow_barriers,
-)
+from disco_hlo.structure.loops import Loop, become, constant, element, extend, narrow_barriers
 from disco_hlo.structure.numbering import Numbers, under
 from disco_hlo.structure.program import (
     Buffers,

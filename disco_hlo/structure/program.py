@@ -268,7 +268,7 @@ class Program:
         """
         try:
             placed = needed_first(
-                (one.id for one in self.instructions), lambda i: reversed(_waits_for(self.by_id[i]))
+                (one.id for one in self.instructions), lambda i: reversed(waits_for(self.by_id[i]))
             )
         except CycleError as error:
             one = self.by_id[error.args[1]]
@@ -341,7 +341,8 @@ def computations(program: Program, path: tuple[int, ...] = ()) -> Iterator[tuple
             yield from computations(program.inside(one.called_computation_ids[0]), (*path, position))
 
 
-def _waits_for(instruction: Message) -> list[int]:
+def waits_for(instruction: Message) -> list[int]:
+    """Ids of what must be done before an instruction."""
     return [*instruction.operand_ids, *instruction.control_predecessor_ids]
 
 
@@ -575,7 +576,7 @@ class Buffers:
         instructions, before = self.program.instructions, list[int]()
         """By place, the places of what must be done before, as bits."""
         for one in instructions:
-            places = {self._place[i] for i in (*one.operand_ids, *one.control_predecessor_ids)}
+            places = {self._place[i] for i in waits_for(one)}
             before.append(reduce(or_, (before[place] | 1 << place for place in places), 0))
         made_by = self._storage.made_by
         for one, other in ((one, other) for values in shared for one in values for other in values):
@@ -593,6 +594,6 @@ class Buffers:
         place, by_id = self._place, self.program.by_id
         behind = reached(
             [instruction.id],
-            lambda i: (x for x in _waits_for(by_id[i]) if place[x] >= place[earlier.id]),
+            lambda i: (x for x in waits_for(by_id[i]) if place[x] >= place[earlier.id]),
         )
         return instruction.id != earlier.id and earlier.id in behind

@@ -15,14 +15,7 @@ from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.opcodes import ELEMENTWISE
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import Needs, operand_needs
-from disco_hlo.structure.moves import (
-    Chunk,
-    Move,
-    Reorder,
-    SliceSend,
-    Split,
-    apply_to,
-)
+from disco_hlo.structure.moves import Chunk, Move, Reorder, SliceSend, Split, apply_to
 from disco_hlo.structure.program import Program, bits, computations, dims
 from disco_hlo.structure.propose_loops import loop_schedules
 from disco_hlo.structure.sharded import SameValues, groups_of, reorder, split

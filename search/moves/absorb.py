@@ -13,7 +13,7 @@ from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.duplicate import duplicate
 from disco_hlo.search.moves.move import Move, random_unit
 from disco_hlo.search.ordering import successors
-from disco_hlo.search.state import has_room, refuse
+from disco_hlo.search.state import has_room
 
 MOST_READERS = 32
 
@@ -43,23 +43,18 @@ def absorbers(g: GraphView, s: StateView, w: ScratchView, producer: int) -> Any:
 @inner
 def absorb(g: GraphView, s: StateView, w: ScratchView, producer: int, _b: int) -> Any:
     """Duplicate the unit with head ``producer`` into all its readers."""
-    if not has_room(g, w):
-        return False
     count = absorbers(g, s, w, producer)
     if count == 0:
         return False
-    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     for i in range(count):
-        if not duplicate(g, s, w, s.owner[w.readers[i]], producer):
-            return refuse(w, mark, changes)
+        if not has_room(g, w) or not duplicate(g, s, w, s.owner[w.readers[i]], producer):
+            return False
     return True
 
 
 @inner
 def random_producer(_g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A unit."""
-    if pools.fusibles == 0:
-        return -1, -1
     return random_unit(s, generator, pools.fusible, pools.fusibles), -1
 
 

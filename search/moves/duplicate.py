@@ -17,13 +17,13 @@ from disco_hlo.search.layout import GraphView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move, random_reader
 from disco_hlo.search.moves.refusals import never_recomputed
 from disco_hlo.search.ordering import next_member, settle
-from disco_hlo.search.state import computes, has_room, refuse
+from disco_hlo.search.state import computes
 
 
 @inner
 def duplicate(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: int) -> Any:
     """Let ``consumer`` recompute what it reads of ``producer``; both are given by their heads."""
-    if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):
+    if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE:
         return False
     if s.total[at.FREE_CELL] == -1:  # as many duplicates as there may be
         return False
@@ -33,12 +33,11 @@ def duplicate(g: GraphView, s: StateView, w: ScratchView, consumer: int, produce
     count, members = needed(g, s, w, consumer, producer)
     if count == 0 or never_recomputed(g, s, w, consumer, members, count):
         return False
-    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
-    if recompute(g, s, w, consumer, w.needed, count):
-        unit, first = adopt_orphans(g, s, w, consumer)
-        if all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit]):
-            return True
-    return refuse(w, mark, changes)
+    changes = w.number[at.CHANGES]
+    if not recompute(g, s, w, consumer, w.needed, count):
+        return False
+    unit, first = adopt_orphans(g, s, w, consumer)
+    return all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit])
 
 
 @inner

@@ -14,24 +14,21 @@ from disco_hlo.search.layout import GraphView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move, random_reader
 from disco_hlo.search.moves.refusals import never_joined
 from disco_hlo.search.ordering import settle
-from disco_hlo.search.state import has_room, refuse
 
 
 @inner
 def fuse(g: GraphView, s: StateView, w: ScratchView, consumer: int, producer: int) -> Any:
     """Make one group of two units given by their heads, ``consumer`` reading ``producer``."""
-    if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE or not has_room(g, w):
+    if consumer == producer or not g.flags[consumer] & g.flags[producer] & at.FUSIBLE:
         return False
     low = s.place[producer]
     if low > s.place[consumer] or s.count[consumer] + s.count[producer] > most_owned(g):
         return False
     if never_joined(g, s, w, consumer, producer):
         return False
-    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
+    changes = w.number[at.CHANGES]
     unit, first = adopt_orphans(g, s, w, join(g, s, w, producer, consumer))
-    if all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit]):
-        return True
-    return refuse(w, mark, changes)
+    return all_stand(g, s, w, changes) and settle(g, s, w, unit, min(low, first), s.place[unit])
 
 
 MOVE = Move(

@@ -12,30 +12,25 @@ from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.merge import merge, neighbouring_bucket
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.ordering import reseat
-from disco_hlo.search.state import has_room, refuse
+from disco_hlo.search.state import has_room
 
 
 @inner
 def hand_over(g: GraphView, s: StateView, w: ScratchView, gradient: int, bucket: int) -> Any:
     """Move one all-reduce out of its bucket into another one, given by its head."""
     home = s.owner[gradient]
-    if home == bucket or not g.flags[bucket] & g.flags[gradient] & at.ALL_REDUCE or not has_room(g, w):
+    if home == bucket or not g.flags[bucket] & g.flags[gradient] & at.ALL_REDUCE:
         return False
     if s.count[home] == 1:
         return merge(g, s, w, home, bucket)
-    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     place = s.place[home]
     part(g, s, w, gradient)
-    if reseat(g, s, w, gradient, place) and merge(g, s, w, gradient, bucket):
-        return True
-    return refuse(w, mark, changes)
+    return reseat(g, s, w, gradient, place) and has_room(g, w) and merge(g, s, w, gradient, bucket)
 
 
 @inner
 def random_gradient(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A gradient, and a bucket next to its own."""
-    if pools.ranks < 2:
-        return -1, -1
     x = pools.ranked[draw(generator, pools.ranks)]
     return x, neighbouring_bucket(g, s, generator, x, pools)
 

@@ -14,13 +14,12 @@ from disco_hlo.search.kernels import join
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move, random_unit
 from disco_hlo.search.ordering import settle, successors
-from disco_hlo.search.state import has_room, refuse
 
 
 @inner
 def merge(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
     """Make one bucket of two, given by their heads."""
-    if a == b or not g.flags[a] & g.flags[b] & at.ALL_REDUCE or not has_room(g, w):
+    if a == b or not g.flags[a] & g.flags[b] & at.ALL_REDUCE:
         return False
     if g.channel[a] != g.channel[b]:
         return False
@@ -30,17 +29,12 @@ def merge(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
         if w.neighbours[i] == b:
             return False
     low, high = s.place[a], s.place[b]
-    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
-    if settle(g, s, w, join(g, s, w, a, b), low, high):
-        return True
-    return refuse(w, mark, changes)
+    return settle(g, s, w, join(g, s, w, a, b), low, high)
 
 
 @inner
 def random_neighbours(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """Two neighbouring buckets."""
-    if pools.ranks < 2:
-        return -1, -1
     bucket = random_unit(s, generator, pools.ranked, pools.ranks)
     x = bucket
     for _ in range(draw(generator, s.count[bucket])):

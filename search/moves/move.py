@@ -32,9 +32,11 @@ class Move:
     weight: int
     """How often the joint search proposes it there, in proportion."""
     propose: Compiled
-    """``(g, s, w, generator, pools)``: arguments for ``apply``; (-1, -1) where those drawn are refused at sight."""
+    """``(g, s, w, generator, pools)``: arguments for ``apply``; (-1, -1) where those drawn are refused at sight.
+    There is something to draw from (``table.random_move``)."""
     apply: Compiled
-    """``(g, s, w, a, b)``: make the move; whether it was legal. ``a`` is a node of some unit."""
+    """``(g, s, w, a, b)``: make the move; whether it was legal. What it has done by then is taken back where it was not
+    (``table.make_move``). ``a`` is a node of some unit."""
     of_unit: bool = True
     """Whether ``a`` is the head of a unit."""
     with_unit: bool = False
@@ -60,8 +62,6 @@ def random_unit(s: StateView, generator: Row, pool: Row, size: int) -> Any:
 @inner
 def random_reader(g: GraphView, s: StateView, w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A unit, and a fusible one that it waits for; (-1, -1) where there is none."""
-    if pools.fusibles == 0:
-        return -1, -1
     unit = random_unit(s, generator, pools.fusible, pools.fusibles)
     producer = _random_producer(g, s, w, generator, unit)
     return (unit, producer) if producer != -1 else (-1, -1)

@@ -19,15 +19,7 @@ from disco_hlo.search import layout as at
 from disco_hlo.search.kernels import UNJUDGED, judge, known_verdict
 from disco_hlo.search.layout import GraphView, ScratchView, StateView
 from disco_hlo.search.ordering import sort_runs
-from disco_hlo.search.state import (
-    COPY,
-    MAXIMUM_MEMBERS,
-    NOTHING,
-    RESULT,
-    computes,
-    share,
-    special_slot,
-)
+from disco_hlo.search.state import COPY, MAXIMUM_MEMBERS, NOTHING, RESULT, computes, share, special_slot
 
 
 @inner

@@ -10,7 +10,6 @@ from disco_hlo.search.hashing import draw
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.ordering import predecessors, shift, successors
-from disco_hlo.search.state import has_room
 
 RIVALS: Final = 4
 """Of so many units the one that takes longest is moved to another place."""
@@ -23,16 +22,14 @@ TRIES: Final = 32
 @inner
 def reorder(g: GraphView, s: StateView, w: ScratchView, unit: int, slot: int) -> Any:
     """Put a unit into a slot of the order; refused where what it is tied to stands between."""
-    if not 0 <= slot < s.total[at.SLOTS] or slot == s.place[unit] or not has_room(g, w):
+    if not 0 <= slot < s.total[at.SLOTS] or slot == s.place[unit]:
         return False
     return shift(g, s, w, unit, slot)
 
 
 @inner
-def random_place(g: GraphView, s: StateView, w: ScratchView, generator: Row, pools: PoolView) -> Any:
+def random_place(g: GraphView, s: StateView, w: ScratchView, generator: Row, _pools: PoolView) -> Any:
     """A unit, and the slot of another one whose place it may take."""
-    if pools.fusibles == 0:
-        return -1, -1
     unit = _random_long_unit(g, s, generator)
     slot = _random_slot(g, s, w, generator, unit) if unit != -1 else -1
     return (unit, slot) if slot != -1 else (-1, -1)

@@ -22,8 +22,6 @@ UNRELATED: Final = 4
 @inner
 def random_siblings(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """Two units, the one that stands later first."""
-    if pools.fusibles == 0:
-        return -1, -1
     a, b = _random_pair(g, s, generator, pools)
     return (a, b) if a != b and g.flags[a] & g.flags[b] & at.FUSIBLE else (-1, -1)
 

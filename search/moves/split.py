@@ -11,13 +11,12 @@ from disco_hlo.search.kernels import join, part
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.ordering import reseat
-from disco_hlo.search.state import has_room, refuse
 
 
 @inner
 def split(g: GraphView, s: StateView, w: ScratchView, bucket: int, rank: int) -> Any:
     """Put the gradients of a bucket from production rank ``rank`` on into a bucket of their own."""
-    if not g.flags[bucket] & at.ALL_REDUCE or not has_room(g, w):
+    if not g.flags[bucket] & at.ALL_REDUCE:
         return False
     count = 0
     x = bucket
@@ -28,7 +27,6 @@ def split(g: GraphView, s: StateView, w: ScratchView, bucket: int, rank: int) ->
         x = s.next[x]
     if count == 0 or count == s.count[bucket]:
         return False
-    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
     place = s.place[bucket]
     # From the last on, so that a head leaves at most once, and joined from the first on, each behind the others: the
     # other way round every gradient would be written anew for each, more than the log has room for.
@@ -38,16 +36,12 @@ def split(g: GraphView, s: StateView, w: ScratchView, bucket: int, rank: int) ->
     later = w.readers[0]
     for i in range(1, count):
         later = join(g, s, w, later, w.readers[i])
-    if reseat(g, s, w, rest, 0) and reseat(g, s, w, later, place):
-        return True
-    return refuse(w, mark, changes)
+    return reseat(g, s, w, rest, 0) and reseat(g, s, w, later, place)
 
 
 @inner
 def random_cut(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A bucket, and the production rank of one of its gradients."""
-    if pools.ranks < 2:
-        return -1, -1
     x = pools.ranked[draw(generator, pools.ranks)]
     return s.owner[x], g.rank[x]
 

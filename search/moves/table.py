@@ -13,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from disco_hlo.compiled import Ints, Row, inner
+from disco_hlo.search import layout as at
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Compiled, Move
-from disco_hlo.search.state import has_room
+from disco_hlo.search.state import has_room, roll_back
 
 NAMES: Final = (
     "fuse",
@@ -49,6 +50,7 @@ def in_algorithm_1() -> tuple[str, ...]:
 
 _OF_UNIT: Final = np.array([move.of_unit for move in MOVES])
 _WITH_UNIT: Final = np.array([move.with_unit for move in MOVES])
+_OF_BUCKETS: Final = np.array([move.changes == "buckets" for move in MOVES])
 ONLY_ORDER: Final = np.array([move.changes == "order" for move in MOVES])
 
 
@@ -64,19 +66,37 @@ def _by_number(functions: Iterable[Compiled], arguments: str) -> Compiled:
     return chosen
 
 
-random_move = _by_number([move.propose for move in MOVES], "g, s, w, generator, pools")
-"""Arguments for the move of a number; (-1, -1) where those drawn are refused at sight."""
+_propose = _by_number([move.propose for move in MOVES], "g, s, w, generator, pools")
 _apply = _by_number([move.apply for move in MOVES], "g, s, w, a, b")
 
 
 @inner
+def random_move(
+    number: int, g: GraphView, s: StateView, w: ScratchView, generator: Row, pools: PoolView
+) -> Any:
+    """Arguments for the move of a number; (-1, -1) where those drawn are refused at sight, or there is nothing to draw
+    from: of buckets two gradients at least."""
+    if pools.ranks < 2 if _OF_BUCKETS[number] else pools.fusibles == 0:
+        return -1, -1
+    return _propose(number, g, s, w, generator, pools)
+
+
+@inner
 def make_move(g: GraphView, s: StateView, w: ScratchView, number: int, a: int, b: int) -> Any:
-    """Make one move; whether it was legal. What ``a`` and ``b`` are depends on the move."""
+    """Make one move; whether it was legal and there was room to log it, else nothing has changed. What ``a`` and ``b``
+    are depends on the move."""
     if a < 0 or s.owner[a] == -1 or (_OF_UNIT[number] and s.owner[a] != a):
         return False
     if _WITH_UNIT[number] and (b < 0 or s.owner[b] != b):
         return False
-    return _apply(number, g, s, w, a, b)
+    if not has_room(g, w):
+        return False
+    mark, changes = w.number[at.LOGGED], w.number[at.CHANGES]
+    if _apply(number, g, s, w, a, b):
+        return True
+    roll_back(w, mark)
+    w.number[at.CHANGES] = changes
+    return False
 
 
 @inner

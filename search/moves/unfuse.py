@@ -11,7 +11,7 @@ from disco_hlo.search.kernels import all_stand, drop_idle_copies, may_own, part,
 from disco_hlo.search.layout import GraphView, PoolView, ScratchView, StateView
 from disco_hlo.search.moves.move import Move
 from disco_hlo.search.ordering import reseat
-from disco_hlo.search.state import has_room, holds_copy, refuse
+from disco_hlo.search.state import holds_copy
 
 
 @inner
@@ -22,12 +22,12 @@ def unfuse(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int) -> 
         unit: head of a group.
         node: an op that the group computes.
     """
-    if not g.flags[unit] & at.FUSIBLE or not has_room(g, w):
+    if not g.flags[unit] & at.FUSIBLE:
         return False
     owned = s.owner[node] == unit and s.count[unit] > 1
     if (owned and stays(g, s, unit, node)) or (not owned and not holds_copy(s, unit, node)):
         return False
-    mark, changes, place = w.number[at.LOGGED], w.number[at.CHANGES], s.place[unit]
+    changes, place = w.number[at.CHANGES], s.place[unit]
     if owned:
         drop_idle_copies(g, s, w, part(g, s, w, node), node)
     else:
@@ -35,9 +35,7 @@ def unfuse(g: GraphView, s: StateView, w: ScratchView, unit: int, node: int) -> 
         drop_idle_copies(g, s, w, unit, node)
     # What is left of an owner is tied to nothing new but the op, which gets a place that suits both.
     moved, near = (node, place) if owned else (unit, 0)
-    if all_stand(g, s, w, changes) and reseat(g, s, w, moved, near):
-        return True
-    return refuse(w, mark, changes)
+    return all_stand(g, s, w, changes) and reseat(g, s, w, moved, near)
 
 
 @inner
@@ -62,8 +60,6 @@ def stays(g: GraphView, s: StateView, unit: int, node: int) -> Any:
 @inner
 def random_member(g: GraphView, s: StateView, _w: ScratchView, generator: Row, pools: PoolView) -> Any:
     """A group, and an op that it duplicates, or that it owns and may be rid of."""
-    if pools.fusibles == 0:
-        return -1, -1
     x = pools.fusible[draw(generator, pools.fusibles)]
     unit = s.owner[x]
     copies = 0

@@ -184,6 +184,23 @@ def _idle(step: Graph, strategy: Any) -> set[int]:
     return {node.id for node in step.nodes if node.kind is Kind.FUSIBLE and node.id in copies}
 
 
+@pytest.mark.parametrize(
+    "config", ['{"fusion_config":%s}', '{"fusion_backend_config":{},"fusion_config":%s}']
+)
+def test_tiles_are_found_where_the_kind_of_their_kernel_is(config: str) -> None:
+    """XLA:CPU has another name for the settings of a fusion; a file that had Triton's kind there was no module to read,
+    but a KeyError."""
+    tiles = '{"kind":"__triton"}'
+    text = f"""
+    fused {{ p = f32[8]{{0}} parameter(0)
+            n = f32[8]{{0}} negate(p)
+            ROOT e = f32[8]{{0}} exponential(n) }}
+    ENTRY main {{ a = f32[8]{{0}} parameter(0)
+                 ROOT f = f32[8]{{0}} fusion(a), kind=kCustom, calls=fused, backend_config={config % tiles} }}"""
+    (group,) = read(canonicalize(modules.module_of(text, scheduled=True))).groups
+    assert (group.kind, group.config) == ("triton", tiles)
+
+
 def test_what_nothing_reads_is_read_where_it_stands() -> None:
     """``jax.debug.print`` was read as the last op of the step, and every plan that ran it earlier was refused."""
     text = """

@@ -178,14 +178,13 @@ SWAP = '''
 
 from disco_hlo.compiled import inner
 from disco_hlo.search import layout as at
-from disco_hlo.search.state import has_room
 from disco_hlo.search.moves.move import Move, random_unit
 from disco_hlo.search.ordering import shift
 
 
 @inner
 def swap(g, s, w, unit, slot):
-    return has_room(g, w) and shift(g, s, w, unit, slot)
+    return shift(g, s, w, unit, slot)
 
 
 @inner
