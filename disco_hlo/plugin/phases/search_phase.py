@@ -151,6 +151,8 @@ def _search(
     with session.stage("search", takes_s=longest_s(session.settings)):
         if profiled is not None:
             code()
-            explained = session.settings.explain
-            found = find(session, source, xla, profiled.profile, stop, room_bytes=room, with_parts=explained)
+            found = find(
+                session.settings, session.say, source, xla, profiled.profile, stop,
+                room_bytes=room, with_parts=session.settings.explain,
+            )  # fmt: skip
     return profile_s, found, making
