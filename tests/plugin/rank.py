@@ -18,9 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.activation.channel import CoordinationStore
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.microbenchmarks import collective_runner
+from disco_hlo.plugin.measuring.microbenchmarks import Sweep
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables, jaxlink, job
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -102,7 +103,7 @@ def main(address: str, rank: int, folder: Path) -> None:
         assert distributed is not None
         store = CoordinationStore(distributed.client)
         report["waits"] = waits_for_a_late_rank(step, rank, store)
-        sweep = collective_runner(request, 1024, repeats=2, seed=1)
+        sweep = Sweep(request, ALL_REDUCE, seed=1).chain(1024, 2)
         store.put(f"module/{rank}", hashlib.sha256(module).digest())
         hashes = [store.get(f"module/{other}", 30) for other in (0, 1)]
         facts = job.device_facts(request)
