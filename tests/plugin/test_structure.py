@@ -34,7 +34,7 @@ from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import room
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import structure_search
-from disco_hlo.plugin.phases.finding import Found, share_of_a_search
+from disco_hlo.plugin.phases.finding import share_of_a_search
 from disco_hlo.plugin.phases.structure_search import Ahead, Making, restructured_trials
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
@@ -252,12 +252,14 @@ def test_structures_are_tried_where_a_loop_communicates() -> None:
     assert answer(REDUCED) == ""
 
 
-def found(source: CanonicalModule, backend: str = "cpu", *, searched_s: float = 0.0, ns: int = 1) -> Found:
+def found(
+    source: CanonicalModule, backend: str = "cpu", *, searched_s: float = 0.0, ns: int = 1
+) -> Optimized:
     """What searches found that found nothing."""
     known = profile(backend, 1.0)
     case = Case(source, unfused(source.graph), costs_of(known, source))
     result = SearchResult(case.xla, ns, ns, (), 0, 0, 0.0, "")
-    return Found(Optimized(case, result, (Scheduled(case.xla, ns, 0),), searched_s), (), known)
+    return Optimized(case, result, (Scheduled(case.xla, ns, 0),), searched_s)
 
 
 def trials_of(request: CompileRequest, folder: Path, structure: str) -> list[Any]:
@@ -599,7 +601,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
         return told[0]
 
     case = SimpleNamespace(source=None, costs=SimpleNamespace(profile=None), limit_bytes=1)
-    found: Any = SimpleNamespace(search=SimpleNamespace(case=case))
+    found: Any = SimpleNamespace(case=case)
     for leads in (True, False):
         session: Any = SimpleNamespace(
             settings=Settings(search=True, directory=tmp_path, when="training"),

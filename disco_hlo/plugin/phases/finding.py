@@ -71,13 +71,13 @@ class FoundPlans:
         [one] = (one for one in self.candidates if one.name == SEARCHED and one.strategy is not None)
         return Scheduled(cast(Strategy, one.strategy), one.predicted_ns, 0)
 
-    def of(self, case: Case, profile: Profile) -> Found:
+    def of(self, case: Case) -> Optimized:
         """The search as if it had been made here, for this case; of what it tried on the way nothing is known."""
         best, tried = self.best, self.record.evaluations
         result = SearchResult(
             best.strategy, best.predicted_ns, case.default.makespan_ns, (), tried, tried, 0.0, ""
         )
-        return Found(Optimized(case, result, (best,), self.search_s), self.candidates, profile)
+        return Optimized(case, result, (best,), self.search_s)
 
 
 @dataclass(frozen=True)

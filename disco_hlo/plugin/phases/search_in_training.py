@@ -24,7 +24,7 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.elsewhere import NICENESS
 from disco_hlo.errors import ActivationError, ProfileError, UnsupportedError, is_shared
 from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.pipeline import Case
+from disco_hlo.optimize.pipeline import Case, Optimized
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -57,7 +57,7 @@ from disco_hlo.plugin.measuring.room import (
 )
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, shown, trials_of
-from disco_hlo.plugin.phases.finding import Found, FoundPlans, code_compiled_beside, longest_s, search_apart
+from disco_hlo.plugin.phases.finding import FoundPlans, code_compiled_beside, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
 from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
@@ -290,12 +290,12 @@ class SearchInTraining:
         overlaps = BACKENDS[session.facts.backend].asynchronous
         if not overlaps and settings.forced_structure is None and not recomputes(step.source):
             return []
-        before: Found | None = None
+        unchanged: Optimized | None = None
         with session.stage("the step as it is"):
             if found is not None and profile is not None:
                 source, xla = step.source, read(step.source)
                 costs = costs_of(profile, source, (xla, found.best.strategy))
-                before = found.of(Case(source, xla, costs, room), profile)
+                unchanged = found.of(Case(source, xla, costs, room))
 
         def search(one: Restructured, case: Case, seconds: float) -> tuple[Scheduled, float]:
             asked = replace(settings, budget_s=seconds, finalists=1)
@@ -303,7 +303,7 @@ class SearchInTraining:
             return plans.best, plans.search_s
 
         with peak_told(self._request, "structures"), measured_times(session) as store:
-            trials = restructured_trials(session, slot, store, before, making, search)
+            trials = restructured_trials(session, slot, store, unchanged, making, search)
         self._say_held("profiling structures")
         return sorted(trials, key=lambda one: one.predicted_ns)
 

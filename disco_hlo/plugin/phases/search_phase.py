@@ -95,7 +95,8 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
             plans = None if found is None else found.plans(session.settings)
         if compiling is not None:
             with measured_times(session) as store:
-                trials += restructured_trials(session, slot, store, found, making, beside=compiling)
+                unchanged = None if found is None else found.search
+                trials += restructured_trials(session, slot, store, unchanged, making, beside=compiling)
             compiling.finish()
         making.end()
         started = time.monotonic()

@@ -29,7 +29,7 @@ from disco_hlo.kernels import times as kernel_times
 from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays
 from disco_hlo.kernels.pattern import Call
 from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.pipeline import Budget, Case, foreseen, optimize, unsearched
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, foreseen, optimize, unsearched
 from disco_hlo.optimize.regions import step_times
 from disco_hlo.optimize.select import LEAST_GAIN
 from disco_hlo.plan.plan import DEFAULT, Strategy
@@ -47,7 +47,7 @@ from disco_hlo.plugin.measuring.room import (
     room_bytes,
 )
 from disco_hlo.plugin.measuring.trial import Trial
-from disco_hlo.plugin.phases.finding import SHORTEST_COMPILING_S, Found, all_searches_s, search_settings
+from disco_hlo.plugin.phases.finding import SHORTEST_COMPILING_S, all_searches_s, search_settings
 from disco_hlo.plugin.phases.keeping import (
     Made,
     Ranked,
@@ -333,7 +333,7 @@ def restructured_trials(
     session: Session,
     slot: PlanSlot,
     store: ProfileStore | None,
-    found: Found | None,
+    unchanged: Optimized | None,
     making: Making,
     search: Search | None = None,
     beside: Compiling | None = None,
@@ -342,12 +342,12 @@ def restructured_trials(
     all go on without.
 
     Args:
-        found: what the searches over kernels, buckets and order found, on rank 0.
+        unchanged: what the searches over kernels, buckets and order found, on rank 0.
         search: makes a search; by default here and now.
         beside: what is compiled while structures are made, until some are profiled.
     """
     try:
-        return _trials(session, slot, store, found, making, search, beside)
+        return _trials(session, slot, store, unchanged, making, search, beside)
     except Exception as error:
         session.say_failed(
             "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
@@ -360,7 +360,7 @@ def _trials(
     session: Session,
     slot: PlanSlot,
     store: ProfileStore | None,
-    found: Found | None,
+    unchanged: Optimized | None,
     making: Making,
     search: Search | None,
     beside: Compiling | None,
@@ -370,36 +370,36 @@ def _trials(
         return []
     with session.stage("structure"):
         mine = ""
-        if found is not None and settings.forced_structure is None:
-            case = found.search.case
-            mine = why_not(case, step_times(case.source, found.search.best.strategy, case.costs))
+        if unchanged is not None and settings.forced_structure is None:
+            case = unchanged.case
+            mine = why_not(case, step_times(case.source, unchanged.best.strategy, case.costs))
     reason = session.tell(mine if session.leads else None, "structure")
     if reason:
         LOGGER.debug("no structure of the step is tried: %s", reason)
         return []
     structures, room = _alike(session, making), room_bytes(session)
-    likeliest, over = _likeliest(session, structures, found, room)
+    likeliest, over = _likeliest(session, structures, unchanged, room)
     making.make(structures, likeliest)
-    promising = _promising(session, structures, found, making, room, over=over)
+    promising = _promising(session, structures, unchanged, making, room, over=over)
     making.settle(structures, promising)
     made = _agreed(session, structures, promising)
     making.end()
     if beside is not None:
         beside.wait()
     room = room_bytes(session)  # now that nothing is compiled any more
-    profiles = _profiles(session, made, promising, slot, store, found)
+    profiles = _profiles(session, made, promising, slot, store, unchanged)
     best: dict[str, Scheduled] = {}
     takes_s = all_searches_s(settings) + _TAKES_S
     with session.stage("search of structures", takes_s=takes_s):
-        if found is not None:
-            best = _searched(session, profiles, made, room, found, search)
-    return _told(session, best, made, slot, found)
+        if unchanged is not None:
+            best = _searched(session, profiles, made, room, unchanged, search)
+    return _told(session, best, made, slot, unchanged)
 
 
 def _promising(
     session: Session,
     structures: Structures,
-    found: Found | None,
+    unchanged: Optimized | None,
     making: Making,
     free_bytes: int | None,
     *,
@@ -407,10 +407,10 @@ def _promising(
 ) -> dict[str, bool]:
     """Names of the structures to be searched, on all ranks, and whether each has kernels to profile. What keeps more
     than devices have room for gives way to what keeps less, which is made now; ``over``: some of that is known."""
-    case = None if found is None else found.search.case
+    case = None if unchanged is None else unchanged.case
     with session.stage("ranking structures", takes_s=_TAKES_S):
         most = None if case is None else most_bytes(session, case, free_bytes)
-        ranked = _ranked(session, structures, found)
+        ranked = _ranked(session, structures, unchanged)
         fitting = with_room(session, ranked, most)
         over = over or len(fitting) < len(ranked)
         del fitting[MOST_PROFILED:]
@@ -423,7 +423,7 @@ def _promising(
         made = {name: one for name, one in made.items() if forced in (None, name)}
         structures.made.update(made)
         with session.stage("ranking what is kept in part", takes_s=_TAKES_S):
-            fitting += _ranked(session, replace(structures, made=dict(made)), found)
+            fitting += _ranked(session, replace(structures, made=dict(made)), unchanged)
     with session.stage("structures in time"):
         chosen = [(one.name, one.lacking) for one in fitting if one.name not in lacking]
         in_time = making.in_time(chosen)
@@ -448,15 +448,15 @@ def _alike(session: Session, making: Making) -> Structures:
 
 
 def _likeliest(
-    session: Session, structures: Structures, found: Found | None, free_bytes: int | None
+    session: Session, structures: Structures, unchanged: Optimized | None, free_bytes: int | None
 ) -> tuple[list[str], bool]:
     """Names of the structures to be made while calls may be held, the same on all ranks: those with room whose drafts
     are predicted to be the fastest, and faster than that of the step as it is. And whether any has no room."""
     mine, over = list(structures.schedules), False
     # Of all ranks, though rank 0 alone has drafts.
     with session.stage("ranking drafts of structures", takes_s=_TAKES_S):
-        if structures.drafts and found is not None:
-            case, run = found.search.case, interpreter(found.search.case.source)
+        if structures.drafts and unchanged is not None:
+            case, run = unchanged.case, interpreter(unchanged.case.source)
 
             def look(name: str) -> Ranked:
                 ns, _, peak_bytes = run(foreseen, structures.drafts[name].result(), case.costs.profile)
@@ -542,16 +542,16 @@ def _wanted(session: Session, early: Early, pays: Pays | None) -> dict[str, list
     return {forced: schedules[forced]}
 
 
-def _ranked(session: Session, structures: Structures, found: Found | None) -> list[Ranked]:
+def _ranked(session: Session, structures: Structures, unchanged: Optimized | None) -> list[Ranked]:
     """The schedules worth a search, by what is known of their ops, the most promising first. Each is looked at as soon
     as it is made.
 
     What is predicted for XLA's kernels in their best order and buckets is compared with the same of the step as it is.
     """
-    if found is None:
+    if unchanged is None:
         return []
-    step, run = found.search.case, interpreter(found.search.case.source)
-    own, best_ns = unsearched(step).predicted_ns, found.search.best.predicted_ns
+    step, run = unchanged.case, interpreter(unchanged.case.source)
+    own, best_ns = unsearched(step).predicted_ns, unchanged.best.predicted_ns
     forced = session.settings.forced_structure is not None
 
     def look(name: str) -> Ranked:
@@ -611,11 +611,11 @@ def _profiles(
     promising: Mapping[str, bool],
     slot: PlanSlot,
     store: ProfileStore | None,
-    found: Found | None,
+    unchanged: Optimized | None,
 ) -> dict[str, Profile]:
     """The profiles of promising schedules, on rank 0: that of the step where it tells all. None elsewhere, nor where
     one cannot be taken."""
-    step = None if found is None else found.search.case
+    step = None if unchanged is None else unchanged.case
     lacking = {name: one for name, one in made.items() if promising[name]}
     taken = profile_structures(session, lacking, None if step is None else step.source, store, slot)
     profiles: dict[str, Profile] = {}
@@ -637,7 +637,7 @@ def _searched(
     profiles: Mapping[str, Profile],
     made: Mapping[str, Restructured],
     room: int | None,
-    found: Found,
+    unchanged: Optimized,
     search: Search | None = None,
 ) -> dict[str, Scheduled]:
     """The best plan for each schedule that is worth a search, on rank 0.
@@ -657,15 +657,15 @@ def _searched(
             starts[name] = case, unsearched(case)
         except Exception as error:
             _say_left_out(session, name, error)
-    most_ns = (1 + _SEARCH_GAINS) * found.search.best.predicted_ns
+    most_ns = (1 + _SEARCH_GAINS) * unchanged.best.predicted_ns
     forced = settings.forced_structure is not None
     worth = [name for name, (_, start) in starts.items() if forced or start.predicted_ns <= most_ns]
-    left_s = all_searches_s(settings) - found.search.search_s
+    left_s = all_searches_s(settings) - unchanged.search_s
     best: dict[str, Scheduled] = {}
     for number, name in enumerate(worth):
         case, start = starts[name]
         seconds = max(left_s / (len(worth) - number), _LEAST_SHARE * settings.budget_s)
-        more_bytes = case.default.peak_bytes - found.search.case.default.peak_bytes
+        more_bytes = case.default.peak_bytes - unchanged.case.default.peak_bytes
         session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
         try:
             if search is not None:
@@ -686,14 +686,14 @@ def _told(
     best: Mapping[str, Scheduled],
     made: Mapping[str, Restructured],
     slot: PlanSlot,
-    found: Found | None,
+    unchanged: Optimized | None,
 ) -> list[Trial]:
     """The candidates on every rank: those predicted to beat the plan, or the one that is forced."""
     kept = [
         [name, msgspec.to_builtins(one.strategy), one.predicted_ns]
         for name, one in best.items()
         if session.settings.forced_structure
-        or (found is not None and one.predicted_ns < found.search.best.predicted_ns)
+        or (unchanged is not None and one.predicted_ns < unchanged.best.predicted_ns)
     ]
     trials = []
     for name, strategy, predicted_ns in session.tell(kept, "restructured finalists"):
