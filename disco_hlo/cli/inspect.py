@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from msgspec import UNSET
+from msgspec import UNSET, to_builtins
 
 from disco_hlo.cli.inputs import AsJson, PlanName, RegionName
 from disco_hlo.cli.output import (
@@ -243,19 +243,19 @@ def _as_json(whole: Bundle, bundle: Bundle, region: str, regions: list[RegionFac
     members = [node for bucket in bundle.strategy.buckets for node in bucket.all_reduces]
     return {
         "path": str(whole.path),
-        "target": _plain(plan.target),
+        "target": to_builtins(plan.target),
         "chosen": plan.chosen,
         "banned": _ban(whole),
-        "structure": None if plan.structure is UNSET else _plain(plan.structure),
+        "structure": None if plan.structure is UNSET else to_builtins(plan.structure),
         "versions": plan.versions,
-        "predicted": _plain(plan.prediction),
+        "predicted": to_builtins(plan.prediction),
         "collectives_not_simulated": inner_collectives(whole.source) if whole.source else None,
         "regions": regions_as_json(regions),
         "region": region,
-        "measured": _plain(plan.measured),
+        "measured": to_builtins(plan.measured),
         "predicted_speedup": times.predicted_speedup,
         "measured_speedup": times.measured_speedup,
-        "search": _plain(plan.search),
+        "search": to_builtins(plan.search),
         "groups": groups,
         "buckets": [asdict(bucket) for bucket in bucket_facts(bundle.strategy, graph)],
         "order": asdict(order_facts(order, explicit)) | {"tokens": list(order)},
@@ -276,9 +276,3 @@ def _op(node: Node) -> dict[str, Any]:
         "op_name": node.op_name,
         "source": node.source,
     }
-
-
-def _plain(record: Any) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(record)
