@@ -32,7 +32,6 @@ class DeviceFacts:
     """Its name."""
     device_kind: str
     device_count: int
-    local_device_count: int
     process_index: int
     process_count: int
     runtime_version: str
@@ -49,7 +48,6 @@ def device_facts(request: CompileRequest) -> DeviceFacts:
         backend=backend_of(request.backend.platform).name,
         device_kind=str(request.devices[0].device_kind),
         device_count=len(request.devices),
-        local_device_count=len(request.local_devices),
         process_index=int(request.backend.process_index()),
         process_count=len(request.process_indices),
         runtime_version=str(request.backend.platform_version),
