@@ -25,12 +25,13 @@ from disco_hlo.plugin.measuring.microbenchmarks import (
     link_label,
     traced_transfers,
 )
-from disco_hlo.plugin.measuring.runner import Outputs, Runner
+from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.own_programs import Chain, in_clean_thread
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.trace import Execution, Trace
+from tests.outputs import Outputs, outputs_of
 from tests.steps.intercept import intercept
 
 CONSTANTS = DeviceConstants(launch_ns=412, memory_bandwidth=21.5e9, flops_per_s=96.5e9, noise=0.02)
@@ -183,7 +184,7 @@ def test_a_chain_sums_over_the_devices_of_the_request(repeats: int) -> None:
     def look(request: CompileRequest) -> Outputs:
         sweep = Sweep(request, ALL_REDUCE, seed=5).chain(4096, repeats)
         assert sweep.run() > 0
-        return sweep.outputs()
+        return outputs_of(sweep)
 
     with jax.default_matmul_precision("float32"), jax.transfer_guard("disallow_explicit"):
         made = over(jax.devices()[1:4], look)

@@ -57,6 +57,7 @@ from disco_hlo.search.schedule import Scheduled
 from tests.activation.stores import on_ranks
 from tests.hlo.test_transfers_gpu import STEP
 from tests.modules import ADD, module_of
+from tests.outputs import outputs_of
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -98,12 +99,12 @@ def test_every_named_schedule_computes_the_same() -> None:
     def look(request: CompileRequest) -> dict[str, float]:
         early = early_module(request)
         runner = Runner(request, compiles.compile_module(request, None))
-        expected = runner.outputs()
+        expected = outputs_of(runner)
         found = {}
         for name, moves in named_schedules(early).items():
             made = restructured(early, name, moves, functools.partial(compiles.capture, request))
             executable = compiles.compile_module(request, None, None, made.early)
-            got = Runner(request, executable, inputs_of=runner).outputs()
+            got = outputs_of(Runner(request, executable, inputs_of=runner))
             found[name] = float(np.abs(got[0][0] - expected[0][0]).max())
         return found
 
@@ -120,8 +121,8 @@ def test_a_plans_moves_make_the_step_they_made_when_it_was_searched() -> None:
         record = msgspec.json.decode(msgspec.json.encode(made.record), type=type(made.record))
         with compiles.halted(request, early=True) as waiting:
             again = enacted(request, record, waiting)
-            expected = Runner(request, compiles.compile_module(request, None, None, made.early)).outputs()
-            enacts = Runner(request, waiting.finish(again.module)).outputs()
+            expected = outputs_of(Runner(request, compiles.compile_module(request, None, None, made.early)))
+            enacts = outputs_of(Runner(request, waiting.finish(again.module)))
         for got, want in zip(enacts, expected, strict=True):
             np.testing.assert_array_equal(got[0], want[0])
         for field in ("key", "result"):
