@@ -27,7 +27,7 @@ from disco_hlo.plugin.measuring import room
 from disco_hlo.plugin.measuring.room import limited_bytes
 from disco_hlo.plugin.phases import keeping, structure_search
 from disco_hlo.plugin.phases.keeping import Ranked, in_part, is_near, most_bytes, needed_bytes, with_room
-from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
+from disco_hlo.plugin.phases.structure_search import Making, StructureSearch
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import Restructured, early_module, enacted
@@ -276,7 +276,7 @@ def test_a_step_without_room_for_all_keeps_some_which_the_plan_says(
         def search(_made: Restructured, case: Case, _seconds: float) -> tuple[Scheduled, float]:
             return case.unfused, 0.0
 
-        (trial,) = restructured_trials(session, slot, None, known, Making(session, source), search)
+        (trial,) = StructureSearch(session, slot, None, known, Making(session, source), search).trials()
         made = trial.restructured
         assert made is not None
         assert trial.name == made.record.name == KEPT_IN_PART

@@ -35,7 +35,7 @@ from disco_hlo.plugin.measuring import room
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import structure_search
 from disco_hlo.plugin.phases.finding import share_of_a_search
-from disco_hlo.plugin.phases.structure_search import Ahead, Making, restructured_trials
+from disco_hlo.plugin.phases.structure_search import Ahead, Making, StructureSearch
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
@@ -263,11 +263,17 @@ def found(
     return Optimized(case, result, (Scheduled(case.xla, ns, 0),), searched_s)
 
 
+def searching(session: Session, unchanged: Optimized | None) -> StructureSearch:
+    """Without a plan directory, and with nothing made."""
+    nothing: Any = None
+    return StructureSearch(session, nothing, None, unchanged, nothing)
+
+
 def trials_of(request: CompileRequest, folder: Path, structure: str) -> list[Any]:
     session = join(request, Settings(search=True, directory=folder, structure=structure))
     source = canonicalize(compiles.capture(request))
     slot = PlanStore(folder).slot(source.graph.key, "cpu", "cpu", 2)
-    return restructured_trials(session, slot, None, found(source), Making(session, source))
+    return StructureSearch(session, slot, None, found(source), Making(session, source)).trials()
 
 
 @pytest.mark.parametrize("structure", ["auto", "off"])
@@ -498,7 +504,7 @@ def ranked(
     made = {name: SimpleNamespace(result=lambda ns=ns: result(ns)) for name, ns in takes_ns.items()}
     structures: Any = SimpleNamespace(made=made)
     monkeypatch.setattr(structure_search, "ThreadPoolExecutor", lambda *_: ThreadPoolExecutor(1))
-    return [one.name for one in structure_search._ranked(session, structures, found(step))], said
+    return [one.name for one in searching(session, found(step))._ranked(structures)], said
 
 
 def test_a_structure_that_would_not_be_called_faster_than_the_step_as_it_is_is_not_profiled(
@@ -544,7 +550,7 @@ def test_a_structure_is_profiled_only_where_that_could_decide_whether_it_is_trie
     )
     for structure, expected in (("auto", profiled), ("a", unmeasured > 0.01)):
         session: Any = SimpleNamespace(settings=Settings(search=True, directory=Path(), structure=structure))
-        [one] = structure_search._ranked(session, structures, found(step, ns=1000))
+        [one] = searching(session, found(step, ns=1000))._ranked(structures)
         assert one.lacking is expected
 
 
@@ -620,7 +626,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
         )
         making = Making(session, parsed(SCANNED.replace("OP", REDUCED)))
         structures = making.structures()
-        likeliest, over = structure_search._likeliest(session, structures, found if leads else None, None)
+        likeliest, over = searching(session, found if leads else None)._likeliest(structures, None)
         making.make(structures, likeliest)
         making.end()
         assert list(structures.made) == made
@@ -798,10 +804,12 @@ class Searching:
 
     def run(self, searched_s: float, **settings: Any) -> list[str]:
         asked = Settings(search=True, directory=Path(), budget_s=180, **settings)
-        session = SimpleNamespace(settings=asked, facts=SimpleNamespace(backend="gpu"), say=lambda *_: None)
+        session: Any = SimpleNamespace(
+            settings=asked, facts=SimpleNamespace(backend="gpu"), say=lambda *_: None
+        )
         made = {name: SimpleNamespace(source=self.step) for name in self._profiles}
         before = found(self.step, "gpu", searched_s=searched_s, ns=100)
-        return list(structure_search._searched(session, self._profiles, made, None, before))  # type: ignore[arg-type]
+        return list(searching(session, before)._searched(self._profiles, made, None, before))
 
 
 def test_structures_share_what_the_searches_of_the_step_left_of_the_budget(

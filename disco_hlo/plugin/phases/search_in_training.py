@@ -59,7 +59,7 @@ from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, shown, trials_of
 from disco_hlo.plugin.phases.finding import FoundPlans, code_compiled_beside, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
-from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
+from disco_hlo.plugin.phases.structure_search import Making, StructureSearch
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
 from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
@@ -303,7 +303,7 @@ class SearchInTraining:
             return plans.best, plans.search_s
 
         with peak_told(self._request, "structures"), measured_times(session) as store:
-            trials = restructured_trials(session, slot, store, unchanged, making, search)
+            trials = StructureSearch(session, slot, store, unchanged, making, search).trials()
         self._say_held("profiling structures")
         return sorted(trials, key=lambda one: one.predicted_ns)
 

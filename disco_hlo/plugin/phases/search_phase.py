@@ -32,7 +32,7 @@ from disco_hlo.plugin.phases.finalists import (
     trials_of,
 )
 from disco_hlo.plugin.phases.finding import Found, code_compiled_beside, find, longest_s
-from disco_hlo.plugin.phases.structure_search import Ahead, Making, restructured_trials
+from disco_hlo.plugin.phases.structure_search import Ahead, Making, StructureSearch
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
@@ -96,7 +96,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         if compiling is not None:
             with measured_times(session) as store:
                 unchanged = None if found is None else found.search
-                trials += restructured_trials(session, slot, store, unchanged, making, beside=compiling)
+                trials += StructureSearch(session, slot, store, unchanged, making).trials(compiling)
             compiling.finish()
         making.end()
         started = time.monotonic()
