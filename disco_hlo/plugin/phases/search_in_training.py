@@ -46,7 +46,6 @@ from disco_hlo.plugin.measuring.lending import Loan, lent, real_inputs
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import (
-    MAY_RISE,
     beyond_setting,
     compiles_at_once,
     lack_of_memory,
@@ -372,7 +371,7 @@ class SearchInTraining:
         arguments = self._arguments()
         with session.stage("room for real inputs"):
             run_bytes = memory(default.executable).total_bytes
-            beside = may_rise_bytes(self._request, MAY_RISE)
+            beside = may_rise_bytes(self._request)
         gives_way = anywhere(session, beside is not None and run_bytes > beside, "gives way")
         taken = loan.taken if gives_way else frozenset[int]()
         on_host = kept_bytes[bool(taken)] + (run_bytes if beside is None else 0)

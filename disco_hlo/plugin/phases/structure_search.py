@@ -463,7 +463,8 @@ class StructureSearch:
         soon as it is made.
 
         What is predicted for XLA's kernels in their best order and buckets is compared with the same of the step as it
-        is."""
+        is.
+        """
         unchanged = self.unchanged
         if unchanged is None:
             return []
@@ -546,7 +547,8 @@ class StructureSearch:
 
         They share evenly what the searches of the unchanged step left of the time that all searches may take. A plan
         may need a little more memory than what XLA makes of the schedule; whether the device has that is asked before
-        any is run."""
+        any is run.
+        """
         session, settings = self.session, self.session.settings
         starts: dict[str, tuple[Case, Scheduled]] = {}
         for name, profile in profiles.items():
