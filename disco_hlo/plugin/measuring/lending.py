@@ -154,7 +154,7 @@ class Slices:
         if self._inputs is None or not (count := self._count(run_ns)):
             self._inputs = None
             self._lent.close()
-            self._inputs = self._lent.enter_context(self._calls.lend("profiling", self._loan))
+            self._inputs = self._lent.enter_context(self._calls.lend(self._loan))
             self._end_ns = time.perf_counter_ns() + max(SLICE_NS, _COPYING * self._inputs.copied_ns)
             count = max(1, self._count(run_ns))
             self.idle_ns = self._inputs.copied_ns

@@ -397,7 +397,7 @@ def test_runs_on_lent_arguments_begin_on_a_rank_that_was_interrupted_as_on_the_o
     default = request.call_default()
 
     def choose(_: int) -> str:
-        lent = search.lend("profiling", lending.Loan.of(default, [default]))
+        lent = search.lend(lending.Loan.of(default, [default]))
         with jaxlink.ours(), lent as inputs:
             ran.append(Runner(request, default, inputs=inputs).run())
         return DEFAULT
@@ -521,7 +521,7 @@ def test_a_copy_needs_no_room_where_memory_was_made_ready_for_it(
     ran: list[int] = []
 
     def choose(_: int) -> str:
-        lent = search.lend("profiling", loan)
+        lent = search.lend(loan)
         refused = nullcontext() if ready else pytest.raises(UnsupportedError, match="the host has no room")
         with jaxlink.ours(), refused, lent as inputs:
             ran.append(Runner(session.request, default, inputs=inputs).run())
