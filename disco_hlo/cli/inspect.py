@@ -26,7 +26,7 @@ from disco_hlo.hlo.graph import Node
 from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.printable import printable, short_path, size_text, time_text
+from disco_hlo.printable import listed, printable, short_path, size_text, time_text
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import (
     BucketFacts,
@@ -173,12 +173,12 @@ def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
         "group", "ops", "dup", "kind", "bytes saved", "measured", "what", "source", right=(1, 2, 4, 5)
     )
     for group in groups[:top]:
-        what = ", ".join(f"{count} {opcode}" for opcode, count in group.opcodes[:4])
+        what = listed([f"{count} {opcode}" for opcode, count in group.opcodes], 4)
         saved = size_text(group.bytes_saved) if group.opcodes else ""
         measured = "" if group.measured_ns is None else time_text(group.measured_ns)
         add_row(
             made, group.token, group.size, len(group.duplicates), group.kind, saved, measured,
-            what + (", ..." if len(group.opcodes) > 4 else ""), short_path(group.source),
+            what, short_path(group.source),
         )  # fmt: skip
     return [heading, *([made] if groups and top else []), *_more(len(groups), top)]
 
