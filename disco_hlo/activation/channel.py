@@ -106,10 +106,6 @@ class Deadline:
         """What is to be said of whom nobody waits for any longer."""
         return silence(self.timeout_s, self.gone)
 
-    def passed(self) -> bool:
-        """Whether it is time to give up."""
-        return self.left_s() <= 0.0
-
 
 def silence(timeout_s: float, gone: bool) -> str:
     """What ranks did that are missing, as the rest of a sentence."""

@@ -220,7 +220,7 @@ def _complete(request: MPI.Request, deadline: Deadline, pause_s: float, *keep: o
     next_s = _FIRST_PAUSE_S  # what is about to come is met at once, long waits cost nothing
     try:
         while not request.Test():
-            if deadline.passed():
+            if not deadline.left_s():
                 _ABANDONED.append((request, keep))
                 return False
             time.sleep(next_s)
