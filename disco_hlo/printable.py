@@ -5,6 +5,8 @@ Names may hold anything, terminal commands included, and repeat a lot: a report 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _FULL_CHARACTERS = 160
 
 
@@ -21,6 +23,11 @@ def printable(text: str, limit: int = _FULL_CHARACTERS) -> str:
 def short_path(path: str) -> str:
     """The file of a source line with the folder it lies in: enough to recognise it."""
     return "/".join(path.split("/")[-2:])
+
+
+def listed(texts: Sequence[str], most: int) -> str:
+    """The first of them, side by side, and whether there are more."""
+    return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")
 
 
 def size_text(size_bytes: int) -> str:

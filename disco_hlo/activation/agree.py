@@ -201,13 +201,11 @@ def broadcast_plan(
     Raises:
         ActivationError: it did not arrive within ``timeout_s``, or arrived damaged.
     """
-    if channel.size == 1:
-        return plan, "" if plan is not None else _one_line(reason)
-    payload = frame(plan, reason) if channel.rank == 0 else None
-    received = channel.broadcast(payload, tag=tag, timeout_s=timeout_s)
-    if channel.rank == 0:
-        return plan, "" if plan is not None else _one_line(reason)
-    return unframe(received)
+    if channel.rank != 0:
+        return unframe(channel.broadcast(None, tag=tag, timeout_s=timeout_s))
+    if channel.size > 1:
+        channel.broadcast(frame(plan, reason), tag=tag, timeout_s=timeout_s)
+    return plan, "" if plan is not None else _one_line(reason)
 
 
 def frame(plan: PlanBytes | None, reason: str = "") -> bytes:

@@ -10,8 +10,8 @@ A call that fails leaves its channel broken: later calls fail at once, except ``
 are left still come to one outcome.
 
 Ranks that wait for one another can time out at different moments, and then each would draw its own conclusion. So a
-conclusion counts only once it is written to a store that sets a key once (:class:`Decider`), and who comes later reads
-it. MPI has nothing of the kind, so a job under MPI decides there as well.
+conclusion counts only once it is written to a store that sets a key once (``KvChannel.decide``), and who comes later
+reads it. MPI has nothing of the kind, so a job under MPI decides there as well.
 """
 
 from __future__ import annotations
@@ -106,10 +106,6 @@ class Deadline:
         """What is to be said of whom nobody waits for any longer."""
         return silence(self.timeout_s, self.gone)
 
-    def passed(self) -> bool:
-        """Whether it is time to give up."""
-        return self.left_s() <= 0.0
-
 
 def silence(timeout_s: float, gone: bool) -> str:
     """What ranks did that are missing, as the rest of a sentence."""
@@ -152,10 +148,6 @@ def unpack(data: bytes, count: int) -> list[bytes]:
     if len(items) != count:
         raise ActivationError(f"expected the answers of {count} ranks, got {len(items)}")
     return items
-
-
-_PATIENCE = 0.8  # rank 0 stops collecting after this share of the timeout; the rest is for reading
-_READ_S = 5.0
 
 
 class CoordinationStore:
@@ -211,72 +203,6 @@ def _reaching(*expected: str) -> Iterator[None]:
             raise ActivationError(
                 f"jax.distributed's key-value store (in rank 0's process) does not answer: {first_line}"
             ) from error
-
-
-class Decider:
-    """Decisions of the ranks of one job."""
-
-    def __init__(
-        self, store: CoordinationStore, root: str, rank: int, size: int, gone: Gone = nobody_gone
-    ) -> None:
-        self._store = store
-        self._gone = gone
-        self._root = root
-        self._rank = rank
-        self._size = size
-        self._slice_s = slice_s(size)
-        self._rounds: dict[str, int] = {}
-
-    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
-        """See :meth:`Channel.decide`; a tag's n-th call meets the others' n-th."""
-        number = self._rounds.get(tag, 0)
-        self._rounds[tag] = number + 1
-        where = f"{self._root}/decided/{key_part(tag)}/{number}"
-        self._store.put(f"{where}/from/{self._rank}", item)
-        if self._rank == 0:
-            items = self._collect(where, Deadline(timeout_s * _PATIENCE, self._gone))
-        else:
-            outcome = self._await_rank_0(where, timeout_s)
-            if outcome is not None:
-                return outcome
-            # Whatever rank 0 said before it fell silent does not count: it did not decide.
-            items = self._present(where, range(1, self._size))
-        outcome = self._settle(f"{where}/outcome", rule(items), timeout_s)
-        if self._rank == 0:
-            self._store.delete(f"{where}/from")
-        return outcome
-
-    def _await_rank_0(self, where: str, timeout_s: float) -> bytes | None:
-        deadline = Deadline(timeout_s, self._gone)
-        outcome = wait(self._store, f"{where}/outcome", deadline, self._slice_s)
-        if outcome is None and not deadline.gone and "0" in self._store.names(f"{where}/from"):
-            # It came after us and collects with a timeout of its own.
-            outcome = wait(self._store, f"{where}/outcome", Deadline(timeout_s, self._gone), self._slice_s)
-        return outcome
-
-    def _collect(self, where: str, deadline: Deadline) -> dict[int, bytes]:
-        items: dict[int, bytes] = {}
-        for rank in range(self._size):
-            answer = wait(self._store, f"{where}/from/{rank}", deadline, self._slice_s)
-            if answer is None:
-                return self._present(where, range(self._size))
-            items[rank] = answer
-        return items
-
-    def _present(self, where: str, ranks: range) -> dict[int, bytes]:
-        names = set(self._store.names(f"{where}/from"))
-        answers = {
-            rank: self._store.get(f"{where}/from/{rank}", _READ_S) for rank in ranks if str(rank) in names
-        }
-        return {rank: answer for rank, answer in answers.items() if answer is not None}
-
-    def _settle(self, key: str, vote: bytes, timeout_s: float) -> bytes:
-        if self._store.put(key, vote):
-            return vote
-        outcome = wait(self._store, key, Deadline(max(_READ_S, timeout_s)), self._slice_s)
-        if outcome is None:
-            raise ActivationError(f"{key} was decided, but cannot be read back")
-        return outcome
 
 
 def slice_s(size: int) -> float:

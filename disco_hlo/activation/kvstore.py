@@ -29,8 +29,8 @@ import msgspec
 from disco_hlo.activation.channel import (
     CoordinationStore,
     Deadline,
-    Decider,
     Gone,
+    Rule,
     key_part,
     name_ranks,
     nobody_gone,
@@ -44,6 +44,9 @@ CHUNK_BYTES = 2 << 20
 """gRPC messages are limited; larger values travel in pieces of this size."""
 _INLINE_BYTES = 64 << 10
 _HEAD = struct.Struct("<QI32s")
+_PATIENCE = 0.8
+"""Rank 0 stops collecting for a decision after this share of the timeout; the rest is for reading."""
+_READ_S = 5.0
 
 
 class KvChannel:
@@ -59,8 +62,9 @@ class KvChannel:
         self.gone = gone
         self._store = store
         self._root = f"disco/{key_part(job_id)}"
-        self.decide = Decider(store, self._root, rank, size, gone).decide
         self._sequence = 0
+        self._rounds: dict[str, int] = {}
+        """Decisions so far, by tag."""
         self._finished: list[str] = []
         self._broken = ""
         self._slice_s = slice_s(size)
@@ -91,6 +95,57 @@ class KvChannel:
         self._write(where, "all", msgspec.msgpack.encode(items))
         self._forget_before(where)
         return items
+
+    def decide(self, item: bytes, rule: Rule, *, tag: str, timeout_s: float) -> bytes:
+        """See :class:`~disco_hlo.activation.channel.Channel`; a tag's n-th call meets the others' n-th."""
+        number = self._rounds.get(tag, 0)
+        self._rounds[tag] = number + 1
+        where = f"{self._root}/decided/{key_part(tag)}/{number}"
+        self._store.put(f"{where}/from/{self.rank}", item)
+        if self.rank == 0:
+            items = self._collect(where, Deadline(timeout_s * _PATIENCE, self.gone))
+        else:
+            outcome = self._await_rank_0(where, timeout_s)
+            if outcome is not None:
+                return outcome
+            # Whatever rank 0 said before it fell silent does not count: it did not decide.
+            items = self._present(where, range(1, self.size))
+        outcome = self._settled(f"{where}/outcome", rule(items), timeout_s)
+        if self.rank == 0:
+            self._store.delete(f"{where}/from")
+        return outcome
+
+    def _await_rank_0(self, where: str, timeout_s: float) -> bytes | None:
+        deadline = Deadline(timeout_s, self.gone)
+        outcome = wait(self._store, f"{where}/outcome", deadline, self._slice_s)
+        if outcome is None and not deadline.gone and "0" in self._store.names(f"{where}/from"):
+            # It came after us and collects with a timeout of its own.
+            outcome = wait(self._store, f"{where}/outcome", Deadline(timeout_s, self.gone), self._slice_s)
+        return outcome
+
+    def _collect(self, where: str, deadline: Deadline) -> dict[int, bytes]:
+        items: dict[int, bytes] = {}
+        for rank in range(self.size):
+            answer = wait(self._store, f"{where}/from/{rank}", deadline, self._slice_s)
+            if answer is None:
+                return self._present(where, range(self.size))
+            items[rank] = answer
+        return items
+
+    def _present(self, where: str, ranks: range) -> dict[int, bytes]:
+        names = set(self._store.names(f"{where}/from"))
+        answers = {
+            rank: self._store.get(f"{where}/from/{rank}", _READ_S) for rank in ranks if str(rank) in names
+        }
+        return {rank: answer for rank, answer in answers.items() if answer is not None}
+
+    def _settled(self, key: str, vote: bytes, timeout_s: float) -> bytes:
+        if self._store.put(key, vote):
+            return vote
+        outcome = wait(self._store, key, Deadline(max(_READ_S, timeout_s)), self._slice_s)
+        if outcome is None:
+            raise ActivationError(f"{key} was decided, but cannot be read back")
+        return outcome
 
     def _begin(self, tag: str) -> str:
         if self._broken:

@@ -32,6 +32,7 @@ CHUNK_BYTES = 16 << 20
 _HEAD = struct.Struct("<4s8sQ")
 _MAGIC = b"DSC1"
 _STEP_BYTES = 8
+_FIRST_PAUSE_S = 20e-6
 _IDLE_PAUSE_S = 0.01
 _FLOW_PAUSE_S = 0.0005
 _MAX_TAG = 32767  # the least upper bound the MPI standard grants
@@ -214,27 +215,16 @@ class MpiChannel(KvChannel):
         return _complete(self._comm.Ibcast(buffer, 0), deadline, pause_s, buffer)
 
 
-class _Pause:
-    """Sleeps that start short and grow: what is about to come is met at once, long waits cost nothing."""
-
-    def __init__(self, longest_s: float) -> None:
-        self._next_s = 20e-6
-        self._longest_s = longest_s
-
-    def sleep(self) -> None:
-        time.sleep(self._next_s)
-        self._next_s = min(self._next_s * 1.5, self._longest_s)
-
-
 def _complete(request: MPI.Request, deadline: Deadline, pause_s: float, *keep: object) -> bool:
-    """Test a request between sleeps; False at the deadline, with its buffers kept alive."""
-    pause = _Pause(pause_s)
+    """Test a request between sleeps, of up to ``pause_s``; False at the deadline, with its buffers kept alive."""
+    next_s = _FIRST_PAUSE_S  # what is about to come is met at once, long waits cost nothing
     try:
         while not request.Test():
-            if deadline.passed():
+            if not deadline.left_s():
                 _ABANDONED.append((request, keep))
                 return False
-            pause.sleep()
+            time.sleep(next_s)
+            next_s = min(next_s * 1.5, pause_s)
     except BaseException:
         _ABANDONED.append((request, keep))
         raise

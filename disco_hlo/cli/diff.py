@@ -14,7 +14,7 @@ from disco_hlo.cli.output import add_row, plan_directory, print_json, show, tabl
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.plan.plan import DEFAULT, Plan, Strategy
-from disco_hlo.printable import size_text, time_text
+from disco_hlo.printable import listed, size_text, time_text
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import Difference, GroupChange, compare, require_comparable, with_order
 from disco_hlo.report.regions import check_region
@@ -145,7 +145,7 @@ def _print_one(found: Difference, names: tuple[str, str], where: str, reader: Bu
         f"{len(found.buckets_b)} only in {b}; {len(found.moved_all_reduces)} collectives in another bucket"
     )
     _print_buckets(found, names, reader, top)
-    moved = ", ".join(found.moved_units[:top]) + (", ..." if len(found.moved_units) > top else "")
+    moved = listed(found.moved_units, top)
     show(
         f"{where}order: {len(found.moved_units)} of {found.common_units} common units are moved"
         + (f" ({moved} of {b})" if moved else "")
@@ -158,8 +158,7 @@ def _print_groups(changes: tuple[GroupChange, ...], heading: str, other: str, to
     made = table(heading, "ops", "dup", "kind", f"its ops in {other}", right=(1, 2))
     largest = sorted(changes, key=lambda change: -len(change.group.nodes) - len(change.group.duplicates))
     for change in largest[:top]:
-        shares = ", ".join(change.shares_with[:8]) + (", ..." if len(change.shares_with) > 8 else "")
-        size = len(change.group.nodes) + len(change.group.duplicates)
+        size, shares = len(change.group.ops), listed(change.shares_with, 8)
         add_row(made, change.token, size, len(change.group.duplicates), change.group.kind, shares)
     show(made)
 
@@ -173,8 +172,7 @@ def _print_buckets(found: Difference, names: tuple[str, str], reader: Bundle, to
         for token, bucket in buckets[:top]:
             members = bucket.all_reduces
             size = "" if graph is None else size_text(sum(graph.nodes[n].shape.size_bytes for n in members))
-            listed = ", ".join(f"n{n}" for n in members[:8]) + (", ..." if len(members) > 8 else "")
-            add_row(made, token, len(members), size, bucket.form, listed)
+            add_row(made, token, len(members), size, bucket.form, listed([f"n{n}" for n in members], 8))
         show(made)
 
 

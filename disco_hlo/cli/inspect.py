@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from msgspec import UNSET
+from msgspec import UNSET, to_builtins
 
 from disco_hlo.cli.inputs import AsJson, PlanName, RegionName
 from disco_hlo.cli.output import (
@@ -26,7 +26,7 @@ from disco_hlo.hlo.graph import Node
 from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.printable import printable, short_path, size_text, time_text
+from disco_hlo.printable import listed, printable, short_path, size_text, time_text
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import (
     BucketFacts,
@@ -173,12 +173,12 @@ def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
         "group", "ops", "dup", "kind", "bytes saved", "measured", "what", "source", right=(1, 2, 4, 5)
     )
     for group in groups[:top]:
-        what = ", ".join(f"{count} {opcode}" for opcode, count in group.opcodes[:4])
+        what = listed([f"{count} {opcode}" for opcode, count in group.opcodes], 4)
         saved = size_text(group.bytes_saved) if group.opcodes else ""
         measured = "" if group.measured_ns is None else time_text(group.measured_ns)
         add_row(
             made, group.token, group.size, len(group.duplicates), group.kind, saved, measured,
-            what + (", ..." if len(group.opcodes) > 4 else ""), short_path(group.source),
+            what, short_path(group.source),
         )  # fmt: skip
     return [heading, *([made] if groups and top else []), *_more(len(groups), top)]
 
@@ -243,19 +243,19 @@ def _as_json(whole: Bundle, bundle: Bundle, region: str, regions: list[RegionFac
     members = [node for bucket in bundle.strategy.buckets for node in bucket.all_reduces]
     return {
         "path": str(whole.path),
-        "target": _plain(plan.target),
+        "target": to_builtins(plan.target),
         "chosen": plan.chosen,
         "banned": _ban(whole),
-        "structure": None if plan.structure is UNSET else _plain(plan.structure),
+        "structure": None if plan.structure is UNSET else to_builtins(plan.structure),
         "versions": plan.versions,
-        "predicted": _plain(plan.prediction),
+        "predicted": to_builtins(plan.prediction),
         "collectives_not_simulated": inner_collectives(whole.source) if whole.source else None,
         "regions": regions_as_json(regions),
         "region": region,
-        "measured": _plain(plan.measured),
+        "measured": to_builtins(plan.measured),
         "predicted_speedup": times.predicted_speedup,
         "measured_speedup": times.measured_speedup,
-        "search": _plain(plan.search),
+        "search": to_builtins(plan.search),
         "groups": groups,
         "buckets": [asdict(bucket) for bucket in bucket_facts(bundle.strategy, graph)],
         "order": asdict(order_facts(order, explicit)) | {"tokens": list(order)},
@@ -276,9 +276,3 @@ def _op(node: Node) -> dict[str, Any]:
         "op_name": node.op_name,
         "source": node.source,
     }
-
-
-def _plain(record: Any) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(record)

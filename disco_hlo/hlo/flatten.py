@@ -285,7 +285,9 @@ class _Flattener:
             return None
         *parameters, inner = self.index.computation(instruction.called_computation_ids[0]).instructions
         by_number = sorted(parameters, key=lambda one: int(one.parameter_number))
-        is_plain = is_transfer(inner, len(parameters)) and all(one.opcode == "parameter" for one in parameters)
+        is_plain = is_transfer(inner, len(parameters)) and all(
+            one.opcode == "parameter" for one in parameters
+        )
         if not is_plain or [one.id for one in by_number] != list(inner.operand_ids):
             return None
         named = Instruction()

@@ -61,7 +61,7 @@ _LOOK_S = 0.5
 class OnCalls(Protocol):
     """What a training that goes on lends a search."""
 
-    def lend(self, what: str, loan: Any) -> contextlib.AbstractContextManager[Any]:
+    def lend(self, loan: Any) -> contextlib.AbstractContextManager[Any]:
         """Hold a call for the body, which runs on its arguments (:func:`disco_hlo.plugin.measuring.lending.lent`).
         Raises UnsupportedError: there is no room; ActivationError: no call comes; on all ranks alike."""
 

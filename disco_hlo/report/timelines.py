@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.optimize.regions import Predicted
 from disco_hlo.plan.units import Unit, UnitGraph
-from disco_hlo.printable import Strings, size_text
+from disco_hlo.printable import Strings, listed, size_text
 from disco_hlo.profiler.timeline import MeasuredStep
 from disco_hlo.simulator.timeline import covered_ns
 
@@ -131,11 +131,10 @@ def _shape_text(shape: Shape) -> str:
     )
 
 
-def opcode_text(counts: Counter[str], most: int = 6) -> str:
+def opcode_text(counts: Counter[str]) -> str:
     """``7 add, 3 multiply, ...``."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    listed = ", ".join(f"{count} {opcode}" for opcode, count in ranked[:most])
-    return listed + (", ..." if len(ranked) > most else "")
+    return listed([f"{count} {opcode}" for opcode, count in ranked], 6)
 
 
 _TOKEN = re.compile(r"[gbn]\d{1,9}(?=[_.]|$)")

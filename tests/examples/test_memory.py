@@ -23,6 +23,7 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.structure.moves import to_json
 from disco_hlo.structure.propose_loops import KEPT_IN_PART, kept_in_part
 from tests.captured import captured
+from tests.outputs import outputs_of
 from tests.steps.intercept import intercept
 
 LONG = llama.load("tiny")._replace(
@@ -85,7 +86,7 @@ def test_what_is_kept_in_half_the_room_needs_no_more_and_computes_the_same(devic
         needed = [executables.memory(one).total_bytes for one in (plain, kept)]
         assert needed[1] <= 1.05 * (needed[0] + part.chosen.held_bytes)
         runner = Runner(request, plain)
-        expected, got = runner.outputs(), Runner(request, kept, inputs_of=runner).outputs()
+        expected, got = outputs_of(runner), outputs_of(Runner(request, kept, inputs_of=runner))
         for one, other in zip(expected, got, strict=True):
             np.testing.assert_array_equal(one, other)
 

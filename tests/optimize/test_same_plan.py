@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.cli import main
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.plan import SEARCHED, decode
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.phases import finding
 from disco_hlo.plugin.phases.finding import search_settings
-from disco_hlo.plugin.session import Interruption, Session
+from disco_hlo.plugin.session import Interruption
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.profiler.profile import Profile, to_json
 from disco_hlo.search.api import SearchSettings
@@ -56,9 +55,8 @@ def test_the_plugin_and_the_command_find_one_plan(
 
     monkeypatch.setattr(finding, "search_settings", few)
     settings = Settings(True, tmp_path, budget_s=1e6, seed=3)
-    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
     source = canonicalize(data)
-    found = finding.find(session, source, read(source), profile(backend), Interruption())
+    found = finding.find(settings, lambda *_: None, source, read(source), profile(backend), Interruption())
     assert offline.chosen == SEARCHED
     assert offline.strategy == found.search.best.strategy
     assert offline.prediction == found.search.prediction

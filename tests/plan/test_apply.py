@@ -27,6 +27,7 @@ from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.executables import memory
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.graphs import Pairs, graph_of
+from tests.outputs import outputs_of
 from tests.plan.executed import executed_difference
 from tests.steps import models
 from tests.steps.intercept import captured_step, intercept
@@ -105,7 +106,7 @@ def test_xla_executes_the_strategy_and_computes_the_same_numbers(name: str) -> N
     def body(request: CompileRequest) -> None:
         source = canonicalize(compiles.capture(request))
         default = compiles.compile_module(request, None)
-        expected = Runner(request, default, seed=1).outputs()
+        expected = outputs_of(Runner(request, default, seed=1))
         donated = memory(default).aliased_bytes
         for title, strategy in strategies(source, name).items():
             module = apply(strategy, source)
@@ -116,7 +117,7 @@ def test_xla_executes_the_strategy_and_computes_the_same_numbers(name: str) -> N
             if jaxlink.keeps_donation():
                 assert memory(executable).aliased_bytes == donated, title
                 assert executed.graph.fingerprint == source.graph.fingerprint, title
-            outputs = Runner(request, executable, seed=1).outputs()
+            outputs = outputs_of(Runner(request, executable, seed=1))
             for want, got in zip(expected, outputs, strict=True):
                 for one, other in zip(want, got, strict=True):
                     assert_close(one, other, title)
@@ -136,7 +137,7 @@ def test_a_step_that_computes_again_behind_barriers_keeps_its_numbers() -> None:
         verify(source, module, read(source))
         executables_of = [compiles.compile_module(request, one) for one in (None, module)]
         assert executed_difference(module, executables.read_executable(executables_of[1])) is None
-        expected, found = (Runner(request, one, seed=1).outputs() for one in executables_of)
+        expected, found = (outputs_of(Runner(request, one, seed=1)) for one in executables_of)
         for want, got in zip(expected, found, strict=True):
             for one, other in zip(want, got, strict=True):
                 assert_close(one, other, "XLA's own")

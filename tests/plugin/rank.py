@@ -18,9 +18,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from disco_hlo.activation.channel import CoordinationStore
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.plugin.measuring import runner
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
-from disco_hlo.plugin.measuring.microbenchmarks import collective_runner
+from disco_hlo.plugin.measuring.microbenchmarks import Sweep
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.xla import compiles, executables, jaxlink, job
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -102,18 +103,18 @@ def main(address: str, rank: int, folder: Path) -> None:
         assert distributed is not None
         store = CoordinationStore(distributed.client)
         report["waits"] = waits_for_a_late_rank(step, rank, store)
-        sweep = collective_runner(request, 1024, repeats=2, seed=1)
+        sweep = Sweep(request, ALL_REDUCE, seed=1).chain(1024, 2)
         store.put(f"module/{rank}", hashlib.sha256(module).digest())
         hashes = [store.get(f"module/{other}", 30) for other in (0, 1)]
         facts = job.device_facts(request)
         report["ran"] = all(t > 0 for t in times)
         report["same_module"] = None not in hashes and hashes[0] == hashes[1]
-        report["outputs"] = [[part.tolist() for part in out] for out in step.outputs()]
+        report["outputs"] = [[np.asarray(part).tolist() for part in out] for out in step.output_arrays()]
         report["in a row"] = weights_in_a_row(step, 3)
-        report["sums"] = [part.tolist() for part in sweep.outputs()[0]]
+        report["sums"] = [np.asarray(part).tolist() for part in sweep.output_arrays()[0]]
         report["job"] = distributed.address
         report["places"] = [facts.process_index, facts.process_count, facts.device_count]
-        report["local"] = [facts.local_device_count, len(request.local_devices)]
+        report["local"] = len(request.local_devices)
         return rewritten
 
     def guarded(scale: jax.Array, x: jax.Array) -> jax.Array:

@@ -35,6 +35,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import is_whole
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.outputs import outputs_of
 from tests.plugin.handled import in_session
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -275,7 +276,7 @@ def test_one_element_or_one_tile_that_is_not_updated_is_noticed(name: str, tmp_p
         reference = Reference(session, default, survey, passes(survey, None)[0])
         assert reference._first_unlike(default.runner.output_arrays()) == ""
         said = []
-        for number, outputs in enumerate(default.runner.outputs()):
+        for number, outputs in enumerate(outputs_of(default.runner)):
             after, index = outputs[1].reshape(-1), survey.updated[number]
             if is_whole(after.dtype) or not after.size:
                 continue

@@ -112,8 +112,7 @@ def test_a_compile_without_the_early_stage_is_not_waited_for(monkeypatch: pytest
     """It waits at its late stage, and both would have waited for ever."""
 
     def late_alone(_request: object, own: hook.OwnCompile, _options: object) -> None:
-        assert own.decide is not None
-        assert own.decide(b"") is None
+        assert own.late(b"") is None
 
     monkeypatch.setattr(compiles, "_own_compile", late_alone)
     request: Any = SimpleNamespace(module_name="jit_step")
@@ -232,18 +231,12 @@ def test_a_hook_that_is_never_called_is_reported(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_interrupt_inside_the_hook_stays_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupting(hook.OwnCompile):
-        @property
-        def replacement(self) -> bytes:
-            raise KeyboardInterrupt
-
-        @replacement.setter
-        def replacement(self, value: bytes | None) -> None:
-            pass
+    def interrupting(_: bytes) -> None:
+        raise KeyboardInterrupt
 
     def enact(request: CompileRequest) -> LoadedExecutable:
         with monkeypatch.context() as patched:
-            patched.setattr(compiles, "OwnCompile", Interrupting)
+            patched.setattr(compiles, "OwnCompile", lambda *_, **__: hook.OwnCompile(interrupting))
             return compiles.compile_module(request, b"")
 
     interrupted = jax.jit(lambda x: -x)

@@ -89,8 +89,7 @@ def test_nobody_waits_without_a_word_for_the_code_that_predicts(
     """On a machine's first search 50 s went by between the profiling and the next line."""
     monkeypatch.setattr(finding, "is_cached", lambda module: module in cached)
     lines: list[str] = []
-    session = SimpleNamespace(say=lines.append)
-    assert finding.say_what_predicting_takes(session) is said  # type: ignore[arg-type]
+    assert finding.say_what_predicting_takes(lines.append) is said
     assert [line.split(",")[0] for line in lines] == ["compiling the code that predicts step times"] * said
 
 

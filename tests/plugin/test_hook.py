@@ -54,7 +54,7 @@ def test_what_is_left_is_the_same_module() -> None:
 
 
 def test_only_the_module_of_that_name_is_replaced() -> None:
-    own = OwnCompile(replacement=b"other")
+    own = OwnCompile(lambda _: b"other")
     with hook.own_compile("jit_step", own) as name:
         assert name == "jit_step"
         assert hook.on_module(b"\x0a\x05jit_x") is None
@@ -65,14 +65,14 @@ def test_only_the_module_of_that_name_is_replaced() -> None:
 
 
 def test_compiles_of_one_module_at_once_are_told_apart() -> None:
-    first, second = OwnCompile(replacement=b"first"), OwnCompile(replacement=b"second")
+    first, second = OwnCompile(lambda _: b"first"), OwnCompile(lambda _: b"second")
     with hook.own_compile("jit_step", first) as one, hook.own_compile("jit_step", second) as other:
         assert hook.on_module(hook.named(STEP, other)) == b"second"
         assert hook.on_module(hook.named(STEP, one)) == b"first"
 
 
 def test_the_early_stage_replaces_the_module_under_the_name_it_is_compiled_under() -> None:
-    own = OwnCompile(structure=hook.named(STEP, "jit_other"))
+    own = OwnCompile(early=lambda _: hook.named(STEP, "jit_other"))
     with hook.own_compile("jit_step", own):
         assert hook.on_early_module(b"\x0a\x05jit_x") is None
         assert hook.on_early_module(STEP) == STEP
@@ -83,7 +83,7 @@ def test_the_early_stage_replaces_the_module_under_the_name_it_is_compiled_under
 
 
 def test_ours_goes_by_another_name_beside_an_ordinary_compile() -> None:
-    own = OwnCompile(replacement=b"other")
+    own = OwnCompile(lambda _: b"other")
     with hook.ordinary_compile("jit_step"), hook.own_compile("jit_step", own) as name:
         assert hook.on_module(STEP) is None
         assert hook.on_module(hook.named(STEP, name)) == b"other"
@@ -132,7 +132,7 @@ def test_an_ordinary_compile_that_waits_is_not_overtaken() -> None:
 
 def test_one_of_ours_that_does_not_come_back_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook, "_LONGEST_S", 0.01)
-    with hook.own_compile("jit_step", OwnCompile(replacement=b"other")):
+    with hook.own_compile("jit_step", OwnCompile(lambda _: b"other")):
         with hook.ordinary_compile("jit_step"):
             assert hook.on_module(STEP) is None
         assert hook.on_module(STEP) is None
@@ -140,7 +140,7 @@ def test_one_of_ours_that_does_not_come_back_is_given_up(monkeypatch: pytest.Mon
 
 
 def test_beside_a_training_no_ordinary_compile_waits_for_ours() -> None:
-    with hook.own_compile("jit_step", OwnCompile(replacement=b"other"), apart=True) as name:
+    with hook.own_compile("jit_step", OwnCompile(lambda _: b"other"), apart=True) as name:
         with hook.ordinary_compile("jit_step"):
             assert hook.on_module(STEP) is None
         assert hook.on_module(hook.named(STEP, name)) == b"other"

@@ -23,6 +23,7 @@ from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.outputs import outputs_of
 from tests.plugin.handled import named_parameters
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -394,7 +395,7 @@ def test_an_embedding_reads_many_rows_and_its_loss_is_finite() -> None:
         request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
         runner = Runner(request, request.call_default(), seed=3)
         inputs = [np.asarray(array.addressable_shards[0].data) for array in runner.inputs()]
-        return inputs, [output[0] for output in runner.outputs()]
+        return inputs, [output[0] for output in outputs_of(runner)]
 
     given, computed = intercept(step, arguments, body)
     tokens = next(array for array in given if array.shape == (4, 12) and array.max() > 1)

@@ -27,7 +27,7 @@ from disco_hlo.plugin.measuring import room
 from disco_hlo.plugin.measuring.room import limited_bytes
 from disco_hlo.plugin.phases import keeping, structure_search
 from disco_hlo.plugin.phases.keeping import Ranked, in_part, is_near, most_bytes, needed_bytes, with_room
-from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
+from disco_hlo.plugin.phases.structure_search import Making, StructureSearch
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import Restructured, early_module, enacted
@@ -271,19 +271,18 @@ def test_a_step_without_room_for_all_keeps_some_which_the_plan_says(
             request, Settings(search=True, directory=tmp_path, structure=KEPT_IN_PART, budget_s=1.0)
         )
         slot = PlanStore(tmp_path).slot(source.graph.key, "cpu", "cpu", 2)
-        costs = found(source).search.case.costs
+        costs = found(source).case.costs
         prices = functools.partial(prices_of, costs)
         everything = kept_in_part(early.module, prices, 1 << 40, copies=early.copies).chosen
         plain = memory(compiles.compile_module(request, None, None, early.module)).total_bytes
         most = plain + everything.held_bytes // 2
         case = Case(source, read(source), costs, most - resident_bytes(source.graph))
-        known = found(source)
-        known = replace(known, search=replace(known.search, case=case))
+        known = replace(found(source), case=case)
 
         def search(_made: Restructured, case: Case, _seconds: float) -> tuple[Scheduled, float]:
             return case.unfused, 0.0
 
-        (trial,) = restructured_trials(session, slot, None, known, Making(session, source), search)
+        (trial,) = StructureSearch(session, slot, None, known, Making(session, source), search).trials()
         made = trial.restructured
         assert made is not None
         assert trial.name == made.record.name == KEPT_IN_PART

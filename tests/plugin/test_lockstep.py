@@ -193,7 +193,7 @@ def test_two_processes_capture_enact_and_run_in_lockstep(reports: list[dict[str,
         assert report["same_module"] is True
         assert report["job"] == report["address"]
         assert report["places"] == [rank, 2, 4]
-        assert report["local"] == [2, 2]
+        assert report["local"] == 2
         # The step of the script itself: -2 + (2 * 3 * 1 + 2 * 3 * 2), and |-2| in the place of -(-2).
         assert report["updated"] == [16.0] * 5
         assert report["flipped"] == [2.0] * 5

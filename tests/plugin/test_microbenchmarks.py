@@ -22,16 +22,16 @@ from disco_hlo.plugin.measuring.microbenchmarks import (
     Sweep,
     TransferChains,
     _added_ns,
-    collective_runner,
     link_label,
     traced_transfers,
 )
-from disco_hlo.plugin.measuring.runner import Outputs, Runner
+from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.own_programs import Chain, in_clean_thread
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.trace import Execution, Trace
+from tests.outputs import Outputs, outputs_of
 from tests.steps.intercept import intercept
 
 CONSTANTS = DeviceConstants(launch_ns=412, memory_bandwidth=21.5e9, flops_per_s=96.5e9, noise=0.02)
@@ -145,7 +145,7 @@ def test_a_trace_that_lost_transfers_is_not_read() -> None:
 
 def test_chains_to_be_traced_are_compiled_at_once_and_run_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     both, ran = threading.Barrier(2), list[tuple[int, ...]]()
-    really, really_run = microbenchmarks._compiled, Runner.run
+    really, really_run = Sweep.compiled, Runner.run
 
     def compiled(*given: Any) -> Any:
         both.wait(60)
@@ -156,7 +156,7 @@ def test_chains_to_be_traced_are_compiled_at_once_and_run_by_size(monkeypatch: p
         return really_run(runner)
 
     monkeypatch.setattr(microbenchmarks, "own_cores", lambda: [0, 1])
-    monkeypatch.setattr(microbenchmarks, "_compiled", compiled)
+    monkeypatch.setattr(Sweep, "compiled", compiled)
     monkeypatch.setattr(Runner, "run", run)
     took_ns = over(
         jax.devices()[:2], lambda request: TransferChains(Sweep(request, ALL_REDUCE), [1024, 4096]).run()
@@ -180,11 +180,11 @@ def test_the_compute_between_all_reduces_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_the_collective_runner_sums_over_the_devices_of_the_request(repeats: int) -> None:
+def test_a_chain_sums_over_the_devices_of_the_request(repeats: int) -> None:
     def look(request: CompileRequest) -> Outputs:
-        sweep = collective_runner(request, 4096, repeats=repeats, seed=5)
+        sweep = Sweep(request, ALL_REDUCE, seed=5).chain(4096, repeats)
         assert sweep.run() > 0
-        return sweep.outputs()
+        return outputs_of(sweep)
 
     with jax.default_matmul_precision("float32"), jax.transfer_guard("disallow_explicit"):
         made = over(jax.devices()[1:4], look)
@@ -212,7 +212,7 @@ def test_every_kind_has_a_chain_of_its_own(kind: CollectiveKind) -> None:
 
     def look(request: CompileRequest) -> list[int]:
         chains = [Chain.AFTER_WORK, Chain.WORK_ALONE] if kind.opcode == "reduce-scatter" else [Chain.TIGHT]
-        return [collective_runner(request, 4096, kind=kind, repeats=3, chain=one).run() for one in chains]
+        return [Sweep(request, kind).chain(4096, 3, one).run() for one in chains]
 
     found = over(jax.devices()[:4], look)
     assert min(found) > 0
@@ -220,7 +220,7 @@ def test_every_kind_has_a_chain_of_its_own(kind: CollectiveKind) -> None:
 
 def test_groups_that_leave_devices_out_cannot_be_swept() -> None:
     def look(request: CompileRequest) -> None:
-        collective_runner(request, 4096, kind=CollectiveKind("all-gather", ((0, 1), (2,))))
+        Sweep(request, CollectiveKind("all-gather", ((0, 1), (2,)))).chain(4096, 1)
 
     with pytest.raises(UnsupportedError, match="expected groups of one size that hold each of 4 devices"):
         over(jax.devices()[:4], look)

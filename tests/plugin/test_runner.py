@@ -29,6 +29,7 @@ from disco_hlo.plugin.measuring.runner import Runner, steps_at_once
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.outputs import Outputs, outputs_of
 from tests.plugin.handled import handled, seen
 
 SPLIT, WHOLE = PartitionSpec("data"), PartitionSpec()
@@ -73,7 +74,7 @@ def joined(shape: tuple[int, ...], index: int, sharded: bool, count: int = 4) ->
     return np.concatenate(parts) if sharded else parts[0]
 
 
-def assert_equal(left: runner.Outputs, right: runner.Outputs) -> None:
+def assert_equal(left: Outputs, right: Outputs) -> None:
     for one, other in zip(left, right, strict=True):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -82,16 +83,16 @@ def assert_equal(left: runner.Outputs, right: runner.Outputs) -> None:
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("donate", [False, True])
 def test_outputs_are_those_of_jit_on_the_same_inputs(donate: bool, backwards: bool) -> None:
-    def look(request: CompileRequest) -> list[runner.Outputs]:
+    def look(request: CompileRequest) -> list[Outputs]:
         made = []
         for executable in (
             request.call_default(),
             compiles.compile_module(request, compiles.capture(request)),
         ):
             on_device = Runner(request, executable, seed=7)
-            made.append(on_device.outputs())
+            made.append(outputs_of(on_device))
             assert on_device.run() > 0
-            made.append(on_device.outputs())
+            made.append(outputs_of(on_device))
         return made
 
     made, (weights, value) = of_sgd_step(look, donate=donate, backwards=backwards)
@@ -103,7 +104,7 @@ def test_each_device_computes_on_its_own_part() -> None:
     split = NamedSharding(mesh_of(jax.devices()[3::-1]), SPLIT)
     x = jax.device_put(np.zeros((8, 3), np.float32), split)
     [made] = seen(
-        lambda request: Runner(request, request.call_default(), seed=7).outputs(), lambda x: x * 2, x
+        lambda request: outputs_of(Runner(request, request.call_default(), seed=7)), lambda x: x * 2, x
     )
     parameter = Parameter((2, 3), np.dtype(np.float32), sharded=True)
     assert_equal([made], [[2 * synthetic_values(parameter, 7, 0, place) for place in range(4)]])
@@ -151,13 +152,13 @@ def test_steps_in_a_row_are_timed_from_the_end_of_one_ahead_of_them(
 ) -> None:
     def look(request: CompileRequest) -> list[str]:
         on_device = Runner(request, request.call_default(), seed=7)
-        before = on_device.outputs()
+        before = outputs_of(on_device)
         on_device.run_in_a_row(2)  # the first of all; what it takes over is learned before, and handed on
         with monkeypatch.context() as patched:
             happened = noted(patched)
             assert on_device.run_in_a_row(5) > 0
         assert on_device.donated_bytes() == 0
-        assert_equal(before, on_device.outputs())
+        assert_equal(before, outputs_of(on_device))
         return happened
 
     happened, _ = of_sgd_step(look, donate=donate)
@@ -195,7 +196,7 @@ def test_steps_in_a_row_hand_on_what_takes_the_storage_of_their_arguments(
     def look(request: CompileRequest) -> int:
         executable = request.call_default()
         on_device = Runner(request, executable, seed=7)
-        returned = on_device.outputs()
+        returned = outputs_of(on_device)
         on_device.learn_handing_on(3)
         with monkeypatch.context() as patched:
             given = given_from_now_on(patched)
@@ -255,12 +256,12 @@ def test_runners_of_one_step_share_their_inputs(donate: bool, monkeypatch: pytes
     def look(request: CompileRequest) -> None:
         module = compiles.capture(request)
         first = Runner(request, request.call_default(), seed=7)
-        expected = first.outputs()
+        expected = outputs_of(first)
         of_first = len(made)
         second = Runner(request, compiles.compile_module(request, module), seed=7, inputs_of=first)
-        assert_equal(second.outputs(), expected)
+        assert_equal(outputs_of(second), expected)
         second.run()
-        assert_equal(first.outputs(), expected)
+        assert_equal(outputs_of(first), expected)
         assert len(made) == of_first
         Runner(request, compiles.compile_module(request, module), seed=8, inputs_of=first)
         assert len(made) == of_first + 10  # two that all devices have, and two with a part for each
@@ -297,9 +298,9 @@ def test_a_module_is_read_once_and_its_shardings_once_a_step() -> None:
 
 
 def test_every_kind_of_parameter_can_be_made() -> None:
-    def look(request: CompileRequest) -> tuple[tuple[Parameter, ...], runner.Outputs]:
+    def look(request: CompileRequest) -> tuple[tuple[Parameter, ...], Outputs]:
         executable = request.call_default()
-        return executables.parameters(executable), Runner(request, executable).outputs()
+        return executables.parameters(executable), outputs_of(Runner(request, executable))
 
     def kinds(values: dict[str, jax.Array], key: jax.Array) -> Any:
         copies = {name: value[::-1] if value.ndim else value + 0 for name, value in values.items()}
@@ -510,7 +511,7 @@ def test_what_a_module_tells_python_is_told_in_calls_of_the_training_alone() -> 
     def look(request: CompileRequest) -> None:
         executable = request.call_default()
         runner = Runner(request, executable)
-        runner.run(), runner.run_in_a_row(2), runner.outputs()
+        runner.run(), runner.run_in_a_row(2), outputs_of(runner)
         jax.effects_barrier()
         assert called == []
 

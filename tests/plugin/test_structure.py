@@ -33,9 +33,9 @@ from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import room
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import structure_search
-from disco_hlo.plugin.phases.finding import Found, share_of_a_search
-from disco_hlo.plugin.phases.structure_search import Ahead, Making, restructured_trials
-from disco_hlo.plugin.session import join
+from disco_hlo.plugin.phases.finding import share_of_a_search
+from disco_hlo.plugin.phases.structure_search import Ahead, Making, StructureSearch
+from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
     Restructured,
@@ -56,6 +56,7 @@ from disco_hlo.search.schedule import Scheduled
 from tests.activation.stores import on_ranks
 from tests.hlo.test_transfers_gpu import STEP
 from tests.modules import ADD, module_of
+from tests.outputs import outputs_of
 from tests.plugin.sessions import session_of
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -98,12 +99,12 @@ def test_every_named_schedule_computes_the_same() -> None:
     def look(request: CompileRequest) -> dict[str, float]:
         early = early_module(request)
         runner = Runner(request, compiles.compile_module(request, None))
-        expected = runner.outputs()
+        expected = outputs_of(runner)
         found = {}
         for name, moves in named_schedules(early).items():
             made = restructured(early, name, moves, functools.partial(compiles.capture, request))
             executable = compiles.compile_module(request, None, None, made.early)
-            got = Runner(request, executable, inputs_of=runner).outputs()
+            got = outputs_of(Runner(request, executable, inputs_of=runner))
             found[name] = float(np.abs(got[0][0] - expected[0][0]).max())
         return found
 
@@ -120,8 +121,8 @@ def test_a_plans_moves_make_the_step_they_made_when_it_was_searched() -> None:
         record = msgspec.json.decode(msgspec.json.encode(made.record), type=type(made.record))
         with compiles.halted(request, early=True) as waiting:
             again = enacted(request, record, waiting)
-            expected = Runner(request, compiles.compile_module(request, None, None, made.early)).outputs()
-            enacts = Runner(request, waiting.finish(again.module)).outputs()
+            expected = outputs_of(Runner(request, compiles.compile_module(request, None, None, made.early)))
+            enacts = outputs_of(Runner(request, waiting.finish(again.module)))
         for got, want in zip(enacts, expected, strict=True):
             np.testing.assert_array_equal(got[0], want[0])
         for field in ("key", "result"):
@@ -252,19 +253,27 @@ def test_structures_are_tried_where_a_loop_communicates() -> None:
     assert answer(REDUCED) == ""
 
 
-def found(source: CanonicalModule, backend: str = "cpu", *, searched_s: float = 0.0, ns: int = 1) -> Found:
+def found(
+    source: CanonicalModule, backend: str = "cpu", *, searched_s: float = 0.0, ns: int = 1
+) -> Optimized:
     """What searches found that found nothing."""
     known = profile(backend, 1.0)
     case = Case(source, unfused(source.graph), costs_of(known, source))
     result = SearchResult(case.xla, ns, ns, (), 0, 0, 0.0, "")
-    return Found(Optimized(case, result, (Scheduled(case.xla, ns, 0),), searched_s), (), known)
+    return Optimized(case, result, (Scheduled(case.xla, ns, 0),), searched_s)
+
+
+def searching(session: Session, unchanged: Optimized | None) -> StructureSearch:
+    """Without a plan directory, and with nothing made."""
+    nothing: Any = None
+    return StructureSearch(session, nothing, None, unchanged, nothing)
 
 
 def trials_of(request: CompileRequest, folder: Path, structure: str) -> list[Any]:
     session = join(request, Settings(search=True, directory=folder, structure=structure))
     source = canonicalize(compiles.capture(request))
     slot = PlanStore(folder).slot(source.graph.key, "cpu", "cpu", 2)
-    return restructured_trials(session, slot, None, found(source), Making(session, source))
+    return StructureSearch(session, slot, None, found(source), Making(session, source)).trials()
 
 
 @pytest.mark.parametrize("structure", ["auto", "off"])
@@ -492,7 +501,7 @@ def ranked(
     made = {name: SimpleNamespace(result=lambda ns=ns: result(ns)) for name, ns in takes_ns.items()}
     structures: Any = SimpleNamespace(made=made)
     monkeypatch.setattr(structure_search, "ThreadPoolExecutor", lambda *_: ThreadPoolExecutor(1))
-    return [one.name for one in structure_search._ranked(session, structures, found(step))], said
+    return [one.name for one in searching(session, found(step))._ranked(structures)], said
 
 
 def test_a_structure_that_would_not_be_called_faster_than_the_step_as_it_is_is_not_profiled(
@@ -532,7 +541,7 @@ def test_a_structure_is_profiled_only_where_that_could_decide_whether_it_is_trie
     )
     for structure, expected in (("auto", profiled), ("a", unmeasured > 0.01)):
         session: Any = SimpleNamespace(settings=Settings(search=True, directory=Path(), structure=structure))
-        [one] = structure_search._ranked(session, structures, found(step, ns=1000))
+        [one] = searching(session, found(step, ns=1000))._ranked(structures)
         assert one.lacking is expected
 
 
@@ -590,7 +599,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
         return told[0]
 
     case = SimpleNamespace(source=None, costs=SimpleNamespace(profile=None), limit_bytes=1)
-    found: Any = SimpleNamespace(search=SimpleNamespace(case=case))
+    found: Any = SimpleNamespace(case=case)
     for leads in (True, False):
         session: Any = SimpleNamespace(
             settings=Settings(search=True, directory=tmp_path, when="training"),
@@ -608,7 +617,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
         )
         making = Making(session, parsed(SCANNED.replace("OP", REDUCED)))
         structures = making.structures()
-        likeliest, over = structure_search._likeliest(session, structures, found if leads else None, None)
+        likeliest, over = searching(session, found if leads else None)._likeliest(structures, None)
         making.make(structures, likeliest)
         making.end()
         assert list(structures.made) == made
@@ -770,10 +779,12 @@ class Searching:
 
     def run(self, searched_s: float, **settings: Any) -> list[str]:
         asked = Settings(search=True, directory=Path(), budget_s=180, **settings)
-        session = SimpleNamespace(settings=asked, facts=SimpleNamespace(backend="gpu"), say=lambda *_: None)
+        session: Any = SimpleNamespace(
+            settings=asked, facts=SimpleNamespace(backend="gpu"), say=lambda *_: None
+        )
         made = {name: SimpleNamespace(source=self.step) for name in self._profiles}
         before = found(self.step, "gpu", searched_s=searched_s, ns=100)
-        return list(structure_search._searched(session, self._profiles, made, None, before))  # type: ignore[arg-type]
+        return list(searching(session, before)._searched(self._profiles, made, None, before))
 
 
 def test_structures_share_what_the_searches_of_the_step_left_of_the_budget(

@@ -9,12 +9,10 @@ their time. A script may have several: they come by their share (:func:`steps`).
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -26,6 +24,7 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
+from disco_hlo.plugin.xla.jaxlink.calls import ArrayType
 
 _FEWEST_OPS = 8
 """An op on a sharded array, outside of any ``jit``, has fewer."""
@@ -125,7 +124,7 @@ class Observation:
         request = module.request
         if not self._wanted(request) or _is_small(request):
             return None
-        if not keeps_state(_types(module.takes), _types(module.returns)):
+        if not keeps_state(module.takes, module.returns):
             return None
         digest = request.digest
         if digest in self._decided:
@@ -200,24 +199,6 @@ def _leaves(op: Any) -> Iterator[Any]:
         yield op
     for one in inner:
         yield from _leaves(one.operation)
-
-
-def _types(arrays: Sequence[tuple[tuple[int, ...], str, int]]) -> list[ArrayType]:
-    return [ArrayType(*one) for one in arrays]
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayType:
-    """An argument or result, over all devices."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-
-    @property
-    def is_number(self) -> bool:
-        """Whether it is a single one, as a loss is, or a count of steps."""
-        return math.prod(self.shape) == 1
 
 
 def keeps_state(takes: Sequence[ArrayType], returns: Sequence[ArrayType]) -> bool:

@@ -58,7 +58,6 @@ class Trial:
         Args:
             channel: joins the processes that run this module.
             timeout_s: how long a rank waits for the others before all go on with XLA's default.
-            tag: names this module among those that the ranks meet about; equal on all.
         """
         self.watch = watch
         self._channel = channel
@@ -202,21 +201,16 @@ class Trial:
         failed = {**self._refused, **self.watch.failures}
         ready = tuple(name for name in self.watch.names if name != DEFAULT and name not in failed)
         answer = Answer(ready, failed, "" if hold is None else hold.what)
+
+        def plan(common: frozenset[str], failures: Mapping[str, str]) -> Stretch:
+            stretch = self._plan(index, common, failures)
+            begins = stretch.end is not None and not self.begun and self.due(self)
+            return replace(stretch, begins=begins)
+
         try:
-            return meet(
-                self._channel,
-                index,
-                answer,
-                lambda common, failures: self._with_search(self._plan(index, common, failures)),
-                tag=self.tag,
-                timeout_s=self._timeout_s,
-            )
+            return meet(self._channel, index, answer, plan, tag=self.tag, timeout_s=self._timeout_s)
         except ActivationError as error:
             return settled(index, DEFAULT, one_line(error))
-
-    def _with_search(self, stretch: Stretch) -> Stretch:
-        begins = stretch.end is not None and not self.begun and self.due(self)
-        return replace(stretch, begins=begins)
 
     def _begin(self, stretch: Stretch) -> None:
         before, self._stretch = self._stretch, stretch

@@ -113,11 +113,6 @@ class Watch:
         return self._module.request.module_name
 
     @property
-    def memory(self) -> executables.Memory:
-        """What a call needs on each device, as XLA's default runs it."""
-        return executables.memory(self._module.executable)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Of what can run a call: XLA's default and the candidates offered."""
         return tuple(self._executables)

@@ -1,7 +1,7 @@
 """The arguments of a call of the training, for what runs while that call is held (``docs/calls.md``).
 
 One rule for comparing and for profiling. What is taken over is copied to the host before, and comes back bit by bit
-before the call goes on. What runs may raise the memory in use by no more than ``room.MAY_RISE``; what needs more is
+before the call goes on. What runs may raise the memory in use by no more than ``job.MAY_RISE``; what needs more is
 left out. Candidates are compared on copies, as all of them need the same numbers. What is only timed runs on the
 arguments themselves and hands its results on, as a training does.
 """
@@ -154,7 +154,7 @@ class Slices:
         if self._inputs is None or not (count := self._count(run_ns)):
             self._inputs = None
             self._lent.close()
-            self._inputs = self._lent.enter_context(self._calls.lend("profiling", self._loan))
+            self._inputs = self._lent.enter_context(self._calls.lend(self._loan))
             self._end_ns = time.perf_counter_ns() + max(SLICE_NS, _COPYING * self._inputs.copied_ns)
             count = max(1, self._count(run_ns))
             self.idle_ns = self._inputs.copied_ns

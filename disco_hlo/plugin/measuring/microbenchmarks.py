@@ -27,7 +27,7 @@ import numpy as np
 from disco_hlo.backends import BACKENDS, Backend
 from disco_hlo.cores import own_cores
 from disco_hlo.errors import ProfileError
-from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
+from disco_hlo.hlo.collectives import CollectiveKind
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.lockstep import repeated
@@ -186,58 +186,33 @@ def link_label() -> str:
     return ",".join(settings)
 
 
-def collective_runner(
-    request: CompileRequest,
-    size_bytes: int,
-    *,
-    kind: CollectiveKind = ALL_REDUCE,
-    repeats: int = 1,
-    seed: int = 0,
-    inputs_of: Runner | None = None,
-    chain: Chain = Chain.TIGHT,
-    together: Together = contextlib.nullcontext,
-) -> Runner:
-    """A runner of ``repeats`` collectives, each waiting for the one before, over the request's devices (DisCo, section
-    4.2: T = Cx + D). In a multi-process job every process calls this with the same arguments.
-
-    On GPU they go through the communication library, as those of a plan do.
-
-    Args:
-        size_bytes: what each device reads or gets, whichever is more, rounded up to whole elements of f32.
-        together: how it is made where a rank that cannot must not leave the others in an all-reduce.
-
-    Raises:
-        UnsupportedError: as :func:`~disco_hlo.plugin.xla.own_programs.compile_chain`.
-    """
-    with together():
-        executable = _compiled(request, size_bytes, kind, repeats, chain)
-        return Runner(request, executable, seed, inputs_of=inputs_of, of_step=False)
-
-
-def _compiled(
-    request: CompileRequest, size_bytes: int, kind: CollectiveKind, repeats: int, chain: Chain = Chain.TIGHT
-) -> LoadedExecutable:
-    element = np.dtype(np.float32)
-    count = max(1, -(-size_bytes // element.itemsize))
-    return in_clean_thread(lambda: compile_chain(request, kind, count, element, repeats, chain))
-
-
 @dataclass(frozen=True)
 class Sweep:
-    """Collectives of one kind over the devices of a request, to be timed. In a multi-process job every process does the
-    same with the same arguments; errors are those of :func:`collective_runner`."""
+    """Collectives of one kind over the devices of a request, to be timed (DisCo, section 4.2: T = Cx + D). In a
+    multi-process job every process does the same with the same arguments; errors are those of
+    :func:`~disco_hlo.plugin.xla.own_programs.compile_chain`."""
 
     request: CompileRequest
     kind: CollectiveKind
     seed: int = 0
     together: Together = contextlib.nullcontext
-    """As for :func:`collective_runner`."""
+    """How runners are made where a rank that cannot must not leave the others in an all-reduce."""
     repeat: Repeat = in_a_row
 
-    def chain(self, size_bytes: int, repeats: int, **more: Any) -> Runner:
-        """As :func:`collective_runner`."""
-        how: dict[str, Any] = {"kind": self.kind, "seed": self.seed, "together": self.together}
-        return collective_runner(self.request, size_bytes, repeats=repeats, **how, **more)
+    def compiled(self, size_bytes: int, repeats: int, chain: Chain = Chain.TIGHT) -> LoadedExecutable:
+        """What :meth:`chain` runs."""
+        element = np.dtype(np.float32)
+        count = max(1, -(-size_bytes // element.itemsize))
+        return in_clean_thread(lambda: compile_chain(self.request, self.kind, count, element, repeats, chain))
+
+    def chain(
+        self, size_bytes: int, repeats: int, chain: Chain = Chain.TIGHT, inputs_of: Runner | None = None
+    ) -> Runner:
+        """A runner of ``repeats`` collectives, each waiting for the one before. What each device reads or gets,
+        whichever is more, is ``size_bytes``, rounded up to whole elements of f32."""
+        with self.together():
+            executable = self.compiled(size_bytes, repeats, chain)
+            return Runner(self.request, executable, self.seed, inputs_of=inputs_of, of_step=False)
 
     def times(self, size_bytes: int, *, without_call: bool) -> Sequence[int]:
         """Repeated times in ns of a collective for ``size_bytes`` a device.
@@ -276,8 +251,8 @@ class Sweep:
         for size in sizes_bytes:
             if (self.kind, size) in pairs:
                 continue
-            chain = self.chain(size, _STEP_CHAIN, chain=Chain.AFTER_WORK)
-            work = self.chain(size, _STEP_CHAIN, chain=Chain.WORK_ALONE, inputs_of=chain)
+            chain = self.chain(size, _STEP_CHAIN, Chain.AFTER_WORK)
+            work = self.chain(size, _STEP_CHAIN, Chain.WORK_ALONE, inputs_of=chain)
             pairs[self.kind, size] = work, chain
             for runner in pairs[self.kind, size]:
                 self.repeat(runner.run, 1)
@@ -307,9 +282,7 @@ class TransferChains:
         request = sweep.request
         with sweep.together():
             with ThreadPoolExecutor(len(own_cores()), "disco-compile") as pool:
-                made = [
-                    pool.submit(_compiled, request, size, sweep.kind, TRACED_CHAIN) for size in sizes_bytes
-                ]
+                made = [pool.submit(sweep.compiled, size, TRACED_CHAIN) for size in sizes_bytes]
             self._runners = [Runner(request, one.result(), sweep.seed, of_step=False) for one in made]
 
     def run(self) -> int:

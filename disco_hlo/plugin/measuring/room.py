@@ -52,9 +52,6 @@ of the host."""
 _LITTLE_BYTES = 256 << 20
 """Of the host a device, which devices reach in a quarter of a second."""
 Module = TypeVar("Module")
-MAY_RISE = 0.14
-"""Part of the most memory that a training had in use, by which what we run between its calls may exceed that.
-The aim is 15 %; a device counted 0.3 % more than that where 15 % were asked of it (2 x H100)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ def room_bytes(session: Session, *, on_host: bool = False) -> int | None:
     own = None if on_host else free_device_bytes(request)
     on_this_host = free_host_bytes() if own is None else None
     if own is not None and session.on_calls is not None:
-        rise = may_rise_bytes(request, MAY_RISE)
+        rise = may_rise_bytes(request)
         own = own if rise is None else min(own, int(max(0, rise) / _USABLE))
     mine = socket.gethostname(), len(request.local_devices), own, on_this_host
     least = least_bytes(RankMemory(*one) for one in session.gathered(mine, "room"))
@@ -212,7 +209,7 @@ def with_room_to_compile(session: Session) -> Session:
     with session.stage("room to compile"):
         default = request.call_default()
         asked = tuning_bytes(read_executable(default))
-        mine = may_rise_at_peak_bytes(request, MAY_RISE), memory(default).temporaries_bytes, asked
+        mine = may_rise_at_peak_bytes(request), memory(default).temporaries_bytes, asked
     every = session.gathered(mine, "room to compile")
     asked = max(1, *(needs for _, _, needs in every))
     rises = [

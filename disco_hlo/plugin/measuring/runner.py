@@ -21,7 +21,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError
@@ -34,8 +33,6 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.own_programs import Chain, compile_chain, in_clean_thread
 
-Outputs = tuple[tuple[NDArray[Any], ...], ...]
-"""``[output][local device]``."""
 Result = TypeVar("Result")
 _SMALL_BYTES = 1 << 20
 _GROWN = 100.0
@@ -237,13 +234,6 @@ class Runner:
     def donated_bytes(self) -> int:
         """Device memory that the arguments of one more run in a row take, as the runs so far have shown."""
         return self.runs_on.donated_bytes(self._handed_on())
-
-    def outputs(self) -> Outputs:
-        """Run once; returns the outputs of the local devices as numpy arrays, ``[output][local device]``."""
-        import jax
-
-        with jax.transfer_guard("allow"):
-            return tuple(tuple(np.asarray(one) for one in output) for output in self.output_arrays())
 
     def output_arrays(self, arguments: list[Any] | None = None) -> list[list[Any]]:
         """Run once, on ``arguments`` of :meth:`inputs` where these are made before; returns the outputs where they lie,

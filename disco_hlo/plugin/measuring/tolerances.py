@@ -468,41 +468,41 @@ def _begun(in_jax: bool, every: tuple[Parts, ...], values: Any, before: Any = No
 
 
 def _learnt(in_jax: bool, every: tuple[Parts, ...], *told: Any) -> tuple[Any, ...]:
-    xp, fields = _module(in_jax), len(Seen._fields)
-    own, arrays = told[: fields * len(every)], told[fields * len(every) :]
+    xp, (every_seen, arrays) = _module(in_jax), _split(every, told)
     found: list[Any] = []
-    for number, parts in enumerate(every):
+    for parts, seen in zip(every, every_seen, strict=True):
         values, moved, *befores = map(parts.of, arrays)
-        before, moved_before = befores or (None, None)
-        seen = Seen(*own[fields * number : fields * (number + 1)])
-        found += _learn(xp, seen, values, moved, before, moved_before)
+        found += _learn(xp, seen, values, moved, *(befores or (None, None)))
     return tuple(found)
 
 
+def _split(every: tuple[Parts, ...], told: tuple[Any, ...]) -> tuple[list[Seen], tuple[Any, ...]]:
+    """What is seen of each of the parts, with which what a rule is told begins, and the rest."""
+    fields, end = len(Seen._fields), len(Seen._fields) * len(every)
+    return [Seen(*told[first : first + fields]) for first in range(0, end, fields)], told[end:]
+
+
 def _are_wrong(in_jax: bool, every: tuple[Parts, ...], is_float: bool, *told: Any) -> tuple[Any]:
-    xp, fields = _module(in_jax), len(Seen._fields)
-    own, (values, runs, slack, got) = told[:-4], told[-4:]
+    xp = _module(in_jax)
+    every_seen, (values, runs, slack, got) = _split(every if is_float else (), told)
     found: list[Any] = []
     for number, parts in enumerate(every):
         if not in_jax and parts.of(values).tobytes() == parts.of(got).tobytes():
             found.append(np.zeros(parts.count, np.bool_))
         elif is_float:
-            seen = Seen(*own[fields * number : fields * (number + 1)])
-            found.append(_is_wrong(_judge(xp, seen, parts.of(values), runs[0], parts.of(got)), slack))
+            judged = _judge(xp, every_seen[number], parts.of(values), runs[0], parts.of(got))
+            found.append(_is_wrong(judged, slack))
         else:
             found.append((parts.of(values) != parts.of(got)).any((1, 2)))
     return (xp.concatenate(found),)
 
 
 def _farthest(in_jax: bool, every: tuple[Parts, ...], *told: Any) -> tuple[Any]:
-    xp, fields = _module(in_jax), len(Seen._fields)
-    own, (values, runs, *arrays) = told[: fields * len(every)], told[fields * len(every) :]
+    xp, (every_seen, (values, runs, *arrays)) = _module(in_jax), _split(every, told)
     found: list[Any] = []
-    for number, parts in enumerate(every):
+    for parts, seen in zip(every, every_seen, strict=True):
         moved, *befores = map(parts.of, arrays)
-        before, moved_before = befores or (None, None)
-        seen = Seen(*own[fields * number : fields * (number + 1)])
-        found.append(_beyond(xp, seen, parts.of(values), runs[0], moved, before, moved_before))
+        found.append(_beyond(xp, seen, parts.of(values), runs[0], moved, *(befores or (None, None))))
     return (xp.concatenate(found),)
 
 

@@ -84,27 +84,25 @@ def enact(
     Args:
         waiting: the compile that gave the step's module, and waits for another one; None compiles anew.
     """
+    session = join(request, settings)
+    slot = session.slot(step.source.graph.key)
     with contextlib.ExitStack() as compiling:
-        return _agreed(join(request, settings), step, waiting, compiling)
-
-
-def _agreed(
-    session: Session, step: Step, waiting: Halted | None, compiling: contextlib.ExitStack
-) -> LoadedExecutable | None:
-    request, slot = session.request, session.slot(step.source.graph.key)
-    proposed = _propose(session, step, slot, waiting, compiling)
-    digest = hashlib.sha256(_comparable(proposed)).hexdigest() if proposed.plan is not None else ""
-    proposal = Proposal(step.source.graph.fingerprint, digest, proposed.reason)
-    agreement = agree(session.channel, proposal, session.timeout_s)
-    if not agreement.enact or proposed.plan is None:
-        alone = proposed.reason if session.channel.size == 1 else ""
-        reason = alone or agreement.reason
-        # The reason is the same on all ranks. Of a step compiled again it was said, or why the search made no plan.
-        quiet = not session.leads or ((step.again or not step.chosen) and _NO_PLAN in reason)
-        level = logging.DEBUG if quiet else logging.WARNING
-        LOGGER.log(level, "%s runs as XLA compiles it: %s", request.module_name, reason)
-        return None
-    return _enact(session, step, slot, proposed)
+        proposed = _propose(session, step, slot, waiting, compiling)
+        digest = ""
+        if (
+            proposed.plan is not None
+        ):  # equal on all ranks must be the module, or the plan where there is none to write
+            digest = hashlib.sha256(proposed.module or plans.encode(proposed.plan)).hexdigest()
+        proposal = Proposal(step.source.graph.fingerprint, digest, proposed.reason)
+        agreement = agree(session.channel, proposal, session.timeout_s)
+        if agreement.enact and proposed.plan is not None:
+            return _enact(session, step, slot, proposed.plan, proposed)
+    reason = (proposed.reason if session.channel.size == 1 else "") or agreement.reason
+    # The reason is the same on all ranks. Of a step compiled again it was said, or why the search made no plan.
+    quiet = not session.leads or ((step.again or not step.chosen) and _NO_PLAN in reason)
+    level = logging.DEBUG if quiet else logging.WARNING
+    LOGGER.log(level, "%s runs as XLA compiles it: %s", request.module_name, reason)
+    return None
 
 
 def _propose(
@@ -217,15 +215,9 @@ def _refuse_banned(session: Session, slot: PlanSlot, module: bytes) -> None:
         raise PlanError(f"its plan is banned: {banned}")
 
 
-def _comparable(proposed: Proposed) -> bytes:
-    """What must be equal on all ranks: the module's bytes, or the plan where there is nothing to write."""
-    assert proposed.plan is not None
-    return proposed.module or plans.encode(proposed.plan)
-
-
-def _enact(session: Session, step: Step, slot: PlanSlot, proposed: Proposed) -> LoadedExecutable | None:
-    assert proposed.plan is not None
-    plan = proposed.plan
+def _enact(
+    session: Session, step: Step, slot: PlanSlot, plan: Plan, proposed: Proposed
+) -> LoadedExecutable | None:
     say = LOGGER.debug if step.again else session.say
     if plan.chosen == DEFAULT:
         say("the plan of %s is XLA's default: nothing beat it", plan.target.module_name)

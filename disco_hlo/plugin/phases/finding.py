@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import cast
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.compiled import can_be_ready, is_cached
@@ -49,17 +49,8 @@ _CLOSED = frozenset({"conditional", "while"})
 """Ops whose inside stays as XLA compiled it."""
 _AROUND_S = 300.0
 """What reading the step and ranking what was found may take besides."""
-
-
-class Asker(Protocol):
-    """Who asks for a search: a session, or the process that searches for one."""
-
-    @property
-    def settings(self) -> Settings:
-        """The user's."""
-
-    def say(self, message: str, *values: object) -> None:
-        """One line for the user."""
+Say = Callable[..., None]
+"""One line for the user, from a message and its values."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +71,13 @@ class FoundPlans:
         [one] = (one for one in self.candidates if one.name == SEARCHED and one.strategy is not None)
         return Scheduled(cast(Strategy, one.strategy), one.predicted_ns, 0)
 
-    def of(self, case: Case, profile: Profile) -> Found:
+    def of(self, case: Case) -> Optimized:
         """The search as if it had been made here, for this case; of what it tried on the way nothing is known."""
         best, tried = self.best, self.record.evaluations
         result = SearchResult(
             best.strategy, best.predicted_ns, case.default.makespan_ns, (), tried, tried, 0.0, ""
         )
-        return Found(Optimized(case, result, (best,), self.search_s), self.candidates, profile)
+        return Optimized(case, result, (best,), self.search_s)
 
 
 @dataclass(frozen=True)
@@ -105,7 +96,8 @@ class Found:
 
 
 def find(
-    asker: Asker,
+    settings: Settings,
+    say: Say,
     source: CanonicalModule,
     xla: Strategy,
     profile: Profile,
@@ -120,10 +112,10 @@ def find(
         room_bytes: what each device has left for a plan; None where nobody knows.
         with_parts: whether parts of the plan are named, too.
     """
-    settings, budget = asker.settings, Budget.of(asker.settings.budget_s, COMPILE_S)
-    compiles = say_what_predicting_takes(asker)
+    budget = Budget.of(settings.budget_s, COMPILE_S)
+    compiles = say_what_predicting_takes(say)
     case = Case(source, xla, costs_of(profile, source, [xla]), room_bytes)
-    asker.say("%s", outlook(settings, case))
+    say("%s", outlook(settings, case))
     if compiles:
         _ = case.unfused  # in our order, for which there is code, too
         budget = Budget.of(settings.budget_s, COMPILE_S)
@@ -137,10 +129,10 @@ def find(
             stop=lambda: bool(stop),
         )
     for note in found.notes:
-        asker.say("%s", note)
+        say("%s", note)
     for region in found.regions:
-        asker.say("%s", region)
-    asker.say(
+        say("%s", region)
+    say(
         "searched %d candidates in %.1f s: the best is predicted to take %.2f ms a step, XLA's default %.2f ms",
         found.evaluations, found.search_s, found.best.predicted_ns / 1e6, case.default.makespan_ns / 1e6,
     )  # fmt: skip
@@ -205,11 +197,11 @@ def code_compiled_beside(
 # --- what the user is told before a search --------------------------------------------------------
 
 
-def say_what_predicting_takes(asker: Asker) -> bool:
+def say_what_predicting_takes(say: Say) -> bool:
     """A line before the first prediction on a machine, whose code must be compiled first; whether that is so."""
     compiles = not all(map(is_cached, (DeviceModel.__module__, timeline.__name__)))
     if compiles:
-        asker.say(
+        say(
             "compiling the code that predicts step times, which takes up to two minutes, once on this machine"
         )
     return compiles
@@ -255,16 +247,6 @@ def changeable_share(case: Case) -> float:
 # --- the search in a process of its own ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Apart:
-    """Who asks for a search there: what it says goes to the training's stderr."""
-
-    settings: Settings
-
-    def say(self, message: str, *values: object) -> None:
-        LOGGER.info(message, *values)
-
-
 def longest_s(settings: Settings) -> float:
     """How long rank 0 may wait for the search's code, and then search."""
     return COMPILE_S + _search_s(settings)
@@ -301,7 +283,7 @@ def _found_apart(
     configure(settings.log_level)
     source = canonicalize(module)
     found = find(
-        _Apart(settings), source, read(source), profile, Interruption(),
+        settings, LOGGER.info, source, read(source), profile, Interruption(),
         room_bytes=room_bytes, with_parts=with_parts,
     )  # fmt: skip
     return found.plans(settings)

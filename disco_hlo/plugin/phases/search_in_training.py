@@ -17,13 +17,14 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.elsewhere import NICENESS
 from disco_hlo.errors import ActivationError, ProfileError, UnsupportedError, is_shared
 from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.pipeline import Case
+from disco_hlo.optimize.pipeline import Case, Optimized
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -45,7 +46,6 @@ from disco_hlo.plugin.measuring.lending import Loan, lent, real_inputs
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import (
-    MAY_RISE,
     beyond_setting,
     compiles_at_once,
     lack_of_memory,
@@ -56,9 +56,9 @@ from disco_hlo.plugin.measuring.room import (
 )
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, shown, trials_of
-from disco_hlo.plugin.phases.finding import Found, FoundPlans, code_compiled_beside, longest_s, search_apart
+from disco_hlo.plugin.phases.finding import FoundPlans, code_compiled_beside, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
-from disco_hlo.plugin.phases.structure_search import Making, restructured_trials
+from disco_hlo.plugin.phases.structure_search import Making, StructureSearch
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
 from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
@@ -135,14 +135,8 @@ class SearchInTraining:
             _end_with_process()
             with jaxlink.ours(), jax.transfer_guard("allow"):
                 session = join_beside(request, self._settings, f"search {tag}", self._over)
-                self._search(
-                    replace(
-                        session,
-                        between_steps=functools.partial(self._held, session),
-                        on_calls=_Lent(self, session),
-                        over=self._ended,
-                    )
-                )
+                self._session = session
+                self._search(replace(session, between_steps=self._held, on_calls=self, over=self._ended))
         except Exception as error:  # no failure of ours may stop the training
             told = self._ended() or (is_shared(error) and request.backend.process_index() != 0)
             LOGGER.log(
@@ -187,11 +181,8 @@ class SearchInTraining:
             code = stack.enter_context(code_compiled_beside(session, step.module, self._stop.__bool__))
             profile, profile_s = self._profile(session, step, slot)
             self._get_memory(session)  # before structures are compiled, where nothing was for a profile
-            with (
-                self._held(session, "room")
-                if BACKENDS[session.facts.backend].queues
-                else contextlib.nullcontext()
-            ):
+            queues = BACKENDS[session.facts.backend].queues
+            with self._held("room") if queues else contextlib.nullcontext():
                 room = limited_bytes(self._settings, room_bytes(session), step.source.graph)
             found = None
             making = Making(session, step.source)
@@ -280,7 +271,7 @@ class SearchInTraining:
         with peak_told(self._request, "profile"), measured_times(session) as store:
             ready = functools.partial(self._get_memory, session)
             profiled = profile_step(session, step.source, xla, store, slot, beside=ready)
-        self._say_held(session, "profiling")
+        self._say_held("profiling")
         return None if profiled is None else profiled.profile, time.monotonic() - started
 
     def _structures(
@@ -298,12 +289,12 @@ class SearchInTraining:
         overlaps = BACKENDS[session.facts.backend].asynchronous
         if not overlaps and settings.forced_structure is None and not recomputes(step.source):
             return []
-        before: Found | None = None
+        unchanged: Optimized | None = None
         with session.stage("the step as it is"):
             if found is not None and profile is not None:
                 source, xla = step.source, read(step.source)
                 costs = costs_of(profile, source, (xla, found.best.strategy))
-                before = found.of(Case(source, xla, costs, room), profile)
+                unchanged = found.of(Case(source, xla, costs, room))
 
         def search(one: Restructured, case: Case, seconds: float) -> tuple[Scheduled, float]:
             asked = replace(settings, budget_s=seconds, finalists=1)
@@ -311,8 +302,8 @@ class SearchInTraining:
             return plans.best, plans.search_s
 
         with peak_told(self._request, "structures"), measured_times(session) as store:
-            trials = restructured_trials(session, slot, store, before, making, search)
-        self._say_held(session, "profiling structures")
+            trials = StructureSearch(session, slot, store, unchanged, making, search).trials()
+        self._say_held("profiling structures")
         return sorted(trials, key=lambda one: one.predicted_ns)
 
     def _try(self, session: Session, step: Step, trials: Sequence[Trial]) -> None:
@@ -331,7 +322,7 @@ class SearchInTraining:
                 compile_comparison(self._request.local_devices, trials[0].executable, at_once)
         with peak_told(self._request, "comparing"):
             self._compare(session, trials[0], tried)
-        self._say_held(session, "comparing")
+        self._say_held("comparing")
         self._offer([one for one in tried if one.compared])
         for one in (trials[0], *tried):
             one.executable = None
@@ -350,14 +341,14 @@ class SearchInTraining:
         run = default.executable
         loan = Loan.of(run, [run])
         on_host = needed_on_host_bytes(run, several=False), needed_on_host_bytes(run, several=True)
-        with self._held(session, "comparing"):
+        with self._held("comparing"):
             inputs, taken = self._inputs(session, default, tried, loan, on_host)
             alive = [one for one in tried if not one.error]
             if alive and inputs is None:
                 compare_with_default(session, default, alive)
         if alive and inputs is not None:
-            each = replace(session, between_steps=functools.partial(self._held_by_all, session))
-            held = functools.partial(self._giving_way, session, inputs, taken) if taken else None
+            each = replace(session, between_steps=self._held_by_all)
+            held = functools.partial(self._giving_way, inputs, taken) if taken else None
             compare_with_default(each, default, alive, inputs, held)
         # What ends a hold counts as an error of the candidate that was to run in it.
         if anywhere(session, self._ended(), "interrupted"):
@@ -377,12 +368,10 @@ class SearchInTraining:
         Args:
             kept_bytes: what is kept on the host for each device, and what is kept where runs take a call's arguments.
         """
-        trial = self._calls()
-        arguments = [] if trial is None else trial.watch.arguments
-        del trial
+        arguments = self._arguments()
         with session.stage("room for real inputs"):
             run_bytes = memory(default.executable).total_bytes
-            beside = may_rise_bytes(self._request, MAY_RISE)
+            beside = may_rise_bytes(self._request)
         gives_way = anywhere(session, beside is not None and run_bytes > beside, "gives way")
         taken = loan.taken if gives_way else frozenset[int]()
         on_host = kept_bytes[bool(taken)] + (run_bytes if beside is None else 0)
@@ -410,25 +399,22 @@ class SearchInTraining:
         return inputs, taken
 
     @contextlib.contextmanager
-    def _held_by_all(self, session: Session, what: str) -> Iterator[Hold]:
+    def _held_by_all(self, what: str) -> Iterator[Hold]:
         """Hold a call for the body, which begins once all ranks hold theirs."""
-        with self._held(session, what) as hold:
-            with session.stage("a call is held", logged=False):
+        with self._held(what) as hold:
+            with self._session.stage("a call is held", logged=False):
                 if self._calls() is None:
                     raise ActivationError("the step is not called any more")
             yield hold
 
     @contextlib.contextmanager
-    def _giving_way(self, session: Session, inputs: RealInputs, taken: Collection[int]) -> Iterator[None]:
+    def _giving_way(self, inputs: RealInputs, taken: Collection[int]) -> Iterator[None]:
         """Hold a call for the body, in which the ``inputs`` are its arguments; what it takes over, ``taken``, leaves
         the devices for so long."""
-        with self._held_by_all(session, "comparing") as hold, contextlib.ExitStack() as stack:
+        with self._held_by_all("comparing") as hold, contextlib.ExitStack() as stack:
             hold.outlasts = True
-            with session.stage("a copy of the step's inputs"):
-                trial = self._calls()
-                arguments = [] if trial is None else trial.watch.arguments
-                del trial
-                stack.enter_context(inputs.taken_from(arguments, taken))
+            with self._session.stage("a copy of the step's inputs"):
+                stack.enter_context(inputs.taken_from(self._arguments(), taken))
             yield
 
     def _offer(self, alive: Sequence[Trial]) -> None:
@@ -474,60 +460,74 @@ class SearchInTraining:
         """Whether it was ended from outside."""
         return self._over() or bool(self._stop)
 
+    def _arguments(self) -> list[Any]:
+        """Those of the call that is held; none where no call comes any more."""
+        trial = self._calls()
+        return [] if trial is None else trial.watch.arguments
+
     @contextlib.contextmanager
-    def _held(self, session: Session, what: str) -> Iterator[Hold]:
+    def _held(self, what: str) -> Iterator[Hold]:
         """Hold the training on all ranks for the body, which has the devices to itself; or go on with a hold that is
         under way."""
         if self._hold is not None:
             yield self._hold
             return
         hold = Hold(what, self._stop.watched)
-        self._say_waiting(session)
-        if (trial := self._calls()) is not None:
-            trial.hold = hold
-        del trial
         try:
-            with hold.held(self._over):
+            with self._asked_for(hold), hold.held(self._over):
                 self._hold, started = hold, time.monotonic()
                 yield hold
             self._held_s.append(time.monotonic() - started)
         finally:
             self._hold = None
-            if (trial := self._calls()) is not None:
-                trial.hold = None
-            interrupted = anywhere(session, bool(self._stop), "interrupted")
+            interrupted = anywhere(self._session, bool(self._stop), "interrupted")
         if interrupted:
             raise ActivationError("it was interrupted")
 
-    def _traced(self, session: Session, count: int) -> TracedCalls:
-        """So many calls under the profiler, on all ranks."""
+    @contextlib.contextmanager
+    def _asked_for(self, hold: Hold) -> Iterator[None]:
+        """For the time of the body, calls are told of ``hold``."""
+        if jaxlink.profiler_runs():
+            self._session.say("the search waits for the end of the script's own profiler trace")
+        self._tell_calls(hold)
+        try:
+            yield
+        finally:
+            self._tell_calls(None)
 
-        def due() -> bool:
-            trial = self._calls()
-            return trial is not None and trial.call_ns > 0
+    def _tell_calls(self, hold: Hold | None) -> None:
+        if (trial := self._calls()) is not None:
+            trial.hold = hold
 
-        traced = TracedCalls("profiling", count, due)
-        self._say_waiting(session)
+    @contextlib.contextmanager
+    def lend(self, loan: Loan) -> Iterator[LentInputs]:
+        """As of :class:`~disco_hlo.plugin.session.OnCalls`."""
+        with self._held("profiling") as hold:
+            hold.outlasts = True
+            with lent(self._session, loan, self._arguments(), self._ready_bytes) as inputs:
+                yield inputs
+
+    def trace(self, calls: int) -> tuple[bytes, list[int], int]:
+        """As of :class:`~disco_hlo.plugin.session.OnCalls`."""
+        traced = TracedCalls("profiling", calls, lambda: self._call_ns() > 0)
         if (trial := self._calls()) is not None:
             trial.time_anew()
-            trial.hold = traced
         del trial
-        try:
+        with self._asked_for(traced):
             traced.taken(self._over)
-        finally:
-            if (trial := self._calls()) is not None:
-                trial.hold = None
         self._held_s.append(traced.held_s)
-        return traced
+        if not traced.trace:
+            raise ProfileError(f"calls are not traced: {traced.error}")
+        return traced.trace, traced.device_ns, self._call_ns()
 
-    def _say_waiting(self, session: Session) -> None:
-        if jaxlink.profiler_runs():
-            session.say("the search waits for the end of the script's own profiler trace")
+    def _call_ns(self) -> int:
+        trial = self._calls()
+        return 0 if trial is None else trial.call_ns
 
-    def _say_held(self, session: Session, what: str) -> None:
+    def _say_held(self, what: str) -> None:
         """One line about the holds since the last one."""
         if held_s := self._held_s:
-            session.say(
+            self._session.say(
                 "the training was held for %.1f s, in %d pieces of up to %.0f ms: %s",
                 sum(held_s), len(held_s), 1e3 * max(held_s), what,
             )  # fmt: skip
@@ -554,31 +554,3 @@ def _end_with_process() -> None:
     # The last one to be registered is the first to be called.
     getattr(threading, "_register_atexit", atexit.register)(end)
     atexit.register(end_late, os.getpid())
-
-
-@dataclass(frozen=True)
-class _Lent:
-    """See :class:`~disco_hlo.plugin.session.OnCalls`."""
-
-    search: SearchInTraining
-    session: Session
-
-    @contextlib.contextmanager
-    def lend(self, what: str, loan: Loan) -> Iterator[LentInputs]:
-        """As there."""
-        own = self.search
-        with own._held(self.session, what) as hold:
-            hold.outlasts = True
-            trial = own._calls()
-            arguments = [] if trial is None else trial.watch.arguments
-            del trial
-            with lent(self.session, loan, arguments, own._ready_bytes) as inputs:
-                yield inputs
-
-    def trace(self, calls: int) -> tuple[bytes, list[int], int]:
-        """As there."""
-        traced = self.search._traced(self.session, calls)
-        if not traced.trace:
-            raise ProfileError(f"calls are not traced: {traced.error}")
-        trial = self.search._calls()
-        return traced.trace, traced.device_ns, 0 if trial is None else trial.call_ns

@@ -32,7 +32,7 @@ from disco_hlo.plugin.phases.finalists import (
     trials_of,
 )
 from disco_hlo.plugin.phases.finding import Found, code_compiled_beside, find, longest_s
-from disco_hlo.plugin.phases.structure_search import Ahead, Making, restructured_trials
+from disco_hlo.plugin.phases.structure_search import Ahead, Making, StructureSearch
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
@@ -95,7 +95,8 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
             plans = None if found is None else found.plans(session.settings)
         if compiling is not None:
             with measured_times(session) as store:
-                trials += restructured_trials(session, slot, store, found, making, beside=compiling)
+                unchanged = None if found is None else found.search
+                trials += StructureSearch(session, slot, store, unchanged, making).trials(compiling)
             compiling.finish()
         making.end()
         started = time.monotonic()
@@ -151,6 +152,8 @@ def _search(
     with session.stage("search", takes_s=longest_s(session.settings)):
         if profiled is not None:
             code()
-            explained = session.settings.explain
-            found = find(session, source, xla, profiled.profile, stop, room_bytes=room, with_parts=explained)
+            found = find(
+                session.settings, session.say, source, xla, profiled.profile, stop,
+                room_bytes=room, with_parts=session.settings.explain,
+            )  # fmt: skip
     return profile_s, found, making

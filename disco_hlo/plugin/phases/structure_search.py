@@ -29,7 +29,7 @@ from disco_hlo.kernels import times as kernel_times
 from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays
 from disco_hlo.kernels.pattern import Call
 from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.pipeline import Budget, Case, foreseen, optimize, unsearched
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, foreseen, optimize, unsearched
 from disco_hlo.optimize.regions import step_times
 from disco_hlo.optimize.select import LEAST_GAIN
 from disco_hlo.plan.plan import DEFAULT, Strategy
@@ -47,7 +47,7 @@ from disco_hlo.plugin.measuring.room import (
     room_bytes,
 )
 from disco_hlo.plugin.measuring.trial import Trial
-from disco_hlo.plugin.phases.finding import SHORTEST_COMPILING_S, Found, all_searches_s, search_settings
+from disco_hlo.plugin.phases.finding import SHORTEST_COMPILING_S, all_searches_s, search_settings
 from disco_hlo.plugin.phases.keeping import (
     Made,
     Ranked,
@@ -329,153 +329,276 @@ class Making:
         return made
 
 
-def restructured_trials(
-    session: Session,
-    slot: PlanSlot,
-    store: ProfileStore | None,
-    found: Found | None,
-    making: Making,
-    search: Search | None = None,
-    beside: Compiling | None = None,
-) -> list[Trial]:
-    """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
-    all go on without.
+@dataclass(frozen=True)
+class StructureSearch:
+    """The search over structures of one step, on one rank."""
 
-    Args:
-        found: what the searches over kernels, buckets and order found, on rank 0.
-        search: makes a search; by default here and now.
-        beside: what is compiled while structures are made, until some are profiled.
-    """
-    try:
-        return _trials(session, slot, store, found, making, search, beside)
-    except Exception as error:
-        session.say_failed(
-            "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
-            one_line(error),
-        )
-        return []
+    session: Session
+    slot: PlanSlot
+    store: ProfileStore | None
+    unchanged: Optimized | None
+    """What the searches over kernels, buckets and order found, on rank 0."""
+    making: Making
+    search: Search | None = None
+    """Makes a search; by default here and now."""
 
+    def trials(self, beside: Compiling | None = None) -> list[Trial]:
+        """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
+        all go on without.
 
-def _trials(
-    session: Session,
-    slot: PlanSlot,
-    store: ProfileStore | None,
-    found: Found | None,
-    making: Making,
-    search: Search | None,
-    beside: Compiling | None,
-) -> list[Trial]:
-    settings = session.settings
-    if settings.structure == "off":
-        return []
-    with session.stage("structure"):
-        mine = ""
-        if found is not None and settings.forced_structure is None:
-            case = found.search.case
-            mine = why_not(case, step_times(case.source, found.search.best.strategy, case.costs))
-    reason = session.tell(mine if session.leads else None, "structure")
-    if reason:
-        LOGGER.debug("no structure of the step is tried: %s", reason)
-        return []
-    structures, room = _alike(session, making), room_bytes(session)
-    likeliest, over = _likeliest(session, structures, found, room)
-    making.make(structures, likeliest)
-    promising = _promising(session, structures, found, making, room, over=over)
-    making.settle(structures, promising)
-    made = _agreed(session, structures, promising)
-    making.end()
-    if beside is not None:
-        beside.wait()
-    room = room_bytes(session)  # now that nothing is compiled any more
-    profiles = _profiles(session, made, promising, slot, store, found)
-    best: dict[str, Scheduled] = {}
-    takes_s = all_searches_s(settings) + _TAKES_S
-    with session.stage("search of structures", takes_s=takes_s):
-        if found is not None:
-            best = _searched(session, profiles, made, room, found, search)
-    return _told(session, best, made, slot, found)
+        Args:
+            beside: what is compiled while structures are made, until some are profiled.
+        """
+        try:
+            return self._trials(beside)
+        except Exception as error:
+            self.session.say_failed(
+                "no other structure of the step (collectives split or moved inside a layer) is tried: %s",
+                one_line(error),
+            )
+            return []
 
+    def _trials(self, beside: Compiling | None) -> list[Trial]:
+        session, unchanged, making = self.session, self.unchanged, self.making
+        settings = session.settings
+        if settings.structure == "off":
+            return []
+        with session.stage("structure"):
+            mine = ""
+            if unchanged is not None and settings.forced_structure is None:
+                case = unchanged.case
+                mine = why_not(case, step_times(case.source, unchanged.best.strategy, case.costs))
+        reason = session.tell(mine if session.leads else None, "structure")
+        if reason:
+            LOGGER.debug("no structure of the step is tried: %s", reason)
+            return []
+        structures, room = self._alike(), room_bytes(session)
+        likeliest, over = self._likeliest(structures, room)
+        making.make(structures, likeliest)
+        promising = self._promising(structures, room, over=over)
+        making.settle(structures, promising)
+        made = _agreed(session, structures, promising)
+        making.end()
+        if beside is not None:
+            beside.wait()
+        room = room_bytes(session)  # now that nothing is compiled any more
+        profiles = self._profiles(made, promising)
+        best: dict[str, Scheduled] = {}
+        takes_s = all_searches_s(settings) + _TAKES_S
+        with session.stage("search of structures", takes_s=takes_s):
+            if unchanged is not None:
+                best = self._searched(profiles, made, room, unchanged)
+        return self._told(best, made)
 
-def _promising(
-    session: Session,
-    structures: Structures,
-    found: Found | None,
-    making: Making,
-    free_bytes: int | None,
-    *,
-    over: bool,
-) -> dict[str, bool]:
-    """Names of the structures to be searched, on all ranks, and whether each has kernels to profile. What keeps more
-    than devices have room for gives way to what keeps less, which is made now; ``over``: some of that is known."""
-    case = None if found is None else found.search.case
-    with session.stage("ranking structures", takes_s=_TAKES_S):
-        most = None if case is None else most_bytes(session, case, free_bytes)
-        ranked = _ranked(session, structures, found)
-        fitting = with_room(session, ranked, most)
-        over = over or len(fitting) < len(ranked)
-        del fitting[MOST_PROFILED:]
-        near = [one.name for one in fitting if is_near(one, most)]
-    most, near, over = session.tell([most, near, over], "structures and memory")
-    lacking = [name for name in near if needed_bytes(session, name, structures.made[name], most)[1]]
-    forced = session.settings.forced_structure
-    if over or lacking if forced is None else forced in KEPT_IN_PART_NAMES:
-        made = in_part(session, structures.early, case, most, lambda some: _made(making, structures, some))
-        made = {name: one for name, one in made.items() if forced in (None, name)}
-        structures.made.update(made)
-        with session.stage("ranking what is kept in part", takes_s=_TAKES_S):
-            fitting += _ranked(session, replace(structures, made=dict(made)), found)
-    with session.stage("structures in time"):
-        chosen = [(one.name, one.lacking) for one in fitting if one.name not in lacking]
-        in_time = making.in_time(chosen)
-    return dict(session.tell(in_time, "promising structures"))
+    def _promising(self, structures: Structures, free_bytes: int | None, *, over: bool) -> dict[str, bool]:
+        """Names of the structures to be searched, on all ranks, and whether each has kernels to profile. What keeps
+        more than devices have room for gives way to what keeps less, which is made now; ``over``: some of that is
+        known."""
+        session = self.session
+        case = None if self.unchanged is None else self.unchanged.case
+        with session.stage("ranking structures", takes_s=_TAKES_S):
+            most = None if case is None else most_bytes(session, case, free_bytes)
+            ranked = self._ranked(structures)
+            fitting = with_room(session, ranked, most)
+            over = over or len(fitting) < len(ranked)
+            del fitting[MOST_PROFILED:]
+            near = [one.name for one in fitting if is_near(one, most)]
+        most, near, over = session.tell([most, near, over], "structures and memory")
+        lacking = [name for name in near if needed_bytes(session, name, structures.made[name], most)[1]]
+        forced = session.settings.forced_structure
+        if over or lacking if forced is None else forced in KEPT_IN_PART_NAMES:
+            made = in_part(session, structures.early, case, most, functools.partial(self._made, structures))
+            made = {name: one for name, one in made.items() if forced in (None, name)}
+            structures.made.update(made)
+            with session.stage("ranking what is kept in part", takes_s=_TAKES_S):
+                fitting += self._ranked(replace(structures, made=dict(made)))
+        with session.stage("structures in time"):
+            chosen = [(one.name, one.lacking) for one in fitting if one.name not in lacking]
+            in_time = self.making.in_time(chosen)
+        return dict(session.tell(in_time, "promising structures"))
 
+    def _made(self, structures: Structures, schedules: Schedules) -> Made:
+        found = Structures(structures.early, dict(schedules), {})
+        self.making.make(found, found.schedules)
+        return found.made
 
-def _made(making: Making, structures: Structures, schedules: Schedules) -> Made:
-    found = Structures(structures.early, dict(schedules), {})
-    making.make(found, found.schedules)
-    return found.made
+    def _alike(self) -> Structures:
+        """What is made, of the same schedules of the same step on all ranks."""
+        with self.session.stage("schedules", takes_s=_TAKES_S):
+            mine = self.making.structures()
+        told = self.session.tell([mine.early.key, list(mine.schedules)], "schedules")
+        with self.session.stage("early module"):
+            if [mine.early.key, list(mine.schedules)] != told:
+                raise ProfileError("the ranks compile different early modules")
+        return mine
 
+    def _likeliest(self, structures: Structures, free_bytes: int | None) -> tuple[list[str], bool]:
+        """Names of the structures to be made while calls may be held, the same on all ranks: those with room whose
+        drafts are predicted to be the fastest, and faster than that of the step as it is. And whether any has no room.
+        """
+        session, unchanged = self.session, self.unchanged
+        mine, over = list(structures.schedules), False
+        # Of all ranks, though rank 0 alone has drafts.
+        with session.stage("ranking drafts of structures", takes_s=_TAKES_S):
+            if structures.drafts and unchanged is not None:
+                case, run = unchanged.case, interpreter(unchanged.case.source)
 
-def _alike(session: Session, making: Making) -> Structures:
-    """What is made, of the same schedules of the same step on all ranks."""
-    with session.stage("schedules", takes_s=_TAKES_S):
-        mine = making.structures()
-    told = session.tell([mine.early.key, list(mine.schedules)], "schedules")
-    with session.stage("early module"):
-        if [mine.early.key, list(mine.schedules)] != told:
-            raise ProfileError("the ranks compile different early modules")
-    return mine
+                def look(name: str) -> Ranked:
+                    ns, _, peak_bytes = run(foreseen, structures.drafts[name].result(), case.costs.profile)
+                    return Ranked(ns, name, True, peak_bytes)
 
+                ranked = self._looked_at(structures.drafts, run, look)
+                LOGGER.debug("drafts of structures as predicted: %s", ranked)
+                if own := [one for one in ranked if one.name == DEFAULT]:
+                    faster = [
+                        one for one in ranked if one.predicted_ns <= own[0].predicted_ns * (1 - LEAST_GAIN)
+                    ]
+                    fitting = with_room(session, faster, most_bytes(session, case, free_bytes))
+                    mine, over = [one.name for one in fitting[:MOST_PROFILED]], len(fitting) < len(faster)
+        mine, over = session.tell([mine, over], "likeliest structures")
+        return mine, over
 
-def _likeliest(
-    session: Session, structures: Structures, found: Found | None, free_bytes: int | None
-) -> tuple[list[str], bool]:
-    """Names of the structures to be made while calls may be held, the same on all ranks: those with room whose drafts
-    are predicted to be the fastest, and faster than that of the step as it is. And whether any has no room."""
-    mine, over = list(structures.schedules), False
-    # Of all ranks, though rank 0 alone has drafts.
-    with session.stage("ranking drafts of structures", takes_s=_TAKES_S):
-        if structures.drafts and found is not None:
-            case, run = found.search.case, interpreter(found.search.case.source)
+    def _ranked(self, structures: Structures) -> list[Ranked]:
+        """The schedules worth a search, by what is known of their ops, the most promising first. Each is looked at as
+        soon as it is made.
 
-            def look(name: str) -> Ranked:
-                ns, _, peak_bytes = run(foreseen, structures.drafts[name].result(), case.costs.profile)
-                return Ranked(ns, name, True, peak_bytes)
+        What is predicted for XLA's kernels in their best order and buckets is compared with the same of the step as it
+        is.
+        """
+        unchanged = self.unchanged
+        if unchanged is None:
+            return []
+        step, run = unchanged.case, interpreter(unchanged.case.source)
+        own, best_ns = unsearched(step).predicted_ns, unchanged.best.predicted_ns
+        forced = self.session.settings.forced_structure is not None
 
-            ranked = []
-            for name, looked in _each_of(structures.drafts, run, look).items():
-                try:
-                    ranked.append(looked.result())
-                except Exception as error:
-                    _say_left_out(session, name, error)
-            ranked.sort()
-            LOGGER.debug("drafts of structures as predicted: %s", ranked)
-            if own := [one for one in ranked if one.name == DEFAULT]:
-                faster = [one for one in ranked if one.predicted_ns <= own[0].predicted_ns * (1 - LEAST_GAIN)]
-                fitting = with_room(session, faster, most_bytes(session, case, free_bytes))
-                mine, over = [one.name for one in fitting[:MOST_PROFILED]], len(fitting) < len(faster)
-    mine, over = session.tell([mine, over], "likeliest structures")
-    return mine, over
+        def look(name: str) -> Ranked:
+            source = structures.made[name].result().source
+            lines = kernel_times.foretold(step.costs, source, step.source)
+            known = replace(step.costs.profile, ops={**lines, **step.costs.profile.ops})
+            predicted_ns, unmeasured, peak_bytes = run(foreseen, source, known)
+            new = not set(travelling(source)) <= set(travelling(step.source))
+            lacking = unmeasured > _UNMEASURED
+            if lacking and not forced and not _decides(predicted_ns, unmeasured, best_ns):
+                LOGGER.debug(
+                    "%s: no profile of its new kernels, %.1f%% of it, would decide", name, 100 * unmeasured
+                )
+                lacking = False
+            return Ranked(predicted_ns, name, bool(lines) or lacking or new, peak_bytes)
+
+        ranked = self._looked_at(structures.made, run, look)
+        LOGGER.debug("structures as predicted before profiling: %s", [(ns, name) for ns, name, *_ in ranked])
+        if not forced:
+            LOGGER.debug(
+                "predicted alike, the step as it is takes %d ns: none that is hardly faster is tried", own
+            )
+            ranked = [one for one in ranked if one.predicted_ns <= own * (1 - LEAST_GAIN)]
+        return ranked
+
+    def _looked_at(self, names: Iterable[str], run: Run, look: Callable[[str], Ranked]) -> list[Ranked]:
+        """What ``look`` says of each, the most promising first; many at once where it runs in other interpreters. What
+        raises an error is left out."""
+        at_once = len(own_cores()) if run is elsewhere else 1
+        with ThreadPoolExecutor(at_once, "disco-ranking") as pool:
+            looked = {name: pool.submit(look, name) for name in names}
+        ranked: list[Ranked] = []
+        late: list[str] = []
+        for name, one in looked.items():
+            try:
+                ranked.append(one.result())
+            except LateError:
+                late.append(name)
+            except Exception as error:
+                _say_left_out(self.session, name, error)
+        if late:
+            self.session.say("no time was left to compile these structures: %s", ", ".join(late))
+        return sorted(ranked)
+
+    def _profiles(
+        self, made: Mapping[str, Restructured], promising: Mapping[str, bool]
+    ) -> dict[str, Profile]:
+        """The profiles of promising schedules, on rank 0: that of the step where it tells all. None elsewhere, nor
+        where one cannot be taken."""
+        session, store = self.session, self.store
+        step = None if self.unchanged is None else self.unchanged.case
+        lacking = {name: one for name, one in made.items() if promising[name]}
+        taken = profile_structures(session, lacking, None if step is None else step.source, store, self.slot)
+        profiles: dict[str, Profile] = {}
+        with session.stage("profiles of structures"):
+            for name in made:
+                profile = taken.get(name, None if step is None else step.costs.profile)
+                if isinstance(profile, Exception):
+                    _say_left_out(session, name, profile)
+                elif profile is not None and step is not None:
+                    lines = kernel_times.foretold(step.costs, made[name].source, step.source)
+                    profiles[name] = replace(profile, ops={**lines, **profile.ops})
+                    if store is not None and name in lacking:
+                        kernel_times.keep(store, profile, made[name].source)
+        return profiles
+
+    def _searched(
+        self,
+        profiles: Mapping[str, Profile],
+        made: Mapping[str, Restructured],
+        room: int | None,
+        unchanged: Optimized,
+    ) -> dict[str, Scheduled]:
+        """The best plan for each schedule that is worth a search, on rank 0.
+
+        They share evenly what the searches of the unchanged step left of the time that all searches may take. A plan
+        may need a little more memory than what XLA makes of the schedule; whether the device has that is asked before
+        any is run.
+        """
+        session, settings = self.session, self.session.settings
+        starts: dict[str, tuple[Case, Scheduled]] = {}
+        for name, profile in profiles.items():
+            source = made[name].source
+            try:
+                xla = read(source)
+                left = limited_bytes(settings, room, source.graph)
+                case = Case(source, xla, costs_of(profile, source, [xla]), left)
+                starts[name] = case, unsearched(case)
+            except Exception as error:
+                _say_left_out(session, name, error)
+        most_ns = (1 + _SEARCH_GAINS) * unchanged.best.predicted_ns
+        forced = settings.forced_structure is not None
+        worth = [name for name, (_, start) in starts.items() if forced or start.predicted_ns <= most_ns]
+        left_s = all_searches_s(settings) - unchanged.search_s
+        best: dict[str, Scheduled] = {}
+        for number, name in enumerate(worth):
+            case, start = starts[name]
+            seconds = max(left_s / (len(worth) - number), _LEAST_SHARE * settings.budget_s)
+            more_bytes = case.default.peak_bytes - unchanged.case.default.peak_bytes
+            session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
+            try:
+                if self.search is not None:
+                    best[name], took_s = self.search(made[name], case, seconds)
+                else:
+                    asked = replace(search_settings(settings), finalists=1)
+                    one = optimize(case, asked, Budget.of(seconds), also=[start.strategy])
+                    best[name], took_s = one.best, one.search_s
+            except Exception as error:
+                _say_left_out(session, name, error)
+                continue
+            left_s -= took_s
+        return best
+
+    def _told(self, best: Mapping[str, Scheduled], made: Mapping[str, Restructured]) -> list[Trial]:
+        """The candidates on every rank: those predicted to beat the plan, or the one that is forced."""
+        session, unchanged = self.session, self.unchanged
+        kept = [
+            [name, msgspec.to_builtins(one.strategy), one.predicted_ns]
+            for name, one in best.items()
+            if session.settings.forced_structure
+            or (unchanged is not None and one.predicted_ns < unchanged.best.predicted_ns)
+        ]
+        trials = []
+        for name, strategy, predicted_ns in session.tell(kept, "restructured finalists"):
+            plan = msgspec.convert(strategy, Strategy)
+            trials.append(Trial(name, plan, predicted_ns, marks=self.slot, restructured=made[name]))
+        if trials:
+            session.say("structures to measure: %s", ", ".join(trial.name for trial in trials))
+        return trials
 
 
 def _agreed(session: Session, mine: Structures, names: Iterable[str]) -> dict[str, Restructured]:
@@ -542,53 +665,6 @@ def _wanted(session: Session, early: Early, pays: Pays | None) -> dict[str, list
     return {forced: schedules[forced]}
 
 
-def _ranked(session: Session, structures: Structures, found: Found | None) -> list[Ranked]:
-    """The schedules worth a search, by what is known of their ops, the most promising first. Each is looked at as soon
-    as it is made.
-
-    What is predicted for XLA's kernels in their best order and buckets is compared with the same of the step as it is.
-    """
-    if found is None:
-        return []
-    step, run = found.search.case, interpreter(found.search.case.source)
-    own, best_ns = unsearched(step).predicted_ns, found.search.best.predicted_ns
-    forced = session.settings.forced_structure is not None
-
-    def look(name: str) -> Ranked:
-        source = structures.made[name].result().source
-        lines = kernel_times.foretold(step.costs, source, step.source)
-        known = replace(step.costs.profile, ops={**lines, **step.costs.profile.ops})
-        predicted_ns, unmeasured, peak_bytes = run(foreseen, source, known)
-        new = not set(travelling(source)) <= set(travelling(step.source))
-        lacking = unmeasured > _UNMEASURED
-        if lacking and not forced and not _decides(predicted_ns, unmeasured, best_ns):
-            LOGGER.debug(
-                "%s: no profile of its new kernels, %.1f%% of it, would decide", name, 100 * unmeasured
-            )
-            lacking = False
-        return Ranked(predicted_ns, name, bool(lines) or lacking or new, peak_bytes)
-
-    ranked: list[Ranked] = []
-    late: list[str] = []
-    for name, looked in _each_of(structures.made, run, look).items():
-        try:
-            ranked.append(looked.result())
-        except LateError:
-            late.append(name)
-        except Exception as error:
-            _say_left_out(session, name, error)
-    ranked.sort()
-    LOGGER.debug("structures as predicted before profiling: %s", [(ns, name) for ns, name, *_ in ranked])
-    if late:
-        session.say("no time was left to compile these structures: %s", ", ".join(late))
-    if not forced:
-        LOGGER.debug(
-            "predicted alike, the step as it is takes %d ns: none that is hardly faster is tried", own
-        )
-        ranked = [one for one in ranked if one.predicted_ns <= own * (1 - LEAST_GAIN)]
-    return ranked
-
-
 def _decides(predicted_ns: int, unmeasured: float, best_ns: int) -> bool:
     """Whether a profile could decide if a schedule is searched and tried, which the best plan so far takes ``best_ns``
     to beat: kernels that no trace has shown, of this share of it, take anything from nothing to twice their estimates.
@@ -596,109 +672,3 @@ def _decides(predicted_ns: int, unmeasured: float, best_ns: int) -> bool:
     unsure_ns = unmeasured * predicted_ns
     is_tried = unmeasured <= _LITTLE and predicted_ns + unsure_ns < best_ns
     return not is_tried and predicted_ns - unsure_ns <= (1 + _SEARCH_GAINS) * best_ns
-
-
-def _each_of(names: Iterable[str], run: Run, look: Callable[[str], Result]) -> dict[str, Future[Result]]:
-    """What ``look`` says of each, done; many at once where it runs in other interpreters."""
-    at_once = len(own_cores()) if run is elsewhere else 1
-    with ThreadPoolExecutor(at_once, "disco-ranking") as pool:
-        return {name: pool.submit(look, name) for name in names}
-
-
-def _profiles(
-    session: Session,
-    made: Mapping[str, Restructured],
-    promising: Mapping[str, bool],
-    slot: PlanSlot,
-    store: ProfileStore | None,
-    found: Found | None,
-) -> dict[str, Profile]:
-    """The profiles of promising schedules, on rank 0: that of the step where it tells all. None elsewhere, nor where
-    one cannot be taken."""
-    step = None if found is None else found.search.case
-    lacking = {name: one for name, one in made.items() if promising[name]}
-    taken = profile_structures(session, lacking, None if step is None else step.source, store, slot)
-    profiles: dict[str, Profile] = {}
-    with session.stage("profiles of structures"):
-        for name in made:
-            profile = taken.get(name, None if step is None else step.costs.profile)
-            if isinstance(profile, Exception):
-                _say_left_out(session, name, profile)
-            elif profile is not None and step is not None:
-                lines = kernel_times.foretold(step.costs, made[name].source, step.source)
-                profiles[name] = replace(profile, ops={**lines, **profile.ops})
-                if store is not None and name in lacking:
-                    kernel_times.keep(store, profile, made[name].source)
-    return profiles
-
-
-def _searched(
-    session: Session,
-    profiles: Mapping[str, Profile],
-    made: Mapping[str, Restructured],
-    room: int | None,
-    found: Found,
-    search: Search | None = None,
-) -> dict[str, Scheduled]:
-    """The best plan for each schedule that is worth a search, on rank 0.
-
-    They share evenly what the searches of the unchanged step left of the time that all searches may take. A plan may
-    need a little more memory than what XLA makes of the schedule; whether the device has that is asked before any is
-    run.
-    """
-    settings = session.settings
-    starts: dict[str, tuple[Case, Scheduled]] = {}
-    for name, profile in profiles.items():
-        source = made[name].source
-        try:
-            xla = read(source)
-            left = limited_bytes(settings, room, source.graph)
-            case = Case(source, xla, costs_of(profile, source, [xla]), left)
-            starts[name] = case, unsearched(case)
-        except Exception as error:
-            _say_left_out(session, name, error)
-    most_ns = (1 + _SEARCH_GAINS) * found.search.best.predicted_ns
-    forced = settings.forced_structure is not None
-    worth = [name for name, (_, start) in starts.items() if forced or start.predicted_ns <= most_ns]
-    left_s = all_searches_s(settings) - found.search.search_s
-    best: dict[str, Scheduled] = {}
-    for number, name in enumerate(worth):
-        case, start = starts[name]
-        seconds = max(left_s / (len(worth) - number), _LEAST_SHARE * settings.budget_s)
-        more_bytes = case.default.peak_bytes - found.search.case.default.peak_bytes
-        session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
-        try:
-            if search is not None:
-                best[name], took_s = search(made[name], case, seconds)
-            else:
-                asked = replace(search_settings(settings), finalists=1)
-                one = optimize(case, asked, Budget.of(seconds), also=[start.strategy])
-                best[name], took_s = one.best, one.search_s
-        except Exception as error:
-            _say_left_out(session, name, error)
-            continue
-        left_s -= took_s
-    return best
-
-
-def _told(
-    session: Session,
-    best: Mapping[str, Scheduled],
-    made: Mapping[str, Restructured],
-    slot: PlanSlot,
-    found: Found | None,
-) -> list[Trial]:
-    """The candidates on every rank: those predicted to beat the plan, or the one that is forced."""
-    kept = [
-        [name, msgspec.to_builtins(one.strategy), one.predicted_ns]
-        for name, one in best.items()
-        if session.settings.forced_structure
-        or (found is not None and one.predicted_ns < found.search.best.predicted_ns)
-    ]
-    trials = []
-    for name, strategy, predicted_ns in session.tell(kept, "restructured finalists"):
-        plan = msgspec.convert(strategy, Strategy)
-        trials.append(Trial(name, plan, predicted_ns, marks=slot, restructured=made[name]))
-    if trials:
-        session.say("structures to measure: %s", ", ".join(trial.name for trial in trials))
-    return trials

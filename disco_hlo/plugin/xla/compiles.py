@@ -54,7 +54,7 @@ def capture(
         XlaRefusalError: XLA refused ``structure``.
         jax.errors.JaxRuntimeError: XLA cannot compile the user's module.
     """
-    own = OwnCompile(stop=True, structure=structure)
+    own = OwnCompile(hook.end, _put(structure), is_ours=structure is not None)
     try:
         _own_compile(request, own, extra_options or {})
     except Exception as error:  # ending a compile from inside the hook is an XLA error; told apart here
@@ -70,7 +70,7 @@ def capture_structure(request: CompileRequest) -> bytes:
     """The module before XLA lays out, fuses, combines and orders: what structural moves are made on. A serialized
     HloModuleProto without a schedule, of one device's part of the program (after sharding). The compile is ended
     there. Raises as :func:`capture`."""
-    own = OwnCompile(stop_early=True)
+    own = OwnCompile(early=hook.end)
     try:
         _own_compile(request, own, {})
     except Exception:  # as in :func:`capture`
@@ -101,7 +101,8 @@ def compile_module(
     if module is None and structure is None:
         with hook.ordinary_compile(request.module_name), peak_told(request, _COMPILE):
             return compile_past_cache(request, request.mlir_module, extra_options or {})
-    return _compiled(request, OwnCompile(replacement=module, structure=structure), extra_options)
+    own = OwnCompile(_put(module) or hook.leave, _put(structure), is_ours=True)
+    return _compiled(request, own, extra_options)
 
 
 def compile_seen(
@@ -111,7 +112,7 @@ def compile_seen(
 ) -> tuple[LoadedExecutable, bytes]:
     """Compile the request past the persistent cache as XLA would; returns the executable, and what :func:`capture`
     gives. Raises as :func:`compile_module`."""
-    own = OwnCompile(structure=structure)
+    own = OwnCompile(early=_put(structure), is_ours=structure is not None)
     executable = _compiled(request, own, extra_options)
     return executable, _seen(request, own.seen)
 
@@ -130,11 +131,11 @@ class Halted:
         self._structure: Future[bytes | None] = Future()
         self._seen: Future[bytes] = Future()
         self._answer: Future[bytes | None] = Future()
+        asked = functools.partial(_tell_and_wait, self._seen_early, self._structure)
         self._own = OwnCompile(
-            decide=functools.partial(_tell_and_wait, self._seen, self._answer),
-            decide_early=functools.partial(_tell_and_wait, self._seen_early, self._structure)
-            if early
-            else None,
+            functools.partial(_tell_and_wait, self._seen, self._answer),
+            asked if early else None,
+            is_ours=early,
         )
         self._compiling: Future[LoadedExecutable] | None = None
 
@@ -181,7 +182,7 @@ class Halted:
         except Exception as error:
             raise _refused(self._request, error) from error
         rematerializes = backend_of(self._request.backend.platform).rematerializes
-        if rematerializes and not self._own.has_early_stage and is_rematerialized(module, executable):
+        if rematerializes and self._own.early is None and is_rematerialized(module, executable):
             LOGGER.info("%s is compiled anew without rematerialization", self._request.module_name)
             return compile_module(self._request, module)
         return executable
@@ -235,6 +236,10 @@ def _compiled(
     return executable
 
 
+def _put(module: bytes | None) -> hook.Decide | None:
+    return None if module is None else lambda _: module
+
+
 def _seen(request: CompileRequest, module: bytes | None) -> bytes:
     """A module that the hook was shown, under its own name and without its number."""
     if module is None:
@@ -249,7 +254,7 @@ def _refused(request: CompileRequest, error: Exception, what: str = "rewritten")
 
 
 def _check_early_stage(request: CompileRequest, own: OwnCompile) -> None:
-    if own.structure is not None:
+    if own.early is not None:
         _seen(request, own.seen_early)
 
 
@@ -258,12 +263,11 @@ def _own_compile(
 ) -> LoadedExecutable:
     """Compile the request's module under a name that the hook knows as ours."""
     register_hook(request.backend, LATE)
-    if own.has_early_stage:
+    if own.early is not None:
         register_hook(request.backend, EARLY)
         extra = _early_options(request, extra)
     # A structure, too: what it keeps would be computed again, and seem to need less memory than in a plan.
-    ours = own.replacement is not None or own.structure is not None or own.decide_early is not None
-    if ours and backend_of(request.backend.platform).rematerializes:
+    if own.is_ours and backend_of(request.backend.platform).rematerializes:
         extra = _with_passes_off(request, extra, _REMATERIALIZATION)
     with hook.own_compile(request.module_name, own, apart=request.trains) as name:
         module = request.mlir_module if name == request.module_name else renamed(request.stablehlo, name)

@@ -28,33 +28,35 @@ class CapturedError(Exception):
     """Raised inside the hook to end a compile whose module has been recorded."""
 
 
+Decide = Callable[[bytes], bytes | None]
+"""From XLA's module to what takes its place: that one itself leaves it, None ends the compile."""
+
+
+def leave(module: bytes) -> bytes:
+    """Leave XLA's module."""
+    return module
+
+
+def end(_: bytes) -> None:
+    """End the compile once the module has been seen."""
+
+
 @dataclass(eq=False, slots=True)
 class OwnCompile:
     """What the hook shall do with the module of one compile of ours, and what it saw."""
 
-    replacement: bytes | None = None
-    """Scheduled module to put in the place of XLA's; None leaves XLA's."""
-    decide: Callable[[bytes], bytes | None] | None = None
-    """Asked what to put there, given XLA's; that one leaves it, and where it says None the compile ends."""
-    stop: bool = False
-    """End the compile once the scheduled module has been seen."""
+    late: Decide = leave
+    """Asked of the scheduled module."""
+    early: Decide | None = None
+    """Asked of the early module; None: the compile has no early stage."""
+    is_ours: bool = False
+    """Whether a module of ours takes the place of XLA's, at either stage."""
     seen: bytes | None = None
     """The scheduled module as XLA had it."""
-    structure: bytes | None = None
-    """Early module to put in the place of XLA's; None leaves XLA's."""
-    decide_early: Callable[[bytes], bytes | None] | None = None
-    """As ``decide``, of the early module."""
-    stop_early: bool = False
-    """End the compile once the early module has been seen."""
     seen_early: bytes | None = None
     """The early module as XLA had it."""
     interrupt: BaseException | None = None
     """What interrupted the hook (Ctrl-C, say), kept because XLA reports only an internal error."""
-
-    @property
-    def has_early_stage(self) -> bool:
-        """Whether the early module is to be seen, or another put in its place."""
-        return self.structure is not None or self.decide_early is not None or self.stop_early
 
 
 _NOT_KEPT = re.compile(r"[^A-Za-z0-9_.-]")
@@ -77,12 +79,8 @@ def on_module(module: bytes) -> bytes | None:
     own = _own_compile(module)
     if own is None:
         return None
-    with _kept_interrupt(own):
-        own.seen = module
-        replacement = own.replacement if own.decide is None else own.decide(module)
-        if own.stop or (own.decide is not None and replacement is None):
-            raise CapturedError("module recorded, nothing more to compile")
-        return None if replacement is module else replacement
+    own.seen = module
+    return _decided(own, own.late, module)
 
 
 def on_early_module(module: bytes) -> bytes | None:
@@ -90,27 +88,24 @@ def on_early_module(module: bytes) -> bytes | None:
     own = _own_compile(module)
     if own is None:
         return None
-    with _kept_interrupt(own):
-        own.seen_early = module
-        structure = own.structure if own.decide_early is None else own.decide_early(module)
-        if own.stop_early or (own.decide_early is not None and structure is None):
-            raise CapturedError("early module recorded, nothing more to compile")
-        return None if structure is None else named(structure, module_name(module))
+    own.seen_early = module
+    structure = None if own.early is None else _decided(own, own.early, module)
+    return None if structure is None else named(structure, module_name(module))
 
 
 def _own_compile(module: bytes) -> OwnCompile | None:
     return _own_compiles.get(module_name(module)) if _own_compiles else None
 
 
-@contextlib.contextmanager
-def _kept_interrupt(own: OwnCompile) -> Iterator[None]:
+def _decided(own: OwnCompile, decide: Decide, module: bytes) -> bytes | None:
     try:
-        yield
-    except CapturedError:
-        raise
+        replacement = decide(module)
     except BaseException as error:
         own.interrupt = error
         raise
+    if replacement is None:
+        raise CapturedError("module recorded, nothing more to compile")
+    return None if replacement is module else replacement
 
 
 def module_name(module: bytes) -> str:

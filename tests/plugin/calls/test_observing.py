@@ -15,7 +15,6 @@ from disco_hlo.plugin.calls import trial as trials
 from disco_hlo.plugin.calls.observing import (
     _MOST_SEARCHES,
     CALLS_BEFORE_SEARCH,
-    ArrayType,
     Observation,
     keeps_state,
     steps,
@@ -23,6 +22,7 @@ from disco_hlo.plugin.calls.observing import (
 from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import Seen
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.jaxlink.calls import ArrayType
 from tests.plugin.calls.training import (
     SPLIT,
     WHOLE,

@@ -97,7 +97,7 @@ def compare_in_call(observation: Observation, folder: Path, candidate: Any) -> T
     request = calls.watch.request
     session = session_of(request, folder)
     search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
-    search._request, search._hold = request, Hold("comparing", nullcontext)
+    search._request, search._session, search._hold = request, session, Hold("comparing", nullcontext)
     default, other = Trial(DEFAULT, None, 0), Trial("candidate", None, 0)
     default.executable, other.executable = request.call_default(), candidate
     with jaxlink.ours():
@@ -392,14 +392,12 @@ def test_runs_on_lent_arguments_begin_on_a_rank_that_was_interrupted_as_on_the_o
     request, ran = calls.watch.request, []
     session = session_of(request, tmp_path)
     search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
-    search._hold = Hold("profiling", nullcontext)
+    search._session, search._hold = session, Hold("profiling", nullcontext)
     search._stop.wanted = True
     default = request.call_default()
 
     def choose(_: int) -> str:
-        lent = search_in_training._Lent(search, session).lend(
-            "profiling", lending.Loan.of(default, [default])
-        )
+        lent = search.lend(lending.Loan.of(default, [default]))
         with jaxlink.ours(), lent as inputs:
             ran.append(Runner(request, default, inputs=inputs).run())
         return DEFAULT
@@ -517,12 +515,13 @@ def test_a_copy_needs_no_room_where_memory_was_made_ready_for_it(
     default = calls.watch.request.call_default()
     loan, session = lending.Loan.of(default, [default]), session_of(calls.watch.request, tmp_path)
     search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
-    search._hold, search._ready_bytes = Hold("profiling", nullcontext), loan.taken_bytes * ready
+    search._session, search._hold = session, Hold("profiling", nullcontext)
+    search._ready_bytes = loan.taken_bytes * ready
     monkeypatch.setattr(lending, "room_bytes", lambda *_, **__: 0)
     ran: list[int] = []
 
     def choose(_: int) -> str:
-        lent = search_in_training._Lent(search, session).lend("profiling", loan)
+        lent = search.lend(loan)
         refused = nullcontext() if ready else pytest.raises(UnsupportedError, match="the host has no room")
         with jaxlink.ours(), refused, lent as inputs:
             ran.append(Runner(session.request, default, inputs=inputs).run())
@@ -670,7 +669,7 @@ def test_each_run_or_each_pass_holds_a_call_and_a_wrong_last_element_of_many_arr
 
     session = session_of(request, tmp_path)
     search = SearchInTraining(weakref.ref(calls), session.settings, trains)
-    search._request = request
+    search._request, search._session = request, session
     default, same, wrong = Trial(DEFAULT, None, 0), Trial("same", None, 0), Trial("wrong", None, 0)
     default.executable, wrong.executable = request.call_default(), taken[-1]
     same.executable = compiled_again(calls.watch)

@@ -33,13 +33,12 @@ from disco_hlo.plugin.measuring.inputs.made_up import (
     coins_of,
     floats_at,
     floats_on_devices,
-    is_integer,
     keys,
     raised_and_lowered,
     synthetic_values,
 )
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
-from disco_hlo.plugin.xla.executables import Parameter
+from disco_hlo.plugin.xla.executables import Parameter, is_whole
 from disco_hlo.plugin.xla.host_memory import copied
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.own_programs import (
@@ -144,7 +143,7 @@ class Inputs:
         """Make the floats again, each changed by this part of itself, up or down by the draw number ``change``; 0
         makes what they were. One takes the place of the other: a second set may not have room."""
         for index, parameter in enumerate(self.parameters):
-            if not is_integer(parameter):
+            if not is_whole(parameter.dtype):
                 self._values[index] = None
                 self._values[index] = self._make(index, by, change)
 
@@ -202,7 +201,7 @@ class Inputs:
         import jax
 
         parameter, how = self.parameters[index], self._floats(index, nudge, change)
-        differ = parameter.sharded and index not in self.equal and not is_integer(parameter)
+        differ = parameter.sharded and index not in self.equal and not is_whole(parameter.dtype)
         with jax.transfer_guard("allow"):
             made: NDArray[Any] | None = None
             buffers = []
@@ -284,7 +283,7 @@ class RealInputs(Inputs):
         """As of :class:`Inputs`; on the host where results are compared there."""
         given = self._given[index] if self.beside else self.made(index)
         nudge, change = self._change
-        if not nudge or is_integer(self.parameters[index]):
+        if not nudge or is_whole(self.parameters[index].dtype):
             return given, given
         if self.beside:
             return given, [self._changed(one, index, nudge, change) for one in given]
@@ -305,7 +304,7 @@ class RealInputs(Inputs):
         import jax
 
         parameter, values = self.parameters[index], self._given[index]
-        changed = bool(nudge) and not is_integer(parameter)
+        changed = bool(nudge) and not is_whole(parameter.dtype)
         by_host = self.beside or not are_made_on_devices(parameter)
         if changed and by_host:
             values = [self._changed(one, index, nudge, change) for one in values]
@@ -450,7 +449,7 @@ def compile_changes(devices: tuple[Any, ...], parameter: Parameter) -> None:
     """Compile what :class:`RealInputs` runs on the devices; nothing where the host does it."""
     given = parameter.shape, parameter.dtype
     compile_for_copies(devices, given)
-    if not is_integer(parameter) and are_made_on_devices(parameter):
+    if not is_whole(parameter.dtype) and are_made_on_devices(parameter):
         told = [(one.shape, one.dtype) for one in _told(parameter, 0, 0, 1.0, 0)]
         compile_for_each_device(devices, _changed, (), given, *told)
 

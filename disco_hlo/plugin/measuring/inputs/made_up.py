@@ -78,7 +78,7 @@ def synthetic_values(
         permuted: integers below a larger bound than 2 are permutations of all numbers below it.
     """
     count = math.prod(parameter.shape)
-    if is_integer(parameter):
+    if is_whole(parameter.dtype):
         random = np.random.default_rng([seed, index])
         return _integers(random, count, bound, permuted).astype(parameter.dtype).reshape(parameter.shape)
     values = np.empty(count, parameter.dtype)
@@ -210,11 +210,6 @@ def skewed_indices(random: np.random.Generator, bound: int, count: int) -> NDArr
     """So many indices of ``bound`` rows, small ones often, large ones seldom: even by their logarithm (Zipf's law)."""
     found = np.exp(random.uniform(0, math.log(bound + 1), count)).astype(np.int64) - 1
     return np.minimum(found, bound - 1)  # the logarithm is rounded
-
-
-def is_integer(parameter: Parameter) -> bool:
-    """Whether the parameter holds whole numbers or truth values."""
-    return is_whole(parameter.dtype)
 
 
 # --- random numbers for any places of an array ----------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import os
 import threading
@@ -44,15 +45,26 @@ _CALL_NAMES = {
     "source_info_util": ("register_exclusion",),
 }
 
-ArrayFacts = tuple[tuple[int, ...], str, int]
-"""Shape, element type and size in bytes."""
+
+@dataclass(frozen=True, slots=True)
+class ArrayType:
+    """An argument or result, over all devices."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a single one, as a loss is, or a count of steps."""
+        return math.prod(self.shape) == 1
 
 
-def _facts(avals: Iterable[Any]) -> list[ArrayFacts]:
+def _types(avals: Iterable[Any]) -> list[ArrayType]:
     arrays = [aval for aval in avals if hasattr(aval, "shape") and hasattr(aval, "dtype")]
     return [
-        (tuple(aval.shape), str(aval.dtype), int(np.prod(aval.shape, dtype=np.int64)) * aval.dtype.itemsize)
-        for aval in arrays
+        ArrayType(tuple(one.shape), str(one.dtype), math.prod(one.shape) * one.dtype.itemsize)
+        for one in arrays
     ]
 
 
@@ -63,8 +75,8 @@ class LoadedModule:
         self.request = request
         self.executable: LoadedExecutable = mesh_executable.xla_executable
         """What JAX would call."""
-        self.takes = _facts(mesh_executable.in_avals)
-        self.returns = _facts(mesh_executable.out_avals)
+        self.takes = _types(mesh_executable.in_avals)
+        self.returns = _types(mesh_executable.out_avals)
         self._mesh_executable = weakref.ref(mesh_executable)  # which owns us, by the stand-in
         self._ahead_of_time: weakref.WeakSet[Any] = weakref.WeakSet()
         self._raised = False

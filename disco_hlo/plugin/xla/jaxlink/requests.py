@@ -334,23 +334,21 @@ def compile_past_cache(
 
 def keep_tuner_results(request: CompileRequest, options: Any = None) -> None:
     """Have a compile by these options, by default JAX's own of the request, keep what the autotuner picks and find it
-    again. JAX leaves that out of the key of its cache. In one process XLA tunes once, so what JAX's compile did not
-    keep no later one does."""
-    options = request.options if options is None else options
-    if request.tuner_results is not None:
-        _keep_tuner_results(options.executable_build_options.debug_options, request.tuner_results)
+    again, as ``XLA_FLAGS=--xla_gpu_per_fusion_autotune_cache_dir``. JAX leaves that out of the key of its cache. In one
+    process XLA tunes once, so what JAX's compile did not keep no later one does.
 
-
-def _keep_tuner_results(debug_options: Any, directory: Path) -> None:
-    """As ``XLA_FLAGS=--xla_gpu_per_fusion_autotune_cache_dir``. The user's own directory stays, unless this rank may
-    only read it, as JAX has it on all ranks but the first: each rank tunes a share, and nobody else keeps that."""
+    The user's own directory stays, unless this rank may only read it, as JAX has it on all ranks but the first: each
+    rank tunes a share, and nobody else keeps that."""
+    if request.tuner_results is None:
+        return
     from jaxlib.xla_client import AutotuneCacheMode
 
+    debug_options = (request.options if options is None else options).executable_build_options.debug_options
     option, mode = "xla_gpu_per_fusion_autotune_cache_dir", "xla_gpu_experimental_autotune_cache_mode"
     if getattr(debug_options, option) and getattr(debug_options, mode) != AutotuneCacheMode.READ:
         return
-    setattr(debug_options, option, str(directory))
-    writable = os.access(directory, os.W_OK)
+    setattr(debug_options, option, str(request.tuner_results))
+    writable = os.access(request.tuner_results, os.W_OK)
     setattr(debug_options, mode, AutotuneCacheMode.UPDATE if writable else AutotuneCacheMode.READ)
 
 
