@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind, collective_kind, moved_bytes, ring_share
 from disco_hlo.hlo.graph import Graph, chosen_lists, flat_lists
+from disco_hlo.hlo.opcodes import COLLECTIVE
 
 _MOST_NS = 1 << 62
 """More than any step takes; 64 bits hold it."""
@@ -248,7 +249,7 @@ class OnOneLine(NamedTuple):
     """What the collectives of a graph take, as bytes of collectives of one kind."""
 
     line: LinearPieces
-    """Of the kind that most of the graph's bytes go through."""
+    """Of the kind that most of the graph's bytes go through, of those that may share a bucket where there are such."""
     size_bytes: NDArray[np.int64]
     """``[len(graph)]``: of each node that travels, the collective of that kind that takes as long; 0 of all others."""
 
@@ -274,10 +275,14 @@ def on_one_line(graph: Graph, model: CostModel) -> OnOneLine:
     for node in graph.all_reduces:
         nodes.setdefault(collective_kind(graph.nodes[node]), []).append(node)
     lines = {kind: model.collective(kind) for kind in nodes}
-    # On a line that ends flat, as where a step has small ones of a kind alone, no size takes longer than another.
-    chosen = max(
-        nodes, key=lambda kind: (lines[kind].lines[-1].ns_per_byte > 0, int(exact[nodes[kind]].sum()))
-    )
+
+    def suits(kind: CollectiveKind) -> tuple[bool, bool, int]:
+        """On a line that ends flat, as where a step has small ones of a kind alone, no size takes longer than another.
+        What always travels alone is exact on any other line."""
+        rises = lines[kind].lines[-1].ns_per_byte > 0
+        return rises, COLLECTIVE[kind.opcode].shares, int(exact[nodes[kind]].sum())
+
+    chosen = max(nodes, key=suits)
     line, smallest = lines[chosen], int(exact[nodes[chosen]].min())
     times_ns = np.zeros(len(graph))
     for kind, members in nodes.items():

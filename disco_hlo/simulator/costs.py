@@ -230,6 +230,9 @@ class _Coarse(CostModel):
     def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
         return self._counted(self.model.kernels_ns(graph, kernels))
 
+    def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
+        return self.model.temporary_bytes(graph)
+
     def first_collective_ns(self, graph: Graph) -> Mapping[int, int]:
         return {node: -(-ns // self.unit_ns) for node, ns in self.model.first_collective_ns(graph).items()}
 
@@ -238,6 +241,9 @@ class _Coarse(CostModel):
 
     def read_classes(self, graph: Graph) -> NDArray[np.int64]:
         return self.model.read_classes(graph)
+
+    def transfers_ns(self, graph: Graph) -> Mapping[int, int]:
+        return {node: -(-ns // self.unit_ns) for node, ns in self.model.transfers_ns(graph).items()}
 
     def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
         return self.model.hold_shares(graph)

@@ -143,6 +143,23 @@ def test_the_line_is_that_of_the_kind_of_all_reduce_that_moves_most() -> None:
     assert max(sizes.tolist()) == 128
 
 
+def test_what_a_bucket_saves_is_told_exactly_beside_larger_permutations() -> None:
+    """Their latency was that of every bucket: all-reduces together seemed to save next to nothing."""
+    large = "f32[800,4]{1,0}"
+    text = (
+        STEP.replace("q: f32[2,4])", "q: f32[2,4], r: f32[800,4])")
+        .replace(RESULTS, f"{RESULTS.removesuffix(f'{ARRAY})')}{large})")
+        .replace(f"%next = {ARRAY}", f"%r = {large} parameter(2)\n  %next = {large}")
+        .replace("collective-permute(%p)", "collective-permute(%r)")
+    )
+    graph = canonicalize(module_of(text)).graph
+    sent = LinearPieces.of((0, 0.5, 10.0))
+    line, sizes = on_one_line(graph, OwnLines(LINE, own={"collective-permute {0,1},{1,2},{2,3},{3,0}": sent}))
+    node_of = {graph.nodes[x].opcode: x for x in graph.all_reduces}
+    assert (line([128 + 128]).tolist(), sizes[node_of["all-reduce"]]) == (LINE([256]).tolist(), 128)
+    assert line([sizes[node_of["collective-permute"]]]).tolist() == sent([4 * 800 * 4]).tolist()
+
+
 def test_a_line_that_ends_flat_makes_no_other_collective_free() -> None:
     """Of a sharded step the all-reduces were small, and took as long whatever their size: all-gathers that moved
     75 ms were predicted to take none."""

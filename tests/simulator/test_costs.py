@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.collectives import ALL_REDUCE
-from disco_hlo.hlo.cost_model import Kernels, LinearPieces
+from disco_hlo.hlo.cost_model import CostModel, Kernels, LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.variants import unfused
 from disco_hlo.simulator.build import build
@@ -158,6 +158,23 @@ def test_a_coarse_model_says_what_the_model_does(model) -> None:
     assert made.read_classes(graph).tolist() == model.read_classes(graph).tolist()
     assert made.hold_shares(graph).tolist() == model.hold_shares(graph).tolist()
     assert coarse(model, machine, 1) == (model, machine)
+
+
+def test_a_coarse_model_asks_the_model_all_that_may_be_asked() -> None:
+    """It had answers of its own where nobody had thought of it: no op needed memory, every transfer took its line's."""
+
+    class Told(TrafficCosts):
+        def transfers_ns(self, graph: Graph) -> dict[int, int]:
+            return {len(graph) - 1: 1001}
+
+        def temporary_bytes(self, graph: Graph) -> dict[int, int]:
+            return {len(graph) - 1: 1001}
+
+    graph, (made, _) = random_step(Random(2), 40), coarse(Told(), GPU, 1000)
+    assert made.transfers_ns(graph) == {len(graph) - 1: 2}
+    assert made.temporary_bytes(graph) == {len(graph) - 1: 1001}
+    asked = {name for name in vars(CostModel) if not name.startswith("_")}
+    assert asked <= vars(type(made)).keys()
 
 
 def test_its_lines_and_machine_are_in_the_same_unit() -> None:
