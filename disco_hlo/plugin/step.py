@@ -16,6 +16,7 @@ from disco_hlo.errors import DiscoError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.hlo.graph import Graph, Kind, Shape
+from disco_hlo.hlo.opcodes import COLLECTIVE
 from disco_hlo.hlo.regions import inner_collectives
 from disco_hlo.plan.check_module import faults
 from disco_hlo.plugin.logs import LOGGER, one_line
@@ -43,9 +44,9 @@ class ModuleFacts:
     name: str
     device_count: int
     computed_all_reduce_count: int
-    """All-reduces whose operand is computed, not a parameter or constant."""
+    """All-reduces and reduce-scatters whose operand is computed, not a parameter or constant."""
     all_reduce_bytes: int
-    """Bytes of all all-reduces together, on one device."""
+    """Bytes of all collectives together, on one device."""
     instruction_count: int
     inner_collective_count: int = 0
     """Collectives inside loops and branches that stay as XLA compiled them."""
@@ -72,7 +73,7 @@ def facts_of(
         name=graph.module_name,
         device_count=device_count,
         computed_all_reduce_count=sum(
-            one.nodes[node].opcode != "all-gather" and _is_computed(one, node)
+            COLLECTIVE[one.nodes[node].opcode].reduces and _is_computed(one, node)
             for one in graphs
             for node in one.all_reduces
         ),

@@ -14,12 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.phases import enact_phase, search_phase
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Choice, ModuleFacts, Step, choose, facts_of, training_step, why_none
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Handler
 from tests.graphs import graph_of
+from tests.modules import module_of
 
 STEP = ModuleFacts("jit_step", 4, 8, 4 << 20, 900)
 SMALLER = ModuleFacts("jit_evaluate", 4, 1, 4, 300)
@@ -104,6 +106,27 @@ def test_facts_count_all_reduces_of_computed_values_through_bitcasts() -> None:
         "tuple 2 6 8"
     )
     assert found == ModuleFacts("jit_step", 2, 2, 4 * 1024, 10)
+
+
+@pytest.mark.parametrize("opcode", ["all-gather", "all-to-all", "collective-broadcast", "collective-permute"])
+def test_what_only_moves_values_makes_no_module_the_step(opcode: str) -> None:
+    """``jnp.roll`` of a sharded batch was searched for a plan before the step that read it."""
+    array = "f32[8]{0}"
+    said = {"all-gather": "dimensions={0}", "all-to-all": "dimensions={0}"}.get(opcode, "")
+    groups = "source_target_pairs={{0,1}}" if opcode == "collective-permute" else "replica_groups={{0,1}}"
+    moved = "f32[16]{0}" if opcode == "all-gather" else array
+    text = f"""
+HloModule jit_augment, is_scheduled=true, num_partitions=2
+
+ENTRY %main (x: f32[8]) -> {moved} {{
+  %x = {array} parameter(0)
+  %sine = {array} sine(%x)
+  ROOT %moved = {moved} {opcode}(%sine), channel_id=1, {", ".join(filter(None, (groups, said)))}
+}}
+"""
+    graph = canonicalize(module_of(text)).graph
+    assert len(graph.all_reduces) == 1
+    assert facts_of(graph, 2).computed_all_reduce_count == 0
 
 
 def test_facts_count_all_reduces_of_loop_bodies() -> None:
