@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind, Groups
 from disco_hlo.hlo.cost_model import on_one_line
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.proto import DetailedInstruction, DetailedModule, serialize
 from disco_hlo.optimize.costs import SENDS, Costs, Inner, sent_bytes
 from disco_hlo.structure.program import Program
@@ -30,14 +30,10 @@ def sends_of(graph: Graph) -> tuple[int, ...]:
 
 def sends_ns(graph: Graph, costs: Costs) -> dict[int, int]:
     """What each send of a region takes, whether it may overlap with kernels as a plan says or not."""
-    sends, ops_ns = sends_of(graph), costs.op_ns(graph)
-    if not any(graph.nodes[node].kind is Kind.ALL_REDUCE for node in sends):
-        return {node: int(ops_ns[node]) for node in sends}
-    line, size_bytes = on_one_line(graph, costs)
-    transfers_ns = line(size_bytes[list(sends)]).tolist()
+    ops_ns, (line, size_bytes) = costs.op_ns(graph), on_one_line(graph, costs)
+    travels = {*graph.all_reduces}
     return {
-        node: int(ns if graph.nodes[node].kind is Kind.ALL_REDUCE else ops_ns[node])
-        for node, ns in zip(sends, transfers_ns, strict=True)
+        node: int(line(size_bytes[node]) if node in travels else ops_ns[node]) for node in sends_of(graph)
     }
 
 
