@@ -21,7 +21,7 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.cost_model import CostModel, on_one_line
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import moves_data
-from disco_hlo.plan.legal import bucket_of, default_order, late_waits
+from disco_hlo.plan.legal import bucket_of, default_order, late_waits, started_late
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import all_reduce_depths, normal_form, unfused
@@ -144,9 +144,11 @@ def best_of(
     limit_bytes: int | None = None,
 ) -> Scheduled:
     """A strategy in the fastest of some orders that needs no more memory than the limit; if all do, in that which needs
-    least. Asynchronous copies are waited for where they are read."""
+    least. Asynchronous copies are waited for where they are read, collectives start as late as XLA starts them."""
     units = unit_graph(graph, strategy)
-    late = list(dict.fromkeys(late_waits(graph, units, order) for order in orders))
+    late = list(
+        dict.fromkeys(started_late(strategy.buckets, late_waits(graph, units, order)) for order in orders)
+    )
     found = []
     for order, built in zip(late, in_orders(graph, strategy, late, costs, machine), strict=True):
         timeline = simulate(built.problem)

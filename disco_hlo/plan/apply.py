@@ -36,7 +36,14 @@ from disco_hlo.hlo.graph import (
 from disco_hlo.hlo.opcodes import COLLECTIVE, FUSIBLE
 from disco_hlo.hlo.proto import Message, shape_of
 from disco_hlo.hlo.walks import needed_first, reached
-from disco_hlo.plan.legal import Kernel, check_order, check_strategy, default_order, planned_regions
+from disco_hlo.plan.legal import (
+    Kernel,
+    check_order,
+    check_strategy,
+    default_order,
+    planned_regions,
+    started_late,
+)
 from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 from disco_hlo.plan.writer import (
@@ -110,7 +117,9 @@ def _rewritten(
     order = strategy.order or default_order(units, asynchronous)
     check_order(units, order, asynchronous)
     check_strategy(graph, strategy, units, attested_groups(source))
-    return _Rewriter(strategy, source, units, numbers, parallelism, prefix).write(order)
+    return _Rewriter(strategy, source, units, numbers, parallelism, prefix).write(
+        started_late(strategy.buckets, order)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,35 @@ def default_order(units: UnitGraph, asynchronous: bool) -> tuple[str, ...]:
     return (*order, *(units.units[bucket].done_token(asynchronous) for bucket in in_flight))
 
 
+def started_late(buckets: Sequence[Bucket], order: Sequence[str]) -> tuple[str, ...]:
+    """The order with each collective under which nothing runs started right before it ends, as XLA:GPU puts it behind
+    the hook: it would hide nothing, so it goes to the stream of the kernels. A bucket that is packed runs a kernel.
+
+    Source: XLA's ``ConvertAsyncCollectivesToSync`` and ``GpuConvertAsyncCollectivesToSync``.
+    """
+    packed = {
+        f"b{i}.start" for i, one in enumerate(buckets) if len(one.all_reduces) > 1 and one.form == "concat"
+    }
+    flying: set[str] = set()
+    alone: set[str] = set()
+    for token in order:
+        unit, _, part = token.partition(".")
+        if not part or token in packed:
+            flying.clear()
+        if part == "start":
+            flying.add(unit)
+        elif part == "done":
+            alone |= flying & {unit}
+    found: list[str] = []
+    for token in order:
+        unit, _, part = token.partition(".")
+        if unit not in alone:
+            found.append(token)
+        elif part == "done":
+            found += (f"{unit}.start", token)
+    return tuple(found)
+
+
 _Rank = tuple[int, bool, int, int]
 
 

@@ -16,7 +16,7 @@ from disco_hlo.errors import CircleError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.legal import bucket_of, default_order, refused_groups
+from disco_hlo.plan.legal import bucket_of, default_order, refused_groups, started_late
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import UnitGraph, unit_graph
 
@@ -51,7 +51,8 @@ def all_reduce_depths(graph: Graph) -> list[int]:
 
 
 def normal_form(graph: Graph, strategy: Strategy) -> Strategy:
-    """The same strategy with ownership settled, and groups and buckets numbered by their nodes.
+    """The same strategy with ownership settled, groups and buckets numbered by their nodes, and collectives started as
+    late as XLA starts them (:func:`~disco_hlo.plan.legal.started_late`).
 
     An op that several groups compute and none returns could be owned by any of them: it goes to
     the group whose ops come first. Strategies of regions are sorted by name, and each stands as it is.
@@ -69,10 +70,11 @@ def normal_form(graph: Graph, strategy: Strategy) -> Strategy:
         unit, dot, part = name.partition(".")
         return renamed.get(unit, unit) + dot + part
 
+    buckets = tuple(strategy.buckets[i] for i in bucket_rank)
     return Strategy(
         tuple(groups[i] for i in group_rank),
-        tuple(strategy.buckets[i] for i in bucket_rank),
-        tuple(map(token, strategy.order)),
+        buckets,
+        started_late(buckets, tuple(map(token, strategy.order))),
         tuple(sorted(strategy.regions)),
     )
 

@@ -9,6 +9,7 @@ import pytest
 from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Kind
+from disco_hlo.hlo.proto import parse
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.plan import Bucket
@@ -89,6 +90,19 @@ def test_xlas_own_order_is_read_and_another_can_be_written(opcode: str) -> None:
     other = (beside, f"{second}.start", negated, f"{first}.start", f"{second}.done", f"{first}.done")
     for strategy in (xla, unfused(graph), replace(xla, order=other)):
         verify(source, apply(strategy, source), strategy)
+
+
+@pytest.mark.parametrize("opcode", EXCHANGES)
+def test_what_hides_nothing_is_written_where_xla_would_put_it(opcode: str) -> None:
+    """An H200 executed such orders another way than they were written: XLA moved the start behind the hook."""
+    source = step(opcode)
+    xla = read(source)
+    negated, _, beside, *_ = xla.order
+    order = (negated, beside, "b0.start", "b1.start", "b0.done", "b1.done")
+    written = parse(apply(replace(xla, order=order), source))
+    entry = next(one for one in written.computations if one.id == written.entry_computation_id)
+    asynchronous = [i.name.partition("_")[0] for i in entry.instructions if i.opcode.startswith("async")]
+    assert asynchronous == ["b0", "b0", "b1", "b1"]
 
 
 @pytest.mark.parametrize("opcode", EXCHANGES)
