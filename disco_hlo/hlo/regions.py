@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from disco_hlo.hlo.attributes import backend_config
 from disco_hlo.hlo.flatten import ModuleIndex
-from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.hlo.opcodes import COLLECTIVE, COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.hlo.walks import needed_first, reached
 
@@ -113,6 +113,27 @@ def inner_collectives(source: CanonicalModule) -> int:
         instruction.opcode.removesuffix("-start") in COLLECTIVES
         for computation, is_closed in reached([(source.computation, False)], called)
         for instruction in (source.index.computation(computation).instructions if is_closed else ())
+    )
+
+
+def reducing_kernels(source: CanonicalModule) -> int:
+    """How many all-reduces and reduce-scatters are kernels that XLA compiles itself, as small ones are on the GPUs of
+    one process: a plan moves the kernel, and no bucket holds it.
+
+    Raises:
+        ModuleError: a computation is called that there is not.
+    """
+
+    def called(here: tuple[int, bool]) -> Iterator[tuple[int, bool]]:
+        computation, is_kernel = here
+        for instruction in source.index.computation(computation).instructions:
+            for one in instruction.called_computation_ids:
+                yield one, is_kernel or instruction.opcode == "fusion"
+
+    return sum(
+        instruction.opcode in COLLECTIVES and COLLECTIVE[instruction.opcode].reduces
+        for computation, is_kernel in reached([(source.computation, False)], called)
+        for instruction in (source.index.computation(computation).instructions if is_kernel else ())
     )
 
 

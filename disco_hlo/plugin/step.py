@@ -17,7 +17,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.hlo.graph import Graph, Kind, Shape
 from disco_hlo.hlo.opcodes import COLLECTIVE
-from disco_hlo.hlo.regions import inner_collectives
+from disco_hlo.hlo.regions import inner_collectives, reducing_kernels
 from disco_hlo.plan.check_module import faults
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.settings import Settings
@@ -44,7 +44,8 @@ class ModuleFacts:
     name: str
     device_count: int
     computed_all_reduce_count: int
-    """All-reduces and reduce-scatters whose operand is computed, not a parameter or constant."""
+    """All-reduces and reduce-scatters whose operand is computed, not a parameter or constant; where a plan may move any
+    collective, those that XLA made kernels of count, too."""
     all_reduce_bytes: int
     """Bytes of all collectives together, on one device."""
     instruction_count: int
@@ -65,14 +66,20 @@ class Choice:
 
 
 def facts_of(
-    graph: Graph, device_count: int, inner_collective_count: int = 0, regions: Sequence[Graph] = ()
+    graph: Graph,
+    device_count: int,
+    inner_collective_count: int = 0,
+    regions: Sequence[Graph] = (),
+    reducing_kernel_count: int = 0,
 ) -> ModuleFacts:
     """The facts of a canonical graph that runs on ``device_count`` devices, and runs these regions."""
     graphs = (graph, *regions)
+    own_kernels = reducing_kernel_count if any(one.all_reduces for one in graphs) else 0
     return ModuleFacts(
         name=graph.module_name,
         device_count=device_count,
-        computed_all_reduce_count=sum(
+        computed_all_reduce_count=own_kernels
+        + sum(
             COLLECTIVE[one.nodes[node].opcode].reduces and _is_computed(one, node)
             for one in graphs
             for node in one.all_reduces
@@ -275,8 +282,11 @@ def called_step(request: CompileRequest, settings: Settings) -> Step:
 
 
 def _facts(request: CompileRequest, step: Step) -> ModuleFacts:
-    regions = [region.source.graph for region in step.source.regions]
-    return facts_of(step.source.graph, len(request.devices), inner_collectives(step.source), regions)
+    source = step.source
+    regions = [region.source.graph for region in source.regions]
+    return facts_of(
+        source.graph, len(request.devices), inner_collectives(source), regions, reducing_kernels(source)
+    )
 
 
 def _named(request: CompileRequest, settings: Settings, step: Step) -> bool | None:

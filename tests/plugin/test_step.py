@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.regions import reducing_kernels
 from disco_hlo.plugin import step as steps
 from disco_hlo.plugin.phases import enact_phase, search_phase
 from disco_hlo.plugin.settings import Settings
@@ -127,6 +128,46 @@ ENTRY %main (x: f32[8]) -> {moved} {{
     graph = canonicalize(module_of(text)).graph
     assert len(graph.all_reduces) == 1
     assert facts_of(graph, 2).computed_all_reduce_count == 0
+
+
+def test_all_reduces_that_xla_made_kernels_of_make_a_module_the_step() -> None:
+    """The step of a layer of experts on two GPUs was not found: its tokens travel, and all that it reduces is small."""
+    source = canonicalize(
+        module_of("""
+HloModule jit_step, is_scheduled=true, num_partitions=2
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %add = f32[] add(%a, %b)
+}
+
+%kernel (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %reduced = f32[8]{0} all-reduce(%p), channel_id=1, replica_groups={{0,1}}, to_apply=%sum
+}
+
+%started (q: f32[8]) -> f32[8] {
+  %q = f32[8]{0} parameter(0)
+  ROOT %called = f32[8]{0} fusion(%q), kind=kCustom, calls=%kernel
+}
+
+ENTRY %main (x: f32[8]) -> (f32[8], f32[8]) {
+  %x = f32[8]{0} parameter(0)
+  %sine = f32[8]{0} sine(%x)
+  %start = ((f32[8]{0}), f32[8]{0}) async-start(%sine), calls=%started
+  %done = f32[8]{0} async-done(%start)
+  %moved = f32[8]{0} all-to-all(%sine), channel_id=2, replica_groups={{0,1}}, dimensions={0}
+  ROOT %both = (f32[8]{0}, f32[8]{0}) tuple(%done, %moved)
+}
+""")
+    )
+    kernels = reducing_kernels(source)
+    assert kernels == 1
+    assert facts_of(source.graph, 2).computed_all_reduce_count == 0
+    assert facts_of(source.graph, 2, reducing_kernel_count=kernels).computed_all_reduce_count == 1
+    nothing_moves = graph_of("param; exp 0; multiply 1 1")
+    assert facts_of(nothing_moves, 2, reducing_kernel_count=kernels).computed_all_reduce_count == 0
 
 
 def test_facts_count_all_reduces_of_loop_bodies() -> None:
