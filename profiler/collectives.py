@@ -68,7 +68,7 @@ class SweepPoint(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduceFit:
+class CollectiveFit:
     """The fitted line or lines, and how far the points lie from them."""
 
     line: LinearPieces
@@ -109,7 +109,7 @@ class _Points(NamedTuple):
     noise left nothing of (1 ns, less the work around it) would outweigh all others."""
 
 
-def fit(points: Sequence[SweepPoint]) -> AllReduceFit:
+def fit(points: Sequence[SweepPoint]) -> CollectiveFit:
     """Fit one to :data:`MAXIMUM_PIECES` lines; the prediction never falls with the size.
 
     Raises :class:`ProfileError` for fewer than three distinct sizes or impossible points.
@@ -127,7 +127,7 @@ def fit(points: Sequence[SweepPoint]) -> AllReduceFit:
     usual = np.maximum(times, [float(np.median(some)) for some in around])
     line = LinearPieces(_best_pieces(_Points(sizes, times, usual)))
     errors = np.abs(line([point.size_bytes for point in points]) / times - 1.0)
-    return AllReduceFit(line, points, float(np.median(errors)), float(np.max(errors)))
+    return CollectiveFit(line, points, float(np.median(errors)), float(np.max(errors)))
 
 
 def _best_pieces(points: _Points) -> tuple[Line, ...]:
@@ -340,7 +340,7 @@ def issued(module: CanonicalModule, owner: Mapping[str, str]) -> tuple[Issued, .
     found = []
     graph = module.graph
     for one in module.origins:
-        members = [node for node in one.nodes if graph.nodes[node].kind is Kind.ALL_REDUCE]
+        members = [node for node in one.nodes if graph.nodes[node].kind is Kind.COLLECTIVE]
         if not members or one.role not in ("start", "op"):
             continue
         kind = str(collective_kind(graph.nodes[members[0]]))

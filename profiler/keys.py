@@ -141,7 +141,7 @@ def travelling(source: CanonicalModule) -> dict[CollectiveKind, list[int]]:
     """The collectives of a step that travel as a plan says, those of bodies once: bytes of each, by kind."""
     found: dict[CollectiveKind, list[int]] = {}
     for graph in graphs_of(source):
-        for node in graph.all_reduces:
+        for node in graph.collectives:
             found.setdefault(collective_kind(graph.nodes[node]), []).append(collective_bytes(graph, node))
     return found
 
@@ -170,7 +170,7 @@ def keyed_times(
 def origin_key(graph: Graph, origin: Origin) -> str | None:
     """Under which the time of an instruction is known; None for what follows a line, and for the ends of what has a
     start."""
-    if origin.role == "done" or any(graph.nodes[node].kind is Kind.ALL_REDUCE for node in origin.nodes):
+    if origin.role == "done" or any(graph.nodes[node].kind is Kind.COLLECTIVE for node in origin.nodes):
         return None
     ops, results = as_kernel(graph, origin.nodes, origin.results)
     if not ops:  # it only shows a value in another shape

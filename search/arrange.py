@@ -38,7 +38,7 @@ def list_order(step: Step, state: State, scratch: Scratch) -> bool:
     times = state.times[heads]
     main, on_channel = times[:, at.MAIN], times[:, at.ON_CHANNEL] != 0
     compute = np.maximum(times[:, at.PACK], 0) + times[:, at.UNPACK] + np.where(on_channel, 0, main)
-    is_bucket = (step.node[at.FLAGS, heads] & at.ALL_REDUCE != 0).astype(np.int64)
+    is_bucket = (step.node[at.FLAGS, heads] & at.COLLECTIVE != 0).astype(np.int64)
     issued = issue_order(needed_at, needed, compute, np.where(on_channel, main, 0), is_bucket, True)
     if issued.size < heads.size:
         return False

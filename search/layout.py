@@ -214,8 +214,8 @@ SCRATCH_ROWS: Final = len(row_numbers(ScratchView))
 FUSIBLE: Final = 1 << 16
 """May join a group. Bitcasts do not have it: they follow their neighbours."""
 ACTIVE: Final = 1 << 17
-"""Executes: of the kind FUSIBLE, FIXED or ALL_REDUCE."""
-ALL_REDUCE: Final = 1 << 18
+"""Executes: of the kind FUSIBLE, FIXED or COLLECTIVE."""
+COLLECTIVE: Final = 1 << 18
 RETURNED: Final = 1 << 19
 """The entry root returns it, directly or through free nodes."""
 UNCUT: Final = 1 << 20

@@ -24,7 +24,7 @@ from disco_hlo.hlo.opcodes import moves_data
 from disco_hlo.plan.legal import bucket_of, default_order, late_waits
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.variants import all_reduce_depths, normal_form, unfused
+from disco_hlo.plan.variants import collective_depths, normal_form, unfused
 from disco_hlo.search.arrange import contiguous_buckets
 from disco_hlo.search.climb import Climber
 from disco_hlo.search.restart import ORDER_DIVISORS, ORDER_MOVES
@@ -119,7 +119,7 @@ def best_order(
         IllegalStrategyError: the strategy does not fit the graph.
     """
     by_rule = with_order(graph, strategy, costs, machine, limit_bytes)
-    if not machine.asynchronous or not graph.all_reduces:
+    if not machine.asynchronous or not graph.collectives:
         return by_rule
     starts, orders = prepare(graph, [by_rule.strategy]), [by_rule.strategy.order]
     units = len(unit_graph(graph, by_rule.strategy).units)
@@ -215,7 +215,7 @@ def _neighbours_together(
 ) -> tuple[Bucket, ...]:
     if not ready:  # a step on one device, whose profile knows no transfers
         return ()
-    depth = all_reduce_depths(graph)
+    depth = collective_depths(graph)
     ranked = sorted(ready, key=lambda node: (ready[node], node))
     line, size_bytes = on_one_line(graph, costs)
     sizes = size_bytes[ranked].tolist()

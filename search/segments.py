@@ -240,7 +240,7 @@ def _count_anew(g: GraphView, s: StateView, w: ScratchView, c: SegmentsView, slo
 @inner
 def compute_ns(g: GraphView, s: StateView, unit: int) -> Any:
     """What a unit adds to the compute stream at its own place."""
-    if unit == -1 or g.flags[unit] & at.ALL_REDUCE:
+    if unit == -1 or g.flags[unit] & at.COLLECTIVE:
         return 0
     return s.time_ns[at.TIME_COLUMNS * unit + at.MAIN]
 
@@ -310,7 +310,7 @@ def _last_needed(g: GraphView, s: StateView, c: SegmentsView, bucket: int, rank:
         while True:  # ends with the list
             # Another transfer is waited for at this one's own slot, for it is one of its readers.
             if unit != bucket:
-                last = max(last, s.place[bucket if g.flags[unit] & at.ALL_REDUCE else unit])
+                last = max(last, s.place[bucket if g.flags[unit] & at.COLLECTIVE else unit])
             if cell == -1:
                 break
             unit = s.cell_unit[cell]
@@ -375,7 +375,7 @@ def order_ns(g: GraphView, s: StateView, c: SegmentsView) -> Any:
             compute(p, g.slice_ns[c.cut[cut]], 0, COMPUTE, False)
             cut += 1
         unit = s.order[slot] if slot < end else -1
-        if unit != -1 and not g.flags[unit] & at.ALL_REDUCE:
+        if unit != -1 and not g.flags[unit] & at.COLLECTIVE:
             c.started[count] = 3 * unit + at.MAIN
             count += 1
             is_product = _has_product(g, s, unit)

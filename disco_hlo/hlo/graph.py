@@ -102,7 +102,7 @@ class Kind(enum.IntEnum):
     """May stand inside an op group."""
     FIXED = 3
     """Executed as it is: library calls, matmuls, loops, in-place updates, other collectives."""
-    ALL_REDUCE = 4
+    COLLECTIVE = 4
     """One transfer of one array: a member of exactly one bucket. Nearly always an all-reduce; a reduce-scatter
     or all-gather of one array is one too, in a bucket of its own."""
     FREE = 5
@@ -204,9 +204,9 @@ class Graph:
         return tuple(first.setdefault((node.key, node.kind), node.id) for node in self.nodes)
 
     @cached_property
-    def all_reduces(self) -> tuple[int, ...]:
-        """Ids of the nodes of kind :attr:`Kind.ALL_REDUCE`, ascending."""
-        return tuple(node.id for node in self.nodes if node.kind is Kind.ALL_REDUCE)
+    def collectives(self) -> tuple[int, ...]:
+        """Ids of the nodes of kind :attr:`Kind.COLLECTIVE`, ascending."""
+        return tuple(node.id for node in self.nodes if node.kind is Kind.COLLECTIVE)
 
 
 def once_per_graph(find: Callable[[_Of], _Found]) -> Callable[[_Of], _Found]:

@@ -86,7 +86,7 @@ COLLECTIVE = {
 }
 """By opcode. A new collective is one line."""
 COLLECTIVES = frozenset(COLLECTIVE)
-TRANSFERS = frozenset(opcode for opcode, collective in COLLECTIVE.items() if collective.travels)
+MOVED_COLLECTIVES = frozenset(opcode for opcode, collective in COLLECTIVE.items() if collective.travels)
 """Collectives that may overlap with kernels as a plan says, where they are of one array."""
 MOSAIC_GPU = "mosaic_gpu_v2"
 """Target of a kernel that JAX lowers for GPUs."""

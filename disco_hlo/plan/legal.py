@@ -91,12 +91,12 @@ def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:
     """Why these all-reduces may not travel together, or None where they may."""
     if bucket.form not in FORMS:
         return f"form {bucket.form!r} is none of {', '.join(FORMS)}"
-    first = graph.nodes[bucket.all_reduces[0]]
-    if bucket != bucket_of(graph, bucket.all_reduces, bucket.form):
+    first = graph.nodes[bucket.collectives[0]]
+    if bucket != bucket_of(graph, bucket.collectives, bucket.form):
         return (
-            f"{len(bucket.all_reduces)} of {first.opcode} are in form {bucket.form!r}, which they cannot have"
+            f"{len(bucket.collectives)} of {first.opcode} are in form {bucket.form!r}, which they cannot have"
         )
-    for number in bucket.all_reduces[1:]:
+    for number in bucket.collectives[1:]:
         node = graph.nodes[number]
         if node.collective != first.collective:
             return f"n{first.id} and n{number} reduce over other devices, in another way or in another type"

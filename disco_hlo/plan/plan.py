@@ -74,12 +74,11 @@ class Group:
         return tuple(sorted((*self.nodes, *self.duplicates)))
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """All-reduces that travel together."""
+class Bucket(Struct, frozen=True):
+    """Collectives that travel together."""
 
-    all_reduces: tuple[int, ...]
-    """All-reduce nodes in transfer order."""
+    collectives: tuple[int, ...] = field(name="all_reduces")
+    """Nodes in transfer order. Saved plans have them under the name from when only all-reduces were moved."""
     form: str = "concat"
     """``concat``: one all-reduce over the concatenation. ``variadic``: one instruction with several
     operands (on GPU one NCCL group). A bucket of one is always ``concat``."""

@@ -116,7 +116,7 @@ class UnitGraph:
         """Groups, then buckets, then single ops by ascending node id."""
         groups, buckets = self.strategy.groups, self.strategy.buckets
         units = [Unit(f"g{i}", group.nodes, group.duplicates) for i, group in enumerate(groups)]
-        units += [Unit(f"b{i}", bucket.all_reduces) for i, bucket in enumerate(buckets)]
+        units += [Unit(f"b{i}", bucket.collectives) for i, bucket in enumerate(buckets)]
         return (*units, *(Unit(f"n{node}", (node,)) for node in self.alone.tolist()))
 
     @cached_property
@@ -255,7 +255,7 @@ def listed_members(graph: Graph, strategy: Strategy) -> Members:
             stand there, or out of order.
     """
     groups, buckets = strategy.groups, strategy.buckets
-    lists = [*(group.nodes for group in groups), *(bucket.all_reduces for bucket in buckets)]
+    lists = [*(group.nodes for group in groups), *(bucket.collectives for bucket in buckets)]
     listed = len(lists)
     lists += [group.duplicates for group in groups]
     try:
@@ -306,7 +306,7 @@ def _check_kinds(
         raise IllegalStrategyError(
             f"{token_of(strategy, unit[place])} holds {name_of(graph, named.id)}, {why}."
         )
-    for place in np.flatnonzero(~is_grouped & (kind != Kind.ALL_REDUCE)).tolist():
+    for place in np.flatnonzero(~is_grouped & (kind != Kind.COLLECTIVE)).tolist():
         token, name = token_of(strategy, unit[place]), name_of(graph, int(node[place]))
         raise IllegalStrategyError(f"{token} holds {name}, which is no all-reduce.")
 
@@ -329,7 +329,7 @@ def owners(graph: Graph, strategy: Strategy, members: Members) -> NDArray[np.int
             met[x] = token
     owner = np.full(len(graph), -1, np.int64)
     owner[members.own_node] = members.own_unit
-    left_out = [x for x in graph.all_reduces if owner[x] < 0]
+    left_out = [x for x in graph.collectives if owner[x] < 0]
     if left_out:
         raise IllegalStrategyError(
             f"All-reduces are in no bucket: {some(name_of(graph, x) for x in left_out)}."
@@ -385,7 +385,7 @@ def _reads(
     operands = flat.operand_at[node + 1] - begin
     reader, operand = np.repeat(unit, operands), flat.shown[flat.operand[stretches(begin, operands)]]
     # A bucket's members travel at once: one that reads another waits for its own bucket, a cycle.
-    is_inside = (owner[operand] == reader) & (flat.kind[operand] != Kind.ALL_REDUCE)
+    is_inside = (owner[operand] == reader) & (flat.kind[operand] != Kind.COLLECTIVE)
     if members.copy_node.size:
         copied, asked = members.copy_unit * count + members.copy_node, reader * count + operand
         place = np.minimum(np.searchsorted(copied, asked), copied.size - 1)
@@ -588,7 +588,7 @@ def described(strategy: Strategy, alone: NDArray[np.int64], unit: int) -> str:
     token, groups = token_of(strategy, unit, alone), len(strategy.groups)
     if token[0] == "n":
         return token
-    nodes = strategy.groups[unit].nodes if unit < groups else strategy.buckets[unit - groups].all_reduces
+    nodes = strategy.groups[unit].nodes if unit < groups else strategy.buckets[unit - groups].collectives
     return f"{token} (nodes {some(nodes)})"
 
 

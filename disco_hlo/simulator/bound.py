@@ -85,7 +85,7 @@ def bound_of_kernels(
         IllegalStrategyError: the groups do not fit the graph.
     """
     line, size_bytes = on_one_line(graph, costs)
-    sizes = size_bytes[list(graph.all_reduces)].tolist()
+    sizes = size_bytes[list(graph.collectives)].tolist()
     least_ns = least_communication_ns(sizes, line) if sizes else 0
     built = build(graph, unfused(graph, groups), costs, machine)
     found = bound(built.problem, least_ns, machine.asynchronous)

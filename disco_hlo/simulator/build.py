@@ -127,7 +127,7 @@ def ready_ns(graph: Graph, built: Built, spans_ns: NDArray[np.int64]) -> dict[in
     exists = {node: int(end) for unit, end in zip(units, ends, strict=True) for node in unit.nodes}
     for node in graph.nodes:
         exists.setdefault(node.id, max((exists[x] for x in node.operands), default=0))
-    return {x: max(exists[y] for y in graph.nodes[x].operands) for x in graph.all_reduces}
+    return {x: max(exists[y] for y in graph.nodes[x].operands) for x in graph.collectives}
 
 
 def _node_name(graph: Graph, node: int) -> str:

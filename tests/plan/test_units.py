@@ -142,7 +142,7 @@ def test_values_in_memory_with_their_readers() -> None:
         (Strategy((Group((5, 2)),), SEPARATE), "g0 does not list its nodes in ascending order: 5, 2"),
         (Strategy((Group((2, 2)),), SEPARATE), "g0 does not list its nodes in ascending order: 2, 2"),
         (Strategy((Group((0, 1)),), SEPARATE), r"g0 holds node 0 \(parameter\), .* \(parameter\)"),
-        (Strategy((Group((2, 3)),), SEPARATE), r"g0 holds node 3 \(all-reduce\), .* \(all_reduce\)"),
+        (Strategy((Group((2, 3)),), SEPARATE), r"g0 holds node 3 \(all-reduce\), .* \(collective\)"),
         (Strategy((Group((4, 7, 8)),), SEPARATE), r"g0 holds node 8 \(tuple\), .* \(free\)"),
         (Strategy((Group((2,), (2,)),), SEPARATE), r"g0 both owns and duplicates node 2 \(mul\)"),
         (Strategy((Group((2,), (5,)),), SEPARATE), r"g0 duplicates node 5 \(mul\), which nothing in it"),
@@ -193,7 +193,7 @@ DEFAULT_ORDERS: dict[str, tuple[Graph, bool, str]] = {
 @pytest.mark.parametrize("name", DEFAULT_ORDERS)
 def test_default_order(name: str) -> None:
     step, asynchronous, expected = DEFAULT_ORDERS[name]
-    buckets = tuple(Bucket((node,)) for node in step.all_reduces)
+    buckets = tuple(Bucket((node,)) for node in step.collectives)
     assert " ".join(default_order(unit_graph(step, Strategy(buckets=buckets)), asynchronous)) == expected
 
 

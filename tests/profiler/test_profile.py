@@ -11,7 +11,7 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.profiler.collectives import AllReduceFit, InStep, SweepPoint, fit, in_the_step
+from disco_hlo.profiler.collectives import CollectiveFit, InStep, SweepPoint, fit, in_the_step
 from disco_hlo.profiler.profile import (
     Collectives,
     Contention,
@@ -30,7 +30,7 @@ from disco_hlo.profiler.profile import (
 )
 
 H200 = Platform("NVIDIA H200", "gpu", "580.159", "0.11.2", "0.11.2")
-FIT = AllReduceFit(
+FIT = CollectiveFit(
     LinearPieces.of((0, 0.0, 9_000.0), (1 << 20, 0.007, 12_500.5)),
     (SweepPoint(1024, 9_000, 20, 9), SweepPoint(1 << 22, 41_000, 90, 9)),
     0.004,

@@ -29,7 +29,7 @@ from disco_hlo.plan.variants import by_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.collectives import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit, sweep_sizes
+from disco_hlo.profiler.collectives import MINIMUM_POINTS, CollectiveFit, SweepPoint, fit, sweep_sizes
 from disco_hlo.profiler.keys import kernel_keys, travelling
 from disco_hlo.profiler.profile import (
     Collectives,
@@ -331,7 +331,7 @@ class KnownTimes:
         )
 
 
-def _fit(points: Sequence[SweepPoint]) -> AllReduceFit | None:
+def _fit(points: Sequence[SweepPoint]) -> CollectiveFit | None:
     return fit(points) if len(points) >= MINIMUM_POINTS else None
 
 
