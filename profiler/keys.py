@@ -151,8 +151,8 @@ def keyed_times(
 ) -> dict[str, OpTime]:
     """Measured instruction times of a module by cost key; equal keys are merged.
 
-    ``origins`` say which nodes each instruction computes. All-reduces are left out, their time
-    follows the fitted line. Other collectives count from the arrival of the last participant.
+    ``origins`` say which nodes each instruction computes. Collectives that a plan moves are left out, their
+    time follows the fitted lines. Others count from the arrival of the last participant.
     """
     found: dict[str, list[OpTime]] = {}
     for origin in origins:

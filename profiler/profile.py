@@ -1,7 +1,7 @@
 """The profile: everything measured on one kind of device, as one frozen record and one JSON file.
 
 A profile is what the simulator computes with (DisCo, section 4.2 and 4.4): op times by cost key,
-launch cost, the device's rates, the all-reduce lines, contention, and how noisy all that was. It
+launch cost, the device's rates, the lines of collectives, contention, and how noisy all that was. It
 names the device and the software it was taken with, because a time means nothing elsewhere.
 
 A profile file is data from outside: it is decoded by schema and refused with the place and the reason.
@@ -97,7 +97,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between whom the all-reduces were measured."""
+    """Between whom the collectives were measured."""
 
     device_count: Positive
     process_count: Positive

@@ -109,7 +109,7 @@ def _units(step: Step, state: State, scratch: Scratch) -> Any:
 
 @compiled
 def regroup(step: Step, state: State, scratch: Scratch, members: Ints, run_at: Ints) -> None:
-    """Make all-reduces into other buckets: number i has ``members[run_at[i] : run_at[i + 1]]``, ascending.
+    """Make collectives into other buckets: number i has ``members[run_at[i] : run_at[i + 1]]``, ascending.
 
     The buckets are noted as changed. Follow it up with prices and :func:`list_order`.
     """
@@ -135,7 +135,7 @@ def regroup(step: Step, state: State, scratch: Scratch, members: Ints, run_at: I
 
 
 def gradients_ready(step: Step, state: State, ends_ns: Ints, ranked: Ints) -> Ints:
-    """When each all-reduce (``ranked``) could start, by the ends of the units (``segments.order_ns``)."""
+    """When each collective (``ranked``) could start, by the ends of the units (``segments.order_ns``)."""
     begin, end = step.node[at.SOURCES_AT, ranked], step.node[at.SOURCES_AT, ranked + 1]
     sources = step.edge[stretches(begin, end - begin)]
     ready = np.zeros(ranked.size, np.int64)
@@ -162,7 +162,7 @@ def contiguous_buckets(
         ready_ns: when each gradient exists, ascending.
         sizes_bytes: its size.
         kinds: only equal kinds may travel together.
-        transfer_ns: times of all-reduces of so many bytes.
+        transfer_ns: times of collectives of so many bytes.
         wait_ns: what each takes longer where it begins beside compute: here all do.
     """
     count = len(ready_ns)

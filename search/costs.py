@@ -56,7 +56,7 @@ class Unknown(NamedTuple):
     returned: NDArray[np.bool_]
     """Whether each member leaves it."""
     pieces: NDArray[np.float64]
-    """``[3, pieces]``: ``hlo.cost_model.LinearPieces``, which all-reduces go by; none in a step without."""
+    """``[3, pieces]``: ``hlo.cost_model.LinearPieces``, which collectives go by; none in a step without."""
     wire: NDArray[np.int64]
     """``[3]``: launch cost in ns, bytes a µs of copies (0: no limit), whether transfers ever run beside compute."""
 
@@ -101,7 +101,7 @@ class UnitCosts:
             step.node[at.FLAGS, x] |= at.RUNS_COLLECTIVES
             step.node[at.HEAD, x] = min(first_ns, int(step.node[at.ALONE, x]))
         self.sizes = np.zeros(len(graph), np.int64)
-        """Bytes of what each all-reduce leaves, 0 for other nodes."""
+        """Bytes of what each collective leaves, 0 for other nodes."""
         for x in graph.collectives:
             self.sizes[x] = graph.nodes[x].shape.size_bytes
             step.node[at.SLICE, x] = machine.copy_ns(int(self.sizes[x]))
@@ -294,7 +294,7 @@ def _set_bucket_times(g: GraphView, s: StateView, w: ScratchView, bucket: int, u
 
 @inner
 def _collective_ns(unknown: Unknown, moved_bytes: Int) -> Any:
-    """Time of an all-reduce of this size on the line."""
+    """Time of a collective of this size on the line."""
     pieces, piece = unknown.pieces, 0
     while piece + 1 < pieces.shape[1] and pieces[0, piece + 1] <= moved_bytes:  # ends: piece goes up
         piece += 1

@@ -1,7 +1,7 @@
 """The schedule of the paper's simulator (section 4.4): ready queues, first in, first out.
 
 The compute stream and the channel have a queue each of tasks whose predecessors have finished, so
-all-reduces run in the order in which their gradients are produced, beside the ops or, where
+collectives run in the order in which their gradients are produced, beside the ops or, where
 collectives block, between them. At one instant: all tasks that end are retired; the tasks that
 become ready by it join their queues by ascending node; every idle resource takes the head of its
 queue. Kernels hold no transfers here, and are not told apart. ``tests/simulator/reference.py`` says the same, slowly.

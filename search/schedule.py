@@ -4,7 +4,7 @@ DisCo leaves the order to a ready queue and combines neighbouring all-reduces at
 and 4.5). With the kernels fixed both can be computed. A list schedule brings the gradients forward;
 its compute order fixes when each gradient exists; for that order the best buckets of neighbouring
 gradients follow by dynamic programming over the finishing time of the channel; and with the buckets
-the order is made again, since an all-reduce now waits for its last member.
+the order is made again, since a bucket waits for its last member.
 
 A rule sees one collective at a time; which kernels should run during which is a matter of all of them. So the best
 order by rule is where a climb begins that moves one kernel at a time to another place, and simulates what comes of it

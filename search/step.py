@@ -87,7 +87,7 @@ def build_step(graph: Graph) -> Step:
 
 
 def production_order(graph: Graph, depth: Ints) -> Ints:
-    """All-reduces in the order in which backpropagation produces their gradients.
+    """Collectives in the order in which backpropagation produces their gradients.
 
     By the number of ops on the longest path before each (``depth``), ties by node id. In the paper's words
     (section 3.2), the neighbours of a gradient tensor belong to the successor and the predecessor

@@ -35,7 +35,7 @@ from disco_hlo.simulator.build import cuts_gradient
 Signature = tuple[tuple[int, ...], tuple[int, ...]]
 """Ops that a group owns and duplicates: what a group is to the search."""
 Uncut = tuple[int, int, int]
-"""An all-reduce, the head of a unit that does not find it in its bucket, and the digest of that unit."""
+"""A collective, the head of a unit that does not find it in its bucket, and the digest of that unit."""
 _WHATEVER_UNIT = 0
 _ROOT = -1
 
@@ -49,7 +49,7 @@ class Given:
     results: Mapping[Signature, tuple[int, ...]]
     """What each of them returned."""
     forms: Mapping[tuple[int, ...], Bucket]
-    """Buckets by their sorted all-reduces."""
+    """Buckets by their sorted collectives."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Origin:
     results: tuple[int, ...]
     """Those of its nodes that leave it: its results."""
     transfer_order: tuple[int, ...]
-    """Its nodes in the order they are written; of an all-reduce, the order of transfer."""
+    """Its nodes in the order they are written; of a collective, the order of transfer."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The graph the whole project works on: one training step in canonical form.
 
 A :class:`Graph` is what is left of an HLO entry computation once XLA's own decisions are
-taken out of it: op fusions inlined, identical ops merged, combined all-reduces taken apart,
+taken out of it: op fusions inlined, identical ops merged, combined collectives taken apart,
 async pairs folded into one node. Two compilations of one step that differ only in those
 decisions have equal graphs and equal fingerprints. (DisCo, section 3: the input module H_in.)
 
@@ -101,10 +101,10 @@ class Kind(enum.IntEnum):
     FUSIBLE = 2
     """May stand inside an op group."""
     FIXED = 3
-    """Executed as it is: library calls, matmuls, loops, in-place updates, other collectives."""
+    """Executed as it is: library calls, matmuls, loops, in-place updates, collectives that no plan moves."""
     COLLECTIVE = 4
-    """One transfer of one array: a member of exactly one bucket. Nearly always an all-reduce; a reduce-scatter
-    or all-gather of one array is one too, in a bucket of its own."""
+    """A collective of one array that a plan moves
+    (:func:`~disco_hlo.hlo.flatten.is_moved_collective`): a member of exactly one bucket."""
     FREE = 5
     """Takes no time by itself: tuple, get-tuple-element, bitcast. Bitcasts may join groups."""
 

@@ -98,7 +98,7 @@ value a buffer of its own, or keep apart what is computed again on purpose."""
 
 
 def kind_of(opcode: str) -> Kind:
-    """The :class:`Kind` of an opcode outside fusions (all-reduces are decided by the caller)."""
+    """The :class:`Kind` of an opcode outside fusions (of collectives that a plan moves the caller decides)."""
     if opcode == "parameter":
         return Kind.PARAMETER
     if opcode == "constant":

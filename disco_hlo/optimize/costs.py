@@ -61,7 +61,7 @@ class Costs(MeasuredCosts):
     """A profile's cost model with the machine it was taken on, for plugin, command line and benchmarks alike.
 
     Args:
-        profile: with all-reduce lines.
+        profile: with lines of collectives.
         estimator: of what the profile does not know.
         corrections: of its estimates.
     """
@@ -320,8 +320,8 @@ def seen_kernels(
 def machine_of(profile: Profile) -> MachineModel:
     """How this device runs kernels and collectives that overlap.
 
-    No all-reduce counts as a kernel on the compute stream, however small: XLA:GPU makes such kernels before
-    the hook, where they are ops like others, and what a plan all-reduces goes through NCCL.
+    No collective counts as a kernel on the compute stream, however small: XLA:GPU makes such kernels before
+    the hook, where they are ops like others, and what a plan moves goes through NCCL.
     """
     machine = MACHINES[profile.platform.backend]
     machine = replace(

@@ -349,7 +349,7 @@ class _Rewriter:
             return backend_config({"operation_queue_id": "0"})
         return task_config(work, self.parallelism)
 
-    # All-reduces ----------------------------------------------------------------------------
+    # Buckets --------------------------------------------------------------------------------
 
     def _write_bucket(self, token: str) -> None:
         bucket = self.strategy.buckets[int(token[1:])]
@@ -471,12 +471,12 @@ class _Rewriter:
         return start
 
     def _renew_channel(self, collective: Message) -> None:
-        """All-reduces taken apart share a channel id; each needs its own. Zero is no channel, and stays."""
+        """Collectives taken apart share a channel id; each needs its own. Zero is no channel, and stays."""
         if collective.channel_id > 0:
             collective.channel_id = next(self.numbers.channels)
 
 
-# Buffers of all-reduces -------------------------------------------------------------------------
+# Buffers of collectives -------------------------------------------------------------------------
 
 
 def may_overwrite(graph: Graph, collective: int) -> bool:
@@ -484,7 +484,7 @@ def may_overwrite(graph: Graph, collective: int) -> bool:
 
     Not so for a gradient that the step returns, that anything else reads (whatever the order: it may
     change), that lives in a parameter's or constant's storage, or that comes from a loop or another
-    all-reduce; nor where the result has to end up in a donated parameter.
+    collective; nor where the result has to end up in a donated parameter.
     """
     if any(writer == collective for _, writer in graph.inplace):
         return False

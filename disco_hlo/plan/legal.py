@@ -88,7 +88,7 @@ def bucket_of(graph: Graph, members: Sequence[int], form: str = "concat") -> Buc
 
 
 def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:
-    """Why these all-reduces may not travel together, or None where they may."""
+    """Why these collectives may not travel together, or None where they may."""
     if bucket.form not in FORMS:
         return f"form {bucket.form!r} is none of {', '.join(FORMS)}"
     first = graph.nodes[bucket.collectives[0]]
@@ -99,7 +99,7 @@ def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:
     for number in bucket.collectives[1:]:
         node = graph.nodes[number]
         if node.collective != first.collective:
-            return f"n{first.id} and n{number} reduce over other devices, in another way or in another type"
+            return f"n{first.id} and n{number} are over other devices, of another kind or of another type"
     return None
 
 

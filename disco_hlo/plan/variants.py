@@ -22,13 +22,13 @@ from disco_hlo.plan.units import UnitGraph, unit_graph
 
 
 def unfused(graph: Graph, groups: Sequence[Group] = ()) -> Strategy:
-    """Every all-reduce by itself, and every op that is in none of ``groups``."""
+    """Every collective by itself, and every op that is in none of ``groups``."""
     return Strategy(tuple(groups), tuple(Bucket((node,)) for node in graph.collectives))
 
 
 def one_bucket(graph: Graph, groups: Sequence[Group] = (), form: str = "concat") -> Strategy:
-    """As few buckets as can be: all-reduces travel together unless one has to wait for the other,
-    reduces in another way, or is of another type."""
+    """As few buckets as can be: collectives travel together unless one has to wait for the other, or is over
+    other devices, of another kind or of another type."""
     depth = collective_depths(graph)
 
     def lot(node: int) -> tuple[str, str, int]:
@@ -40,7 +40,7 @@ def one_bucket(graph: Graph, groups: Sequence[Group] = (), form: str = "concat")
 
 
 def collective_depths(graph: Graph) -> list[int]:
-    """For each node, how many all-reduces lie one behind the other on the way to it."""
+    """For each node, how many collectives lie one behind the other on the way to it."""
     depth: list[int] = []
     behind: list[int] = []  # for each node, how many lie on the way to what reads it
     for node in graph.nodes:

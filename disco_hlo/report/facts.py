@@ -50,7 +50,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class BucketFacts:
-    """All-reduces that travel together."""
+    """Collectives that travel together."""
 
     token: str
     form: str

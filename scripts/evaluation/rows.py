@@ -251,7 +251,7 @@ def check(source: CanonicalModule, strategy: Strategy) -> Strategy:
 
 
 def gradients_in_order(graph: Graph, strategy: Strategy) -> list[int]:
-    """All-reduces in the order in which ``strategy`` transfers them."""
+    """Collectives in the order in which ``strategy`` transfers them."""
     members = {f"b{number}": bucket.collectives for number, bucket in enumerate(strategy.buckets)}
     found = [node for token in strategy.order for node in members.get(token.removesuffix(".start"), ())]
     return list(dict.fromkeys([*found, *graph.collectives]))

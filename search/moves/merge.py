@@ -1,6 +1,6 @@
-"""Merge two neighbouring all-reduce buckets into one.
+"""Merge two neighbouring buckets into one.
 
-The third method of the paper (section 4.5): all-reduce fusion.
+The third method of the paper (section 4.5), which merges all-reduces.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_a_plan_is_compared_with_xlas_own(disco: Disco, vgg19_plan: Path) -> Non
     assert f"order: {len(found['moved_units'])} of {found['common_units']} common units are moved" in text
 
 
-def test_moved_all_reduces_are_listed(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
+def test_moved_collectives_are_listed(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
     source = plans.cpu()
     strategy = one_bucket(source.graph, form="concat")
     folder = plans.save_plan(tmp_path, source, plans.cpu_module(), strategy)

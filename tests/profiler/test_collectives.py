@@ -139,7 +139,7 @@ def test_the_same_points_in_any_order_give_the_same_fit():
 
 @pytest.mark.parametrize("times", [[], [0], [-5, 5], [float("nan")], [float("inf")]])
 def test_times_that_are_none_are_refused(times):
-    with pytest.raises(ProfileError, match="positive times in ns for an all-reduce of 1024 bytes"):
+    with pytest.raises(ProfileError, match="positive times in ns for a collective of 1024 bytes"):
         point_of(1024, times)
 
 

@@ -162,7 +162,7 @@ def test_files_that_cannot_be_written_or_read_are_refused(tmp_path):
         (body(in_step=[]), r"\$.in_step"),
         (body(in_step={"sizes": [], "total_ns": 1, "spread_ns": 0, "samples": 1}), "not what a step's"),
         (body(in_step={"sizes": [[64, 1], [8, 1]], "total_ns": 1, "spread_ns": 0, "samples": 1}),
-            "not what a step's all-reduces take"),
+            "not what a step's collectives take"),
         (body(in_step={"sizes": [[64, 0]]}), r"Expected `int` >= 1 - at `\$.in_step.sizes"),
         (body(in_step={"sizes": [[64, 1]], "total_ns": 0}), r"\$.in_step.total_ns"),
         (body(together={"sizes": [[64, 0]]}), r"\$.together.sizes"),

@@ -202,7 +202,7 @@ class KnownTimes:
         return bool(missing) and self._traced(source.graph.fingerprint) is None
 
     def _lacks_waits(self, source: CanonicalModule) -> bool:
-        """Processes on CPU wait for each other in all-reduces, and in each step otherwise."""
+        """Processes on CPU wait for each other in collectives, and in each step otherwise."""
         blocks = not BACKENDS[self._platform.backend].asynchronous and self._link.process_count > 1
         step = self._step(source.graph.fingerprint)
         return blocks and bool(travelling(source)) and None in (step.apart, step.together)
