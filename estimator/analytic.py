@@ -148,7 +148,7 @@ class AnalyticModel(CostModel):
     def op_ns(self, graph: Graph) -> NDArray[np.int64]:
         """Time of each node as a kernel of its own, ``[len(graph)]``, launch not included.
 
-        Parameters, constants, free nodes and all-reduces are 0 (see the all-reduce lines). A loop is
+        Parameters, constants, free nodes and collectives that a plan moves are 0. A loop is
         only charged for what it reads and returns: its time has to be measured.
         """
         known = self._of(graph)

@@ -72,7 +72,7 @@ class GnnModel(CostModel):
         """Time of each node as a kernel of its own, ``[len(graph)]``, launch not included.
 
         Library calls and loops are the analytical model's; parameters, constants, free nodes and
-        all-reduces are 0.
+        collectives that a plan moves are 0.
         """
         times = self.analytic.op_ns(graph)
         alone = np.flatnonzero(flat_graph(graph).kind == Kind.FUSIBLE)

@@ -8,9 +8,9 @@ The regression minimizes relative errors, since a microsecond matters at 4 KiB a
 and damps outliers (Huber weights).
 
 The swept lines then get the latency and the bytes that collectives have in the step. Where collectives block (CPU),
-what a small all-reduce costs is how soon a waiting rank is woken, and that depends
+what a small one costs is how soon a waiting rank is woken, and that depends
 on what the cores do meanwhile: the sweep's chains compute a millisecond on all cores before each, a step with
-short kernels leaves them idle. The step's own traces hold all of its all-reduces, one by one and in one bucket. So the
+short kernels leaves them idle. The step's own traces hold all of its collectives, one by one and in one bucket. So the
 latency is what makes the lines add up to the first, and what bytes take beyond it is what the one bucket took, in which
 a rank also waits for the one that computes longer. Between the two the lines have the shape of the sweep's.
 
@@ -68,7 +68,7 @@ class SweepPoint(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduceFit:
+class CollectiveFit:
     """The fitted line or lines, and how far the points lie from them."""
 
     line: LinearPieces
@@ -95,7 +95,7 @@ def sweep_sizes(
 
 def point_of(size_bytes: int, times_ns: Sequence[int]) -> SweepPoint:
     """Median and spread of repeated times of one size; :class:`ProfileError` for non-times."""
-    middle, spread = median_and_spread(times_ns, f"an all-reduce of {size_bytes} bytes")
+    middle, spread = median_and_spread(times_ns, f"a collective of {size_bytes} bytes")
     return SweepPoint(int(size_bytes), max(round(middle), 1), round(spread), len(times_ns))
 
 
@@ -109,7 +109,7 @@ class _Points(NamedTuple):
     noise left nothing of (1 ns, less the work around it) would outweigh all others."""
 
 
-def fit(points: Sequence[SweepPoint]) -> AllReduceFit:
+def fit(points: Sequence[SweepPoint]) -> CollectiveFit:
     """Fit one to :data:`MAXIMUM_PIECES` lines; the prediction never falls with the size.
 
     Raises :class:`ProfileError` for fewer than three distinct sizes or impossible points.
@@ -117,17 +117,17 @@ def fit(points: Sequence[SweepPoint]) -> AllReduceFit:
     points = tuple(sorted(points, key=lambda point: (point.size_bytes, point.median_ns)))
     for point in points:
         if point.size_bytes < 0 or point.median_ns <= 0:
-            raise ProfileError(f"not a measurement of an all-reduce: {point}")
+            raise ProfileError(f"not a measurement of a collective: {point}")
     sizes = np.array([point.size_bytes for point in points], dtype=np.float64)
     times = np.array([point.median_ns for point in points], dtype=np.float64)
     distinct = np.unique(sizes).size
     if distinct < MINIMUM_POINTS:
-        raise ProfileError(f"an all-reduce line needs {MINIMUM_POINTS} sizes, the sweep has {distinct}")
+        raise ProfileError(f"a collective's line needs {MINIMUM_POINTS} sizes, the sweep has {distinct}")
     around = (times[max(0, i - _NEIGHBOURS) : i + _NEIGHBOURS + 1] for i in range(times.size))
     usual = np.maximum(times, [float(np.median(some)) for some in around])
     line = LinearPieces(_best_pieces(_Points(sizes, times, usual)))
     errors = np.abs(line([point.size_bytes for point in points]) / times - 1.0)
-    return AllReduceFit(line, points, float(np.median(errors)), float(np.max(errors)))
+    return CollectiveFit(line, points, float(np.median(errors)), float(np.max(errors)))
 
 
 def _best_pieces(points: _Points) -> tuple[Line, ...]:
@@ -210,7 +210,7 @@ def _weighted_line(
 
 @dataclass(frozen=True, slots=True)
 class InStep:
-    """What the all-reduces of one step take in it."""
+    """What the collectives of one kind take in a step."""
 
     sizes: tuple[tuple[Bytes, Positive], ...]
     """(bytes, how many of that size), by ascending size, as they are transferred."""
@@ -228,7 +228,7 @@ class InStep:
         times = self.total_ns > 0 and self.spread_ns >= 0 and self.samples > 0
         ascend = ascend and len(self.each_ns) in (0, len(counts))
         if not (times and ascend and min(counts, default=0) > 0):
-            raise ProfileError(f"not what a step's all-reduces take: {self}")
+            raise ProfileError(f"not what a step's collectives take: {self}")
 
 
 def counted(sizes_bytes: Iterable[int]) -> tuple[tuple[int, int], ...]:
@@ -237,19 +237,19 @@ def counted(sizes_bytes: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def in_the_step(swept: LinearPieces, apart: InStep | None, together: InStep | None) -> LinearPieces:
-    """The swept lines as the step has them, as far as it is known what its all-reduces take apart and together. Where
+    """The swept lines as the step has them, as far as it is known what its collectives take apart and together. Where
     both are of the same sizes, they cannot tell latency from bytes: then those apart count, which ran as XLA has them.
     """
     lines = swept if apart is None else with_latency_of(apart, swept)
     if together is None or (apart is not None and apart.sizes == together.sizes):
         return lines
     lines = with_bytes_of(together, lines)
-    # Many small all-reduces have bytes too: with steeper lines these would take longer than they did.
+    # Many small collectives have bytes too: with steeper lines these would take longer than they did.
     return lines if apart is None else with_latency_of(apart, lines)
 
 
 def with_total_of(step: InStep, swept: LinearPieces) -> LinearPieces:
-    """The swept lines, all times multiplied by what the step's all-reduces took over what the lines say of them; first
+    """The swept lines, all times multiplied by what the step's collectives took over what the lines say of them; first
     by the factor, and with the latency more, that are nearest to each of at least three sizes."""
     lines = _nearest(step, swept)
     predicted_ns = _predicted_ns(step, lines)
@@ -271,7 +271,7 @@ def _nearest(step: InStep, swept: LinearPieces) -> LinearPieces:
 
 
 def with_latency_of(step: InStep, swept: LinearPieces) -> LinearPieces:
-    """The swept lines, all moved alike so that the step's all-reduces add up to what they took in it.
+    """The swept lines, all moved alike so that the step's collectives add up to what they took in it.
 
     They are lowered by no more than the latency, what no bytes would take: no time becomes negative.
     """
@@ -310,7 +310,7 @@ def with_bytes_of(together: InStep, lines: LinearPieces) -> LinearPieces:
 
 
 def _predicted_ns(step: InStep, lines: LinearPieces) -> int:
-    """All of the step's all-reduces, as the lines have them: of any size and number, since a file may say any."""
+    """All of the step's collectives, as the lines have them: of any size and number, since a file may say any."""
     each_ns = lines([size for size, _ in step.sizes]).tolist()
     return sum(count * ns for (_, count), ns in zip(step.sizes, each_ns, strict=True))
 
@@ -340,7 +340,7 @@ def issued(module: CanonicalModule, owner: Mapping[str, str]) -> tuple[Issued, .
     found = []
     graph = module.graph
     for one in module.origins:
-        members = [node for node in one.nodes if graph.nodes[node].kind is Kind.ALL_REDUCE]
+        members = [node for node in one.nodes if graph.nodes[node].kind is Kind.COLLECTIVE]
         if not members or one.role not in ("start", "op"):
             continue
         kind = str(collective_kind(graph.nodes[members[0]]))

@@ -6,7 +6,7 @@ body included; several kernels of one instruction add up. What runs in a loop's 
 of its executions (:func:`body_times`), since one run shows it as often as the loop turns.
 
 An instruction's median is what it takes undisturbed. A step is made of what they take all told: interruptions that
-hit another instruction each time, and all-reduces, in which a rank waits. Where collectives block the rank (CPU),
+hit another instruction each time, and collectives, in which a rank waits. Where collectives block the rank (CPU),
 :func:`stretch` says by how much times must grow to add up to the step.
 """
 
@@ -55,7 +55,7 @@ def instruction_times(
         owner: names, for every instruction inside a loop or another called computation, the entry instruction that
             runs it.
         blocking: while one of these runs, the others take no time of the step: a convolution that a thread pool was
-            still at when the all-reduce behind it began takes what it took before that.
+            still at when the collective behind it began takes what it took before that.
         launch_ns: what lies between two kernels that the host is ahead of. A loop without an event of its own (GPU)
             takes at most what its kernels take and that between them: in a trace more lies between short ones, which
             the host starts one by one where command buffers are off, and of which the profiler writes down each.
@@ -271,7 +271,7 @@ def stretch(
     (where collectives block, little else counts); median over runs and devices. Scaled by this factor, times of
     instructions add up to it. Raises like :func:`instruction_times`.
 
-    Where launches and all-reduces leave nothing of the step, the instructions took their time nevertheless: then
+    Where launches and collectives leave nothing of the step, the instructions took their time nevertheless: then
     the factor is 1. At 0, every op would be free.
 
     Args:

@@ -141,7 +141,7 @@ def travelling(source: CanonicalModule) -> dict[CollectiveKind, list[int]]:
     """The collectives of a step that travel as a plan says, those of bodies once: bytes of each, by kind."""
     found: dict[CollectiveKind, list[int]] = {}
     for graph in graphs_of(source):
-        for node in graph.all_reduces:
+        for node in graph.collectives:
             found.setdefault(collective_kind(graph.nodes[node]), []).append(collective_bytes(graph, node))
     return found
 
@@ -151,8 +151,8 @@ def keyed_times(
 ) -> dict[str, OpTime]:
     """Measured instruction times of a module by cost key; equal keys are merged.
 
-    ``origins`` say which nodes each instruction computes. All-reduces are left out, their time
-    follows the fitted line. Other collectives count from the arrival of the last participant.
+    ``origins`` say which nodes each instruction computes. Collectives that a plan moves are left out, their
+    time follows the fitted lines. Others count from the arrival of the last participant.
     """
     found: dict[str, list[OpTime]] = {}
     for origin in origins:
@@ -170,7 +170,7 @@ def keyed_times(
 def origin_key(graph: Graph, origin: Origin) -> str | None:
     """Under which the time of an instruction is known; None for what follows a line, and for the ends of what has a
     start."""
-    if origin.role == "done" or any(graph.nodes[node].kind is Kind.ALL_REDUCE for node in origin.nodes):
+    if origin.role == "done" or any(graph.nodes[node].kind is Kind.COLLECTIVE for node in origin.nodes):
         return None
     ops, results = as_kernel(graph, origin.nodes, origin.results)
     if not ops:  # it only shows a value in another shape

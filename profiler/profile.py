@@ -1,7 +1,7 @@
 """The profile: everything measured on one kind of device, as one frozen record and one JSON file.
 
 A profile is what the simulator computes with (DisCo, section 4.2 and 4.4): op times by cost key,
-launch cost, the device's rates, the all-reduce lines, contention, and how noisy all that was. It
+launch cost, the device's rates, the lines of collectives, contention, and how noisy all that was. It
 names the device and the software it was taken with, because a time means nothing elsewhere.
 
 A profile file is data from outside: it is decoded by schema and refused with the place and the reason.
@@ -31,7 +31,7 @@ from disco_hlo.hlo.cost_model import LinearPieces, by_ring
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.collectives import (
     MINIMUM_POINTS,
-    AllReduceFit,
+    CollectiveFit,
     InStep,
     SweepPoint,
     fit,
@@ -97,7 +97,7 @@ class Platform:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between whom the all-reduces were measured."""
+    """Between whom the collectives were measured."""
 
     device_count: Positive
     process_count: Positive
@@ -137,7 +137,7 @@ class Contention:
 class Collectives:
     """What was measured of one kind of collectives."""
 
-    swept: AllReduceFit | None = None
+    swept: CollectiveFit | None = None
     """Lines over sizes that no step has, each alone."""
     in_step: InStep | None = None
     """As :attr:`Profile.in_step`."""
@@ -168,7 +168,7 @@ class Profile:
     """Bytes read plus bytes written per second by a large streaming op."""
     flops_per_s: _Rate
     """Rate of a large matrix multiplication."""
-    all_reduce: AllReduceFit | None = None
+    all_reduce: CollectiveFit | None = None
     """The swept lines; predictions go by :attr:`transfers`."""
     link: Link = field(default_factory=lambda: Link(1, 1))
     contention: Contention | None = None
@@ -382,7 +382,7 @@ def _by_key(found: Iterable[Mapping[str, _Known]]) -> list[tuple[str, list[_Know
     return sorted(known.items())
 
 
-def _swept(fits: Iterable[AllReduceFit | None]) -> AllReduceFit | None:
+def _swept(fits: Iterable[CollectiveFit | None]) -> CollectiveFit | None:
     by_size: dict[int, list[OpTime]] = {}
     for point in dict.fromkeys(point for one in fits if one is not None for point in one.points):
         time = OpTime(point.median_ns, point.spread_ns, point.samples)

@@ -38,7 +38,7 @@ def list_order(step: Step, state: State, scratch: Scratch) -> bool:
     times = state.times[heads]
     main, on_channel = times[:, at.MAIN], times[:, at.ON_CHANNEL] != 0
     compute = np.maximum(times[:, at.PACK], 0) + times[:, at.UNPACK] + np.where(on_channel, 0, main)
-    is_bucket = (step.node[at.FLAGS, heads] & at.ALL_REDUCE != 0).astype(np.int64)
+    is_bucket = (step.node[at.FLAGS, heads] & at.COLLECTIVE != 0).astype(np.int64)
     issued = issue_order(needed_at, needed, compute, np.where(on_channel, main, 0), is_bucket, True)
     if issued.size < heads.size:
         return False
@@ -109,7 +109,7 @@ def _units(step: Step, state: State, scratch: Scratch) -> Any:
 
 @compiled
 def regroup(step: Step, state: State, scratch: Scratch, members: Ints, run_at: Ints) -> None:
-    """Make all-reduces into other buckets: number i has ``members[run_at[i] : run_at[i + 1]]``, ascending.
+    """Make collectives into other buckets: number i has ``members[run_at[i] : run_at[i + 1]]``, ascending.
 
     The buckets are noted as changed. Follow it up with prices and :func:`list_order`.
     """
@@ -135,7 +135,7 @@ def regroup(step: Step, state: State, scratch: Scratch, members: Ints, run_at: I
 
 
 def gradients_ready(step: Step, state: State, ends_ns: Ints, ranked: Ints) -> Ints:
-    """When each all-reduce (``ranked``) could start, by the ends of the units (``segments.order_ns``)."""
+    """When each collective (``ranked``) could start, by the ends of the units (``segments.order_ns``)."""
     begin, end = step.node[at.SOURCES_AT, ranked], step.node[at.SOURCES_AT, ranked + 1]
     sources = step.edge[stretches(begin, end - begin)]
     ready = np.zeros(ranked.size, np.int64)
@@ -162,7 +162,7 @@ def contiguous_buckets(
         ready_ns: when each gradient exists, ascending.
         sizes_bytes: its size.
         kinds: only equal kinds may travel together.
-        transfer_ns: times of all-reduces of so many bytes.
+        transfer_ns: times of collectives of so many bytes.
         wait_ns: what each takes longer where it begins beside compute: here all do.
     """
     count = len(ready_ns)

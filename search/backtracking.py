@@ -76,7 +76,7 @@ class Backtracking:
         self.generator = seeded(settings.seed)
         node = self.step.node
         fusible = np.flatnonzero(node[at.FLAGS, : len(graph)] & at.FUSIBLE).astype(np.int64)
-        ranked = np.array(sorted(graph.all_reduces, key=lambda x: node[at.RANK, x]), np.int64)
+        ranked = np.array(sorted(graph.collectives, key=lambda x: node[at.RANK, x]), np.int64)
         self.pools = (fusible, ranked)
         moves = settings.moves or in_algorithm_1()
         self.methods = np.array([NUMBERS[name] for name in moves], np.int64)

@@ -21,7 +21,7 @@ from disco_hlo.core.reasons import fresh_stamp
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.plan.plan import Strategy
-from disco_hlo.plan.variants import all_reduce_depths
+from disco_hlo.plan.variants import collective_depths
 from disco_hlo.search import layout as at
 from disco_hlo.search.arrange import contiguous_buckets, gradients_ready, list_order, regroup
 from disco_hlo.search.costs import UnitCosts, Unknown, has_place, price_changed, unit_of_step
@@ -113,13 +113,13 @@ class Climber:
         self.generator = seeded(int(mixed(np.array([seed % 2**64], np.uint64))[0]))
         node = self.step.node
         self.fusible = np.flatnonzero(node[at.FLAGS, : len(self.graph)] & at.FUSIBLE).astype(np.int64)
-        ranked = np.array(sorted(self.graph.all_reduces, key=lambda x: node[at.RANK, x]), np.int64)
+        ranked = np.array(sorted(self.graph.collectives, key=lambda x: node[at.RANK, x]), np.int64)
         self.pools = (self.fusible, ranked)
         self.seen = {ordered: new_table(1) for ordered in (False, True)}
         self.waiting = np.zeros((MOST_WAITING, 3), np.int64)
         self.segments = new_segments(self.step, ranked, self.machine)
         self.control = np.zeros(CONTROLS, np.int64)
-        self.depths = all_reduce_depths(self.graph)
+        self.depths = collective_depths(self.graph)
         self.state = copy_state(starts.states[start])
         self.costs.price_all(self.state, self.scratch)
         self.given_runs = _runs_of(self.state, ranked)

@@ -56,7 +56,7 @@ class Unknown(NamedTuple):
     returned: NDArray[np.bool_]
     """Whether each member leaves it."""
     pieces: NDArray[np.float64]
-    """``[3, pieces]``: ``hlo.cost_model.LinearPieces``, which all-reduces go by; none in a step without."""
+    """``[3, pieces]``: ``hlo.cost_model.LinearPieces``, which collectives go by; none in a step without."""
     wire: NDArray[np.int64]
     """``[3]``: launch cost in ns, bytes a µs of copies (0: no limit), whether transfers ever run beside compute."""
 
@@ -78,7 +78,7 @@ def unit_of_step(graph: Graph, model: CostModel) -> int:
     """What the time of a step's states is to be counted in, in ns (``simulator.costs.UNITS_NS``)."""
     alone_ns = checked(model.op_ns(graph), len(graph), lambda i: f"node {i}")
     line, size_bytes = on_one_line(graph, model)
-    sizes = size_bytes[list(graph.all_reduces)]
+    sizes = size_bytes[list(graph.collectives)]
     transfers_ns = checked(line(sizes), sizes.size, lambda i: f"{sizes[i]} bytes")
     return unit_for(_SPARE * (alone_ns.sum(dtype=np.float64) + transfers_ns.sum(dtype=np.float64)))
 
@@ -101,8 +101,8 @@ class UnitCosts:
             step.node[at.FLAGS, x] |= at.RUNS_COLLECTIVES
             step.node[at.HEAD, x] = min(first_ns, int(step.node[at.ALONE, x]))
         self.sizes = np.zeros(len(graph), np.int64)
-        """Bytes of what each all-reduce leaves, 0 for other nodes."""
-        for x in graph.all_reduces:
+        """Bytes of what each collective leaves, 0 for other nodes."""
+        for x in graph.collectives:
             self.sizes[x] = graph.nodes[x].shape.size_bytes
             step.node[at.SLICE, x] = machine.copy_ns(int(self.sizes[x]))
         step.node[at.READ, : len(graph)] = model.read_classes(graph)
@@ -155,9 +155,9 @@ class UnitCosts:
         times = np.array([self._variadic_ns(members) for members in given], np.int64)
         learn(self.prices, keys, times.reshape(-1, at.TIME_COLUMNS))
 
-    def _variadic_ns(self, all_reduces: tuple[int, ...]) -> tuple[int, int, int, int]:
+    def _variadic_ns(self, collectives: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Times of a bucket, as the prices have them."""
-        line, sizes = self.collectives.line, self.collectives.of(all_reduces)
+        line, sizes = self.collectives.line, self.collectives.of(collectives)
         times = bucket_times(line, self.machine, sizes, packed_bytes=None, name="a bucket")
         return -1, times.main_ns, 0, int(times.on_channel)
 
@@ -217,7 +217,7 @@ def price_changed(
         if digest == s.digest[unit]:
             continue
         retire(g, s, w, unit)
-        single = s.count[unit] == 1 and s.copies[unit] == -1 and not g.flags[unit] & at.ALL_REDUCE
+        single = s.count[unit] == 1 and s.copies[unit] == -1 and not g.flags[unit] & at.COLLECTIVE
         if single and not _is_tiled(g, s.computed[unit]):
             _set_times(s, w, unit, -1, g.alone[unit], 0, 0)
             enlist(g, s, w, unit, digest)
@@ -234,7 +234,7 @@ def price_changed(
             _set_times(s, w, unit, value[at.PACK], value[at.MAIN], unpack, value[at.ON_CHANNEL])
             enlist(g, s, w, unit, digest)
             continue
-        if g.flags[unit] & at.ALL_REDUCE:
+        if g.flags[unit] & at.COLLECTIVE:
             _set_bucket_times(g, s, w, unit, unknown)
             enlist(g, s, w, unit, digest)
             continue
@@ -294,7 +294,7 @@ def _set_bucket_times(g: GraphView, s: StateView, w: ScratchView, bucket: int, u
 
 @inner
 def _collective_ns(unknown: Unknown, moved_bytes: Int) -> Any:
-    """Time of an all-reduce of this size on the line."""
+    """Time of a collective of this size on the line."""
     pieces, piece = unknown.pieces, 0
     while piece + 1 < pieces.shape[1] and pieces[0, piece + 1] <= moved_bytes:  # ends: piece goes up
         piece += 1
@@ -318,7 +318,7 @@ def _cut_ns(g: GraphView, s: StateView, bucket: int) -> Any:
 def _price_key(g: GraphView, s: StateView, w: ScratchView, unit: int, digest: int) -> Any:
     """What a unit's cost goes by, and how many members (bitcasts included) stand in row ``members``."""
     _, count = gather_members(s, unit, w.members)
-    if g.flags[unit] & at.ALL_REDUCE:
+    if g.flags[unit] & at.COLLECTIVE:
         return s.computed[unit], count
     count, _ = add_bitcasts(g, w, count)
     if _is_tiled(g, s.computed[unit]):

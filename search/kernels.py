@@ -356,7 +356,7 @@ def all_stand(g: GraphView, s: StateView, w: ScratchView, changes: int) -> Any:
     for i in range(changes, w.number[at.CHANGES]):
         unit = s.owner[w.changed[i]]
         # Not by whether its head may be fused: what is left of a kernel of XLA's may begin with an op that may not.
-        if w.judged[unit] == stamp or g.flags[unit] & at.ALL_REDUCE:
+        if w.judged[unit] == stamp or g.flags[unit] & at.COLLECTIVE:
             continue
         w.judged[unit] = stamp
         if unit_refusal(g, s, w, unit) != LEGAL:

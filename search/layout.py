@@ -54,15 +54,15 @@ class GraphView:
     shape: Row
     geometry: Row
     rank: Row
-    """Place of an all-reduce among all of them in production order, 0 for other nodes."""
+    """Place of a collective among all of them in production order, 0 for other nodes."""
     channel: Row
-    """All-reduces with equal numbers may share a bucket: same devices, reduction and element type."""
+    """Collectives with equal numbers may share a bucket: same devices, kind, reduction and element type."""
     key: Row
     """Equal numbers, equal cost key."""
     alone: Row
     """ns of the node as a unit of its own, launch cost included (filled in by ``costs``)."""
     slice_ns: Row
-    """ns to slice an all-reduce out of a bucket, launch cost included (filled in by ``costs``)."""
+    """ns to slice a collective's array out of a bucket, launch cost included (filled in by ``costs``)."""
     users_at: Row
     mixed: Row
     """A hash of x itself."""
@@ -73,7 +73,7 @@ class GraphView:
     operand_loop: Row
     shared_bytes: Row
     moved_bytes: Row
-    """Bytes that an all-reduce counts as on the line of the step (filled in by ``costs``)."""
+    """Bytes that a collective counts as on the line of the step (filled in by ``costs``)."""
     packed_bytes: Row
     """Bytes that a bucket copies of it, where it is concatenated (filled in by ``costs``)."""
     read: Row
@@ -83,9 +83,9 @@ class GraphView:
     """ns of the node as a unit of its own that must be done before a transfer begins beside it (filled in by
     ``costs``)."""
     uncut_at: Row
-    """Pairs of a node and a hash. Of an all-reduce: who reads it and cannot find it inside a bucket, each by
+    """Pairs of a node and a hash. Of a collective: who reads it and cannot find it inside a bucket, each by
     its head and the ``DIGEST`` of the unit that cannot, 0 for whatever unit the node is in (-1 and 0: the entry
-    root). Of such a head the same the other way round: the all-reduce, and its own digest."""
+    root). Of such a head the same the other way round: the collective, and its own digest."""
     element_count: Row
     reads_per_element: Row
     head_ns: Row
@@ -214,8 +214,8 @@ SCRATCH_ROWS: Final = len(row_numbers(ScratchView))
 FUSIBLE: Final = 1 << 16
 """May join a group. Bitcasts do not have it: they follow their neighbours."""
 ACTIVE: Final = 1 << 17
-"""Executes: of the kind FUSIBLE, FIXED or ALL_REDUCE."""
-ALL_REDUCE: Final = 1 << 18
+"""Executes: of the kind FUSIBLE, FIXED or COLLECTIVE."""
+COLLECTIVE: Final = 1 << 18
 RETURNED: Final = 1 << 19
 """The entry root returns it, directly or through free nodes."""
 UNCUT: Final = 1 << 20
@@ -332,7 +332,7 @@ def _opener(view: View) -> Any:
 
 _graph_view, _state_view, _scratch_view = _opener(_GRAPH), _opener(_STATE), _opener(_SCRATCH)
 Pools = tuple[Ints, Ints]
-"""What moves are drawn from: fusible nodes, and all-reduces in production order."""
+"""What moves are drawn from: fusible nodes, and collectives in production order."""
 
 
 class PoolView(NamedTuple):

@@ -1,7 +1,7 @@
 """The schedule of the paper's simulator (section 4.4): ready queues, first in, first out.
 
 The compute stream and the channel have a queue each of tasks whose predecessors have finished, so
-all-reduces run in the order in which their gradients are produced, beside the ops or, where
+collectives run in the order in which their gradients are produced, beside the ops or, where
 collectives block, between them. At one instant: all tasks that end are retired; the tasks that
 become ready by it join their queues by ascending node; every idle resource takes the head of its
 queue. Kernels hold no transfers here, and are not told apart. ``tests/simulator/reference.py`` says the same, slowly.
@@ -112,7 +112,7 @@ def _is_transfer(g: GraphView, s: StateView, task: int) -> Any:
     """Whether a task runs on the channel."""
     unit = task // 3
     on_channel = s.time_ns[at.TIME_COLUMNS * unit + at.ON_CHANNEL]
-    return g.flags[unit] & at.ALL_REDUCE and task % 3 == at.MAIN and on_channel
+    return g.flags[unit] & at.COLLECTIVE and task % 3 == at.MAIN and on_channel
 
 
 @inner
@@ -138,7 +138,7 @@ def _retire(g: GraphView, s: StateView, w: ScratchView, task: int, done: int, fo
     """A task has ended: the next part of its unit becomes ready, or whatever waited for the unit alone."""
     unit, part = task // 3, task % 3
     sliced = part == at.MAIN and s.time_ns[at.TIME_COLUMNS * unit + at.UNPACK] > 0
-    if g.flags[unit] & at.ALL_REDUCE and (part == at.PACK or sliced):
+    if g.flags[unit] & at.COLLECTIVE and (part == at.PACK or sliced):
         w.neighbours[found] = task + 1
         return done, found + 1
     return done + 1, _release(g, s, w, unit, found)
@@ -146,7 +146,7 @@ def _retire(g: GraphView, s: StateView, w: ScratchView, task: int, done: int, fo
 
 @inner
 def _first_task(g: GraphView, s: StateView, unit: int) -> Any:
-    if g.flags[unit] & at.ALL_REDUCE and s.time_ns[at.TIME_COLUMNS * unit + at.PACK] >= 0:
+    if g.flags[unit] & at.COLLECTIVE and s.time_ns[at.TIME_COLUMNS * unit + at.PACK] >= 0:
         return 3 * unit + at.PACK
     return 3 * unit + at.MAIN
 

@@ -28,7 +28,7 @@ def search(
     """Look for a faster strategy than ``start``.
 
     Args:
-        start: a strategy of ``graph``: unfused (every all-reduce its own bucket) or XLA's plan.
+        start: a strategy of ``graph``: unfused (every collective its own bucket) or XLA's plan.
         on_progress: called a few times a second.
         on_best: told of the best strategy so far whenever the joint method finds a better one.
         stop: asked between candidates; the search ends once it answers True.

@@ -4,7 +4,7 @@ DisCo leaves the order to a ready queue and combines neighbouring all-reduces at
 and 4.5). With the kernels fixed both can be computed. A list schedule brings the gradients forward;
 its compute order fixes when each gradient exists; for that order the best buckets of neighbouring
 gradients follow by dynamic programming over the finishing time of the channel; and with the buckets
-the order is made again, since an all-reduce now waits for its last member.
+the order is made again, since a bucket waits for its last member.
 
 A rule sees one collective at a time; which kernels should run during which is a matter of all of them. So the best
 order by rule is where a climb begins that moves one kernel at a time to another place, and simulates what comes of it
@@ -24,7 +24,7 @@ from disco_hlo.hlo.opcodes import moves_data
 from disco_hlo.plan.legal import bucket_of, default_order, late_waits, started_late
 from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.variants import all_reduce_depths, normal_form, unfused
+from disco_hlo.plan.variants import collective_depths, normal_form, unfused
 from disco_hlo.search.arrange import contiguous_buckets
 from disco_hlo.search.climb import Climber
 from disco_hlo.search.restart import ORDER_DIVISORS, ORDER_MOVES
@@ -119,7 +119,7 @@ def best_order(
         IllegalStrategyError: the strategy does not fit the graph.
     """
     by_rule = with_order(graph, strategy, costs, machine, limit_bytes)
-    if not machine.asynchronous or not graph.all_reduces:
+    if not machine.asynchronous or not graph.collectives:
         return by_rule
     starts, orders = prepare(graph, [by_rule.strategy]), [by_rule.strategy.order]
     units = len(unit_graph(graph, by_rule.strategy).units)
@@ -217,7 +217,7 @@ def _neighbours_together(
 ) -> tuple[Bucket, ...]:
     if not ready:  # a step on one device, whose profile knows no transfers
         return ()
-    depth = all_reduce_depths(graph)
+    depth = collective_depths(graph)
     ranked = sorted(ready, key=lambda node: (ready[node], node))
     line, size_bytes = on_one_line(graph, costs)
     sizes = size_bytes[ranked].tolist()

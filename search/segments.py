@@ -68,7 +68,7 @@ ISSUED: Final = 0
 AWAITED: Final = 1
 KINDS: Final = 2
 TIES: Final = 5
-"""Lists of ``Segments.tie`` for each all-reduce."""
+"""Lists of ``Segments.tie`` for each collective."""
 NEVER: Final = 2**62
 """The key of an event that does not happen."""
 _OTHER, _END = np.uint64(0x5851F42D4C957F2D), np.uint64(0x9E3779B97F4A7C15)
@@ -83,13 +83,13 @@ class Segments(NamedTuple):
     """``[blocks]``: the sum of the latter."""
     number: NDArray[np.int64]
     event: NDArray[np.int64]
-    """``[2, KINDS * all-reduces]``: when each event happens; all of them, in the order of the last candidate."""
+    """``[2, KINDS * collectives]``: when each event happens; all of them, in the order of the last candidate."""
     cut: NDArray[np.int64]
-    """``[2, all-reduces]``: the slots before which gradients are cut out of their buckets, and these gradients."""
+    """``[2, collectives]``: the slots before which gradients are cut out of their buckets, and these gradients."""
     ranked: NDArray[np.int64]
-    """``[all-reduces]``: their nodes, by rank."""
+    """``[collectives]``: their nodes, by rank."""
     tie_at: NDArray[np.int64]
-    """``[TIES * all-reduces + 1]``: number i reads ``tie[tie_at[TIES * i] : tie_at[TIES * i + 1]]``; then come those
+    """``[TIES * collectives + 1]``: number i reads ``tie[tie_at[TIES * i] : tie_at[TIES * i + 1]]``; then come those
     that must run before it, its readers, those that must run after it, and who does not find it inside a bucket
     (``UNCUT_AT``). Near each other they are fast to read, and candidates are scored by little else."""
     tie: NDArray[np.int64]
@@ -116,7 +116,7 @@ class SegmentsView(NamedTuple):
     cut: Row
     ranked: Row
     buckets: int
-    """Number of all-reduces."""
+    """Number of collectives."""
     tie_at: Row
     tie: Row
     loop: Row
@@ -128,7 +128,7 @@ class SegmentsView(NamedTuple):
 
 
 def new_segments(step: Step, ranked: NDArray[np.int64], machine: MachineModel) -> Segments:
-    """Working space for orders of a step, whose all-reduces are ``ranked``."""
+    """Working space for orders of a step, whose collectives are ``ranked``."""
     nodes, events = int(step.node.shape[1]) - 1, KINDS * ranked.size
     rows = (at.SOURCES_AT, at.EARLIER_AT, at.READERS_AT, at.LATER_AT, at.UNCUT_AT)
     begin, end = (step.node[np.ix_(rows, beside)].T.ravel() for beside in (ranked, ranked + 1))
@@ -240,7 +240,7 @@ def _count_anew(g: GraphView, s: StateView, w: ScratchView, c: SegmentsView, slo
 @inner
 def compute_ns(g: GraphView, s: StateView, unit: int) -> Any:
     """What a unit adds to the compute stream at its own place."""
-    if unit == -1 or g.flags[unit] & at.ALL_REDUCE:
+    if unit == -1 or g.flags[unit] & at.COLLECTIVE:
         return 0
     return s.time_ns[at.TIME_COLUMNS * unit + at.MAIN]
 
@@ -303,14 +303,14 @@ def _key(slot: int, kind: int, place: int) -> Any:
 
 @inner
 def _last_needed(g: GraphView, s: StateView, c: SegmentsView, bucket: int, rank: int) -> Any:
-    """The last slot of what must have run before an all-reduce is issued."""
+    """The last slot of what must have run before a collective is issued."""
     last, earlier = -1, c.tie_at[TIES * rank + 1]
     for e in range(c.tie_at[TIES * rank], c.tie_at[TIES * rank + 2]):
         unit, cell = s.owner[c.tie[e]], s.copiers[c.tie[e]] if e >= earlier else -1
         while True:  # ends with the list
             # Another transfer is waited for at this one's own slot, for it is one of its readers.
             if unit != bucket:
-                last = max(last, s.place[bucket if g.flags[unit] & at.ALL_REDUCE else unit])
+                last = max(last, s.place[bucket if g.flags[unit] & at.COLLECTIVE else unit])
             if cell == -1:
                 break
             unit = s.cell_unit[cell]
@@ -320,7 +320,7 @@ def _last_needed(g: GraphView, s: StateView, c: SegmentsView, bucket: int, rank:
 
 @inner
 def _first_waiting(s: StateView, c: SegmentsView, bucket: int, rank: int) -> Any:
-    """The first slot of what must wait for an all-reduce."""
+    """The first slot of what must wait for a collective."""
     first = s.total[at.SLOTS]
     for e in range(c.tie_at[TIES * rank + 2], c.tie_at[TIES * rank + 4]):
         unit, cell = s.owner[c.tie[e]], s.copiers[c.tie[e]]
@@ -375,7 +375,7 @@ def order_ns(g: GraphView, s: StateView, c: SegmentsView) -> Any:
             compute(p, g.slice_ns[c.cut[cut]], 0, COMPUTE, False)
             cut += 1
         unit = s.order[slot] if slot < end else -1
-        if unit != -1 and not g.flags[unit] & at.ALL_REDUCE:
+        if unit != -1 and not g.flags[unit] & at.COLLECTIVE:
             c.started[count] = 3 * unit + at.MAIN
             count += 1
             is_product = _has_product(g, s, unit)

@@ -194,7 +194,7 @@ def enlist(g: GraphView, s: StateView, w: ScratchView, unit: int, digest: int) -
 @inner
 def _count_cuts(g: GraphView, s: StateView, w: ScratchView, unit: int, sign: int) -> None:
     """Where a kernel comes, or goes, that alone does not find a gradient in its bucket, what cuts it out does, too."""
-    if not g.flags[unit] & at.UNCUT or g.flags[unit] & at.ALL_REDUCE:
+    if not g.flags[unit] & at.UNCUT or g.flags[unit] & at.COLLECTIVE:
         return
     for e in range(g.uncut_at[unit], g.uncut_at[unit + 1], 2):
         gradient = g.edge[e]

@@ -28,7 +28,7 @@ from disco_hlo.search.layout import GraphView, row_numbers
 
 MAXIMUM_NODES = (1 << 24) - 2
 """Slots of the order are written down in 24 bits (see ``segments``)."""
-_ACTIVE = (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE)
+_ACTIVE = (Kind.FUSIBLE, Kind.FIXED, Kind.COLLECTIVE)
 
 
 class Step(NamedTuple):
@@ -73,7 +73,7 @@ def build_step(graph: Graph) -> Step:
         placed += items.size
     node[at.FLAGS, :count] |= _flags(graph, flat, active, read.flags)
     node[at.FLAGS, :count] |= np.where(np.diff(node[at.LATER_AT]) > 0, at.ORDERED, 0)
-    gradients = list(graph.all_reduces)
+    gradients = list(graph.collectives)
     node[at.CHANNEL, gradients] = _numbered(
         (graph.nodes[x].collective, graph.nodes[x].shape.dtype) for x in gradients
     )
@@ -87,13 +87,13 @@ def build_step(graph: Graph) -> Step:
 
 
 def production_order(graph: Graph, depth: Ints) -> Ints:
-    """All-reduces in the order in which backpropagation produces their gradients.
+    """Collectives in the order in which backpropagation produces their gradients.
 
     By the number of ops on the longest path before each (``depth``), ties by node id. In the paper's words
     (section 3.2), the neighbours of a gradient tensor belong to the successor and the predecessor
     of the op that produces it; here that is the next and the previous one in this order.
     """
-    gradients = np.array(graph.all_reduces, np.int64)
+    gradients = np.array(graph.collectives, np.int64)
     return gradients[np.argsort(depth[gradients], kind="stable")]
 
 
@@ -206,8 +206,8 @@ def _flags(
         (at.PRODUCT, np.array([node.opcode in PRODUCTS for node in graph.nodes], np.bool_)),
     ):  # fmt: skip
         flags |= np.where(holds, bit, 0)
-    for x in graph.all_reduces:
-        flags[x] |= at.ALL_REDUCE | (at.VARIADIC if bucket_of(graph, (x, x)).form == "variadic" else 0)
+    for x in graph.collectives:
+        flags[x] |= at.COLLECTIVE | (at.VARIADIC if bucket_of(graph, (x, x)).form == "variadic" else 0)
     return flags
 
 

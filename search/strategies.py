@@ -35,7 +35,7 @@ from disco_hlo.simulator.build import cuts_gradient
 Signature = tuple[tuple[int, ...], tuple[int, ...]]
 """Ops that a group owns and duplicates: what a group is to the search."""
 Uncut = tuple[int, int, int]
-"""An all-reduce, the head of a unit that does not find it in its bucket, and the digest of that unit."""
+"""A collective, the head of a unit that does not find it in its bucket, and the digest of that unit."""
 _WHATEVER_UNIT = 0
 _ROOT = -1
 
@@ -49,7 +49,7 @@ class Given:
     results: Mapping[Signature, tuple[int, ...]]
     """What each of them returned."""
     forms: Mapping[tuple[int, ...], Bucket]
-    """Buckets by their sorted all-reduces."""
+    """Buckets by their sorted collectives."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def given(graph: Graph, strategies: Sequence[Strategy]) -> Given:
             groups.setdefault(signature(group), group)
             results.setdefault(signature(group), returns)
         for bucket in strategy.buckets:
-            forms.setdefault(tuple(sorted(bucket.all_reduces)), bucket)
+            forms.setdefault(tuple(sorted(bucket.collectives)), bucket)
     return Given(groups, results, forms)
 
 
@@ -142,7 +142,7 @@ def from_strategy(graph: Graph, step: Step, strategy: Strategy) -> State:
     state = empty_state(step, sum(len(group.duplicates) for group in groups))
     alone = np.flatnonzero(step.node[at.FLAGS, : len(graph)] & at.ACTIVE)
     state.word[at.OWNER, alone], state.word[at.COUNT, alone] = alone, 1
-    own(state, [*(group.nodes for group in groups), *(bucket.all_reduces for bucket in strategy.buckets)])
+    own(state, [*(group.nodes for group in groups), *(bucket.collectives for bucket in strategy.buckets)])
     _duplicate(state, [(group.nodes[0], group.duplicates) for group in groups if group.duplicates])
     _lay_out(state, _heads_in_order(step, state, strategy))
     return state
@@ -165,7 +165,7 @@ def _head(strategy: Strategy, token: str) -> int:
     if token[0] == "n":
         return number
     if token[0] == "b":
-        return min(strategy.buckets[number].all_reduces)
+        return min(strategy.buckets[number].collectives)
     return strategy.groups[number].nodes[0]
 
 
@@ -230,7 +230,7 @@ def with_uncut(
 def _uncut_by_given(graph: Graph, units: UnitGraph, digests: Mapping[Signature, int]) -> set[Uncut]:
     """What the kernels of a start do not find in a bucket."""
     groups = units.strategy.groups
-    asked = (units.reader < len(groups)) & (flat_graph(graph).kind[units.source] == Kind.ALL_REDUCE)
+    asked = (units.reader < len(groups)) & (flat_graph(graph).kind[units.source] == Kind.COLLECTIVE)
     found: set[Uncut] = set()
     for number, gradient in zip(units.reader[asked].tolist(), units.source[asked].tolist(), strict=True):
         group = groups[number]
@@ -243,11 +243,11 @@ def _uncut_by_others(graph: Graph, step: Step, given_digests: set[int]) -> set[U
     """What the entry root, other transfers, and ops by themselves do not find in a bucket."""
     flags, begin = step.node[at.FLAGS], step.node[at.READERS_AT]
     found: set[Uncut] = set()
-    for gradient in graph.all_reduces:
+    for gradient in graph.collectives:
         if flags[gradient] & at.RETURNED:
             found.add((gradient, _ROOT, _WHATEVER_UNIT))
         for x in step.edge[begin[gradient] : begin[gradient + 1]].tolist():
-            if flags[x] & at.ALL_REDUCE:
+            if flags[x] & at.COLLECTIVE:
                 found.add((gradient, x, _WHATEVER_UNIT))
             elif not flags[x] & at.FUSIBLE:
                 is_result = flags[x] & at.RETURNED or begin[x + 1] > begin[x]
@@ -273,7 +273,7 @@ def to_strategy(
     tokens: dict[int, str] = {}
     for head in heads:
         owned, copies = members_of(state, head)
-        if step.node[at.FLAGS, head] & at.ALL_REDUCE:
+        if step.node[at.FLAGS, head] & at.COLLECTIVE:
             tokens[head] = f"b{len(buckets)}"
             buckets.append(_bucket(graph, step, owned, kept))
         elif len(owned) > 1 or copies or (owned, copies) in kept.groups:
@@ -336,10 +336,10 @@ def members_of(state: State, head: int) -> Signature:
     return tuple(owned), tuple(copies)
 
 
-def _bucket(graph: Graph, step: Step, all_reduces: tuple[int, ...], kept: Given) -> Bucket:
-    if all_reduces in kept.forms:
-        return kept.forms[all_reduces]
-    return bucket_of(graph, sorted(all_reduces, key=lambda x: int(step.node[at.RANK, x])))
+def _bucket(graph: Graph, step: Step, collectives: tuple[int, ...], kept: Given) -> Bucket:
+    if collectives in kept.forms:
+        return kept.forms[collectives]
+    return bucket_of(graph, sorted(collectives, key=lambda x: int(step.node[at.RANK, x])))
 
 
 def kernels_of(graph: Graph, strategy: Strategy) -> set[Kernel]:

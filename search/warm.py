@@ -46,9 +46,9 @@ def warm_up_in_time(
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """:func:`warm_up` as long as ``seconds`` allow, or until somebody wants an end; whether all code exists now."""
-    what = f"{settings.method} {graph.backend} {bool(graph.all_reduces)} {machine.speed_ppm().shape}"
+    what = f"{settings.method} {graph.backend} {bool(graph.collectives)} {machine.speed_ppm().shape}"
     if seconds is not None and can_be_ready(run.__name__) and not is_ready(run.__name__, what):
-        small = small_step(graph.backend, transfers=bool(graph.all_reduces))
+        small = small_step(graph.backend, transfers=bool(graph.collectives))
         try:
             task = pickle.dumps((small, costs, machine, settings, what))
         except (pickle.PicklingError, AttributeError, TypeError):
@@ -84,14 +84,14 @@ def _compiled_elsewhere(task: bytes, seconds: float, stop: Callable[[], bool]) -
 def warm_up(graph: Graph, costs: CostModel, machine: MachineModel, settings: SearchSettings) -> None:
     """Search a step of a few ops as ``settings`` say, so that all code exists for one like ``graph``."""
     few = replace(settings, evaluations=_CANDIDATES, seconds=None, seeds=1, memory_limit_bytes=None)
-    small = small_step(graph.backend, transfers=bool(graph.all_reduces))
+    small = small_step(graph.backend, transfers=bool(graph.collectives))
     with without_collector():  # the compiler makes much that lives on
         search(small, costs, machine, start=small_plan(small), settings=few)
 
 
 def small_plan(small: Graph) -> Strategy:
     """A plan of :func:`small_step` with a kernel of two ops."""
-    return Strategy((Group((2,), (1,)),), tuple(Bucket((x,)) for x in small.all_reduces))
+    return Strategy((Group((2,), (1,)),), tuple(Bucket((x,)) for x in small.collectives))
 
 
 def small_step(backend: str, *, transfers: bool) -> Graph:
@@ -104,8 +104,8 @@ def small_step(backend: str, *, transfers: bool) -> Graph:
     ]
     if transfers:
         nodes += [
-            Node(4, "all-reduce", _ARRAY, (2,), Kind.ALL_REDUCE, key="all-reduce", collective="sum"),
-            Node(5, "all-reduce", _ARRAY, (3,), Kind.ALL_REDUCE, key="all-reduce", collective="sum"),
+            Node(4, "all-reduce", _ARRAY, (2,), Kind.COLLECTIVE, key="all-reduce", collective="sum"),
+            Node(5, "all-reduce", _ARRAY, (3,), Kind.COLLECTIVE, key="all-reduce", collective="sum"),
         ]
     root = len(nodes)
     nodes.append(Node(root, "tuple", Shape("tuple"), (root - 2, root - 1), Kind.FREE, key="tuple"))

@@ -13,7 +13,7 @@ _SHORT = {"param": "parameter", "const": "constant"}
 _KINDS = {
     "parameter": Kind.PARAMETER,
     "constant": Kind.CONSTANT,
-    "all-reduce": Kind.ALL_REDUCE,
+    "all-reduce": Kind.COLLECTIVE,
     **dict.fromkeys(("dot", "scatter", "while", "all-gather", "all-to-all"), Kind.FIXED),
     **dict.fromkeys(("tuple", "bitcast", "get-tuple-element"), Kind.FREE),
 }
@@ -59,7 +59,7 @@ def graph_of(
             Node(
                 len(nodes), opcode, shape, operands, kind, key, _flops(opcode, shape, read),
                 shape.element_count if opcode in TRANSCENDENTAL else 0, dimensions,
-                collective="sum" if kind is Kind.ALL_REDUCE else "",
+                collective="sum" if kind is Kind.COLLECTIVE else "",
             )
         )  # fmt: skip
     return Graph(tuple(nodes), len(nodes) - 1, before, backend, "jit_step", "f00d", inplace)

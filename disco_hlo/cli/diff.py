@@ -142,7 +142,7 @@ def _print_one(found: Difference, names: tuple[str, str], where: str, reader: Bu
     _print_groups(found.groups_b, f"only in {b}", a, top)
     show(
         f"{where}buckets: {found.common_buckets} in both, {len(found.buckets_a)} only in {a}, "
-        f"{len(found.buckets_b)} only in {b}; {len(found.moved_all_reduces)} collectives in another bucket"
+        f"{len(found.buckets_b)} only in {b}; {len(found.moved_collectives)} collectives in another bucket"
     )
     _print_buckets(found, names, reader, top)
     moved = listed(found.moved_units, top)
@@ -170,7 +170,7 @@ def _print_buckets(found: Difference, names: tuple[str, str], reader: Bundle, to
             continue
         made = table(f"only in {name}", "collectives", "size", "form", "members", right=(1, 2))
         for token, bucket in buckets[:top]:
-            members = bucket.all_reduces
+            members = bucket.collectives
             size = "" if graph is None else size_text(sum(graph.nodes[n].shape.size_bytes for n in members))
             add_row(made, token, len(members), size, bucket.form, listed([f"n{n}" for n in members], 8))
         show(made)
@@ -195,5 +195,5 @@ def _as_json(
 def _one_as_json(found: Difference) -> dict[str, Any]:
     body = asdict(found)
     for side in ("buckets_a", "buckets_b"):
-        body[side] = [{"token": token, **bucket} for token, bucket in body[side]]
+        body[side] = [{"token": token, **msgspec.structs.asdict(bucket)} for token, bucket in body[side]]
     return body

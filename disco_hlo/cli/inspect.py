@@ -184,7 +184,7 @@ def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
 
 
 def _buckets(bundle: Bundle, buckets: list[BucketFacts], top: int) -> list[Any]:
-    count = sum(len(bucket.all_reduces) for bucket in buckets)
+    count = sum(len(bucket.collectives) for bucket in buckets)
     total = sum(bucket.size_bytes or 0 for bucket in buckets)
     heading = f"{_count(len(buckets), 'bucket')} with {_count(count, 'collective')}" + (
         f", {size_text(total)}" if total else ""
@@ -192,8 +192,8 @@ def _buckets(bundle: Bundle, buckets: list[BucketFacts], top: int) -> list[Any]:
     made = table("bucket", "collectives", "size", "form", "first", right=(1, 2))
     for bucket in buckets[:top]:
         size = "" if bucket.size_bytes is None else size_text(bucket.size_bytes)
-        first = _called(bundle, bucket.all_reduces[0])
-        add_row(made, bucket.token, len(bucket.all_reduces), size, bucket.form, first)
+        first = _called(bundle, bucket.collectives[0])
+        add_row(made, bucket.token, len(bucket.collectives), size, bucket.form, first)
     return [heading, *([made] if buckets and top else []), *_more(len(buckets), top)]
 
 
@@ -240,7 +240,7 @@ def _as_json(whole: Bundle, bundle: Bundle, region: str, regions: list[RegionFac
         asdict(group) | {"opcodes": dict(group.opcodes), "size": group.size} for group in group_facts(bundle)
     ]
     used = sorted({node for group in bundle.strategy.groups for node in (*group.nodes, *group.duplicates)})
-    members = [node for bucket in bundle.strategy.buckets for node in bucket.all_reduces]
+    members = [node for bucket in bundle.strategy.buckets for node in bucket.collectives]
     return {
         "path": str(whole.path),
         "target": to_builtins(plan.target),

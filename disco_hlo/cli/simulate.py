@@ -108,7 +108,7 @@ def simulate(
         write_file(trace, json.dumps(events, separators=(",", ":")).encode())
     inner = not_simulated(source)
     warn_all((*opened.missing, *costs.lines, *inner, *_unknown_trips(source)))
-    if not inner and not any(one.graph.all_reduces for one in source.computations.values()):
+    if not inner and not any(one.graph.collectives for one in source.computations.values()):
         say("the step has no collective that a bucket could have: no network changes its time")
     regions = region_facts(source, found[DEFAULT])
     if PLAN in found:
@@ -277,9 +277,9 @@ def _as_json(
             "bound_ns": limit.makespan_ns,
             "full_overlap_ns": limit.full_overlap_ns,
             "compute_ns": limit.compute_ns,
-            "before_first_all_reduce_ns": limit.before_ns,
+            "before_first_collective_ns": limit.before_ns,
             "communication_ns": limit.communication_ns,
-            "after_last_all_reduce_ns": limit.after_ns,
+            "after_last_collective_ns": limit.after_ns,
         },
         "regions": regions_as_json(regions),
         "missing": list(opened.missing),

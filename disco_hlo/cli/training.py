@@ -38,7 +38,7 @@ from disco_hlo.printable import printable, time_text
 from disco_hlo.profiler.profile import Profile, load, to_json
 
 _NO_STEP = (
-    "compiled no training step: no module on several devices with an all-reduce of a computed value "
+    "compiled no training step: no module on several devices with an all-reduce or reduce-scatter of a computed value "
     "(DISCO_MODULE=name names one)"
 )
 """What to say of a command that left no capture."""
@@ -117,7 +117,7 @@ def calibrate(
     ] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure op times, launch cost, all-reduce lines, contention and noise, and write them as a profile.
+    """Measure op times, launch cost, lines of collectives, contention and noise, and write them as a profile.
 
     The command is started, its step measured on its own devices while it compiles, and the command ended; it
     does not train. What was measured before, for another model too, is taken from the plan directory.

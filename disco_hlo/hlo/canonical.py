@@ -26,7 +26,7 @@ from disco_hlo.hlo.flatten import (
     ModuleIndex,
     SourceInstruction,
     flatten,
-    is_transfer,
+    is_moved_collective,
     unpack_concatenated,
     with_copies,
 )
@@ -57,7 +57,7 @@ class Origin:
     results: tuple[int, ...]
     """Those of its nodes that leave it: its results."""
     transfer_order: tuple[int, ...]
-    """Its nodes in the order they are written; of an all-reduce, the order of transfer."""
+    """Its nodes in the order they are written; of a collective, the order of transfer."""
 
 
 @dataclass(frozen=True)
@@ -388,8 +388,8 @@ def _readers_of_apart(flat: FlatComputation, numbering: Numbering, apart: Collec
 def _kind(op: FlatOp, shape: Shape, *, shared: bool) -> Kind:
     """What may be done with an op; ``shared``: others read the buffer that is overwritten. Computed again for them it
     would be merged with the ops that it is to be kept apart from."""
-    if len(op.operands) == 1 and is_transfer(op.proto, 1):
-        return Kind.ALL_REDUCE
+    if len(op.operands) == 1 and is_moved_collective(op.proto, 1):
+        return Kind.COLLECTIVE
     kind = kind_of(op.proto.opcode)
     # XLA:CPU divides by zero, and the process ends, where it compiles a fusion of an array without elements.
     return Kind.FIXED if kind is Kind.FUSIBLE and (shared or 0 in shape.dims) else kind

@@ -69,7 +69,7 @@ def collective_bytes(graph: Graph, node: int) -> int:
 def moved_bytes(graph: Graph) -> NDArray[np.int64]:
     """:func:`collective_bytes` of each node that travels as a plan says, ``[len(graph)]``; 0 of all others."""
     found = np.zeros(len(graph), np.int64)
-    found[list(graph.all_reduces)] = [collective_bytes(graph, node) for node in graph.all_reduces]
+    found[list(graph.collectives)] = [collective_bytes(graph, node) for node in graph.collectives]
     return found
 
 

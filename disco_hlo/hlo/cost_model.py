@@ -268,11 +268,11 @@ def on_one_line(graph: Graph, model: CostModel) -> OnOneLine:
     Raises:
         ProfileError: as :meth:`CostModel.collective`.
     """
-    if not graph.all_reduces:
+    if not graph.collectives:
         return OnOneLine(LinearPieces.of((0, 0.0, 0.0)), np.zeros(len(graph), np.int64))
     exact, sizes = moved_bytes(graph), np.zeros(len(graph), np.int64)
     nodes: dict[CollectiveKind, list[int]] = {}
-    for node in graph.all_reduces:
+    for node in graph.collectives:
         nodes.setdefault(collective_kind(graph.nodes[node]), []).append(node)
     lines = {kind: model.collective(kind) for kind in nodes}
 
@@ -289,12 +289,12 @@ def on_one_line(graph: Graph, model: CostModel) -> OnOneLine:
         times_ns[members] = lines[kind].exact(exact[members])
     others = model.transfers_ns(graph)
     times_ns[list(others)] = list(others.values())
-    least_ns = max(0.0, float(times_ns[list(graph.all_reduces)].min()))
+    least_ns = max(0.0, float(times_ns[list(graph.collectives)].min()))
     if smallest > 1 and least_ns < line.exact(0):
         line = line.down_to(least_ns, smallest)
     as_they_are = [node for node in nodes.pop(chosen) if node not in others]
     sizes[as_they_are] = exact[as_they_are]
-    as_long = sorted({*graph.all_reduces} - {*as_they_are})
+    as_long = sorted({*graph.collectives} - {*as_they_are})
     # What takes no more than the least one is one of a byte still: no bytes mean no collective.
     sizes[as_long] = np.maximum(line.sizes(times_ns[as_long]), np.minimum(exact[as_long], 1))
     return OnOneLine(line, sizes)

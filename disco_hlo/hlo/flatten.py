@@ -21,7 +21,7 @@ from typing import Any
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.attributes import custom_fusion_kind, is_inlinable_fusion
 from disco_hlo.hlo.graph import Shape
-from disco_hlo.hlo.opcodes import COLLECTIVE, TRANSFERS
+from disco_hlo.hlo.opcodes import COLLECTIVE, MOVED_COLLECTIVES
 from disco_hlo.hlo.proto import Instruction, Message, shape_of
 
 _MOST_REPEATED = 4
@@ -225,7 +225,7 @@ class _Flattener:
             self.sources[-1].role = "done"
             self.sources[-1].ops = self.sources[self.started[instruction.operand_ids[0]]].ops
             return operands[0]
-        if is_transfer(instruction, len(operands)):
+        if is_moved_collective(instruction, len(operands)):
             return self._collective(instruction, operands)
         if opcode == "opt-barrier":
             return self._barrier(instruction, operands[0])
@@ -285,7 +285,7 @@ class _Flattener:
             return None
         *parameters, inner = self.index.computation(instruction.called_computation_ids[0]).instructions
         by_number = sorted(parameters, key=lambda one: int(one.parameter_number))
-        is_plain = is_transfer(inner, len(parameters)) and all(
+        is_plain = is_moved_collective(inner, len(parameters)) and all(
             one.opcode == "parameter" for one in parameters
         )
         if not is_plain or [one.id for one in by_number] != list(inner.operand_ids):
@@ -310,10 +310,10 @@ class _Flattener:
         return single[0] if len(single) == 1 else single
 
 
-def is_transfer(instruction: Message, arrays: int) -> bool:
+def is_moved_collective(instruction: Message, arrays: int) -> bool:
     """Whether an instruction of so many arrays is a collective that a plan moves: of several only where each could be
     one of its own."""
-    if instruction.opcode not in TRANSFERS:
+    if instruction.opcode not in MOVED_COLLECTIVES:
         return False
     return COLLECTIVE[instruction.opcode].shares or (arrays == 1 and not instruction.shape.tuple_shapes)
 

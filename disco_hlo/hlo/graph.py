@@ -1,7 +1,7 @@
 """The graph the whole project works on: one training step in canonical form.
 
 A :class:`Graph` is what is left of an HLO entry computation once XLA's own decisions are
-taken out of it: op fusions inlined, identical ops merged, combined all-reduces taken apart,
+taken out of it: op fusions inlined, identical ops merged, combined collectives taken apart,
 async pairs folded into one node. Two compilations of one step that differ only in those
 decisions have equal graphs and equal fingerprints. (DisCo, section 3: the input module H_in.)
 
@@ -101,10 +101,10 @@ class Kind(enum.IntEnum):
     FUSIBLE = 2
     """May stand inside an op group."""
     FIXED = 3
-    """Executed as it is: library calls, matmuls, loops, in-place updates, other collectives."""
-    ALL_REDUCE = 4
-    """One transfer of one array: a member of exactly one bucket. Nearly always an all-reduce; a reduce-scatter
-    or all-gather of one array is one too, in a bucket of its own."""
+    """Executed as it is: library calls, matmuls, loops, in-place updates, collectives that no plan moves."""
+    COLLECTIVE = 4
+    """A collective of one array that a plan moves
+    (:func:`~disco_hlo.hlo.flatten.is_moved_collective`): a member of exactly one bucket."""
     FREE = 5
     """Takes no time by itself: tuple, get-tuple-element, bitcast. Bitcasts may join groups."""
 
@@ -204,9 +204,9 @@ class Graph:
         return tuple(first.setdefault((node.key, node.kind), node.id) for node in self.nodes)
 
     @cached_property
-    def all_reduces(self) -> tuple[int, ...]:
-        """Ids of the nodes of kind :attr:`Kind.ALL_REDUCE`, ascending."""
-        return tuple(node.id for node in self.nodes if node.kind is Kind.ALL_REDUCE)
+    def collectives(self) -> tuple[int, ...]:
+        """Ids of the nodes of kind :attr:`Kind.COLLECTIVE`, ascending."""
+        return tuple(node.id for node in self.nodes if node.kind is Kind.COLLECTIVE)
 
 
 def once_per_graph(find: Callable[[_Of], _Found]) -> Callable[[_Of], _Found]:

@@ -86,7 +86,7 @@ COLLECTIVE = {
 }
 """By opcode. A new collective is one line."""
 COLLECTIVES = frozenset(COLLECTIVE)
-TRANSFERS = frozenset(opcode for opcode, collective in COLLECTIVE.items() if collective.travels)
+MOVED_COLLECTIVES = frozenset(opcode for opcode, collective in COLLECTIVE.items() if collective.travels)
 """Collectives that may overlap with kernels as a plan says, where they are of one array."""
 MOSAIC_GPU = "mosaic_gpu_v2"
 """Target of a kernel that JAX lowers for GPUs."""
@@ -98,7 +98,7 @@ value a buffer of its own, or keep apart what is computed again on purpose."""
 
 
 def kind_of(opcode: str) -> Kind:
-    """The :class:`Kind` of an opcode outside fusions (all-reduces are decided by the caller)."""
+    """The :class:`Kind` of an opcode outside fusions (of collectives that a plan moves the caller decides)."""
     if opcode == "parameter":
         return Kind.PARAMETER
     if opcode == "constant":

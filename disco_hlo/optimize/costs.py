@@ -31,7 +31,7 @@ from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.collectives import AllReduceFit
+from disco_hlo.profiler.collectives import CollectiveFit
 from disco_hlo.profiler.costs import NONE, Corrections, MeasuredCosts, Seen, corrections
 from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import Contention, Platform, Profile, load
@@ -61,7 +61,7 @@ class Costs(MeasuredCosts):
     """A profile's cost model with the machine it was taken on, for plugin, command line and benchmarks alike.
 
     Args:
-        profile: with all-reduce lines.
+        profile: with lines of collectives.
         estimator: of what the profile does not know.
         corrections: of its estimates.
     """
@@ -97,10 +97,10 @@ class Costs(MeasuredCosts):
             opcode = op.opcode.removesuffix("-start")
             if op.opcode in _WAITS:
                 times[op.id] = 0
-            elif opcode in COLLECTIVES | SENDS and op.kind != Kind.ALL_REDUCE:
+            elif opcode in COLLECTIVES | SENDS and op.kind != Kind.COLLECTIVE:
                 times[op.id] = self.collective(CollectiveKind(opcode, op.groups))(sent_bytes(graph, op.id))
         for node, one in self._inner(graph).items():
-            if graph.nodes[node].kind != Kind.ALL_REDUCE:
+            if graph.nodes[node].kind != Kind.COLLECTIVE:
                 times[node] = one.takes_ns
         return times
 
@@ -109,7 +109,7 @@ class Costs(MeasuredCosts):
         return {
             node: one.takes_ns
             for node, one in self._inner(graph).items()
-            if graph.nodes[node].kind == Kind.ALL_REDUCE
+            if graph.nodes[node].kind == Kind.COLLECTIVE
         }
 
     def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
@@ -320,8 +320,8 @@ def seen_kernels(
 def machine_of(profile: Profile) -> MachineModel:
     """How this device runs kernels and collectives that overlap.
 
-    No all-reduce counts as a kernel on the compute stream, however small: XLA:GPU makes such kernels before
-    the hook, where they are ops like others, and what a plan all-reduces goes through NCCL.
+    No collective counts as a kernel on the compute stream, however small: XLA:GPU makes such kernels before
+    the hook, where they are ops like others, and what a plan moves goes through NCCL.
     """
     machine = MACHINES[profile.platform.backend]
     machine = replace(
@@ -354,7 +354,7 @@ def _described_rates(profile: Profile) -> dict[str, float]:
     return found
 
 
-def _all_reduce(constants: Constants) -> AllReduceFit:
+def _all_reduce(constants: Constants) -> CollectiveFit:
     return _not_swept(LinearPieces.of((0, constants.all_reduce_ns_per_byte, constants.all_reduce_fixed_ns)))
 
 
@@ -370,8 +370,8 @@ def _analytic(backend: Backend) -> Costs:
     return costs
 
 
-def _not_swept(line: LinearPieces) -> AllReduceFit:
-    return AllReduceFit(line, (), 0.0, 0.0)
+def _not_swept(line: LinearPieces) -> CollectiveFit:
+    return CollectiveFit(line, (), 0.0, 0.0)
 
 
 def estimates_ns(costs: CostModel, graph: Graph, plan: Strategy) -> NDArray[np.int64]:

@@ -136,7 +136,7 @@ MECHANISMS: Mapping[str, Callable[[Graph, Predicted, Costs, int, Sends | None], 
 
 def one_by_one(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
     """A bucket for each gradient."""
-    return tuple(Bucket((member,)) for bucket in buckets for member in bucket.all_reduces)
+    return tuple(Bucket((member,)) for bucket in buckets for member in bucket.collectives)
 
 
 def producers(problem: Problem) -> dict[int, int]:

@@ -24,7 +24,7 @@ def prices_of(costs: Costs, module: bytes) -> Prices:
     for name, region in regions_callees_first(source):
         graph = region.graph
         times = [float(one) for one in costs.op_ns(graph)]
-        for node in graph.all_reduces:
+        for node in graph.collectives:
             kind = collective_kind(graph.nodes[node])
             times[node] = float(costs.collective(kind)(collective_bytes(graph, node)))
         for callee, call in called[name]:

@@ -31,7 +31,7 @@ def sends_of(graph: Graph) -> tuple[int, ...]:
 def sends_ns(graph: Graph, costs: Costs) -> dict[int, int]:
     """What each send of a region takes, whether it may overlap with kernels as a plan says or not."""
     ops_ns, (line, size_bytes) = costs.op_ns(graph), on_one_line(graph, costs)
-    travels = {*graph.all_reduces}
+    travels = {*graph.collectives}
     return {
         node: int(line(size_bytes[node]) if node in travels else ops_ns[node]) for node in sends_of(graph)
     }

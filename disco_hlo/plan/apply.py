@@ -358,11 +358,11 @@ class _Rewriter:
             return backend_config({"operation_queue_id": "0"})
         return task_config(work, self.parallelism)
 
-    # All-reduces ----------------------------------------------------------------------------
+    # Buckets --------------------------------------------------------------------------------
 
     def _write_bucket(self, token: str) -> None:
         bucket = self.strategy.buckets[int(token[1:])]
-        members = bucket.all_reduces
+        members = bucket.collectives
         like = self.source.protos[members[0]]
         if len(members) == 1 or bucket.form == "variadic":
             operands = [self._value(self.graph.nodes[member].operands[0]) for member in members]
@@ -385,14 +385,14 @@ class _Rewriter:
     def _write_done(self, token: str) -> None:
         started = self.in_flight.pop(token)
         result = started.shape.tuple_shapes[1]
-        opcode = self.graph.nodes[self.strategy.buckets[int(token[1:])].all_reduces[0]].opcode
+        opcode = self.graph.nodes[self.strategy.buckets[int(token[1:])].collectives[0]].opcode
         done = self.entry.add(f"{token}_{opcode}-done", "async-done", result, [started])
         done.metadata.CopyFrom(started.metadata)
         self._publish(token, done)
 
     def _publish(self, token: str, result: Message) -> None:
         bucket = self.strategy.buckets[int(token[1:])]
-        members = bucket.all_reduces
+        members = bucket.collectives
         if len(members) == 1:
             self.written[members[0]] = result
         elif bucket.form == "variadic":
@@ -479,26 +479,26 @@ class _Rewriter:
         start.called_computation_ids.append(body.proto.id)
         return start
 
-    def _renew_channel(self, all_reduce: Message) -> None:
-        """All-reduces taken apart share a channel id; each needs its own. Zero is no channel, and stays."""
-        if all_reduce.channel_id > 0:
-            all_reduce.channel_id = next(self.numbers.channels)
+    def _renew_channel(self, collective: Message) -> None:
+        """Collectives taken apart share a channel id; each needs its own. Zero is no channel, and stays."""
+        if collective.channel_id > 0:
+            collective.channel_id = next(self.numbers.channels)
 
 
-# Buffers of all-reduces -------------------------------------------------------------------------
+# Buffers of collectives -------------------------------------------------------------------------
 
 
-def may_overwrite(graph: Graph, all_reduce: int) -> bool:
-    """Whether ``all_reduce`` is the only reader of a buffer that the step made for its gradient alone.
+def may_overwrite(graph: Graph, collective: int) -> bool:
+    """Whether ``collective`` is the only reader of a buffer that the step made for its gradient alone.
 
     Not so for a gradient that the step returns, that anything else reads (whatever the order: it may
     change), that lives in a parameter's or constant's storage, or that comes from a loop or another
-    all-reduce; nor where the result has to end up in a donated parameter.
+    collective; nor where the result has to end up in a donated parameter.
     """
-    if any(writer == all_reduce for _, writer in graph.inplace):
+    if any(writer == collective for _, writer in graph.inplace):
         return False
-    home = graph.shown[graph.nodes[all_reduce].operands[0]]
-    return readers_of(graph, home) == {all_reduce} and _is_own_buffer(graph, home)
+    home = graph.shown[graph.nodes[collective].operands[0]]
+    return readers_of(graph, home) == {collective} and _is_own_buffer(graph, home)
 
 
 def readers_of(graph: Graph, home: int) -> set[int]:

@@ -88,18 +88,18 @@ def bucket_of(graph: Graph, members: Sequence[int], form: str = "concat") -> Buc
 
 
 def bucket_refusal(graph: Graph, bucket: Bucket) -> str | None:
-    """Why these all-reduces may not travel together, or None where they may."""
+    """Why these collectives may not travel together, or None where they may."""
     if bucket.form not in FORMS:
         return f"form {bucket.form!r} is none of {', '.join(FORMS)}"
-    first = graph.nodes[bucket.all_reduces[0]]
-    if bucket != bucket_of(graph, bucket.all_reduces, bucket.form):
+    first = graph.nodes[bucket.collectives[0]]
+    if bucket != bucket_of(graph, bucket.collectives, bucket.form):
         return (
-            f"{len(bucket.all_reduces)} of {first.opcode} are in form {bucket.form!r}, which they cannot have"
+            f"{len(bucket.collectives)} of {first.opcode} are in form {bucket.form!r}, which they cannot have"
         )
-    for number in bucket.all_reduces[1:]:
+    for number in bucket.collectives[1:]:
         node = graph.nodes[number]
         if node.collective != first.collective:
-            return f"n{first.id} and n{number} reduce over other devices, in another way or in another type"
+            return f"n{first.id} and n{number} are over other devices, of another kind or of another type"
     return None
 
 
@@ -195,7 +195,7 @@ def started_late(buckets: Sequence[Bucket], order: Sequence[str]) -> tuple[str, 
     Source: XLA's ``ConvertAsyncCollectivesToSync`` and ``GpuConvertAsyncCollectivesToSync``.
     """
     packed = {
-        f"b{i}.start" for i, one in enumerate(buckets) if len(one.all_reduces) > 1 and one.form == "concat"
+        f"b{i}.start" for i, one in enumerate(buckets) if len(one.collectives) > 1 and one.form == "concat"
     }
     flying: set[str] = set()
     alone: set[str] = set()

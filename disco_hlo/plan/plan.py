@@ -5,7 +5,7 @@ A strategy says what XLA shall execute (DisCo, section 3.2, and the order beyond
 decide. Its execution *units* are
 
 * ``g3``  op group 3 (one fusion kernel),
-* ``b2``  all-reduce bucket 2; where collectives are asynchronous ``b2.start`` and ``b2.done``,
+* ``b2``  bucket 2; where collectives are asynchronous ``b2.start`` and ``b2.done``,
 * ``n17`` a single node that is in no group (wrapped as a one-op kernel where the backend needs it).
 
 A strategy names ops only. Parameters, constants, tuples, get-tuple-elements and bitcasts are not units; the bitcasts
@@ -74,12 +74,11 @@ class Group:
         return tuple(sorted((*self.nodes, *self.duplicates)))
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """All-reduces that travel together."""
+class Bucket(Struct, frozen=True):
+    """Collectives that travel together."""
 
-    all_reduces: tuple[int, ...]
-    """All-reduce nodes in transfer order."""
+    collectives: tuple[int, ...] = field(name="all_reduces")
+    """Nodes in transfer order. Saved plans have them under the name from when only all-reduces were moved."""
     form: str = "concat"
     """``concat``: one all-reduce over the concatenation. ``variadic``: one instruction with several
     operands (on GPU one NCCL group). A bucket of one is always ``concat``."""
@@ -91,7 +90,7 @@ class Strategy:
 
     groups: tuple[Group, ...] = ()
     buckets: tuple[Bucket, ...] = ()
-    """Every all-reduce of the graph is in exactly one bucket."""
+    """Every node of :attr:`~disco_hlo.hlo.graph.Graph.collectives` is in exactly one."""
     order: tuple[str, ...] = ()
     """Every unit once, in execution order; empty means the deterministic default order of ``apply``."""
     regions: tuple[tuple[str, Strategy], ...] = ()

@@ -104,7 +104,7 @@ def describe_difference(graph: Graph, found: Strategy, wanted: Strategy) -> str 
     """
     wanted, found = replace(normal_form(graph, wanted), regions=()), replace(found, regions=())
     if not found.order and any(
-        node.kind in (Kind.FUSIBLE, Kind.FIXED, Kind.ALL_REDUCE) for node in graph.nodes
+        node.kind in (Kind.FUSIBLE, Kind.FIXED, Kind.COLLECTIVE) for node in graph.nodes
     ):
         return "its order runs something before what it must wait for"
     if not wanted.order:
@@ -175,7 +175,7 @@ def _buckets(graph: Graph, source: CanonicalModule) -> tuple[tuple[Bucket, ...],
     seen: set[int] = set()
     for origin in source.origins:
         members = tuple(
-            n for n in origin.transfer_order if graph.nodes[n].kind is Kind.ALL_REDUCE and n not in seen
+            n for n in origin.transfer_order if graph.nodes[n].kind is Kind.COLLECTIVE and n not in seen
         )
         if origin.role == "done" or not members:
             continue
@@ -385,7 +385,7 @@ def _needed(
     inside: dict[str, set[int]] = {name: set() for name in computed}
     read: set[int] = set()
     pending = [graph.root]
-    runs_anyway = (Kind.FIXED, Kind.ALL_REDUCE)
+    runs_anyway = (Kind.FIXED, Kind.COLLECTIVE)
     pending += [node.id for node in graph.nodes if node.kind in runs_anyway and node.id not in fused]
     while pending:
         node = pending.pop()

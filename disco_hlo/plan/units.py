@@ -2,7 +2,7 @@
 
 This is the structural half of a strategy's legality (DisCo, section 4.5: "if H' is valid"): whatever the backend, a
 strategy must name nodes that exist, of kinds that can stand where they do, own every op at most once, carry every
-all-reduce exactly once, and leave no unit waiting for itself through a path outside. Which ops may share a kernel is
+collective exactly once, and leave no unit waiting for itself through a path outside. Which ops may share a kernel is
 the backend's business (``disco_hlo/core/legality.py``). ``apply``, the simulator and the search all take units and
 dependencies from here, so they cannot disagree.
 
@@ -49,12 +49,12 @@ _RECENT: list[tuple[ref[Graph], Strategy, UnitGraph]] = []
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One thing that XLA executes: an op group, an all-reduce bucket or a single op."""
+    """One thing that XLA executes: an op group, a bucket or a single op."""
 
     token: str
     """``g3``, ``b2`` or ``n17``, as in :mod:`disco_hlo.plan.plan`."""
     nodes: tuple[int, ...]
-    """Nodes whose values come from this unit (a bucket's all-reduces in transfer order)."""
+    """Nodes whose values come from this unit (a bucket's collectives in transfer order)."""
     duplicates: tuple[int, ...] = ()
     """Nodes that a group recomputes for its own use."""
 
@@ -116,7 +116,7 @@ class UnitGraph:
         """Groups, then buckets, then single ops by ascending node id."""
         groups, buckets = self.strategy.groups, self.strategy.buckets
         units = [Unit(f"g{i}", group.nodes, group.duplicates) for i, group in enumerate(groups)]
-        units += [Unit(f"b{i}", bucket.all_reduces) for i, bucket in enumerate(buckets)]
+        units += [Unit(f"b{i}", bucket.collectives) for i, bucket in enumerate(buckets)]
         return (*units, *(Unit(f"n{node}", (node,)) for node in self.alone.tolist()))
 
     @cached_property
@@ -176,7 +176,7 @@ def unit_graph(graph: Graph, strategy: Strategy) -> UnitGraph:
 
     Raises:
         IllegalStrategyError: an id is out of range or of a kind that cannot stand there, a node
-            is owned twice, a duplicate is read by nothing in its group, an all-reduce is in no
+            is owned twice, a duplicate is read by nothing in its group, a collective is in no
             or in two buckets, or a group's results are read by nobody. The message names the
             units and the nodes.
         CircleError: units wait for each other in a circle.
@@ -255,7 +255,7 @@ def listed_members(graph: Graph, strategy: Strategy) -> Members:
             stand there, or out of order.
     """
     groups, buckets = strategy.groups, strategy.buckets
-    lists = [*(group.nodes for group in groups), *(bucket.all_reduces for bucket in buckets)]
+    lists = [*(group.nodes for group in groups), *(bucket.collectives for bucket in buckets)]
     listed = len(lists)
     lists += [group.duplicates for group in groups]
     try:
@@ -268,7 +268,7 @@ def listed_members(graph: Graph, strategy: Strategy) -> Members:
     list_of = np.repeat(np.arange(len(lists)), lengths)
     unit = np.where(list_of < listed, list_of, list_of - listed)
     for i in np.flatnonzero(lengths[:listed] == 0).tolist():
-        nothing = "owns no node" if i < len(groups) else "holds no all-reduce"
+        nothing = "owns no node" if i < len(groups) else "holds no collective"
         raise IllegalStrategyError(f"{token_of(strategy, i)} {nothing}.")
     for place in np.flatnonzero((node < 0) | (node >= len(graph))).tolist():
         _check_ids(graph, token_of(strategy, unit[place]), (int(node[place]),))
@@ -306,16 +306,16 @@ def _check_kinds(
         raise IllegalStrategyError(
             f"{token_of(strategy, unit[place])} holds {name_of(graph, named.id)}, {why}."
         )
-    for place in np.flatnonzero(~is_grouped & (kind != Kind.ALL_REDUCE)).tolist():
+    for place in np.flatnonzero(~is_grouped & (kind != Kind.COLLECTIVE)).tolist():
         token, name = token_of(strategy, unit[place]), name_of(graph, int(node[place]))
-        raise IllegalStrategyError(f"{token} holds {name}, which is no all-reduce.")
+        raise IllegalStrategyError(f"{token} holds {name}, which is no collective that a plan moves.")
 
 
 def owners(graph: Graph, strategy: Strategy, members: Members) -> NDArray[np.int64]:
     """``[nodes]``: the unit that owns each, a single op where no other does; -1 for what is never executed.
 
     Raises:
-        IllegalStrategyError: a node is owned twice, or owned and duplicated by one unit, or an all-reduce is in no
+        IllegalStrategyError: a node is owned twice, or owned and duplicated by one unit, or a collective is in no
             bucket.
     """
     if members.own_node.size and np.bincount(members.own_node).max() > 1:
@@ -329,10 +329,10 @@ def owners(graph: Graph, strategy: Strategy, members: Members) -> NDArray[np.int
             met[x] = token
     owner = np.full(len(graph), -1, np.int64)
     owner[members.own_node] = members.own_unit
-    left_out = [x for x in graph.all_reduces if owner[x] < 0]
+    left_out = [x for x in graph.collectives if owner[x] < 0]
     if left_out:
         raise IllegalStrategyError(
-            f"All-reduces are in no bucket: {some(name_of(graph, x) for x in left_out)}."
+            f"Collectives are in no bucket: {some(name_of(graph, x) for x in left_out)}."
         )
     for place in np.flatnonzero(owner[members.copy_node] == members.copy_unit).tolist():
         token = token_of(strategy, members.copy_unit[place])
@@ -385,7 +385,7 @@ def _reads(
     operands = flat.operand_at[node + 1] - begin
     reader, operand = np.repeat(unit, operands), flat.shown[flat.operand[stretches(begin, operands)]]
     # A bucket's members travel at once: one that reads another waits for its own bucket, a cycle.
-    is_inside = (owner[operand] == reader) & (flat.kind[operand] != Kind.ALL_REDUCE)
+    is_inside = (owner[operand] == reader) & (flat.kind[operand] != Kind.COLLECTIVE)
     if members.copy_node.size:
         copied, asked = members.copy_unit * count + members.copy_node, reader * count + operand
         place = np.minimum(np.searchsorted(copied, asked), copied.size - 1)
@@ -588,7 +588,7 @@ def described(strategy: Strategy, alone: NDArray[np.int64], unit: int) -> str:
     token, groups = token_of(strategy, unit, alone), len(strategy.groups)
     if token[0] == "n":
         return token
-    nodes = strategy.groups[unit].nodes if unit < groups else strategy.buckets[unit - groups].all_reduces
+    nodes = strategy.groups[unit].nodes if unit < groups else strategy.buckets[unit - groups].collectives
     return f"{token} (nodes {some(nodes)})"
 
 

@@ -22,31 +22,31 @@ from disco_hlo.plan.units import UnitGraph, unit_graph
 
 
 def unfused(graph: Graph, groups: Sequence[Group] = ()) -> Strategy:
-    """Every all-reduce by itself, and every op that is in none of ``groups``."""
-    return Strategy(tuple(groups), tuple(Bucket((node,)) for node in graph.all_reduces))
+    """Every collective by itself, and every op that is in none of ``groups``."""
+    return Strategy(tuple(groups), tuple(Bucket((node,)) for node in graph.collectives))
 
 
 def one_bucket(graph: Graph, groups: Sequence[Group] = (), form: str = "concat") -> Strategy:
-    """As few buckets as can be: all-reduces travel together unless one has to wait for the other,
-    reduces in another way, or is of another type."""
-    depth = all_reduce_depths(graph)
+    """As few buckets as can be: collectives travel together unless one has to wait for the other, or is over
+    other devices, of another kind or of another type."""
+    depth = collective_depths(graph)
 
     def lot(node: int) -> tuple[str, str, int]:
         return graph.nodes[node].collective, graph.nodes[node].shape.dtype, depth[node]
 
-    lots = [tuple(members) for _, members in groupby(sorted(graph.all_reduces, key=lot), key=lot)]
+    lots = [tuple(members) for _, members in groupby(sorted(graph.collectives, key=lot), key=lot)]
     buckets = tuple(bucket_of(graph, members, form) for members in lots)
     return Strategy(tuple(groups), buckets)
 
 
-def all_reduce_depths(graph: Graph) -> list[int]:
-    """For each node, how many all-reduces lie one behind the other on the way to it."""
+def collective_depths(graph: Graph) -> list[int]:
+    """For each node, how many collectives lie one behind the other on the way to it."""
     depth: list[int] = []
     behind: list[int] = []  # for each node, how many lie on the way to what reads it
     for node in graph.nodes:
         read = node.operands
         depth.append(behind[read[0]] if len(read) == 1 else max([behind[x] for x in read], default=0))
-        behind.append(depth[-1] + (node.kind is Kind.ALL_REDUCE))
+        behind.append(depth[-1] + (node.kind is Kind.COLLECTIVE))
     return depth
 
 
@@ -62,7 +62,7 @@ def normal_form(graph: Graph, strategy: Strategy) -> Strategy:
     """
     groups = _settled(strategy.groups, {*unit_graph(graph, strategy).result.tolist()})
     group_rank = sorted(range(len(groups)), key=lambda i: (groups[i].nodes, groups[i].duplicates))
-    bucket_rank = sorted(range(len(strategy.buckets)), key=lambda i: strategy.buckets[i].all_reduces)
+    bucket_rank = sorted(range(len(strategy.buckets)), key=lambda i: strategy.buckets[i].collectives)
     renamed = {f"g{old}": f"g{new}" for new, old in enumerate(group_rank)}
     renamed |= {f"b{old}": f"b{new}" for new, old in enumerate(bucket_rank)}
 
@@ -129,9 +129,9 @@ def varied_buckets(strategy: Strategy) -> Strategy:
     buckets: list[Bucket] = []
     several = 0
     for bucket in strategy.buckets:
-        several += len(bucket.all_reduces) > 1
-        apart = len(bucket.all_reduces) > 1 and several % 2
-        buckets += [Bucket((node,)) for node in bucket.all_reduces] if apart else [bucket]
+        several += len(bucket.collectives) > 1
+        apart = len(bucket.collectives) > 1 and several % 2
+        buckets += [Bucket((node,)) for node in bucket.collectives] if apart else [bucket]
     return Strategy(strategy.groups, tuple(buckets))
 
 

@@ -2,7 +2,7 @@
 
 * It waits for Python, which would be called there as well.
 * The script has switched something on in JAX that makes another step of it, or has the one profiler.
-* Another step may run meanwhile. What ranks run together they must run alone, and all of them the same: the all-reduces
+* Another step may run meanwhile. What ranks run together they must run alone, and all of them the same: the collectives
   of whatever else runs would meet those of the search. Several threads of a script may compile, each in an order of its
   own on each rank, and train while another one compiles.
 """
@@ -109,5 +109,5 @@ def refuse_other_threads(request: CompileRequest, here: threading.Thread) -> Non
     if others and len(request.process_indices) > 1:
         raise UnsupportedError(
             f"another thread ({', '.join(others)}) may run another step meanwhile, and processes could mix up its "
-            "all-reduces with those of this step, which runs on made-up inputs"
+            "collectives with those of this step, which runs on made-up inputs"
         )

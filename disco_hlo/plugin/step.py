@@ -1,8 +1,8 @@
 """Recognising the training step: capture a compile's module, decide by rule, say why.
 
-The rule (:func:`choose`): more than one device, at least one all-reduce of a computed value, more than a single op,
-neither an evaluation nor an initialization, the largest such module so far. An evaluation returns single numbers alone,
-its loss and accuracy; an initialization makes the parameters, so it takes none. ``DISCO_MODULE`` names the step
+The rule (:func:`choose`): more than one device, a collective that reduces a computed value, more than a single
+op, neither an evaluation nor an initialization, the largest such module so far. An evaluation returns single numbers
+alone, its loss and accuracy; an initialization makes the parameters, so it takes none. ``DISCO_MODULE`` names the step
 instead, by its name or, where several modules share one (all of pmap are called ``jit__fun``), by its key.
 """
 
@@ -43,10 +43,10 @@ class ModuleFacts:
 
     name: str
     device_count: int
-    computed_all_reduce_count: int
+    reducing_collective_count: int
     """All-reduces and reduce-scatters whose operand is computed, not a parameter or constant; where a plan may move any
     collective, those that XLA made kernels of count, too."""
-    all_reduce_bytes: int
+    collective_bytes: int
     """Bytes of all collectives together, on one device."""
     instruction_count: int
     inner_collective_count: int = 0
@@ -74,17 +74,17 @@ def facts_of(
 ) -> ModuleFacts:
     """The facts of a canonical graph that runs on ``device_count`` devices, and runs these regions."""
     graphs = (graph, *regions)
-    own_kernels = reducing_kernel_count if any(one.all_reduces for one in graphs) else 0
+    own_kernels = reducing_kernel_count if any(one.collectives for one in graphs) else 0
     return ModuleFacts(
         name=graph.module_name,
         device_count=device_count,
-        computed_all_reduce_count=own_kernels
+        reducing_collective_count=own_kernels
         + sum(
             COLLECTIVE[one.nodes[node].opcode].reduces and _is_computed(one, node)
             for one in graphs
-            for node in one.all_reduces
+            for node in one.collectives
         ),
-        all_reduce_bytes=sum(int(moved_bytes(one).sum()) for one in graphs),
+        collective_bytes=sum(int(moved_bytes(one).sum()) for one in graphs),
         instruction_count=sum(map(len, graphs)),
         inner_collective_count=inner_collective_count,
         numbers_only=all(array.element_count == 1 for array in _arrays(graph.nodes[graph.root].shape)),
@@ -101,8 +101,8 @@ def choose(facts: ModuleFacts, seen: Iterable[ModuleFacts], *, named: bool | Non
         return Choice(named, "named by DISCO_MODULE" if named else "DISCO_MODULE names another")
     if facts.device_count < 2:
         return Choice(False, "runs on one device")
-    if facts.computed_all_reduce_count == 0:
-        return Choice(False, "has no all-reduce of a computed value" + outside_loops(facts))
+    if facts.reducing_collective_count == 0:
+        return Choice(False, "has no all-reduce or reduce-scatter of a computed value" + outside_loops(facts))
     if facts.instruction_count < _FEWEST_INSTRUCTIONS:
         return Choice(False, f"is a single op ({_describe(facts)})")
     if why := _unlike_a_step(facts):
@@ -111,14 +111,14 @@ def choose(facts: ModuleFacts, seen: Iterable[ModuleFacts], *, named: bool | Non
     largest = max(steps, key=_size, default=None)
     if largest is not None and _size(facts) <= _size(largest):
         return Choice(False, f"not larger than {largest.name} ({_describe(largest)})")
-    return Choice(True, f"the largest module with all-reduces so far ({_describe(facts)})")
+    return Choice(True, f"the largest module so far that reduces a computed value ({_describe(facts)})")
 
 
 def qualifies(facts: ModuleFacts) -> bool:
-    """Whether a module could be a data-parallel step: several devices, several ops, an all-reduced computed value."""
+    """Whether a module could be a data-parallel step: several devices, several ops, a reduced computed value."""
     return (
         facts.device_count > 1
-        and facts.computed_all_reduce_count > 0
+        and facts.reducing_collective_count > 0
         and facts.instruction_count >= _FEWEST_INSTRUCTIONS
     )
 
@@ -133,8 +133,8 @@ def _unlike_a_step(facts: ModuleFacts) -> str:
 
 
 def outside_loops(facts: ModuleFacts) -> str:
-    """As the end of "no all-reduce of a computed value": where those are that nothing can be done about, and the way
-    out."""
+    """As the end of "no all-reduce or reduce-scatter of a computed value": where those are that nothing can be done
+    about, and the way out."""
     count = facts.inner_collective_count
     if not count:
         return ""
@@ -168,13 +168,13 @@ def _is_computed(graph: Graph, node: int) -> bool:
 
 
 def _size(facts: ModuleFacts) -> tuple[int, int]:
-    return facts.instruction_count, facts.all_reduce_bytes
+    return facts.instruction_count, facts.collective_bytes
 
 
 def _describe(facts: ModuleFacts) -> str:
-    count = facts.computed_all_reduce_count
-    all_reduces = f"{count} all-reduce{'s' * (count != 1)}, {size_text(facts.all_reduce_bytes)}"
-    return f"{facts.instruction_count} instructions, {all_reduces}"
+    count = facts.reducing_collective_count
+    reducing = f"{count} collective{'s' * (count != 1)} that reduce{'s' * (count == 1)}"
+    return f"{facts.instruction_count} instructions, {reducing}, {size_text(facts.collective_bytes)}"
 
 
 @dataclass
@@ -315,7 +315,7 @@ def _tell(
     waits: bool,
 ) -> None:
     leads = device_facts(request).process_index == 0
-    communicates = facts.computed_all_reduce_count or facts.inner_collective_count
+    communicates = facts.reducing_collective_count or facts.inner_collective_count
     told = leads and (choice.chosen or communicates)
     verdict = "is left alone unless a plan was saved for it" if waits else "is left alone"
     verdict = "is the training step" if choice.chosen else verdict
@@ -352,8 +352,10 @@ def why_none(settings: Settings) -> str:
         return ""
     largest = max(seen, key=lambda facts: (facts.inner_collective_count > 0, facts.instruction_count))
     if largest.inner_collective_count:
-        return f"{largest.name} has no all-reduce of a computed value{outside_loops(largest)}"
+        return (
+            f"{largest.name} has no all-reduce or reduce-scatter of a computed value{outside_loops(largest)}"
+        )
     return (
-        f"none of {len(seen)} modules on several devices has an all-reduce of a computed value (the largest "
-        f"is {largest.name}, {largest.instruction_count} instructions); DISCO_MODULE=name names one"
+        f"none of {len(seen)} modules on several devices has an all-reduce or reduce-scatter of a computed value (the "
+        f"largest is {largest.name}, {largest.instruction_count} instructions); DISCO_MODULE=name names one"
     )

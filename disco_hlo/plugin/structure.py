@@ -258,18 +258,18 @@ def recomputes(source: CanonicalModule) -> bool:
 def lies_inside(source: CanonicalModule, weights: Sequence[int]) -> bool:
     """Whether a step's communication lies inside of what it computes: in loops, or between ops that weigh something."""
     graph = source.graph
-    in_loops = any(region.source.graph.all_reduces for region in source.regions)
-    return in_loops or len(graph.all_reduces) < 2 or inside_share(graph, weights) >= INSIDE_SHARE
+    in_loops = any(region.source.graph.collectives for region in source.regions)
+    return in_loops or len(graph.collectives) < 2 or inside_share(graph, weights) >= INSIDE_SHARE
 
 
 def inside_share(graph: Graph, weights: Sequence[int]) -> float:
     """Share of the ops' weight (their time, say) in ops that wait for one transfer and that another waits for."""
     after = [False] * len(graph)
     for node in graph.nodes:
-        after[node.id] = any(after[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in node.operands)
+        after[node.id] = any(after[x] or graph.nodes[x].kind is Kind.COLLECTIVE for x in node.operands)
     before = [False] * len(graph)
     for node in reversed(graph.nodes):
         users = graph.users[node.id]
-        before[node.id] = any(before[x] or graph.nodes[x].kind is Kind.ALL_REDUCE for x in users)
+        before[node.id] = any(before[x] or graph.nodes[x].kind is Kind.COLLECTIVE for x in users)
     inside = sum(weight for weight, a, b in zip(weights, after, before, strict=True) if a and b)
     return inside / max(1, sum(weights))

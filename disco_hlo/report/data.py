@@ -197,7 +197,7 @@ def _difference(graph: Graph, bundle: Bundle, default: Predicted) -> dict[str, A
         "groupsXla": len(default.strategy.groups),
         "bucketsXla": len(default.strategy.buckets),
         "xlaBucketBytes": sizes,
-        "allReducesMoved": len(found.moved_all_reduces),
+        "collectivesMoved": len(found.moved_collectives),
         "unitsInBoth": found.common_units,
         "unitsMoved": len(found.moved_units),
     }
@@ -256,7 +256,7 @@ def bucket_rows(
             "token": bucket.token,
             "form": strings(bucket.form),
             "bytes": bucket.size_bytes,
-            "members": [_member(graph, node, ready.get(node), homes, strings) for node in bucket.all_reduces],
+            "members": [_member(graph, node, ready.get(node), homes, strings) for node in bucket.collectives],
         }
         if plan is not None and exposed is not None:
             task = plan.timeline.problem.names.index(bucket.token)

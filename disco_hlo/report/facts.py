@@ -50,11 +50,11 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class BucketFacts:
-    """All-reduces that travel together."""
+    """Collectives that travel together."""
 
     token: str
     form: str
-    all_reduces: tuple[int, ...]
+    collectives: tuple[int, ...]
     size_bytes: int | None
     """None without the module."""
 
@@ -157,10 +157,10 @@ def bucket_facts(strategy: Strategy, graph: Graph | None) -> list[BucketFacts]:
     def size_bytes(bucket: Bucket) -> int | None:
         if graph is None:
             return None
-        return sum(graph.nodes[node].shape.size_bytes for node in bucket.all_reduces)
+        return sum(graph.nodes[node].shape.size_bytes for node in bucket.collectives)
 
     return [
-        BucketFacts(f"b{i}", bucket.form, bucket.all_reduces, size_bytes(bucket))
+        BucketFacts(f"b{i}", bucket.form, bucket.collectives, size_bytes(bucket))
         for i, bucket in enumerate(strategy.buckets)
     ]
 
@@ -229,7 +229,7 @@ class GroupChange:
 class Moved:
     """A collective that is in another bucket."""
 
-    all_reduce: int
+    collective: int
     bucket_a: str
     bucket_b: str
 
@@ -246,7 +246,7 @@ class Difference:
     common_buckets: int
     buckets_a: tuple[tuple[str, Bucket], ...]
     buckets_b: tuple[tuple[str, Bucket], ...]
-    moved_all_reduces: tuple[Moved, ...]
+    moved_collectives: tuple[Moved, ...]
     common_units: int
     moved_units: tuple[str, ...]
     """Fewest units that both have and that must be moved to turn one order into the other, as B
@@ -285,11 +285,11 @@ def compare(a: Strategy, b: Strategy) -> Difference:
     groups_b = {group: f"g{i}" for i, group in enumerate(b.groups)}
     buckets_a = {bucket: f"b{i}" for i, bucket in enumerate(a.buckets)}
     buckets_b = {bucket: f"b{i}" for i, bucket in enumerate(b.buckets)}
-    home_a = {node: token for bucket, token in buckets_a.items() for node in bucket.all_reduces}
-    home_b = {node: token for bucket, token in buckets_b.items() for node in bucket.all_reduces}
+    home_a = {node: token for bucket, token in buckets_a.items() for node in bucket.collectives}
+    home_b = {node: token for bucket, token in buckets_b.items() for node in bucket.collectives}
     only_a = {bucket: token for bucket, token in buckets_a.items() if bucket not in buckets_b}
     only_b = {bucket: token for bucket, token in buckets_b.items() if bucket not in buckets_a}
-    regrouped = sorted(node for bucket in only_b for node in bucket.all_reduces)
+    regrouped = sorted(node for bucket in only_b for node in bucket.collectives)
     place_b = [keys_b[token] for token in b.order]
     known = set(place_b)
     place_a = [keys_a[token] for token in a.order if keys_a[token] in known]
@@ -300,7 +300,7 @@ def compare(a: Strategy, b: Strategy) -> Difference:
         common_buckets=len(buckets_a.keys() & buckets_b.keys()),
         buckets_a=tuple((token, bucket) for bucket, token in only_a.items()),
         buckets_b=tuple((token, bucket) for bucket, token in only_b.items()),
-        moved_all_reduces=tuple(Moved(n, home_a[n], home_b[n]) for n in regrouped if n in home_a),
+        moved_collectives=tuple(Moved(n, home_a[n], home_b[n]) for n in regrouped if n in home_a),
         common_units=len(place_a),
         moved_units=_moved(place_a, place_b, b.order),
     )

@@ -1,10 +1,10 @@
 """What no order and no bucketing can beat, whatever the search does.
 
 With C the compute of the step alone, M the least communication time of all its bytes, r the
-least compute that must precede any all-reduce and q the least that must follow one, every plan
+least compute that must precede any collective and q the least that must follow one, every plan
 with these kernels takes at least max(C, r + M + q): before the first collective starts at least r
 was computed, between it and the end of the last lie at least M, and at least q comes after.
-The same holds for every part of the all-reduces: those before which at least r' must be computed take
+The same holds for every part of the collectives: those before which at least r' must be computed take
 at least M' of the link, all of it after r', which is tight where gradients appear together behind a loop. And
 where kernels and collectives slow each other down, what hides costs the other side time
 (``tight_bound_ns``). The paper's full overlap, FO = max(C, M), is looser. Where collectives block the
@@ -45,11 +45,11 @@ class Bound:
     compute_ns: int
     """C: all kernels, one after the other."""
     before_ns: int
-    """r: least compute that must have finished before an all-reduce can start."""
+    """r: least compute that must have finished before a collective can start."""
     communication_ns: int
     """M: least time that the channel needs for all bytes, however they are bucketed."""
     after_ns: int
-    """q: least compute that can start only after an all-reduce."""
+    """q: least compute that can start only after a collective."""
     overlaps: bool
     """Whether compute and communication can run at once."""
     tight_ns: int = 0
@@ -85,7 +85,7 @@ def bound_of_kernels(
         IllegalStrategyError: the groups do not fit the graph.
     """
     line, size_bytes = on_one_line(graph, costs)
-    sizes = size_bytes[list(graph.all_reduces)].tolist()
+    sizes = size_bytes[list(graph.collectives)].tolist()
     least_ns = least_communication_ns(sizes, line) if sizes else 0
     built = build(graph, unfused(graph, groups), costs, machine)
     found = bound(built.problem, least_ns, machine.asynchronous)
@@ -112,10 +112,10 @@ def lowest_bound(
 
 
 def bound(problem: Problem, communication_ns: int, overlaps: bool) -> Bound:
-    """Bound of every order and bucketing of a problem in which no all-reduces are bucketed.
+    """Bound of every order and bucketing of a problem in which no collectives are bucketed.
 
     Args:
-        problem: every all-reduce a task of its own; its order does not matter.
+        problem: every collective a task of its own; its order does not matter.
         communication_ns: M, from :func:`least_communication_ns`.
         overlaps: :attr:`MachineModel.asynchronous`.
     """
@@ -160,12 +160,12 @@ def _behind_ns(compute_ns: Any, transfers: Any, offset: Any, member: Any) -> Any
 def tight_bound_ns(
     problem: Problem, sizes_bytes: Sequence[int], pieces: LinearPieces, machine: MachineModel
 ) -> int:
-    """What contention, and all-reduces that cannot start before some moment, make every plan with these kernels take.
+    """What contention, and collectives that cannot start before some moment, make every plan with these kernels take.
 
-    An all-reduce starts after all compute it depends on, r of it. Of those with r from some time on, the
+    A collective starts after all compute it depends on, r of it. Of those with r from some time on, the
     first starts then at the earliest; their bytes take at least M' of the link; and behind the one that
     ends last comes at least the least compute that must follow any of them, q. A bucket may carry earlier
-    gradients too, which makes it no shorter unless larger all-reduces can be faster: then M' is what the
+    gradients too, which makes it no shorter unless larger collectives can be faster: then M' is what the
     bytes take at the best rate of any bucket.
 
     The rest of the compute, C - r - q, overlaps with these collectives and holds them up, or runs while there are
@@ -239,7 +239,7 @@ def _saved_ns(
 
 
 def _least_ns_per_byte(sizes_bytes: Sequence[int], pieces: LinearPieces, largest_bytes: int | None) -> float:
-    """By how much a byte more lengthens the all-reduces that there are, at least; arguments as for
+    """By how much a byte more lengthens the collectives that there are, at least; arguments as for
     :func:`least_communication_ns`, which says what the first bytes take."""
     if largest_bytes is not None:
         return least_communication_ns(sizes_bytes, pieces, largest_bytes) / max(1, sum(sizes_bytes))
@@ -249,7 +249,7 @@ def _least_ns_per_byte(sizes_bytes: Sequence[int], pieces: LinearPieces, largest
 def least_communication_ns(
     sizes_bytes: Sequence[int], pieces: LinearPieces, largest_bytes: int | None = None
 ) -> int:
-    """M: a lower bound of the time that the channel spends on all-reduces, over all bucketings.
+    """M: a lower bound of the time that the channel spends on collectives, over all bucketings.
 
     A bucketing with sizes x costs the sum of T(x), which is at least the number of bytes times
     the least T(x) / x that any bucket can have; on a line that is at one of its ends. With one

@@ -121,14 +121,14 @@ def in_orders(
 
 
 def ready_ns(graph: Graph, built: Built, spans_ns: NDArray[np.int64]) -> dict[int, int]:
-    """When what each all-reduce reads exists, by the spans of the tasks (``[2, tasks]``)."""
+    """When what each collective reads exists, by the spans of the tasks (``[2, tasks]``)."""
     units = built.units.units
     ends = np.zeros(len(units), np.int64)
     np.maximum.at(ends, list(built.unit_of), spans_ns[1])
     exists = {node: int(end) for unit, end in zip(units, ends, strict=True) for node in unit.nodes}
     for node in graph.nodes:
         exists.setdefault(node.id, max((exists[x] for x in node.operands), default=0))
-    return {x: max(exists[y] for y in graph.nodes[x].operands) for x in graph.all_reduces}
+    return {x: max(exists[y] for y in graph.nodes[x].operands) for x in graph.collectives}
 
 
 def _node_name(graph: Graph, node: int) -> str:
@@ -171,9 +171,9 @@ class _Tasks:
     head: dict[int, int] = field(default_factory=dict)
     """What a unit does before the first of its own collectives."""
     unpack: dict[int, int] = field(default_factory=dict)
-    """Kernel that cuts a gradient, by its all-reduce node, out of its bucket."""
+    """Kernel that cuts a gradient, by its collective's node, out of its bucket."""
     unpacked_for: dict[int, list[int]] = field(default_factory=dict)
-    """All-reduce nodes that a unit can read only unpacked."""
+    """Collectives that a unit can read only unpacked."""
 
     def add(self, name: str, unit: int, duration_ns: int) -> int:
         self.names.append(name)
@@ -318,7 +318,7 @@ def _add_unpack(
 
 
 def _kernel(strategy: Strategy, unit: Unit) -> Group | int:
-    """The group that a unit is, or the op; of a bucket any of its all-reduces."""
+    """The group that a unit is, or the op; of a bucket any of its collectives."""
     return strategy.groups[int(unit.token[1:])] if unit.token[0] == "g" else unit.nodes[0]
 
 

@@ -86,7 +86,7 @@ class MachineModel:
     name: str
     asynchronous: bool
     """Whether collectives run on a channel beside the compute stream (GPU). Where they do not (CPU),
-    an all-reduce occupies the compute stream and buckets have one token."""
+    a collective occupies the compute stream and buckets have one token."""
     launch_ns: int = 0
     """Added to every kernel on the compute stream: the gap that launching it leaves."""
     compute_speed_ppm: int = PPM
@@ -179,7 +179,7 @@ def bucket_times(
         DiscoError: it takes longer than anything may; the message says ``name``.
     """
     total = sum(sizes_bytes)
-    # Where collectives block, the operands of a variadic all-reduce are transferred one by one.
+    # Where collectives block, the operands of a variadic collective are transferred one by one.
     one_by_one = packed_bytes is None and not machine.asynchronous
     carried = np.array(sizes_bytes if one_by_one else [total], np.int64)
     times = checked(line(carried), len(carried), lambda i: f"{name} of {carried[i]} bytes")

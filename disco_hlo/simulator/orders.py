@@ -1,7 +1,7 @@
-"""Orders by rule: a list schedule toward the all-reduces, and collectives started early around kernels as they are.
+"""Orders by rule: a list schedule toward the collectives, and collectives started early around kernels as they are.
 
 DisCo (section 4.4) starts an all-reduce as soon as its gradient exists and leaves the order of the
-gradients to chance. A list schedule chooses it: the ancestors of the next all-reduce come first, it
+gradients to chance. A list schedule chooses it: the ancestors of the next collective come first, it
 starts at once, and whatever waits for a collective comes as late as there is other work to do. So the
 link is busy early, and no unit stands in front of a wait that it need not share. What "late enough" means
 a rough simulation decides: one compute stream, one communication channel that serves collectives in the

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.opcodes import TRANSFERS
+from disco_hlo.hlo.opcodes import MOVED_COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.hlo.regions import trip_count
 from disco_hlo.structure.choose import Chosen, Place, Prices, choose
@@ -308,7 +308,7 @@ def _written(
 
 def _communicates(caller: Program, loop: Message) -> bool:
     body = caller.computation(loop.called_computation_ids[0])
-    return any(one.opcode in TRANSFERS for one in body.instructions)
+    return any(one.opcode in MOVED_COLLECTIVES for one in body.instructions)
 
 
 def _loops(program: Program, path: tuple[int, ...] = (), *, every_loop: bool = False) -> Iterator[_Place]:

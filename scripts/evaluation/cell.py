@@ -88,7 +88,7 @@ class Cell:
         with record.clock("capture"):
             self.captured = step.captured(self.request, self._module)
         graph, known = self.captured.source.graph, record.fact("fingerprint")
-        sizes = moved_bytes(graph)[list(graph.all_reduces)].tolist()
+        sizes = moved_bytes(graph)[list(graph.collectives)].tolist()
         record.note(
             versions=versions, device=facts.device_kind, backend=facts.backend,
             environment=commands.described(environment), date=time.strftime("%Y-%m-%d", time.gmtime()),

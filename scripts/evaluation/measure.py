@@ -12,7 +12,7 @@ from typing import Any
 
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo import proto
-from disco_hlo.hlo.opcodes import TRANSFERS
+from disco_hlo.hlo.opcodes import MOVED_COLLECTIVES
 from disco_hlo.optimize.select import ratio_noise, ratio_to
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.plan import SEARCHED as PLAN
@@ -31,7 +31,7 @@ from evaluation.rows import PLANNED
 TRACED_RUNS = 3
 _SMALL_ELEMENTS = 1 << 16
 _EXPECTED_SHARE = 0.95
-_TRANSFERS = tuple(sorted(TRANSFERS))
+_MOVED = tuple(sorted(MOVED_COLLECTIVES))
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ def breakdown(taken: tracing.Trace, executable: LoadedExecutable) -> dict[str, f
     """
     module = proto.parse(executables.read_executable(executable))
     # On CPU an instruction tells what it is; on GPU its kernel does.
-    names = {i.name for c in module.computations for i in c.instructions if i.opcode.startswith(_TRANSFERS)}
+    names = {i.name for c in module.computations for i in c.instructions if i.opcode.startswith(_MOVED)}
     per_run: dict[int, list[dict[str, float]]] = defaultdict(list)
     for (run, _), items in by_place(taken, module.name).items():
         per_run[run].append(_breakdown(items, names))
@@ -339,9 +339,9 @@ def breakdown(taken: tracing.Trace, executable: LoadedExecutable) -> dict[str, f
     return {name: round(statistics.median(one[name] for one in chosen), 4) for name in chosen[0]}
 
 
-def _breakdown(items: Sequence[Execution], all_reduces: Container[str]) -> dict[str, float]:
-    compute = merged(span(i) for i in items if not is_collective(i, all_reduces))
-    communication = merged(span(i) for i in items if is_collective(i, all_reduces))
+def _breakdown(items: Sequence[Execution], collectives: Container[str]) -> dict[str, float]:
+    compute = merged(span(i) for i in items if not is_collective(i, collectives))
+    communication = merged(span(i) for i in items if is_collective(i, collectives))
     everything = merged(map(span, items))
     hidden = length_ns(compute) + length_ns(communication) - length_ns(everything)
     return {
@@ -354,11 +354,11 @@ def _breakdown(items: Sequence[Execution], all_reduces: Container[str]) -> dict[
     }
 
 
-def is_collective(item: Execution, all_reduces: Container[str]) -> bool:
+def is_collective(item: Execution, collectives: Container[str]) -> bool:
     """Whether this is a transfer between devices: by its kernel on GPU, by its instruction on CPU."""
     if item.kernel:
         return "nccl" in item.kernel.lower() or "all_reduce" in item.kernel.lower()
-    return item.op in all_reduces
+    return item.op in collectives
 
 
 # --- PGLE -----------------------------------------------------------------------------------------

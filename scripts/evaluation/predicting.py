@@ -92,8 +92,8 @@ def with_took(known: Costs, graph: Graph, buckets: Sequence[Bucket], took: InSte
     looked at: those of every kind so much longer alike. None of no buckets."""
     sizes: dict[CollectiveKind, list[int]] = {}
     for bucket in buckets:
-        kind = collective_kind(graph.nodes[bucket.all_reduces[0]])
-        sizes.setdefault(kind, []).append(sum(collective_bytes(graph, node) for node in bucket.all_reduces))
+        kind = collective_kind(graph.nodes[bucket.collectives[0]])
+        sizes.setdefault(kind, []).append(sum(collective_bytes(graph, node) for node in bucket.collectives))
     known_ns = {kind: int(known.collective(kind)(some).sum()) for kind, some in sizes.items()}
     if not (all_ns := sum(known_ns.values())):
         return None

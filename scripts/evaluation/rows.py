@@ -21,7 +21,7 @@ from disco_hlo.plan.legal import check_strategy
 from disco_hlo.plan.plan import DEFAULT, Bucket, Group, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.units import UnitGraph, unit_graph
-from disco_hlo.plan.variants import all_reduce_depths, in_the_order_of, one_at_a_time, unfused, without_unfit
+from disco_hlo.plan.variants import collective_depths, in_the_order_of, one_at_a_time, unfused, without_unfit
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.search.schedule import with_order
@@ -251,15 +251,15 @@ def check(source: CanonicalModule, strategy: Strategy) -> Strategy:
 
 
 def gradients_in_order(graph: Graph, strategy: Strategy) -> list[int]:
-    """All-reduces in the order in which ``strategy`` transfers them."""
-    members = {f"b{number}": bucket.all_reduces for number, bucket in enumerate(strategy.buckets)}
+    """Collectives in the order in which ``strategy`` transfers them."""
+    members = {f"b{number}": bucket.collectives for number, bucket in enumerate(strategy.buckets)}
     found = [node for token in strategy.order for node in members.get(token.removesuffix(".start"), ())]
-    return list(dict.fromkeys([*found, *graph.all_reduces]))
+    return list(dict.fromkeys([*found, *graph.collectives]))
 
 
 def combined_up_to(graph: Graph, strategy: Strategy, threshold_bytes: int) -> tuple[Bucket, ...]:
     """Neighbouring gradients together, as many as stay below the threshold: what XLA's combiner does."""
-    depth = all_reduce_depths(graph)
+    depth = collective_depths(graph)
     runs: list[list[int]] = []
     kinds: list[object] = []
     size = 0

@@ -229,7 +229,7 @@ class _Cell:
         assert variant.source is not None
         graph = variant.source.graph
         self.record.update(
-            variant.row(order), kind=variant.name, predicted=said, transfers=len(graph.all_reduces),
+            variant.row(order), kind=variant.name, predicted=said, transfers=len(graph.collectives),
             transferred_bytes=int(moved_bytes(graph).sum()), nodes=len(graph), moves=len(variant.moves),
         )  # fmt: skip
 

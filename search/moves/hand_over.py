@@ -17,9 +17,9 @@ from disco_hlo.search.state import has_room
 
 @inner
 def hand_over(g: GraphView, s: StateView, w: ScratchView, gradient: int, bucket: int) -> Any:
-    """Move one all-reduce out of its bucket into another one, given by its head."""
+    """Move one collective out of its bucket into another one, given by its head."""
     home = s.owner[gradient]
-    if home == bucket or not g.flags[bucket] & g.flags[gradient] & at.ALL_REDUCE:
+    if home == bucket or not g.flags[bucket] & g.flags[gradient] & at.COLLECTIVE:
         return False
     if s.count[home] == 1:
         return merge(g, s, w, home, bucket)

@@ -1,6 +1,6 @@
-"""Merge two neighbouring all-reduce buckets into one.
+"""Merge two neighbouring buckets into one.
 
-The third method of the paper (section 4.5): all-reduce fusion.
+The third method of the paper (section 4.5), which merges all-reduces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from disco_hlo.search.ordering import settle, successors
 @inner
 def merge(g: GraphView, s: StateView, w: ScratchView, a: int, b: int) -> Any:
     """Make one bucket of two, given by their heads."""
-    if a == b or not g.flags[a] & g.flags[b] & at.ALL_REDUCE:
+    if a == b or not g.flags[a] & g.flags[b] & at.COLLECTIVE:
         return False
     if g.channel[a] != g.channel[b]:
         return False
@@ -43,16 +43,16 @@ def random_neighbours(g: GraphView, s: StateView, _w: ScratchView, generator: Ro
 
 
 @inner
-def neighbouring_bucket(g: GraphView, s: StateView, generator: Row, all_reduce: int, pools: PoolView) -> Any:
+def neighbouring_bucket(g: GraphView, s: StateView, generator: Row, collective: int, pools: PoolView) -> Any:
     """The nearest other bucket in production order, earlier or later; -1 where there is none.
 
     Args:
-        all_reduce: a member of the bucket whose neighbour is asked for.
+        collective: a member of the bucket whose neighbour is asked for.
     """
     direction = 2 * draw(generator, 2) - 1
-    rank = g.rank[all_reduce] + direction
+    rank = g.rank[collective] + direction
     while 0 <= rank < pools.ranks:  # ends: rank goes one way
-        if s.owner[pools.ranked[rank]] != s.owner[all_reduce]:
+        if s.owner[pools.ranked[rank]] != s.owner[collective]:
             return s.owner[pools.ranked[rank]]
         rank += direction
     return -1

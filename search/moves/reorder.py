@@ -45,7 +45,7 @@ def _random_long_unit(g: GraphView, s: StateView, generator: Row) -> Any:
     chosen, longest_ns, rivals = -1, 0, 0
     for _ in range(MOST_DRAWS):
         unit = s.order[draw(generator, s.total[at.SLOTS])]
-        if unit == -1 or g.flags[unit] & at.ALL_REDUCE:
+        if unit == -1 or g.flags[unit] & at.COLLECTIVE:
             continue
         time_ns = s.time_ns[at.TIME_COLUMNS * unit + at.MAIN]
         if chosen == -1 or time_ns > longest_ns:

@@ -16,7 +16,7 @@ from disco_hlo.search.ordering import reseat
 @inner
 def split(g: GraphView, s: StateView, w: ScratchView, bucket: int, rank: int) -> Any:
     """Put the gradients of a bucket from production rank ``rank`` on into a bucket of their own."""
-    if not g.flags[bucket] & at.ALL_REDUCE:
+    if not g.flags[bucket] & at.COLLECTIVE:
         return False
     count = 0
     x = bucket

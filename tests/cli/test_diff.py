@@ -42,13 +42,13 @@ def test_a_plan_is_compared_with_xlas_own(disco: Disco, vgg19_plan: Path) -> Non
     assert f"order: {len(found['moved_units'])} of {found['common_units']} common units are moved" in text
 
 
-def test_moved_all_reduces_are_listed(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
+def test_moved_collectives_are_listed(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
     source = plans.cpu()
     strategy = one_bucket(source.graph, form="concat")
     folder = plans.save_plan(tmp_path, source, plans.cpu_module(), strategy)
     found = disco("diff", folder, "--default", "--json").json
-    regrouped = {node for bucket in found["buckets_b"] for node in bucket["all_reduces"]}
-    assert {move["all_reduce"] for move in found["moved_all_reduces"]} == regrouped
+    regrouped = {node for bucket in found["buckets_b"] for node in bucket["collectives"]}
+    assert {move["collective"] for move in found["moved_collectives"]} == regrouped
 
 
 def test_plans_of_two_steps_do_not_compare(

@@ -38,7 +38,7 @@ def test_everything_comes_as_json(disco: Disco, vgg19_plan: Path) -> None:
     assert len(found["groups"]) == len(xla.groups)
     assert found["groups"][0]["size"] == max(len(group.ops) for group in xla.groups)
     assert found["measured_speedup"] == 1.23
-    assert sum(len(bucket["all_reduces"]) for bucket in found["buckets"]) == len(source.graph.all_reduces)
+    assert sum(len(bucket["collectives"]) for bucket in found["buckets"]) == len(source.graph.collectives)
     assert found["order"]["buckets"] == len(xla.buckets)
     assert len(found["order"]["tokens"]) == found["order"]["units"] + len(xla.buckets)
     op = found["ops"][str(found["groups"][0]["nodes"][0])]
@@ -56,7 +56,7 @@ def test_a_plan_without_its_module_is_shown_by_number(disco: Disco, h200_plan: P
 def test_an_unmeasured_plan_says_so(disco: Disco, tmp_path: Path) -> None:
     source = plans.cpu()
     folder = plans.save_plan(
-        tmp_path, source, plans.cpu_module(), plans.early_all_reduces(source), measured=None
+        tmp_path, source, plans.cpu_module(), plans.early_collectives(source), measured=None
     )
     assert "speed-up: predicted 1.24x, not measured" in disco("inspect", folder).out
 
@@ -101,7 +101,7 @@ def test_the_moves_of_a_plan_that_changes_the_structure_are_shown(disco: Disco, 
     assert (found["structure"]["name"], len(found["structure"]["moves"])) == ("chunk-2", 2)
     assert found["missing"] == []
     plain = disco("inspect", plans.save_plan(
-        tmp_path / "plain", plans.cpu(), plans.cpu_module(), plans.early_all_reduces(plans.cpu())
+        tmp_path / "plain", plans.cpu(), plans.cpu_module(), plans.early_collectives(plans.cpu())
     ), "--json").json  # fmt: skip
     assert plain["structure"] is None
 

@@ -52,7 +52,7 @@ def test_the_kernels_and_buckets_of_one_region_are_listed(
 ) -> None:
     entry, loop = (disco("inspect", plan, "--region", name, "--json").json for name in ("entry", "loop2"))
     assert entry["regions"] == loop["regions"]
-    sizes = [len(bucket["all_reduces"]) for bucket in loop["buckets"]]
+    sizes = [len(bucket["collectives"]) for bucket in loop["buckets"]]
     assert sum(sizes) == next(one["collectives"] for one in loop["regions"] if one["name"] == "loop2")
     assert loop["order"]["buckets"] == len(sizes)
     assert loop["groups"] != entry["groups"]

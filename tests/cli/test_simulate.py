@@ -145,7 +145,7 @@ def test_a_link_to_nothing_names_what_is_missing(refused: Callable[..., str], tm
     assert refused("simulate", tmp_path / "step") == f"disco: {tmp_path / 'gone'}: no such file"
 
 
-def test_a_step_without_all_reduces_says_that_no_network_matters(disco: Disco, tmp_path: Path) -> None:
+def test_a_step_without_collectives_says_that_no_network_matters(disco: Disco, tmp_path: Path) -> None:
     @jax.jit
     def step(x: jax.Array) -> jax.Array:
         return jnp.tanh(x @ x)

@@ -70,4 +70,4 @@ def test_a_scanned_step_is_searched_and_enacted_and_so_is_a_plan_with_buckets_in
     bucketed(slot_of(job.directory))
     strategy = assert_all_execute(job.train_ranks(*SCANNED, ENABLE_SEARCH="0"), job.directory, default)
     (gathers,) = dict(strategy.regions)["loop1"].buckets
-    assert (len(gathers.all_reduces), gathers.form) == (2, "variadic")
+    assert (len(gathers.collectives), gathers.form) == (2, "variadic")

@@ -73,7 +73,7 @@ def test_single_ops_are_estimated_too(model: GnnModel) -> None:
     times = model.op_ns(GRAPH)
     analytic = AnalyticModel(DEVICE).op_ns(GRAPH)
     for node in GRAPH.nodes:
-        if node.kind in (Kind.PARAMETER, Kind.CONSTANT, Kind.FREE, Kind.ALL_REDUCE):
+        if node.kind in (Kind.PARAMETER, Kind.CONSTANT, Kind.FREE, Kind.COLLECTIVE):
             assert times[node.id] == 0
         if node.kind is Kind.FIXED:
             assert times[node.id] == analytic[node.id]

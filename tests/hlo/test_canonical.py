@@ -56,8 +56,8 @@ def test_combined_all_reduces_are_taken_apart() -> None:
     graph = captured(DEFAULT).graph
     starts = [origin for origin in captured(DEFAULT).origins if origin.role == "start"]
     assert len(starts) == 27
-    assert len(graph.all_reduces) == 150
-    assert sorted(node for origin in starts for node in origin.nodes) == list(graph.all_reduces)
+    assert len(graph.collectives) == 150
+    assert sorted(node for origin in starts for node in origin.nodes) == list(graph.collectives)
 
 
 def test_nodes_are_numbered_topologically_and_parameters_come_first() -> None:

@@ -49,7 +49,7 @@ from disco_hlo.plan.plan import decode
 from disco_hlo.plan.read import read
 from disco_hlo.plan.plan import Bucket
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.profiler.collectives import AllReduceFit
+from disco_hlo.profiler.collectives import CollectiveFit
 from disco_hlo.profiler.profile import Collectives, to_json
 from tests.captured import stored
 from tests.report import plans
@@ -59,7 +59,7 @@ def look(name, said, form, share, backend):
     folder = place / name
     folder.mkdir()
     own = canonicalize(stored("h200_models/rnnlm") if backend == "gpu" else plans.cpu_module())
-    one_by_one = tuple(Bucket((node,)) for node in own.graph.all_reduces)
+    one_by_one = tuple(Bucket((node,)) for node in own.graph.collectives)
     message = proto.parse(apply(replace(read(own), buckets=one_by_one, order=()), own))
     for computation in message.computations:
         for instruction in computation.instructions:
@@ -69,17 +69,17 @@ def look(name, said, form, share, backend):
 
     source = canonicalize(module)
     graph = source.graph
-    print("read:", len(graph.all_reduces) == len(own.graph.all_reduces) > 2)
-    print("its kind:", {graph.nodes[node].opcode for node in graph.all_reduces} == {name})
+    print("read:", len(graph.collectives) == len(own.graph.collectives) > 2)
+    print("its kind:", {graph.nodes[node].opcode for node in graph.collectives} == {name})
 
     measured = plans.sockets_profile()
     profile = replace(measured, platform=replace(measured.platform, backend=backend))
-    kind = collective_kind(graph.nodes[graph.all_reduces[0]])
+    kind = collective_kind(graph.nodes[graph.collectives[0]])
     by_ring = profile.line(kind)
     ring, equal = by_ring([1 << 20])[0], profile.transfers([round(float(share) * 2**20)])[0]
     print("costed like a share of an all-reduce:", ring == equal)
     own_line = LinearPieces.of((0, 0.5, 700_000.0))
-    swept = replace(profile, collectives={str(kind): Collectives(AllReduceFit(own_line, (), 0.0, 0.0))})
+    swept = replace(profile, collectives={str(kind): Collectives(CollectiveFit(own_line, (), 0.0, 0.0))})
     costs = costs_of(swept, source, [read(source)])
     print("costed by its own line:", costs.collective(kind)([4096])[0] == own_line([4096])[0])
 
@@ -92,8 +92,8 @@ def look(name, said, form, share, backend):
             main.main()
 
     plan = decode((folder / "found" / "plan.json").read_bytes(), "plan.json").strategy
-    several = [bucket for bucket in plan.buckets if len(bucket.all_reduces) > 1]
-    print("bucketed:", bool(several) and bucket_of(graph, several[0].all_reduces).form == form)
+    several = [bucket for bucket in plan.buckets if len(bucket.collectives) > 1]
+    print("bucketed:", bool(several) and bucket_of(graph, several[0].collectives).form == form)
     check_order(unit_graph(graph, plan), plan.order, costs.machine.asynchronous)
     written = apply(plan, source)
     print("written and read back:", read(canonicalize(written)).buckets == plan.buckets)

@@ -125,7 +125,7 @@ def test_each_collective_counts_as_the_all_reduce_that_takes_as_long() -> None:
     graph = step()
     gathers = LinearPieces.of((0, 10.0, 500.0))
     line, sizes = on_one_line(graph, OwnLines(LINE, own={"all-gather {0,1},{2,3}": gathers}))
-    found = {graph.nodes[node].opcode: int(sizes[node]) for node in graph.all_reduces}
+    found = {graph.nodes[node].opcode: int(sizes[node]) for node in graph.collectives}
     assert line == LINE
     assert found == {
         "all-reduce": 128, "all-gather": 999, "reduce-scatter": round(128 / 3), "all-to-all": 64,
@@ -155,7 +155,7 @@ def test_what_a_bucket_saves_is_told_exactly_beside_larger_permutations() -> Non
     graph = canonicalize(module_of(text)).graph
     sent = LinearPieces.of((0, 0.5, 10.0))
     line, sizes = on_one_line(graph, OwnLines(LINE, own={"collective-permute {0,1},{1,2},{2,3},{3,0}": sent}))
-    node_of = {graph.nodes[x].opcode: x for x in graph.all_reduces}
+    node_of = {graph.nodes[x].opcode: x for x in graph.collectives}
     assert (line([128 + 128]).tolist(), sizes[node_of["all-reduce"]]) == (LINE([256]).tolist(), 128)
     assert line([sizes[node_of["collective-permute"]]]).tolist() == sent([4 * 800 * 4]).tolist()
 
@@ -167,7 +167,7 @@ def test_a_line_that_ends_flat_makes_no_other_collective_free() -> None:
     gathers = LinearPieces.of((0, 10.0, 500.0))
     flat = LinearPieces.of((0, 0.0, 20.0))
     line, sizes = on_one_line(graph, OwnLines(flat, own={"all-gather {0,1},{2,3}": gathers}))
-    found = {graph.nodes[node].opcode: line([sizes[node]]).tolist() for node in graph.all_reduces}
+    found = {graph.nodes[node].opcode: line([sizes[node]]).tolist() for node in graph.collectives}
     assert found.pop("all-gather") == [1140]
     assert len(found) == 4
     assert all(took == [20] for took in found.values())
@@ -183,7 +183,7 @@ def test_what_takes_less_than_any_of_the_kind_that_moves_most_takes_less_on_its_
     }
     slow = LinearPieces.of((0, 0.01, 30_000.0), (1 << 20, 0.02, 20_000.0))
     line, sizes = on_one_line(graph, OwnLines(slow, own=own))
-    node_of = {graph.nodes[x].opcode: x for x in graph.all_reduces}
+    node_of = {graph.nodes[x].opcode: x for x in graph.collectives}
     assert line([sizes[node_of["all-gather"]], sizes[node_of["reduce-scatter"]]]).tolist() == [15_000, 20_000]
     assert line([10 * sizes[node_of["all-gather"]]]).tolist() == [15_001], "ten in a bucket have one latency"
     assert sizes[node_of["all-reduce"]] == 128_000

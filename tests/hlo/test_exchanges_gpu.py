@@ -80,7 +80,7 @@ ENTRY %main (x: f32[8,4]) -> (f32[8,4], f32[8,4]) {{
 def test_xlas_own_order_is_read_and_another_can_be_written(opcode: str) -> None:
     source = step(opcode)
     graph, xla = source.graph, read(source)
-    assert [graph.nodes[node].opcode for node in graph.all_reduces] == [opcode, opcode]
+    assert [graph.nodes[node].opcode for node in graph.collectives] == [opcode, opcode]
     negated, one, beside, *_ = xla.order
     first = one.removesuffix(".start")
     second = "b1" if first == "b0" else "b0"
@@ -108,7 +108,7 @@ def test_what_hides_nothing_is_written_where_xla_would_put_it(opcode: str) -> No
 @pytest.mark.parametrize("opcode", EXCHANGES)
 def test_two_never_share_a_bucket(opcode: str) -> None:
     graph = step(opcode).graph
-    together = replace(unfused(graph), buckets=(Bucket(graph.all_reduces, "variadic"),), order=())
+    together = replace(unfused(graph), buckets=(Bucket(graph.collectives, "variadic"),), order=())
     assert len(one_bucket(graph).buckets) == 2
     with pytest.raises(IllegalStrategyError):
         check_strategy(graph, together, unit_graph(graph, together), ())
@@ -117,4 +117,4 @@ def test_two_never_share_a_bucket(opcode: str) -> None:
 def test_an_all_to_all_of_several_arrays_stays_one_and_where_it_is() -> None:
     graph = canonicalize(module_of(OF_TWO)).graph
     (exchange,) = [node for node in graph.nodes if node.opcode == "all-to-all"]
-    assert (exchange.kind, len(exchange.operands), graph.all_reduces) == (Kind.FIXED, 2, ())
+    assert (exchange.kind, len(exchange.operands), graph.collectives) == (Kind.FIXED, 2, ())

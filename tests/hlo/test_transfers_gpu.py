@@ -58,10 +58,10 @@ def step() -> CanonicalModule:
 def test_each_is_a_transfer_in_a_bucket_of_its_own() -> None:
     source = step()
     graph = source.graph
-    moved = {graph.nodes[node].opcode: collective_bytes(graph, node) for node in graph.all_reduces}
+    moved = {graph.nodes[node].opcode: collective_bytes(graph, node) for node in graph.collectives}
     assert graph.backend == "gpu"
     assert moved == {"reduce-scatter": 128, "all-gather": 128}  # 8 x 4 floats
-    assert all(graph.nodes[node].kind is Kind.ALL_REDUCE for node in graph.all_reduces)
+    assert all(graph.nodes[node].kind is Kind.COLLECTIVE for node in graph.collectives)
     assert sorted(read(source).buckets, key=str) == sorted(one_bucket(graph).buckets, key=str)
     assert len(one_bucket(graph).buckets) == 2
 
@@ -73,7 +73,7 @@ def test_xlas_own_order_is_read_and_another_can_be_written() -> None:
         next(
             f"b{i}"
             for i, b in enumerate(xla.buckets)
-            if source.graph.nodes[b.all_reduces[0]].opcode == opcode
+            if source.graph.nodes[b.collectives[0]].opcode == opcode
         )
         for opcode in ("reduce-scatter", "all-gather")
     )
@@ -100,9 +100,9 @@ def test_xlas_own_order_is_read_and_another_can_be_written() -> None:
 
 def test_they_never_share_a_bucket() -> None:
     graph = step().graph
-    first, second = graph.all_reduces
+    first, second = graph.collectives
     assert graph.nodes[first].collective != graph.nodes[second].collective
-    assert len({graph.nodes[node].collective for node in graph.all_reduces}) == 2
+    assert len({graph.nodes[node].collective for node in graph.collectives}) == 2
     assert Bucket((first, second)) not in one_bucket(graph).buckets
 
 

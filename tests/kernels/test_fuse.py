@@ -531,5 +531,5 @@ def test_what_is_kept_apart_stays_so_in_a_plan(in_loop: bool, opcode: str) -> No
         waits[number] = {*before}.union(*(waits[one] for one in before))
     (kernel,) = [of_node[node.id] for node in graph.nodes if node.opcode == opcode]
     for node in graph.nodes:
-        if node.kind is Kind.ALL_REDUCE:
+        if node.kind is Kind.COLLECTIVE:
             assert kernel in waits[of_node[node.id]] or of_node[node.id] in waits[kernel], node.opcode

@@ -68,5 +68,5 @@ def test_xlas_kernels_keep_their_order_and_collectives_start_early(name: str) ->
             if any(graph.nodes[node].opcode in ("custom-call", "while") for node in unit.nodes)
         }  # fmt: skip
         assert [t for t in strategy.order if t in computing] == [t for t in theirs.order if t in computing]
-        if any(node.kind is Kind.ALL_REDUCE for node in graph.nodes):
+        if any(node.kind is Kind.COLLECTIVE for node in graph.nodes):
             assert strategy.order != theirs.order

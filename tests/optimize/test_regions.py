@@ -19,7 +19,7 @@ from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import by_graph
-from disco_hlo.profiler.collectives import AllReduceFit
+from disco_hlo.profiler.collectives import CollectiveFit
 from disco_hlo.profiler.keys import kernel_keys
 from disco_hlo.profiler.profile import OpTime
 from disco_hlo.search.schedule import with_early_collectives
@@ -85,7 +85,7 @@ def test_a_collective_before_a_loop_of_gathers_hides_nothing_behind_it() -> None
     source = captured("h100_llama/fsdp_scan")
     xla, profile = read(source), shipped_profile("gpu", None)
     assert profile is not None
-    slow = AllReduceFit(LinearPieces.of((0, 0.04, 20_000.0)), (), 0.0, 0.0)
+    slow = CollectiveFit(LinearPieces.of((0, 0.04, 20_000.0)), (), 0.0, 0.0)
     profile = replace(profile, all_reduce=slow, in_step=None, together=None, collectives={})
     case = Case(source, xla, costs_of(profile, source, [xla]))
     regions = scheduled_regions(case, with_early_collectives)

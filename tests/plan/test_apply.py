@@ -206,7 +206,7 @@ def test_a_loop_reads_a_donated_parameter_before_it_is_updated() -> None:
 
 def test_all_reduces_of_two_types_may_not_travel_together() -> None:
     source = captured_step("mixed_precision")
-    mixed = Strategy(buckets=(Bucket(source.graph.all_reduces),))
+    mixed = Strategy(buckets=(Bucket(source.graph.collectives),))
     with pytest.raises(IllegalStrategyError, match="in another type"):
         apply(mixed, source)
 
@@ -240,8 +240,8 @@ OVERWRITTEN: dict[str, tuple[str, int, Pairs, bool]] = {
 
 @pytest.mark.parametrize("gradient", OVERWRITTEN)
 def test_a_gradient_is_overwritten_where_nobody_else_has_its_buffer(gradient: str) -> None:
-    text, all_reduce, inplace, expected = OVERWRITTEN[gradient]
-    assert may_overwrite(graph_of(text, inplace=inplace, backend="gpu"), all_reduce) is expected
+    text, collective, inplace, expected = OVERWRITTEN[gradient]
+    assert may_overwrite(graph_of(text, inplace=inplace, backend="gpu"), collective) is expected
 
 
 def matrix(rows: int, columns: int) -> Shape:

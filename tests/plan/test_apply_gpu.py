@@ -113,11 +113,11 @@ class Entry:
 
 
 def test_combined_all_reduces_come_apart(default: CanonicalModule, xla: Strategy) -> None:
-    assert sorted(len(bucket.all_reduces) for bucket in xla.buckets) == [1, 1, 2, 11, 12, 12]
+    assert sorted(len(bucket.collectives) for bucket in xla.buckets) == [1, 1, 2, 11, 12, 12]
     graph = default.graph
-    total = sum(graph.nodes[n].shape.size_bytes for n in graph.all_reduces)
+    total = sum(graph.nodes[n].shape.size_bytes for n in graph.collectives)
     assert total == 574_668_964
-    for number in graph.all_reduces:
+    for number in graph.collectives:
         node = graph.nodes[number]
         assert node.shape == graph.nodes[node.operands[0]].shape
 

@@ -22,7 +22,7 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.proto import Instruction, Message
 from disco_hlo.plan.apply import apply
-from disco_hlo.plan.plan import Group, Strategy
+from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import Repeat, describe_difference, read, repeats, verify
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import normal_form, one_bucket, unfused
@@ -303,7 +303,7 @@ def test_a_kernel_that_only_cuts_a_gradient_out_of_its_bucket_runs_before_the_fi
 def test_xla_cuts_every_gradient_of_its_own_buckets_of_several_once() -> None:
     source = captured("h200_models/vgg19")
     packed = {
-        node for bucket in read(source).buckets if len(bucket.all_reduces) > 1 for node in bucket.all_reduces
+        node for bucket in read(source).buckets if len(bucket.collectives) > 1 for node in bucket.collectives
     }
     assert packed
     assert sorted(source.cut) == sorted(packed)
@@ -343,8 +343,7 @@ def test_an_order_that_is_not_possible_is_noticed_where_any_would_do() -> None:
 
 def test_another_strategy_is_noticed() -> None:
     strategy, module = rewritten()
-    first = strategy.buckets[0]
-    alone = tuple(replace(first, all_reduces=(node,)) for node in source().graph.all_reduces)
+    alone = tuple(Bucket((node,)) for node in source().graph.collectives)
     with pytest.raises(PlanError, match=r"does not execute its plan: in its entry, \d+ buckets, expected 10"):
         verify(source(), module, replace(strategy, buckets=alone))
 

@@ -100,7 +100,7 @@ def test_a_gather_before_the_last_reader_of_what_it_overwrites_is_refused_in_a_p
     source, forward = _rotated()
     plan, graph = read(source), forward.source.graph
     buckets = dict(plan.regions)["loop1"].buckets
-    token = {node: f"b{i}.start" for i, bucket in enumerate(buckets) for node in bucket.all_reduces}
+    token = {node: f"b{i}.start" for i, bucket in enumerate(buckets) for node in bucket.collectives}
     unit = {
         node: f"g{i}" for i, group in enumerate(dict(plan.regions)["loop1"].groups) for node in group.nodes
     }

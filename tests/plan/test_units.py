@@ -142,15 +142,15 @@ def test_values_in_memory_with_their_readers() -> None:
         (Strategy((Group((5, 2)),), SEPARATE), "g0 does not list its nodes in ascending order: 5, 2"),
         (Strategy((Group((2, 2)),), SEPARATE), "g0 does not list its nodes in ascending order: 2, 2"),
         (Strategy((Group((0, 1)),), SEPARATE), r"g0 holds node 0 \(parameter\), .* \(parameter\)"),
-        (Strategy((Group((2, 3)),), SEPARATE), r"g0 holds node 3 \(all-reduce\), .* \(all_reduce\)"),
+        (Strategy((Group((2, 3)),), SEPARATE), r"g0 holds node 3 \(all-reduce\), .* \(collective\)"),
         (Strategy((Group((4, 7, 8)),), SEPARATE), r"g0 holds node 8 \(tuple\), .* \(free\)"),
         (Strategy((Group((2,), (2,)),), SEPARATE), r"g0 both owns and duplicates node 2 \(mul\)"),
         (Strategy((Group((2,), (5,)),), SEPARATE), r"g0 duplicates node 5 \(mul\), which nothing in it"),
-        (Strategy(buckets=(Bucket((3,)),)), r"All-reduces are in no bucket: node 6 \(all-reduce\)\."),
+        (Strategy(buckets=(Bucket((3,)),)), r"Collectives are in no bucket: node 6 \(all-reduce\)\."),
         (Strategy(buckets=(Bucket((3, 6)), Bucket((6,)))), r"node 6 \(all-reduce\) belongs to b0 and to b1"),
         (Strategy(buckets=(Bucket((3, 3)), Bucket((6,)))), r"node 3 \(all-reduce\) belongs to b0 and to b0"),
-        (Strategy(buckets=(Bucket((3, 5)), Bucket((6,)))), r"b0 holds node 5 \(mul\), which is no all-reduce"),
-        (Strategy(buckets=(Bucket(()), *SEPARATE)), "b0 holds no all-reduce"),
+        (Strategy(buckets=(Bucket((3, 5)), Bucket((6,)))), r"b0 holds node 5 \(mul\), which is no collective"),
+        (Strategy(buckets=(Bucket(()), *SEPARATE)), "b0 holds no collective"),
         (Strategy((Group((2, 4)),), SEPARATE),
             r"circle: g0 \(nodes 2, 4\) waits for b0 \(nodes 3\) waits for g0 \(nodes 2, 4\)\."),
         (Strategy((Group((1,)), Group((2,), (1,)), Group((5,), (1,))), SEPARATE),
@@ -193,7 +193,7 @@ DEFAULT_ORDERS: dict[str, tuple[Graph, bool, str]] = {
 @pytest.mark.parametrize("name", DEFAULT_ORDERS)
 def test_default_order(name: str) -> None:
     step, asynchronous, expected = DEFAULT_ORDERS[name]
-    buckets = tuple(Bucket((node,)) for node in step.all_reduces)
+    buckets = tuple(Bucket((node,)) for node in step.collectives)
     assert " ".join(default_order(unit_graph(step, Strategy(buckets=buckets)), asynchronous)) == expected
 
 

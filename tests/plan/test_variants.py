@@ -10,7 +10,7 @@ from disco_hlo.plan.plan import Bucket, Group, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import (
-    all_reduce_depths,
+    collective_depths,
     in_the_order_of,
     normal_form,
     without_circles,
@@ -22,7 +22,7 @@ from tests.steps.intercept import captured_step
 
 def test_transfers_one_behind_the_other_are_counted() -> None:
     step = graph_of("param\nall-reduce 0\nnegate 1\nall-reduce 2\nadd 3 1\ntuple 4 0")
-    assert all_reduce_depths(step) == [0, 0, 1, 1, 2, 2]
+    assert collective_depths(step) == [0, 0, 1, 1, 2, 2]
 
 
 def test_an_op_that_all_who_read_it_by_other_shapes_recompute_goes_to_the_first_of_them() -> None:
@@ -65,6 +65,6 @@ def test_another_plan_s_order_is_kept_as_far_as_can_be() -> None:
     source = captured_step("mlp")
     graph, xla = source.graph, read(source)
     assert in_the_order_of(graph, xla, xla, asynchronous=False) == xla
-    separate = Strategy(xla.groups, tuple(Bucket((node,)) for node in graph.all_reduces))
+    separate = Strategy(xla.groups, tuple(Bucket((node,)) for node in graph.collectives))
     ordered = in_the_order_of(graph, separate, xla, asynchronous=False)
     check_order(unit_graph(graph, separate), ordered.order, asynchronous=False)

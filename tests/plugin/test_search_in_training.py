@@ -435,7 +435,7 @@ def test_a_script_too_short_for_a_search_is_told_so(
     training_phase.say_if_not_begun(training.settings)
     assert [one.getMessage() for one in caplog.records] == [
         "no training step was found: nothing that ran on several devices returns the state that it takes; "
-        "DISCO_WHEN=compile goes by all-reduces instead",
+        "DISCO_WHEN=compile goes by collectives instead",
         "the script ended after 12 calls of jit_short_step, before a search for it began: nothing is saved; a longer "
         "job is searched while it trains, DISCO_WHEN=compile searches before the first step",
     ]
@@ -454,7 +454,7 @@ def test_a_script_whose_modules_are_no_steps_is_not_told_to_train_for_longer(
     training_phase.say_if_not_begun(training.settings)
     assert [one.getMessage() for one in caplog.records] == [
         "no training step was found: calls of jit_rare_step are left alone (it takes 100% of the devices' time); "
-        "DISCO_WHEN=compile goes by all-reduces instead"
+        "DISCO_WHEN=compile goes by collectives instead"
     ]
 
 
@@ -470,7 +470,7 @@ def test_a_script_whose_ranks_differ_is_told_no_other_reason(
     assert [one.getMessage() for one in caplog.records] == [
         "calls of jit_differing_step are not watched: the ranks differ in DISCO_SEED",
         "no training step was found: calls of jit_differing_step are left alone (the ranks differ in DISCO_SEED); "
-        "DISCO_WHEN=compile goes by all-reduces instead",
+        "DISCO_WHEN=compile goes by collectives instead",
     ]
 
 

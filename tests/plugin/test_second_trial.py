@@ -106,7 +106,7 @@ def test_a_plan_of_another_jax_that_does_not_pay_is_not_run_and_the_next_job_doe
     losses = job.train(**OLD)
     _, begins, ends = [one.getMessage() for one in caplog.records]
     assert begins == (
-        "enacts the plan of jit_tried_step: 0 op groups, 3 all-reduce buckets, 1.11x faster when measured; it was "
+        "enacts the plan of jit_tried_step: 0 op groups, 3 buckets, 1.11x faster when measured; it was "
         "measured under jax 0.0.1: at first it takes turns with XLA's default, and goes on if it pays"
     )
     assert re.fullmatch(

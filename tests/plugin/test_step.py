@@ -39,29 +39,34 @@ def facts(text: str) -> ModuleFacts:
 @pytest.mark.parametrize(
     ("module", "before", "chosen", "reason"),
     [
-        (STEP, [], True, "the largest module with all-reduces so far (900 instructions, 8 all-reduces, 4 MiB)"),
+        (
+            STEP, [], True,
+            "the largest module so far that reduces a computed value (900 instructions, 8 collectives that reduce, "
+            "4 MiB)",
+        ),
         (ModuleFacts("jit_init", 1, 8, 4 << 20, 900), [], False, "runs on one device"),
-        (ModuleFacts("jit_init", 4, 0, 4, 5000), [], False, "has no all-reduce of a computed value"),
+        (ModuleFacts("jit_init", 4, 0, 4, 5000), [], False, "has no all-reduce or reduce-scatter of a computed value"),
         (
             ModuleFacts("jit_accumulate", 4, 0, 0, 200, inner_collective_count=6), [], False,
-            "has no all-reduce of a computed value outside loops and branches that stay as XLA compiled them (6 "
-            "collectives inside); what a plan may change must stand elsewhere: one step a call, gradients averaged "
-            "after the loop, layers unrolled",
+            "has no all-reduce or reduce-scatter of a computed value outside loops and branches that stay as XLA "
+            "compiled them (6 collectives inside); what a plan may change must stand elsewhere: one step a call, "
+            "gradients averaged after the loop, layers unrolled",
         ),
-        (SMALLER, [STEP], False, "not larger than jit_step (900 instructions, 8 all-reduces, 4 MiB)"),
+        (SMALLER, [STEP], False, "not larger than jit_step (900 instructions, 8 collectives that reduce, 4 MiB)"),
         # A script that looked at its loss before it trained had two evaluations searched first, the step third.
         (
             EVALUATION, [], False,
-            "returns nothing but single numbers, as an evaluation does (45 instructions, 1 all-reduce, 4 B)",
+            "returns nothing but single numbers, as an evaluation does "
+            "(45 instructions, 1 collective that reduces, 4 B)",
         ),
         # Made as sharded arrays, a model took more instructions than its step, which was then never searched.
         (
             INITIALIZATION, [], False,
             "takes nothing but single numbers and random keys, as an initialization does "
-            "(304 instructions, 1 all-reduce, 512 B)",
+            "(304 instructions, 1 collective that reduces, 512 B)",
         ),
         # Each such op outside of any jit was searched for a plan: jit_reduce_sum was "the training step".
-        (SINGLE_OP, [], False, "is a single op (4 instructions, 1 all-reduce, 4 B)"),
+        (SINGLE_OP, [], False, "is a single op (4 instructions, 1 collective that reduces, 4 B)"),
     ],
     ids=[
         "first", "one device", "no all-reduce", "all-reduces in loops", "smaller", "evaluation", "initialization",
@@ -126,8 +131,8 @@ ENTRY %main (x: f32[8]) -> {moved} {{
 }}
 """
     graph = canonicalize(module_of(text)).graph
-    assert len(graph.all_reduces) == 1
-    assert facts_of(graph, 2).computed_all_reduce_count == 0
+    assert len(graph.collectives) == 1
+    assert facts_of(graph, 2).reducing_collective_count == 0
 
 
 def test_all_reduces_that_xla_made_kernels_of_make_a_module_the_step() -> None:
@@ -164,10 +169,10 @@ ENTRY %main (x: f32[8]) -> (f32[8], f32[8]) {
     )
     kernels = reducing_kernels(source)
     assert kernels == 1
-    assert facts_of(source.graph, 2).computed_all_reduce_count == 0
-    assert facts_of(source.graph, 2, reducing_kernel_count=kernels).computed_all_reduce_count == 1
+    assert facts_of(source.graph, 2).reducing_collective_count == 0
+    assert facts_of(source.graph, 2, reducing_kernel_count=kernels).reducing_collective_count == 1
     nothing_moves = graph_of("param; exp 0; multiply 1 1")
-    assert facts_of(nothing_moves, 2, reducing_kernel_count=kernels).computed_all_reduce_count == 0
+    assert facts_of(nothing_moves, 2, reducing_kernel_count=kernels).reducing_collective_count == 0
 
 
 def test_facts_count_all_reduces_of_loop_bodies() -> None:

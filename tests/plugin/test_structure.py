@@ -147,7 +147,7 @@ def test_a_plans_moves_make_the_step_they_made_when_it_was_searched() -> None:
     assert again.early == made.early
     assert again.source.graph.key == made.source.graph.key == made.record.result
     assert canonicalize(default).graph.key != made.record.result
-    assert len(made.source.graph.all_reduces) == 2 * len(canonicalize(default).graph.all_reduces)
+    assert len(made.source.graph.collectives) == 2 * len(canonicalize(default).graph.collectives)
 
 
 def test_no_move_is_refused() -> None:
@@ -189,7 +189,7 @@ def profile(backend: str, ns_per_byte: float) -> Profile:
 def test_a_data_parallel_step_has_nothing_between_its_transfers() -> None:
     step, arguments = models.mlp()
     graph = intercept(step, arguments, lambda r: canonicalize(compiles.capture(r))).graph
-    assert len(graph.all_reduces) > 1
+    assert len(graph.collectives) > 1
     assert inside_share(graph, [1] * len(graph)) == 0.0
 
 

@@ -139,7 +139,7 @@ def test_the_same_points_in_any_order_give_the_same_fit():
 
 @pytest.mark.parametrize("times", [[], [0], [-5, 5], [float("nan")], [float("inf")]])
 def test_times_that_are_none_are_refused(times):
-    with pytest.raises(ProfileError, match="positive times in ns for an all-reduce of 1024 bytes"):
+    with pytest.raises(ProfileError, match="positive times in ns for a collective of 1024 bytes"):
         point_of(1024, times)
 
 
@@ -238,7 +238,7 @@ def test_they_add_up_to_the_step_and_never_fall(sizes: list[int], total_ns: int,
     ],
 )
 def test_what_cannot_be_is_refused(wrong: tuple[Any, ...]) -> None:
-    with pytest.raises(ProfileError, match="all-reduces take"):
+    with pytest.raises(ProfileError, match="collectives take"):
         InStep(*wrong)
 
 

@@ -11,7 +11,7 @@ from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import Kernels, LinearPieces
 from disco_hlo.hlo.graph import flat_lists
-from disco_hlo.profiler.collectives import AllReduceFit
+from disco_hlo.profiler.collectives import CollectiveFit
 from disco_hlo.profiler.costs import NONE, Corrections, MeasuredCosts, Seen, corrections
 from disco_hlo.profiler.keys import group_key
 from disco_hlo.profiler.profile import Contention, OpTime, Platform, Profile
@@ -88,7 +88,7 @@ def test_estimates_of_kernels_are_corrected_and_measured_times_are_not():
 
 def test_all_reduces_follow_the_fit():
     line = LinearPieces.of((0, 0.5, 100.0))
-    fitted = AllReduceFit(line, (), 0.0, 0.0)
+    fitted = CollectiveFit(line, (), 0.0, 0.0)
     assert costs({}, all_reduce=fitted).collective(ALL_REDUCE) == line
     launched = costs({}, all_reduce=fitted, contention=Contention(1.5, 1.0, transfer_launch_ns=20))
     assert launched.collective(ALL_REDUCE) == LinearPieces.of((0, 0.5, 120.0))
@@ -103,7 +103,7 @@ def test_a_profile_without_a_sweep_says_so():
 
 def test_a_collective_that_no_plan_moves_follows_the_line_of_its_kind():
     graph = graph_of("param; all-to-all 0; tuple 1", elements=256, backend="gpu")
-    fitted = AllReduceFit(LinearPieces.of((0, 0.5, 100.0)), (), 0.0, 0.0)
+    fitted = CollectiveFit(LinearPieces.of((0, 0.5, 100.0)), (), 0.0, 0.0)
     assert costs({}, all_reduce=fitted).op_ns(graph)[1] == 100 + 256  # 512 bytes of 1024, at half a ns each
     assert costs({graph.nodes[1].key: OpTime(7, 0, 1)}, all_reduce=fitted).op_ns(graph)[1] == 7
 

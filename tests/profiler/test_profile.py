@@ -11,7 +11,7 @@ import pytest
 from disco_hlo.errors import ProfileError
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.profiler.collectives import AllReduceFit, InStep, SweepPoint, fit, in_the_step
+from disco_hlo.profiler.collectives import CollectiveFit, InStep, SweepPoint, fit, in_the_step
 from disco_hlo.profiler.profile import (
     Collectives,
     Contention,
@@ -30,7 +30,7 @@ from disco_hlo.profiler.profile import (
 )
 
 H200 = Platform("NVIDIA H200", "gpu", "580.159", "0.11.2", "0.11.2")
-FIT = AllReduceFit(
+FIT = CollectiveFit(
     LinearPieces.of((0, 0.0, 9_000.0), (1 << 20, 0.007, 12_500.5)),
     (SweepPoint(1024, 9_000, 20, 9), SweepPoint(1 << 22, 41_000, 90, 9)),
     0.004,
@@ -162,7 +162,7 @@ def test_files_that_cannot_be_written_or_read_are_refused(tmp_path):
         (body(in_step=[]), r"\$.in_step"),
         (body(in_step={"sizes": [], "total_ns": 1, "spread_ns": 0, "samples": 1}), "not what a step's"),
         (body(in_step={"sizes": [[64, 1], [8, 1]], "total_ns": 1, "spread_ns": 0, "samples": 1}),
-            "not what a step's all-reduces take"),
+            "not what a step's collectives take"),
         (body(in_step={"sizes": [[64, 0]]}), r"Expected `int` >= 1 - at `\$.in_step.sizes"),
         (body(in_step={"sizes": [[64, 1]], "total_ns": 0}), r"\$.in_step.total_ns"),
         (body(together={"sizes": [[64, 0]]}), r"\$.together.sizes"),

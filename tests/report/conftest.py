@@ -19,7 +19,7 @@ def h200_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("h200"),
         plans.h200(),
         plans.h200_module(),
-        plans.early_all_reduces(plans.h200()),
+        plans.early_collectives(plans.h200()),
         profile=plans.sockets_profile(),
     )
 
@@ -44,7 +44,7 @@ def vgg19_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("vgg19"),
         source,
         stored("h200_models/vgg19"),
-        plans.early_all_reduces(source),
+        plans.early_collectives(source),
         profile=plans.sockets_profile(),
     )
 

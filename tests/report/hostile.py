@@ -37,4 +37,4 @@ def hostile_plan(folder: Path) -> Path:
     """A plan folder of that step."""
     data = hostile_module()
     source = canonicalize(data)
-    return plans.save_plan(folder, source, data, plans.early_all_reduces(source))
+    return plans.save_plan(folder, source, data, plans.early_collectives(source))

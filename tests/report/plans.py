@@ -124,7 +124,7 @@ def save_plan(
 
 def save_restructured(folder: Path, source: CanonicalModule, default_module: bytes) -> Path:
     """A plan that chunks the step, on the module of ``source``; the default beside it is another."""
-    save_plan(folder, source, default_module, early_all_reduces(source))
+    save_plan(folder, source, default_module, early_collectives(source))
     plan = decode((folder / "plan.json").read_bytes(), "plan.json")
     move = {"move": "chunk", "instructions": [1, 2], "opcodes": ["dot", "all-reduce"], "parts": 2}
     structure = Structure("chunk-2", "c" * 64, source.graph.key, (move, move))
@@ -139,7 +139,7 @@ def slot(directory: Path, source: CanonicalModule) -> Path:
     return directory / source.graph.key[:16] / f"{source.graph.backend}-nvidia-h200-x2"
 
 
-def early_all_reduces(source: CanonicalModule) -> Strategy:
+def early_collectives(source: CanonicalModule) -> Strategy:
     """XLA's kernels and buckets, but each bucket issued as soon as it can be."""
     return replace(read(source), order=())
 

@@ -86,7 +86,7 @@ def test_damaged_and_foreign_neighbours_are_named_and_left_out(cpu_plan: Path, t
 def test_an_illegal_plan_is_refused_with_the_reason(cpu_plan: Path, tmp_path: Path) -> None:
     shutil.copytree(cpu_plan, tmp_path, dirs_exist_ok=True)
     path = rewrite(tmp_path, lambda fields: fields["strategy"]["regions"][0]["buckets"].pop())
-    with pytest.raises(PlanError, match="illegal on the module beside it: All-reduces are in no bucket"):
+    with pytest.raises(PlanError, match="illegal on the module beside it: Collectives are in no bucket"):
         open_bundle(path)
 
 

@@ -58,7 +58,7 @@ def test_buckets_have_sizes_where_the_module_is_known() -> None:
 
 def test_step_times_are_those_of_the_chosen_candidate() -> None:
     source = plans.cpu()
-    plan = plans.plan_of(source, plans.early_all_reduces(source), b"")
+    plan = plans.plan_of(source, plans.early_collectives(source), b"")
     times = step_times(plan)
     assert times.measured_speedup == 1.23
     assert times.predicted_default == 122_000_000
@@ -101,7 +101,7 @@ def test_it_says_exactly_what_differs() -> None:
     assert [(change.token, change.shares_with) for change in found.groups_b] == [("g0", ("g0", "g1", "n3"))]
     assert found.common_buckets == 0
     assert [token for token, _ in found.buckets_a] == ["b0", "b1"]
-    assert [(move.all_reduce, move.bucket_a, move.bucket_b) for move in found.moved_all_reduces] == [
+    assert [(move.collective, move.bucket_a, move.bucket_b) for move in found.moved_collectives] == [
         (6, "b0", "b0"), (7, "b0", "b1"), (8, "b1", "b1"),
     ]  # fmt: skip
 

@@ -128,7 +128,7 @@ def with_timelines(plan: Path, folder: Path) -> Path:
     shutil.copytree(plan, folder)
     bundle = open_bundle(folder / "plan.json")
     assert bundle.source is not None
-    graph, bucket = bundle.source.graph, bundle.strategy.buckets[0].all_reduces[0]
+    graph, bucket = bundle.source.graph, bundle.strategy.buckets[0].collectives[0]
     fixed = bundle.strategy.groups[0].nodes[0]
     steps = [
         MeasuredStep(

@@ -35,7 +35,7 @@ from disco_hlo.plan.variants import one_at_a_time, one_bucket, unfused
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.profiler.collectives import AllReduceFit, InStep, fit, point_of
+from disco_hlo.profiler.collectives import CollectiveFit, InStep, fit, point_of
 from disco_hlo.profiler.profile import Collectives, Platform, Profile
 from disco_hlo.search.schedule import Scheduled
 from tests.cost_models import MadeUpCosts
@@ -373,7 +373,7 @@ def test_in_the_rounds_every_kind_of_collectives_is_slower_by_the_same_factor() 
         "all-gather {0,1},{2,3}": LinearPieces.of((0, 10.0, 500.0)),
         str(ALL_REDUCE): LinearPieces.of((0, 0.0, 20.0)),
     }
-    fits = {kind: AllReduceFit(line, (), 0.0, 0.0) for kind, line in lines.items()}
+    fits = {kind: CollectiveFit(line, (), 0.0, 0.0) for kind, line in lines.items()}
     gpu = replace(
         profile(),
         platform=Platform("Nobody's GPU", "gpu", "", "0", "0"),
@@ -390,7 +390,7 @@ def test_in_the_rounds_every_kind_of_collectives_is_slower_by_the_same_factor() 
 
 def each_ns(known: Profile, graph: Graph, buckets: Sequence[Bucket]) -> list[int]:
     costs = Costs(known, MadeUpCosts())
-    nodes = [node for bucket in buckets for node in bucket.all_reduces]
+    nodes = [node for bucket in buckets for node in bucket.collectives]
     return [int(costs.collective(collective_kind(graph.nodes[x]))(collective_bytes(graph, x))) for x in nodes]
 
 
@@ -435,7 +435,7 @@ def test_thresholds_combine_neighbours_as_long_as_they_fit(
     separate = unfused(graph)
     assert combined_up_to(graph, separate, 0) == separate.buckets
     together = combined_up_to(graph, separate, 1 << 40)
-    assert sorted(node for bucket in together for node in bucket.all_reduces) == sorted(graph.all_reduces)
+    assert sorted(node for bucket in together for node in bucket.collectives) == sorted(graph.collectives)
     assert len(together) == len(one_bucket(graph).buckets)
 
 

@@ -34,7 +34,7 @@ def small_steps(count: int, backend: str) -> list[Graph]:
         graph = random_step(Random(seed), 15, backend=backend, ties=False)
         seed += 1
         fusible = len(fusible_ops(graph))
-        if 4 <= fusible <= MOST_FUSIBLE and 1 <= len(graph.all_reduces) <= 3:
+        if 4 <= fusible <= MOST_FUSIBLE and 1 <= len(graph.collectives) <= 3:
             found.append(graph)
     return found
 
@@ -58,7 +58,7 @@ def legal_strategies(graph: Graph) -> Iterator[Strategy]:
     """Every strategy that the search reckons with, without an order: all legal ones but those with a
     kernel that recomputes what another overwrites, in order to run after it. Only XLA makes these."""
     fusible = fusible_ops(graph)
-    buckets = [tuple(Bucket(tuple(part)) for part in parts) for parts in partitions(list(graph.all_reduces))]
+    buckets = [tuple(Bucket(tuple(part)) for part in parts) for parts in partitions(list(graph.collectives))]
     for parts in partitions(fusible):
         choices = [list(_groups(graph, part)) for part in parts]
         for groups in product(*choices):
@@ -86,7 +86,7 @@ def _groups(graph: Graph, owned: Sequence[int]) -> Iterator[Group | None]:
             continue
         group = Group(tuple(sorted(owned)), copies)
         try:
-            unit_graph(graph, Strategy((group,), tuple(Bucket((x,)) for x in graph.all_reduces)))
+            unit_graph(graph, Strategy((group,), tuple(Bucket((x,)) for x in graph.collectives)))
         except CircleError:
             pass  # What waits for itself here may not once another group recomputes what is between.
         except DiscoError:

@@ -82,7 +82,7 @@ def undo(step: Step, state: State, scratch: Scratch, mark: int) -> None:
 
 def ranked(step: Step, graph: Graph) -> NDArray[np.int64]:
     """The all-reduces in production order."""
-    return np.array(sorted(graph.all_reduces, key=lambda x: step.node[at.RANK, x]), np.int64)
+    return np.array(sorted(graph.collectives, key=lambda x: step.node[at.RANK, x]), np.int64)
 
 
 class Bench:
@@ -119,7 +119,7 @@ class Bench:
 
     def random_arguments(self, random: Random, method: int) -> tuple[int, int]:
         """What a move may be asked for, by what its record says of its arguments."""
-        move, reduces = MOVES[method], self.graph.all_reduces
+        move, reduces = MOVES[method], self.graph.collectives
         a, b = self.random_pair(random)
         if not move.of_unit:
             a = random.choice(reduces) if reduces else -1

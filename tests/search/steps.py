@@ -58,7 +58,7 @@ def random_step(
             values.append(add("scatter", shape, (operand, scalar, random.choice(values)), Kind.FIXED))
         else:
             mode = random.choice(("sum", "sum", "max"))
-            gradient = add("all-reduce", shape, (operand,), Kind.ALL_REDUCE, collective=mode)
+            gradient = add("all-reduce", shape, (operand,), Kind.COLLECTIVE, collective=mode)
             through = add("bitcast", shape, (gradient,), Kind.FREE) if random.random() < 0.3 else gradient
             updates.append(add("add", shape, (through, scalar), Kind.FUSIBLE))
     read = {operand for node in nodes for operand in node.operands}

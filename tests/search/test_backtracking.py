@@ -19,7 +19,7 @@ from disco_hlo.hlo.collectives import ALL_REDUCE
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.variants import all_reduce_depths, unfused
+from disco_hlo.plan.variants import collective_depths, unfused
 from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.backtracking import Backtracking
 from disco_hlo.search.explore import CANDIDATES, QUEUED, evaluate, go_to, new_tree
@@ -92,7 +92,7 @@ def test_two_all_reduces_of_fixed_cost_travel_together() -> None:
     graph = graph_of("param\ndot 0\ndot 1\nall-reduce 1\nall-reduce 2\ntuple 3 4", backend="gpu")
     costs = TrafficCosts(LinearPieces.of((0, 0.0, 1000.0)))
     result = search(graph, costs, GPU, start=unfused(graph), settings=replace(PAPER, evaluations=60))
-    assert [sorted(bucket.all_reduces) for bucket in result.strategy.buckets] == [[3, 4]]
+    assert [sorted(bucket.collectives) for bucket in result.strategy.buckets] == [[3, 4]]
 
 
 @settings(max_examples=15, deadline=None)
@@ -163,9 +163,9 @@ def test_the_queue_of_the_search_is_that_of_the_reference(seed: int, count: int,
 def test_the_order_written_down_takes_as_long_as_the_queue(seed: int, count: int, machine) -> None:
     bench, _ = moved(seed, count, machine)
     built = build(bench.graph, bench.strategy(), bench.model, machine)
-    depths = all_reduce_depths(bench.graph)
+    depths = collective_depths(bench.graph)
     if any(".unpack" in name for name in built.problem.names) or any(
-        depths[x] for x in bench.graph.all_reduces
+        depths[x] for x in bench.graph.collectives
     ):
         return  # a transfer that waits for a transfer is issued by the device, after the op it is busy with
     assert bench.makespan_ns() == simulate(built.problem).makespan_ns

@@ -88,7 +88,7 @@ def test_a_bucket_copies_its_own_bytes_whatever_it_counts_as_on_a_line_of_anothe
     text = "param\ndot 0\ndot 1\nall-reduce 1\nall-reduce 2\ngather 1\ngather 2\ngather 0\ntuple 3 4 5 6 7"
     whole, machine = graph_of(text, backend="gpu"), replace(MACHINE, memory_bytes_per_us=20)
     nodes = [
-        replace(node, opcode="all-gather", kind=Kind.ALL_REDUCE, collective="gather")
+        replace(node, opcode="all-gather", kind=Kind.COLLECTIVE, collective="gather")
         if node.opcode == "gather"
         else node
         for node in whole.nodes

@@ -144,7 +144,7 @@ def test_a_unit_is_moved_to_the_place_of_another_that_it_may_pass(seed: int) -> 
     bench, _ = moved_bench(seed)
     order = bench.state.word[at.ORDER].copy()
     for unit, slot in set(drawn_places(bench, seed, 300)) - {(-1, -1)}:
-        assert not bench.step.node[at.FLAGS, unit] & at.ALL_REDUCE
+        assert not bench.step.node[at.FLAGS, unit] & at.COLLECTIVE
         assert order[slot] not in (-1, unit)
         before = copy_state(bench.state)
         bench.scratch.number[at.LOGGED] = 0

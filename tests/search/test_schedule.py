@@ -153,7 +153,7 @@ def test_the_order_is_that_of_the_list_schedule(seed: int, count: int) -> None:
 def test_all_reduces_made_into_other_buckets_leave_a_whole_state(seed: int, count: int) -> None:
     bench, _ = moved(seed, count, MACHINE)
     bench.scratch.number[at.LOGGED] = 0
-    alone = np.array(bench.graph.all_reduces, np.int64)
+    alone = np.array(bench.graph.collectives, np.int64)
     regroup(bench.step, bench.state, bench.scratch, alone, np.arange(alone.size + 1))
     bench.costs.price_changed(bench.state, bench.scratch)
     assert list_order(bench.step, bench.state, bench.scratch)

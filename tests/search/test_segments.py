@@ -189,7 +189,7 @@ def test_a_product_that_holds_a_transfer_is_charged_for_it_once_and_goes_at_full
 def test_one_transfer_is_held_as_in_the_engine(seed: int, count: int, wait: int) -> None:
     random = Random(seed)
     step = random_step(random, count, backend="gpu")
-    gradients = step.all_reduces
+    gradients = step.collectives
     nodes = tuple(
         replace(node, kind=Kind.FUSIBLE, opcode="negate", collective="") if node.id in gradients[1:] else node
         for node in step.nodes

@@ -80,7 +80,7 @@ def as_xla_writes(random: Random, graph: Graph, strategy: Strategy) -> Strategy:
     if graph.backend == "gpu":
         groups = tuple(replace(one, kind="triton") if random.random() < 0.2 else one for one in groups)
     buckets = tuple(
-        replace(one, form="variadic") if len(one.all_reduces) > 1 and random.random() < 0.5 else one
+        Bucket(one.collectives, "variadic") if len(one.collectives) > 1 and random.random() < 0.5 else one
         for one in strategy.buckets
     )
     return Strategy(groups, buckets)

@@ -62,7 +62,7 @@ OPCODES = {
     "exp": Kind.FUSIBLE,
     "dot": Kind.FIXED,
     "bitcast": Kind.FREE,
-    "all-reduce": Kind.ALL_REDUCE,
+    "all-reduce": Kind.COLLECTIVE,
 }
 
 
@@ -90,7 +90,7 @@ def random_strategy(
     random: Random, graph: Graph, *, asynchronous: bool, groups: tuple[Group, ...] | None = None
 ) -> Strategy:
     """Groups (unless given), buckets and an order, each added only if the strategy stays legal."""
-    strategy = Strategy(groups or (), tuple(Bucket((node,)) for node in graph.all_reduces))
+    strategy = Strategy(groups or (), tuple(Bucket((node,)) for node in graph.collectives))
     for _ in range(0 if groups is not None else random.randrange(6)):
         strategy = _if_legal(graph, strategy, _with_group(random, graph, strategy))
     for _ in range(random.randrange(4)):
@@ -124,6 +124,6 @@ def _with_merged_buckets(random: Random, strategy: Strategy) -> Strategy:
     if len(strategy.buckets) < 2:
         return strategy
     first, second = random.sample(strategy.buckets, 2)
-    merged = Bucket(first.all_reduces + second.all_reduces, random.choice(("concat", "variadic")))
+    merged = Bucket(first.collectives + second.collectives, random.choice(("concat", "variadic")))
     others = tuple(bucket for bucket in strategy.buckets if bucket not in (first, second))
     return Strategy(strategy.groups, (*others, merged))

@@ -153,8 +153,8 @@ def test_no_simulated_step_is_below_the_bound(seed: int, nodes: int) -> None:
     shares = random.choice(((0.0,), (0.0, 0.1, 0.5, 0.9, 1.0), tuple(random.random() for _ in range(nodes))))
     costs = HoldingCosts(table.table_ns, shares, line=pieces)
     groups = random_strategy(random, step, asynchronous=machine.asynchronous).groups
-    apart = Strategy(groups, tuple(Bucket((node,)) for node in step.all_reduces))
-    sizes = [step.nodes[node].shape.size_bytes for node in step.all_reduces]
+    apart = Strategy(groups, tuple(Bucket((node,)) for node in step.collectives))
+    sizes = [step.nodes[node].shape.size_bytes for node in step.collectives]
     least = least_communication_ns(sizes, pieces)
     built = build(step, apart, costs, machine)
     found = bound(built.problem, least, machine.asynchronous)

@@ -264,8 +264,8 @@ def test_what_xla_computes_again_counts_as_part_of_what_runs_next() -> None:
 
 
 def test_a_gradient_that_xla_cuts_out_of_its_bucket_is_copied_before_its_first_reader() -> None:
-    strategy, cut = Strategy(buckets=SEPARATE), (Repeat((), (STEP.all_reduces[0],), before=5),)
-    copied_bytes = STEP.nodes[STEP.all_reduces[0]].shape.size_bytes
+    strategy, cut = Strategy(buckets=SEPARATE), (Repeat((), (STEP.collectives[0],), before=5),)
+    copied_bytes = STEP.nodes[STEP.collectives[0]].shape.size_bytes
     shortest_ns = min(ns for ns in COSTS.op_ns(STEP).tolist() if ns)
     # No kernel is shorter than the shortest.
     for rate, copied_ns in ((1, 2000 * copied_bytes), (10**6, shortest_ns)):

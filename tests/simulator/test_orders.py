@@ -15,7 +15,7 @@ from tests.graphs import graph_of
 
 def units_of(text: str) -> UnitGraph:
     graph = graph_of(text, backend="gpu")
-    return unit_graph(graph, Strategy(buckets=tuple(Bucket((n,)) for n in graph.all_reduces)))
+    return unit_graph(graph, Strategy(buckets=tuple(Bucket((n,)) for n in graph.collectives)))
 
 
 # Two gradients, the one of node 5 available before the one of node 3, and their updates.

@@ -151,7 +151,7 @@ def make_runner(
     inputs: RealInputs | None = None,
 ) -> Runner:
     """A program's runner on made-up inputs, another runner's or real ones; on all ranks."""
-    # Apart from the run: a rank that cannot hold the inputs must not leave the others in an all-reduce.
+    # Apart from the run: a rank that cannot hold the inputs must not leave the others in a collective.
     with session.stage(f"inputs of {program.name}"):
         return Runner(
             session.request,

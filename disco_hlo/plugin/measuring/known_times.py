@@ -29,7 +29,7 @@ from disco_hlo.plan.variants import by_graph
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
 from disco_hlo.profiler.calibrate import DeviceConstants
-from disco_hlo.profiler.collectives import MINIMUM_POINTS, AllReduceFit, SweepPoint, fit, sweep_sizes
+from disco_hlo.profiler.collectives import MINIMUM_POINTS, CollectiveFit, SweepPoint, fit, sweep_sizes
 from disco_hlo.profiler.keys import kernel_keys, travelling
 from disco_hlo.profiler.profile import (
     Collectives,
@@ -202,7 +202,7 @@ class KnownTimes:
         return bool(missing) and self._traced(source.graph.fingerprint) is None
 
     def _lacks_waits(self, source: CanonicalModule) -> bool:
-        """Processes on CPU wait for each other in all-reduces, and in each step otherwise."""
+        """Processes on CPU wait for each other in collectives, and in each step otherwise."""
         blocks = not BACKENDS[self._platform.backend].asynchronous and self._link.process_count > 1
         step = self._step(source.graph.fingerprint)
         return blocks and bool(travelling(source)) and None in (step.apart, step.together)
@@ -331,7 +331,7 @@ class KnownTimes:
         )
 
 
-def _fit(points: Sequence[SweepPoint]) -> AllReduceFit | None:
+def _fit(points: Sequence[SweepPoint]) -> CollectiveFit | None:
     return fit(points) if len(points) >= MINIMUM_POINTS else None
 
 

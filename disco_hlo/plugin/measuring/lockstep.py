@@ -1,9 +1,9 @@
-"""Running a step on all ranks, where a rank that fails alone must not leave the others in an all-reduce.
+"""Running a step on all ranks, where a rank that fails alone must not leave the others in a collective.
 
 What fails before a rank has dispatched its step (no memory for its inputs) is agreed on before anyone dispatches:
 :func:`all_have` is for that. What fails on all ranks alike (XLA refuses a module) is agreed on afterwards. A rank
 whose step fails while it runs, alone, is beyond both: the others wait for it where nobody can call them back, and
-the all-reduces of its training would meet theirs and add up the wrong numbers. So it ends, and the job with it. So
+the collectives of its training would meet theirs and exchange the wrong numbers. So it ends, and the job with it. So
 does a rank whose step does not come back at all.
 """
 
@@ -49,7 +49,7 @@ class FirstRuns:
     """As a runner's ``together``: ranks agree on the inputs of a module's first runs, and trust those of the others.
 
     What a step takes over is known after the first run, so the second needs as much memory as any later one; and where
-    ranks meet before each run, a GPU's trace shows the later one's delay as an all-reduce's time.
+    ranks meet before each run, a GPU's trace shows the later one's delay as a collective's time.
     """
 
     session: Session
@@ -72,7 +72,7 @@ class FirstRuns:
 def run_on_all(
     session: Session, what: str, run: Callable[[], Result], guard: Guard = contextlib.nullcontext
 ) -> Result:
-    """What ``run`` returns, which runs something with all-reduces on all ranks.
+    """What ``run`` returns, which runs something with collectives on all ranks.
 
     Args:
         guard: around it, once it begins.
@@ -91,8 +91,8 @@ def run_on_all(
     try:
         answers = session.channel.all_gather(reason.encode(), tag="ran", timeout_s=session.timeout_s)
     except ActivationError as silence:
-        # Where ranks are gone, nobody waits in an all-reduce: what failed here is what their death does to one. But one
-        # that stood still goes on later, and would come to an all-reduce that had no room on this rank.
+        # Where ranks are gone, nobody waits in a collective: what failed here is what their death does to one. But one
+        # that stood still goes on later, and would come to a collective that had no room on this rank.
         lacked_memory = isinstance(failure, MemoryError) or "RESOURCE_EXHAUSTED" in str(failure)
         alike = isinstance(failure, ActivationError) or (isinstance(silence, GoneError) and not lacked_memory)
         if failure is None or alike:
@@ -150,7 +150,7 @@ def in_a_slice(session: Session, run_ns: int) -> int:
 
 def _end_job(session: Session, what: str, reason: str, silence: ActivationError) -> NoReturn:
     LOGGER.error(
-        "%s failed on rank %d (%s), but not on all ranks (%s): the others wait for it in an all-reduce that cannot be "
+        "%s failed on rank %d (%s), but not on all ranks (%s): the others wait for it in a collective that cannot be "
         "interrupted, so the job ends; start it again without ENABLE_SEARCH, or with another DISCO_SEED",
         what, session.channel.rank, reason, silence,
     )  # fmt: skip

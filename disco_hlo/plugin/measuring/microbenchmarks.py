@@ -64,7 +64,7 @@ needs to launch the next one: after a shorter link the device waits for the host
 Repeat = Callable[[Callable[[], Any], int], list[Any]]
 """Runs something so many times, and returns what that returned."""
 AFTER_COMPUTE = "after compute"
-"""Label of the CPU's link: all-reduces were measured as a step has them, each after compute."""
+"""Label of the CPU's link: collectives were measured as a step has them, each after compute."""
 _NOT_A_LINK = ("NCCL_DEBUG", "NCCL_VERSION")
 _LONG_CHAIN_BYTES = 1 << 20
 _ROUNDS, _STEP_CHAIN = 9, 6
@@ -72,7 +72,7 @@ _TOGETHER_BYTES = 1 << 24
 """Larger messages are not kept in memory beside others, but measured one size after another."""
 TRACED_CHAIN = 5
 _CHAIN, _LONG_CHAIN = 3, 16
-"""All-reduces in one run, each waiting for the one before: more of them where one is over in microseconds."""
+"""Collectives in one run, each waiting for the one before: more of them where one is over in microseconds."""
 Chains = dict[tuple[CollectiveKind, int], tuple[Runner, Runner]]
 """By kind and size: compute alone, and with a collective after each piece of it."""
 
@@ -196,7 +196,7 @@ class Sweep:
     kind: CollectiveKind
     seed: int = 0
     together: Together = contextlib.nullcontext
-    """How runners are made where a rank that cannot must not leave the others in an all-reduce."""
+    """How runners are made where a rank that cannot must not leave the others in a collective."""
     repeat: Repeat = in_a_row
 
     def compiled(self, size_bytes: int, repeats: int, chain: Chain = Chain.TIGHT) -> LoadedExecutable:

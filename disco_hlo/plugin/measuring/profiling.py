@@ -1,9 +1,9 @@
 """Measure what the cost model needs, on the step's own devices (DisCo, sections 4.2 and 5.2).
 
 Two modules are traced: the unfused step, for the time of every op alone where any is unknown, and the step with XLA's
-own kernels, for fused ones. On CPU all all-reduces of the first are in one bucket: they block, and an op behind one
-takes half as long again, with cold caches and threads that have to be woken; one by one they are in the other.
-Each kind of collectives is swept over sizes between the very devices of the step. What
+own kernels, for fused ones. On CPU the first has its collectives in as few buckets as can be: they block, and an op
+behind one takes half as long again, with cold caches and threads that have to be woken; one by one they are in the
+other. Each kind of collectives is swept over sizes between the very devices of the step. What
 the store already knows of this platform is not measured again, so a second model is profiled faster,
 and a search that is repeated sees the same numbers and so finds the same plan. All ranks run
 everything; rank 0's clock counts.
@@ -211,7 +211,7 @@ def _profiled(
         (0, None) if known is None else (known.launch_ns(fingerprint), known.contention(fingerprint))
     )
     taken = _trace(session, source, modules, launch_ns, kept, slowed)
-    # What rank 0 alone does is a stage, too: the others would wait for it in the next all-reduce.
+    # What rank 0 alone does is a stage, too: the others would wait for it in the next collective.
     slowed = None
     with session.stage("times of ops"):
         if known is not None:

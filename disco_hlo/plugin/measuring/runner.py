@@ -55,7 +55,7 @@ class Runner:
     Args:
         inputs_of: another runner of the same step, whose inputs are used where the parameters and the seed
             are equal, and so is which of them have to be positive or are indices.
-        together: how inputs are made where a rank that cannot must not leave the others in an all-reduce; of no
+        together: how inputs are made where a rank that cannot must not leave the others in a collective; of no
             account where they are another runner's.
         of_step: the executable takes what the request's step takes, so that some inputs may be negative, or indices;
             else all are positive, and integers 0 or 1.
@@ -287,7 +287,7 @@ class _Meeting:
     """Where the ranks of a CPU job wait for each other before a clock starts.
 
     Copying the donated inputs takes one rank milliseconds longer than the other. The earlier one would spend them in
-    its step's first all-reduce, which blocks, and count them as the step's: of a step of 9 ms it was up to a half. On
+    its step's first collective, which blocks, and count them as the step's: of a step of 9 ms it was up to a half. On
     GPU the devices wait, and steps are timed several in a row.
     """
 

@@ -568,7 +568,7 @@ def _talks(module: CanonicalModule) -> frozenset[str]:
 
 
 def ranks_block(session: Session) -> bool:
-    """Whether an all-reduce blocks a rank until the others come: CPU processes, not the devices of one."""
+    """Whether a collective blocks a rank until the others come: CPU processes, not the devices of one."""
     return not BACKENDS[session.facts.backend].asynchronous and session.facts.process_count > 1
 
 

@@ -282,7 +282,7 @@ def _describe(plan: Plan) -> str:
     """What is predicted of a plan, in half a line."""
     strategy = plan.strategy
     groups, buckets = len(strategy.groups), len(strategy.buckets)
-    shape = f"{groups} op group{'s' * (groups != 1)}, {buckets} all-reduce bucket{'s' * (buckets != 1)}"
+    shape = f"{groups} op group{'s' * (groups != 1)}, {buckets} bucket{'s' * (buckets != 1)}"
     if plan.structure is not UNSET:
         shape = f"{plan.structure.name}, {shape}"
     chosen = plan.measured.results.get(plan.chosen) if plan.measured else None

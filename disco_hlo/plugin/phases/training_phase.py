@@ -82,7 +82,7 @@ def say_if_not_begun(settings: Settings) -> None:
         return
     why = "; ".join(f"calls of {name} are left alone ({reason})" for name, reason in given_back.items())
     LOGGER.warning(
-        "no training step was found: %s; DISCO_WHEN=compile goes by all-reduces instead",
+        "no training step was found: %s; DISCO_WHEN=compile goes by collectives instead",
         why or "nothing that ran on several devices returns the state that it takes",
     )
 

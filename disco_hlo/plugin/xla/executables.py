@@ -23,7 +23,7 @@ JAX_NAMES = {
     "u16": "uint16", "u32": "uint32", "u64": "uint64", "f16": "float16", "bf16": "bfloat16",
     "f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128",
 }  # fmt: skip
-"""By HLO name. Others (``token``, fp8) neither stand in packs nor are all-reduced by a sweep."""
+"""By HLO name. Others (``token``, fp8) neither stand in packs nor are swept."""
 
 
 def read_executable(executable: LoadedExecutable) -> bytes:

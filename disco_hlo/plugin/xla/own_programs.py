@@ -45,7 +45,7 @@ _SHARED_OUT = ("all-gather", "all-to-all", "reduce-scatter")
 """Collectives in which each device of a group has a share of the bytes."""
 _AXIS = "device"
 _WORK_WIDTH = 384
-"""Rows and columns of the matrix whose square is the work between two all-reduces."""
+"""Rows and columns of the matrix whose square is the work between two collectives."""
 
 
 def in_clean_thread(work: Callable[[], Result]) -> Result:

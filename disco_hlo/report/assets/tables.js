@@ -19,7 +19,7 @@ function drawBuckets() {
   const members = buckets.reduce((sum, bucket) => sum + bucket.members.length, 0);
   const difference = VIEW.difference;
   const instead = difference ? " XLA had " + plural(difference.bucketsXla, "bucket") + " (" + sizesText(difference.xlaBucketBytes) + "); "
-    + plural(difference.allReducesMoved, "collective") + " in another bucket." : "";
+    + plural(difference.collectivesMoved, "collective") + " in another bucket." : "";
   byId("bucket-summary").textContent = plural(members, "collective") + " in " + plural(buckets.length, "bucket")
     + (total ? ", " + bytes(total) : "") + "." + instead
     + (whole ? " In each bar: grey, from the first gradient ready until the transfer begins; then the transfer; red, exposed." : "");

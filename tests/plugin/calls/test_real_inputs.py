@@ -385,7 +385,7 @@ def test_no_run_begins_once_the_user_has_interrupted(observation: Observation) -
 def test_runs_on_lent_arguments_begin_on_a_rank_that_was_interrupted_as_on_the_others(
     observation: Observation, tmp_path: Path
 ) -> None:
-    """Ranks do not meet before each of them: the others would wait for it in an all-reduce."""
+    """Ranks do not meet before each of them: the others would wait for it in a collective."""
     call, state = jitted("lending_step"), fresh_state()
     *state, _ = call(*state, batch(0))
     calls = trial_of(observation.trials, "jit_lending_step")

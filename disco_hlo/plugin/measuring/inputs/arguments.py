@@ -368,7 +368,7 @@ class LentInputs(Inputs):
 
     def _arguments(self, handed_on: Collection[int]) -> list[Any]:
         # Nobody asks here whether this rank was interrupted: ranks do not meet before each run, and the others would
-        # wait for this one in an all-reduce. They hear of it together when the call goes on.
+        # wait for this one in a collective. They hear of it together when the call goes on.
         return [None if index in handed_on else one for index, one in enumerate(self._values)]
 
     def take_back(self, returned: Mapping[int, Any]) -> None:
