@@ -300,7 +300,7 @@ def _one(kind: CollectiveKind, value: Any, rows: Groups, *, alone: bool) -> Any:
         pairs = kind.groups or [(i, (i + 1) % members) for i in range(members)]
         return jax.lax.ppermute(value, _AXIS, pairs)
     if kind.opcode == "collective-broadcast":
-        return jax.lax.pbroadcast(value, _AXIS, 0)
+        return jax.lax.pbroadcast(value, (_AXIS,), 0)  # by one name alone JAX looks for its letters
     return jax.lax.psum(value, _AXIS, axis_index_groups=groups)
 
 
