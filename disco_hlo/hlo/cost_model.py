@@ -278,9 +278,9 @@ def on_one_line(graph: Graph, model: CostModel) -> OnOneLine:
 
     def suits(kind: CollectiveKind) -> tuple[bool, bool, int]:
         """On a line that ends flat, as where a step has small ones of a kind alone, no size takes longer than another.
-        What always travels alone is exact on any other line."""
-        rises = lines[kind].lines[-1].ns_per_byte > 0
-        return rises, COLLECTIVE[kind.opcode].shares, int(exact[nodes[kind]].sum())
+        What travels alone is exact on any other line, and permutations mostly do: where they share, they are few."""
+        rises, known = lines[kind].lines[-1].ns_per_byte > 0, COLLECTIVE[kind.opcode]
+        return rises, known.shares and not known.names_pairs, int(exact[nodes[kind]].sum())
 
     chosen = max(nodes, key=suits)
     line, smallest = lines[chosen], int(exact[nodes[chosen]].min())

@@ -80,7 +80,7 @@ COLLECTIVE = {
     ),
     "all-to-all": Collective(travels=True),
     "collective-broadcast": Collective(travels=True, in_place=True, leaves_out=True, passes_on=True),
-    "collective-permute": Collective(travels=True, names_pairs=True, passes_on=True),
+    "collective-permute": Collective(travels=True, shares=True, names_pairs=True, passes_on=True),
     "ragged-all-to-all": Collective(),
     "reduce-scatter": Collective(travels=True, shares=True, reduces=True),
 }

@@ -25,7 +25,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.cost_model import CostModel, Kernels, OnOneLine, on_one_line
 from disco_hlo.hlo.graph import Graph, Kind, behind_bitcasts, kernel_nodes
 from disco_hlo.hlo.opcodes import PRODUCTS
-from disco_hlo.plan.legal import check_order, default_order, started_late
+from disco_hlo.plan.legal import check_order, default_order
 from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import Repeat
 from disco_hlo.plan.units import Unit, UnitGraph, Value, unit_graph
@@ -92,7 +92,6 @@ def in_orders(
     for given in orders:
         order = given or default_order(units, machine.asynchronous)
         check_order(units, order, machine.asynchronous)
-        order = started_late(strategy.buckets, order)
         if shared is None:
             what = functools.partial(_node_name, graph)
             nodes_ns = checked(cost_model.op_ns(graph), len(graph), what)

@@ -17,7 +17,7 @@ from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.ablations import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.legal import check_strategy
+from disco_hlo.plan.legal import check_strategy, started_late
 from disco_hlo.plan.plan import DEFAULT, Bucket, Group, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.units import UnitGraph, unit_graph
@@ -326,7 +326,8 @@ def in_random_order(source: CanonicalModule, strategy: Strategy, seed: int) -> S
 
 def _shuffled(source: CanonicalModule, strategy: Strategy, dice: random.Random) -> Strategy:
     asynchronous = BACKENDS[source.graph.backend].asynchronous
-    return replace(strategy, order=_random_order(unit_graph(source.graph, strategy), asynchronous, dice))
+    order = _random_order(unit_graph(source.graph, strategy), asynchronous, dice)
+    return replace(strategy, order=started_late(strategy.buckets, order))
 
 
 def _random_order(units: UnitGraph, asynchronous: bool, dice: random.Random) -> tuple[str, ...]:

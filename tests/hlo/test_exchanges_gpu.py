@@ -1,4 +1,4 @@
-"""All-to-alls, permutations and broadcasts as transfers of a plan: moved as any collective, each by itself."""
+"""All-to-alls, permutations and broadcasts, which plans move as any collective."""
 
 from __future__ import annotations
 
@@ -25,6 +25,31 @@ EXCHANGES = {
     "collective-permute": "source_target_pairs={{0,1},{1,0}}",
     "collective-broadcast": "replica_groups={{0,1}}",
 }
+RING = """
+HloModule jit_step, is_scheduled=true, num_partitions=2
+
+%sent (k: f32[8,4], v: f32[8]) -> (f32[8,4], f32[8]) {
+  %k = f32[8,4]{1,0} parameter(0)
+  %v = f32[8]{0} parameter(1)
+  ROOT %both = (f32[8,4]{1,0}, f32[8]{0}) collective-permute(%k, %v), channel_id=1, source_target_pairs={{0,1},{1,0}}
+}
+
+%negated (p: f32[8,4]) -> f32[8,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  ROOT %negate = f32[8,4]{1,0} negate(%p)
+}
+
+ENTRY %main (key: f32[8,4], value: f32[8]) -> (f32[8,4], f32[8,4], f32[8]) {
+  %key = f32[8,4]{1,0} parameter(0)
+  %value = f32[8]{0} parameter(1)
+  %start = ((f32[8,4]{1,0}, f32[8]{0}), (f32[8,4]{1,0}, f32[8]{0})) async-start(%key, %value), calls=%sent
+  %beside = f32[8,4]{1,0} fusion(%key), kind=kLoop, calls=%negated
+  %done = (f32[8,4]{1,0}, f32[8]{0}) async-done(%start)
+  %next_key = f32[8,4]{1,0} get-tuple-element(%done), index=0
+  %next_value = f32[8]{0} get-tuple-element(%done), index=1
+  ROOT %out = (f32[8,4]{1,0}, f32[8,4]{1,0}, f32[8]{0}) tuple(%beside, %next_key, %next_value)
+}
+"""
 OF_TWO = """
 HloModule jit_step, is_scheduled=true, num_partitions=2
 
@@ -105,13 +130,26 @@ def test_what_hides_nothing_is_written_where_xla_would_put_it(opcode: str) -> No
     assert asynchronous == ["b0", "b0", "b1", "b1"]
 
 
-@pytest.mark.parametrize("opcode", EXCHANGES)
+@pytest.mark.parametrize("opcode", ["all-to-all", "collective-broadcast"])
 def test_two_never_share_a_bucket(opcode: str) -> None:
     graph = step(opcode).graph
     together = replace(unfused(graph), buckets=(Bucket(graph.collectives, "variadic"),), order=())
     assert len(one_bucket(graph).buckets) == 2
     with pytest.raises(IllegalStrategyError):
         check_strategy(graph, together, unit_graph(graph, together), ())
+
+
+def test_permutations_that_xla_combined_are_moved_together_or_apart() -> None:
+    """Keys and values on their way around a ring: XLA:GPU makes them one instruction, which stayed where it was."""
+    source = canonicalize(module_of(RING))
+    graph, xla = source.graph, read(source)
+    (bucket,) = xla.buckets
+    assert bucket == Bucket(graph.collectives, "variadic")
+    assert [graph.nodes[node].opcode for node in bucket.collectives] == ["collective-permute"] * 2
+    apart = replace(unfused(graph), order=())
+    assert len(apart.buckets) == 2
+    for strategy in (xla, apart, one_bucket(graph)):
+        verify(source, apply(strategy, source), strategy)
 
 
 def test_an_all_to_all_of_several_arrays_stays_one_and_where_it_is() -> None:

@@ -506,10 +506,10 @@ def exchanged() -> Step:
 
     def loss(p: Any, x: Any) -> Any:
         own = jnp.tanh(x @ p["w0"])
-        theirs = jax.lax.ppermute(own, "data", around)
+        theirs, rows = (jax.lax.ppermute(one, "data", around) for one in (own, x))
         mixed = jax.lax.all_to_all(jnp.sin(own), "data", 1, 0, tiled=True)
         shifted = jax.lax.ppermute(x @ p["w1"], "data", around[:1])
-        return jnp.mean((own * theirs + shifted) ** 2) + jnp.mean(mixed)
+        return jnp.mean((own * theirs + shifted + rows) ** 2) + jnp.mean(mixed)
 
     def exchanged_step(p: Any, x: Any) -> Any:
         def inner(p: Any, x: Any) -> Any:
