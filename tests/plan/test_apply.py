@@ -207,7 +207,7 @@ def test_a_loop_reads_a_donated_parameter_before_it_is_updated() -> None:
 def test_all_reduces_of_two_types_may_not_travel_together() -> None:
     source = captured_step("mixed_precision")
     mixed = Strategy(buckets=(Bucket(source.graph.collectives),))
-    with pytest.raises(IllegalStrategyError, match="in another type"):
+    with pytest.raises(IllegalStrategyError, match="of another type"):
         apply(mixed, source)
 
 
