@@ -7,6 +7,7 @@ again. Both ends are ours, so pickle is safe here.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -23,7 +24,11 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from disco_hlo.errors import DiscoError
 
 LOGGER = logging.getLogger("disco_hlo")
-_COMMAND = (sys.executable, "-P", "-m", "disco_hlo.elsewhere")
+_BEGIN = (
+    "import importlib, json, sys; paths, name, *numbers = sys.argv[1:]; "
+    "sys.path += [one for one in json.loads(paths) if one not in sys.path]; "
+    "importlib.import_module(name).main(*map(int, numbers))"
+)
 _LOOK_S = 0.2
 NICENESS = 10
 """Of two that want the same core, this process gets a tenth: a training on two CPU cores slows down by as much."""
@@ -103,7 +108,7 @@ def _answer(
         pickle.dump(task, asked)
         asked.seek(0)
         process = subprocess.Popen(
-            (*_COMMAND, str(os.getpid()), str(niceness)),
+            command(__name__, os.getpid(), niceness),
             stdin=asked,
             stdout=answer,
             stderr=subprocess.DEVNULL if quiet else None,
@@ -125,16 +130,29 @@ def _answer(
         if process.returncode:
             raise DiscoError(f"the search's process ended with {process.returncode} and found nothing")
         answer.seek(0)
-        found: tuple[Any, DiscoError | None] = pickle.load(answer)  # noqa: S301  our own child
+        found: tuple[Any, DiscoError | None] | str = pickle.load(answer)  # noqa: S301  our own child
+        if isinstance(found, str):
+            raise DiscoError(f"the search's process failed: {found}")
         return found
 
 
+def command(module: str, *numbers: int) -> tuple[str, ...]:
+    """Of a fresh interpreter that calls ``main(*numbers)`` of one of our modules.
+
+    It begins as any other, and then also finds modules where this one does: last, as the script's folder may hold a
+    ``types.py`` that nobody has missed so far, and none of its modules is needed.
+    """
+    paths = [
+        path for path in sys.path if path and isinstance(path, str)
+    ]  # scripts add pathlib's, which Python skips
+    return (sys.executable, "-P", "-c", _BEGIN, json.dumps(paths), module, *map(str, numbers))
+
+
 def environment() -> dict[str, str]:
-    """What a fresh interpreter needs to import what this one does, and not to search itself."""
-    kept = {
+    """Of a fresh interpreter that is not to search itself."""
+    return {
         name: value for name, value in os.environ.items() if name not in ("ENABLE_SEARCH", "DISCO_CAPTURE")
     }
-    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def _end_with(parent: int) -> None:
@@ -152,17 +170,15 @@ def main(parent: int, niceness: int) -> None:
     """Call the function that comes in; what it returns or raises goes out. End with the process ``parent``."""
     _end_with(parent)
     os.nice(niceness)
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anything prints here is no answer
-    function, arguments, named = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
-    answer: tuple[Any, DiscoError | None]
-    try:
-        answer = function(*arguments, **named), None
-    except DiscoError as error:
-        answer = None, error
-    pickle.dump(answer, out)
-    out.flush()
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)  # what anything prints here is no answer
+        function, arguments, named = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
+        answer: tuple[Any, DiscoError | None] | str
+        try:
+            answer = function(*arguments, **named), None
+        except DiscoError as error:
+            answer = None, error
+        except Exception as error:
+            LOGGER.debug("the search's process failed", exc_info=True)
+            answer = f"{type(error).__name__}: {error}"
+        pickle.dump(answer, out)

@@ -24,13 +24,12 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import IO
 
-from disco_hlo.elsewhere import environment
+from disco_hlo.elsewhere import command, environment
 from disco_hlo.search.interpreter import without_collector
 from disco_hlo.search.restart import Report, Restart, reports
 from disco_hlo.search.strategies import prepare
 
 LOGGER = logging.getLogger("disco_hlo")
-_COMMAND = (sys.executable, "-P", "-m", "disco_hlo.search.child")
 
 
 class Children:
@@ -69,8 +68,9 @@ class Children:
             # Not a pipe: who writes more into one than it holds waits until somebody reads it.
             words = opened.enter_context(tempfile.TemporaryFile())
             process = subprocess.Popen(
-                _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, env=environment()
-            )
+                command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words,
+                env=environment(),
+            )  # fmt: skip
             opened.pop_all()
         child = _Child(process, words, restart.number)
         child.reader = threading.Thread(target=self._read, args=(child, task), daemon=True)
@@ -158,18 +158,14 @@ class _Child:
 
 def main() -> None:
     """Search one restart; its description comes in, its reports go out."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anything prints here is no report
-    restart: Restart
-    restart, given_at = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
-    with without_collector():
-        starts = prepare(restart.graph, restart.strategies)
-    if restart.seconds is not None:  # the clock is one for all processes, and this one took its time to begin
-        restart = replace(restart, seconds=restart.seconds - (time.perf_counter() - given_at))
-    for report in reports(restart, starts, lambda: False):
-        pickle.dump(report, out)
-        out.flush()
-
-
-if __name__ == "__main__":
-    main()
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)  # what anything prints here is no report
+        restart: Restart
+        restart, given_at = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
+        with without_collector():
+            starts = prepare(restart.graph, restart.strategies)
+        if restart.seconds is not None:  # the clock is one for all processes; this one took its time to begin
+            restart = replace(restart, seconds=restart.seconds - (time.perf_counter() - given_at))
+        for report in reports(restart, starts, lambda: False):
+            pickle.dump(report, out)
+            out.flush()

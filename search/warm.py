@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from disco_hlo.compiled import can_be_ready, is_ready, note_ready
-from disco_hlo.elsewhere import environment
+from disco_hlo.elsewhere import command, environment
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.plan.plan import Bucket, Group, Strategy
@@ -29,7 +29,6 @@ from disco_hlo.simulator.costs import MachineModel
 _ARRAY = Shape("f32", (8,), (0,))
 _CANDIDATES = FEWEST_PROPOSALS + 100
 """More than the climbs that come first can look at: those of everything, with their orders, are met as well."""
-_COMMAND = (sys.executable, "-P", "-m", "disco_hlo.search.warm")
 _LONGEST_S = 900
 """After which a process that compiles gives up: five times what it takes on a busy machine."""
 _LOOK_S = 0.05
@@ -65,7 +64,7 @@ def _compiled_elsewhere(task: bytes, seconds: float, stop: Callable[[], bool]) -
     until = time.monotonic() + seconds
     try:
         process = subprocess.Popen(
-            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            command(__name__), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env=environment(), start_new_session=True,
         )  # fmt: skip
         assert process.stdin is not None
@@ -118,7 +117,3 @@ def main() -> None:
     graph, costs, machine, settings, what = pickle.load(sys.stdin.buffer)  # noqa: S301  our own parent
     warm_up(graph, costs, machine, settings)
     note_ready(run.__name__, what)
-
-
-if __name__ == "__main__":
-    main()

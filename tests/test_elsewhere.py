@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from disco_hlo.elsewhere import apart, elsewhere, here
+from disco_hlo.elsewhere import apart, command, elsewhere, environment, here
 from disco_hlo.errors import CircleError, DiscoError, ModuleError
 from disco_hlo.hlo.canonical import canonicalize
 
@@ -110,6 +110,36 @@ def test_apart_from_a_training_a_function_has_no_devices_and_comes_last() -> Non
         called(raises_circle)
     with pytest.raises(DiscoError, match="ended with -9"):
         called(dies_elsewhere, os.getpid())
+
+
+def test_what_lies_in_the_scripts_folder_is_not_taken_for_pythons_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder comes into a script's path when Python has its own ``types`` already."""
+    (tmp_path / "types.py").write_text("raise SystemExit('of the script')")
+    (tmp_path / "profile.py").write_text("raise SystemExit('of the script')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), tmp_path, "", *sys.path])
+    done = subprocess.run(
+        command("tests.test_elsewhere"), env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "of Python\n", "")
+    assert apart(divmod, 7, 2, longest_s=60, stop=lambda: False) == (3, 1)
+
+
+def main() -> None:
+    import profile
+
+    print("of Python" if hasattr(profile, "Profile") else "of the script")
+
+
+def test_what_fails_there_is_one_line_here_also_where_warnings_are_errors(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    assert apart(divmod, 7, 2, longest_s=60, stop=lambda: False) == (3, 1)
+    with pytest.raises(DiscoError, match="process failed: ZeroDivisionError: "):
+        apart(divmod, 1, 0, longest_s=60, stop=lambda: False)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -392,6 +392,24 @@ def test_in_several_passes_a_wrong_program_is_refused_and_a_right_one_is_not(
 # --- a training that ends --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("results", "begins", "ends"),
+    [
+        (["0 f32[4]"], "1 result of jit_step is compared only roughly", "that the step makes to it"),
+        (["0 f32[4]", "1 f32[8]"], "2 results of jit_step are compared only", "that the step makes to them"),
+    ],
+)
+def test_one_result_and_several_are_told_of_as_such(
+    results: list[str], begins: str, ends: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    request: Any = SimpleNamespace(module_name="jit_step")
+    settings = Settings(search=True, directory=tmp_path)
+    with caplog.at_level("INFO", "disco_hlo"):
+        comparing._say_hardly(Session(request, settings, None, LocalChannel()), Counter(results))  # type: ignore[arg-type]
+    [said] = caplog.messages
+    assert (said.startswith(begins), said.endswith(ends)) == (True, True)
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_that_a_training_ends_says_nothing_of_a_program_and_hides_no_wrong_one(
     ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

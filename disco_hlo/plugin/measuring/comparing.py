@@ -167,10 +167,11 @@ def make_runner(
 def _say_hardly(session: Session, hardly: Counter[str]) -> None:
     if hardly:
         largest = max(hardly, key=lambda shape: hardly[shape])
+        results, are, them = ("results", "are", "them") if len(hardly) > 1 else ("result", "is", "it")
         session.say(
-            "%d results of %s are compared only roughly, the largest is %s: rounding the inputs once alters them by a "
-            "twelfth or more of the change that the step makes to them",
-            len(hardly), session.request.module_name, largest.split(" ", 1)[1],
+            "%d %s of %s %s compared only roughly, the largest is %s: rounding the inputs once alters %s by a twelfth "
+            "or more of the change that the step makes to %s",
+            len(hardly), results, session.request.module_name, are, largest.split(" ", 1)[1], them, them,
         )  # fmt: skip
 
 

@@ -141,7 +141,8 @@ def compile_and_measure(
     """Compile and time the trials, less those that there is no time to compile; whether that was not interrupted."""
     if session.tell(bool(stop), "interrupted"):
         return False
-    session.say("compiling and measuring XLA's default and %d candidates", len(trials) - 1)
+    count = len(trials) - 1
+    session.say("compiling and measuring XLA's default and %d candidate%s", count, "s" * (count != 1))
     said = [trial.name for trial in trials if trial.error]
     if not compile_finalists(session, source, trials, stop):
         return False

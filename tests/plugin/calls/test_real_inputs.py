@@ -572,6 +572,49 @@ def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is
     assert (losses, numbers(tuple(state))) == stock(_CALLS, _LARGE)
 
 
+def test_a_state_that_each_call_changes_in_place_is_lent_again_and_again(
+    observation: Observation, tmp_path: Path
+) -> None:
+    """A ``jax.Ref``'s array keeps a list of its shards that is out of date after the next call."""
+    drawn = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+
+    def train(name: str, choose: Callable[[int], str] | None) -> tuple[list[float], list[Any]]:
+        weights = jax.device_put(drawn, WHOLE)
+        mean = jax.new_ref(jax.device_put(drawn, WHOLE))
+
+        def step(weights: jax.Array, mean: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            loss, slope = jax.value_and_grad(lambda one: jnp.mean((jnp.tanh(x @ one) - x) ** 2))(weights)
+            mean[...] = 0.5 * mean[...] + weights - slope
+            return weights - slope, loss
+
+        call, losses = jax.jit(named(name, step), donate_argnums=0), []
+        for number in range(_CALLS):
+            weights, loss = call(weights, mean, batch(number))
+            losses.append(float(loss))
+            if number == 0 and choose is not None:
+                trial_of(observation.trials, f"jit_{name}").watch.swap(choose)
+        return losses, [np.asarray(one.data) for one in jax.freeze(mean).addressable_shards]
+
+    ran = []
+
+    def choose(index: int) -> str:
+        if index in (2, 3):
+            watch = trial_of(observation.trials, "jit_in_place").watch
+            session, default = session_of(watch.request, tmp_path), watch.request.call_default()
+            loan = lending.Loan.of(default, [default])
+            with jaxlink.ours(), lending.lent(session, loan, watch.arguments) as inputs:
+                ran.append(Runner(watch.request, default, inputs=inputs).run())
+            RealInputs(watch.request, loan.parameters, 0, nullcontext, lambda: False).take(watch.arguments)
+        return DEFAULT
+
+    found = train("in_place", choose)
+    assert len(ran) == 2
+    observation.stop()
+    expected = train("in_place_stock", None)
+    assert found[0] == expected[0]
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
 def test_what_has_no_room_is_not_run(
     observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

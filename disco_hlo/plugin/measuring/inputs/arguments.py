@@ -40,7 +40,7 @@ from disco_hlo.plugin.measuring.inputs.made_up import (
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.xla.executables import Parameter, is_whole
 from disco_hlo.plugin.xla.host_memory import copied
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, shards_of
 from disco_hlo.plugin.xla.own_programs import (
     compile_for_copies,
     compile_for_each_device,
@@ -397,7 +397,7 @@ class Kept:
     @staticmethod
     def of(arguments: Sequence[Any], taken: Collection[int]) -> Kept:
         """What a call takes over, ``taken``, copied to the host's memory."""
-        shards = {index: arguments[index].addressable_shards for index in taken}
+        shards = {index: shards_of(arguments[index]) for index in taken}
         copies = iter(copied([one.data for own in shards.values() for one in own]))
         return Kept(
             arguments, {index: {one.device: next(copies) for one in own} for index, own in shards.items()}
@@ -469,7 +469,7 @@ def _changed(values: Any, own: Any, up: Any, down: Any, coin: Any) -> tuple[Any]
 
 def _on_host(arrays: Sequence[Any], devices: Sequence[Any], *, alike: bool) -> list[list[Any]]:
     """Copies of each by local device; those that are ``alike`` on several are there once, where that is asked for."""
-    shards = [{shard.device: shard for shard in one.addressable_shards} for one in arrays]
+    shards = [{shard.device: shard for shard in shards_of(one)} for one in arrays]
     copies = iter(copied([own[device].data for own in shards for device in devices]))
     found = []
     for own in shards:

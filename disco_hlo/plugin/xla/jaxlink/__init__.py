@@ -18,7 +18,7 @@ Five things of stock JAX are used, without a fork:
 (DisCo, section 5: the module that enacts the optimized strategy inside the framework's compiler.)
 """
 
-from disco_hlo.plugin.xla.jaxlink.calls import Execute, LoadedModule, unwatch_calls, watch_calls
+from disco_hlo.plugin.xla.jaxlink.calls import Execute, LoadedModule, shards_of, unwatch_calls, watch_calls
 from disco_hlo.plugin.xla.jaxlink.profiling import OwnTrace
 from disco_hlo.plugin.xla.jaxlink.requests import (
     CompileRequest,
@@ -44,5 +44,5 @@ __all__ = [
     "CompileRequest", "DistributedJob", "Execute", "Handler", "LoadedModule", "OwnTrace", "array_handler",
     "compiler_module", "distributed_job", "install", "jit_is_disabled", "job_number",
     "keep_tuner_results", "keeps_donation", "on_joining", "only_compiles", "ours", "process_count", "profiler_runs",
-    "uninstall", "unwatch_calls", "watch_calls",
+    "shards_of", "uninstall", "unwatch_calls", "watch_calls",
 ]  # fmt: skip

@@ -242,6 +242,19 @@ def _trace_context() -> Any:
     return config.trace_context(), config.enable_pgle.value
 
 
+def shards_of(argument: Any) -> list[Any]:
+    """The shards of a call's argument on local devices, as they are now.
+
+    An array keeps the list that it made when it was first asked. That of a ``jax.Ref`` has other buffers after each
+    call that writes to it, and its list would be of those that are gone, for us as for the script after us.
+    """
+    argument.__dict__.pop("addressable_shards", None)
+    try:
+        return list(argument.addressable_shards)
+    finally:
+        argument.__dict__.pop("addressable_shards", None)
+
+
 def _lies_so(argument: Any, sharding: Any, layout: Any) -> bool:
     return layout is None and type(argument) is _array_type() and argument.sharding == sharding
 
