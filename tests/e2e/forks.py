@@ -7,6 +7,7 @@ one in between waits for it and says how it ended.
     python forks.py --serve SOCKET        (a descriptor; :class:`Forks` starts it)
     python forks.py FOLDER ...            (as observe.py, in this process)
     python forks.py --module NAME ...     (as ``python -m NAME``, with what was imported)
+    python forks.py --into FILE --module NAME ...     (the same; all that it says goes there)
 
 Both run a script from one place, as modules that are compared hold the call stack.
 """
@@ -164,6 +165,11 @@ def main(arguments: list[str]) -> None:
         arguments, environment = next_run(channel)
         os.environ.clear()
         os.environ.update(environment)
+    if arguments[0] == "--into":
+        said = os.open(arguments[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        arguments = arguments[2:]
     if arguments[0] == "--module":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
