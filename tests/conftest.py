@@ -77,6 +77,8 @@ LONGEST_FIRST = (
     "plugin/test_second_trial.py", "optimize/test_ablations.py", "plan/test_captured_models.py",
     "scripts/test_structured.py", "scripts/test_bench_kernels.py", "search/test_numbers.py",
     "plan/test_storage_steps.py", "plugin/test_install.py", "plan/test_apply_gpu.py",
+    "structure/test_keep.py", "structure/test_random.py", "structure/test_choose.py",
+    "plugin/calls/test_observing.py", "plugin/test_keeping.py",
 )  # fmt: skip
 """Files that take more than ten seconds, and the first of folders that do: begun last, one of them would leave the
 other worker idle."""

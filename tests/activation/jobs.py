@@ -6,15 +6,19 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.forks import Forked
+from tests.e2e.jobs import FORKS
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 180
+WORKER = "tests.activation.worker"
 _LAUNCHERS = ("OMPI_COMM", "PMIX_", "PMI_", "PRTE_LAUNCHED", "SLURM_", "JOB_", "DISCO_", "ENABLE_SEARCH")
 
 
@@ -25,9 +29,9 @@ def run_under_mpi(
     mpiexec = shutil.which("mpiexec")
     if mpiexec is None:
         pytest.fail("mpiexec is not on PATH; it comes with pip install 'disco-hlo[mpi]'")
-    command = [mpiexec, "--oversubscribe", *options, "-n", str(ranks), *_worker(scenario)]
-    process = _start(command, _environment(folder, settings))
-    _wait([process])
+    command = [mpiexec, "--oversubscribe", *options, "-n", str(ranks), sys.executable, "-m", WORKER, scenario]
+    environment = _environment(folder, settings)
+    _wait([subprocess.Popen(command, env=environment, cwd=REPOSITORY, start_new_session=True)])
     return _results(folder, ranks)
 
 
@@ -38,12 +42,13 @@ def run_alone(
 
     Settings in capitals are environment variables, the others are for the scenario.
     """
+    told = ["--module", WORKER, scenario]
     processes = [
-        _start(_worker(scenario), _environment(folder, {**settings, "rank": rank, "size": ranks}))
+        FORKS.start(told, _environment(folder, {**settings, "rank": rank, "size": ranks}))
         for rank in range(ranks)
     ]
     _wait(processes)
-    return _results(folder, ranks), [process.returncode for process in processes]
+    return _results(folder, ranks), [process.wait() for process in processes]
 
 
 def at_every_moment(tmp_path: Path, run: Callable[[Path, str], Any]) -> dict[str, Any]:
@@ -60,10 +65,6 @@ def at_every_moment(tmp_path: Path, run: Callable[[Path, str], Any]) -> dict[str
         )
 
 
-def _worker(scenario: str) -> list[str]:
-    return [sys.executable, "-m", "tests.activation.worker", scenario]
-
-
 def _environment(folder: Path, settings: dict[str, object]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     told = {name if name.isupper() else f"JOB_{name.upper()}": str(value) for name, value in settings.items()}
@@ -71,15 +72,11 @@ def _environment(folder: Path, settings: dict[str, object]) -> dict[str, str]:
     return {**kept, **root, **told, "JOB_FOLDER": str(folder), "JAX_PLATFORMS": "cpu"}
 
 
-def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, env=environment, cwd=REPOSITORY, start_new_session=True)
-
-
-def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+def _wait(processes: Sequence[subprocess.Popen[bytes] | Forked]) -> None:
     """A hang is a failure, and leaves nothing behind."""
     try:
         for process in processes:
-            process.wait(LIMIT_S)
+            print(process.communicate(timeout=LIMIT_S)[1] or "", end="", file=sys.stderr)
     finally:
         for process in processes:
             if process.poll() is None:

@@ -6,6 +6,8 @@ one in between waits for it and says how it ended.
 
     python forks.py --serve SOCKET        (a descriptor; :class:`Forks` starts it)
     python forks.py FOLDER ...            (as observe.py, in this process)
+    python forks.py --module NAME ...     (as ``python -m NAME``, with what was imported)
+    python forks.py --into FILE --module NAME ...     (the same; all that it says goes there)
 
 Both run a script from one place, as modules that are compared hold the call stack.
 """
@@ -16,6 +18,7 @@ import atexit
 import gc
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -65,6 +68,9 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
     def _join(self, thread: threading.Thread, timeout: float | None) -> None:
         thread.join(timeout)
         if thread.is_alive():
@@ -76,9 +82,14 @@ class Forks:
 
     def __init__(self) -> None:
         self._channel: socket.socket | None = None
+        self._one_at_a_time = threading.RLock()
 
     def prepare(self) -> socket.socket:
         """Start it; the search's code is compiled after that, for other processes, too."""
+        with self._one_at_a_time:
+            return self._prepare()
+
+    def _prepare(self) -> socket.socket:
         if self._channel is None:
             self._channel, theirs = socket.socketpair()
             command = [sys.executable, __file__, "--serve", str(theirs.fileno())]
@@ -91,12 +102,13 @@ class Forks:
         return self._channel
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
-        """A run of ``observe.py`` with these arguments, in this environment and a group of its own."""
+        """A run of this file with these arguments, in this environment and a group of its own."""
         channel = self.prepare()
         (errors, their_errors), (told, their_told) = os.pipe(), os.pipe()
         request = json.dumps([list(arguments), dict(environment)]).encode()
-        socket.send_fds(channel, [len(request).to_bytes(8, "big")], [their_errors, their_told])
-        channel.sendall(request)
+        with self._one_at_a_time:
+            socket.send_fds(channel, [len(request).to_bytes(8, "big")], [their_errors, their_told])
+            channel.sendall(request)
         os.close(their_errors)
         os.close(their_told)
         return Forked(errors, told)
@@ -153,6 +165,15 @@ def main(arguments: list[str]) -> None:
         arguments, environment = next_run(channel)
         os.environ.clear()
         os.environ.update(environment)
+    if arguments[0] == "--into":
+        said = os.open(arguments[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        arguments = arguments[2:]
+    if arguments[0] == "--module":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
     import observe
 
     observe.main(Path(arguments[0]), arguments[1:])

@@ -17,7 +17,7 @@ from disco_hlo.estimator.evaluation import (
     pooled,
     summary,
 )
-from tests.estimator.test_features import MANY
+from tests.estimator.test_features import many
 
 
 def test_errors_are_relative_to_what_was_measured() -> None:
@@ -62,10 +62,10 @@ def test_ridge_recovers_a_linear_rule() -> None:
 
 
 def test_pooled_features_have_one_row_for_each_kernel_and_forget_the_graph() -> None:
-    inputs = pooled(MANY)
-    assert inputs.shape[0] == len(MANY.estimate_ns)
+    inputs = pooled(many())
+    assert inputs.shape[0] == len(many().estimate_ns)
     assert np.isfinite(inputs).all()
-    rewired = MANY._replace(neighbour=MANY.neighbour[::-1].copy())
+    rewired = many()._replace(neighbour=many().neighbour[::-1].copy())
     np.testing.assert_array_equal(pooled(rewired), inputs)
 
 

@@ -1,6 +1,7 @@
 """Features: what they say of small kernels by hand, and what they must not depend on."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from hypothesis import given
@@ -120,15 +121,19 @@ def test_triton_computes_every_value_once() -> None:
     assert batch.kernel[0, spec.KERNEL.index("tiled")] == 1
 
 
-STEP, ANALYTIC = transformer().graph, AnalyticModel(DEVICE)
-MANY = encode(graph_features(STEP, ANALYTIC, {}), drawn(12, 20), ANALYTIC.scratch(STEP))
+@cache
+def many() -> Batch:
+    """Twenty of them; not to be changed. Made when it is asked for: the first time the code for it is compiled, which
+    every process would do as it collects the tests."""
+    graph, model = transformer().graph, AnalyticModel(DEVICE)
+    return encode(graph_features(graph, model, {}), drawn(12, 20), model.scratch(graph))
 
 
 @given(st.lists(st.integers(0, 19), max_size=30))
 def test_selecting_and_joining_kernels_changes_none_of_them(chosen: list[int]) -> None:
-    together = selected(MANY, np.array(chosen, np.int64))
-    assert together.estimate_ns.tolist() == MANY.estimate_ns[chosen].tolist()
+    together = selected(many(), np.array(chosen, np.int64))
+    assert together.estimate_ns.tolist() == many().estimate_ns[chosen].tolist()
     if chosen:
-        alone = joined([selected(MANY, np.array([kernel])) for kernel in chosen])
+        alone = joined([selected(many(), np.array([kernel])) for kernel in chosen])
         for mine, theirs in zip(together, alone, strict=True):
             np.testing.assert_array_equal(mine, theirs)

@@ -28,7 +28,7 @@ from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
 from tests.estimator.steps import DEVICE, random_weights, transformer
-from tests.estimator.test_features import MANY
+from tests.estimator.test_features import many
 from tests.graphs import graph_of
 
 GRAPH = transformer().graph
@@ -103,8 +103,8 @@ def test_a_full_memory_is_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernels_of_different_features_have_different_digests() -> None:
-    predictions = predicted_ns(network(random_weights()), MANY)
-    found = {tuple(row) for row in digests(MANY).tolist()}
+    predictions = predicted_ns(network(random_weights()), many())
+    found = {tuple(row) for row in digests(many()).tolist()}
     assert len(found) == len(set(predictions.tolist()))
 
 
@@ -200,7 +200,7 @@ def test_what_is_known_is_not_computed_again() -> None:
 
 
 def test_every_number_of_a_kernel_counts() -> None:
-    one = selected(MANY, np.array([len(MANY.estimate_ns) - 1]))
+    one = selected(many(), np.array([len(many().estimate_ns) - 1]))
     found = {digests(one).tobytes()}
     changes = 0
     for name in ("node", "edge", "kernel"):

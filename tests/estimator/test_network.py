@@ -14,7 +14,7 @@ from disco_hlo.estimator.features import Batch, selected
 from disco_hlo.estimator.network import network, predicted_ns
 from disco_hlo.estimator.weights import Weights
 from tests.estimator.steps import SMALL, random_weights
-from tests.estimator.test_features import MANY
+from tests.estimator.test_features import many
 
 WIDE = Architecture(
     layers=6, heads=3, width=21, dense=(10, 7), pooling=("bytes", "sum", "max", "mean", "work")
@@ -85,40 +85,40 @@ def pooled(name: str, node: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("architecture", [SMALL, WIDE, LONG_HEADS, MANY_HEADS])
 def test_it_computes_what_the_formulas_say(architecture: Architecture) -> None:
     weights = random_weights(architecture, seed=1)
-    expected = by_the_formulas(weights, MANY)
+    expected = by_the_formulas(weights, many())
     assert expected.std() > 0.05
-    found = np.log(predicted_ns(network(weights), MANY) / MANY.estimate_ns)
+    found = np.log(predicted_ns(network(weights), many()) / many().estimate_ns)
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 def test_a_prediction_does_not_depend_on_what_else_is_in_the_batch() -> None:
     net = network(random_weights())
-    together = predicted_ns(net, MANY)
-    for kernel in range(len(MANY.estimate_ns)):
-        assert predicted_ns(net, selected(MANY, np.array([kernel])))[0] == together[kernel]
+    together = predicted_ns(net, many())
+    for kernel in range(len(many().estimate_ns)):
+        assert predicted_ns(net, selected(many(), np.array([kernel])))[0] == together[kernel]
 
 
 def test_it_computes_the_same_bits_again() -> None:
     net = network(random_weights(MANY_HEADS))
-    assert predicted_ns(net, MANY).tobytes() == predicted_ns(net, MANY).tobytes()
+    assert predicted_ns(net, many()).tobytes() == predicted_ns(net, many()).tobytes()
 
 
 def test_no_kernels_no_predictions() -> None:
-    assert predicted_ns(network(random_weights()), selected(MANY, np.zeros(0, np.int64))).tolist() == []
+    assert predicted_ns(network(random_weights()), selected(many(), np.zeros(0, np.int64))).tolist() == []
 
 
 def test_scores_far_apart_leave_all_attention_to_the_highest() -> None:
     weights = random_weights(LONG_HEADS, seed=2)
     for layer in range(LONG_HEADS.layers):
         weights.tensors[f"layers.{layer}.edge_score.weight"] *= 1000
-    found = np.log(predicted_ns(network(weights), MANY) / MANY.estimate_ns)
-    np.testing.assert_allclose(found, by_the_formulas(weights, MANY), atol=1e-3)
+    found = np.log(predicted_ns(network(weights), many()) / many().estimate_ns)
+    np.testing.assert_allclose(found, by_the_formulas(weights, many()), atol=1e-3)
 
 
 def test_the_order_of_nodes_and_edges_changes_nothing() -> None:
     net = network(random_weights(WIDE))
-    for kernel in range(len(MANY.estimate_ns)):
-        one = selected(MANY, np.array([kernel]))
+    for kernel in range(len(many().estimate_ns)):
+        one = selected(many(), np.array([kernel]))
         shuffled = reordered(one, np.random.default_rng(kernel).permutation(one.op.size))
         np.testing.assert_allclose(predicted_ns(net, shuffled), predicted_ns(net, one), rtol=1e-5)
 
@@ -140,7 +140,7 @@ def reordered(batch: Batch, order: np.ndarray) -> Batch:
 def test_predictions_stay_in_the_range_that_training_saw() -> None:
     weights = random_weights()
     weights.tensors["output_mean"][:] = 50
-    np.testing.assert_allclose(predicted_ns(network(weights), MANY), np.exp(3.0) * MANY.estimate_ns)
+    np.testing.assert_allclose(predicted_ns(network(weights), many()), np.exp(3.0) * many().estimate_ns)
 
 
 def test_networks_made_for_comparison_have_no_compiled_form() -> None:

@@ -31,7 +31,7 @@ from disco_hlo.estimator.train import (
 from disco_hlo.estimator.weights import expected_shapes, to_bytes
 from tests.estimator import synthetic
 from tests.estimator.steps import random_weights
-from tests.estimator.test_features import MANY
+from tests.estimator.test_features import many
 from tests.estimator.test_network import WIDE
 
 SMALL = Architecture(layers=2, heads=2, width=16, dense=(16, 8))
@@ -174,8 +174,8 @@ def test_impossible_settings_are_refused(changes: dict[str, object]) -> None:
 def test_the_exported_network_is_the_trained_one(architecture: Architecture) -> None:
     weights = random_weights(architecture, seed=3)
     with torch.no_grad():
-        trained = imported(weights).log_times(GraphBatch.of(MANY)).double().numpy()
-    np.testing.assert_allclose(np.log(predicted_ns(network(weights), MANY)), trained, atol=1e-5)
+        trained = imported(weights).log_times(GraphBatch.of(many())).double().numpy()
+    np.testing.assert_allclose(np.log(predicted_ns(network(weights), many())), trained, atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", [Architecture(), PAPER])
@@ -189,7 +189,7 @@ def test_the_paper_s_network_has_six_attention_layers_and_three_dense_ones() -> 
     assert [type(layer).__name__ for layer in net.layers] == ["AttentionLayer"] * 6
     assert all(layer.heads > 1 for layer in net.layers)
     assert net.dense3.out_features == 1
-    batch = GraphBatch.of(MANY)
+    batch = GraphBatch.of(many())
     with torch.no_grad():
         assert torch.equal(net.eval().log_times(batch), net(batch))
 
@@ -198,20 +198,20 @@ def test_the_paper_s_network_sees_types_sizes_times_and_edges_only() -> None:
     net = FusedOpNet(PAPER).eval()
     given = [spec.NODE.index(name) for name in spec.PAPER_NODE]
     others = [column for column in range(len(spec.NODE)) if column not in given]
-    node = MANY.node.copy()
+    node = many().node.copy()
     node[:, others] = 0.5
-    blurred = MANY._replace(node=node, edge=np.zeros_like(MANY.edge), kernel=np.zeros_like(MANY.kernel))
+    blurred = many()._replace(node=node, edge=np.zeros_like(many().edge), kernel=np.zeros_like(many().kernel))
     with torch.no_grad():
-        assert torch.equal(net(GraphBatch.of(blurred)), net(GraphBatch.of(MANY)))
+        assert torch.equal(net(GraphBatch.of(blurred)), net(GraphBatch.of(many())))
         node[:, given] += 1
-        assert not torch.equal(net(GraphBatch.of(blurred._replace(node=node))), net(GraphBatch.of(MANY)))
+        assert not torch.equal(net(GraphBatch.of(blurred._replace(node=node))), net(GraphBatch.of(many())))
 
 
 def test_standardised_inputs_have_mean_zero_and_deviation_one() -> None:
     net = FusedOpNet(Architecture())
-    net.standardise(MANY, np.linspace(-1, 2, len(MANY.estimate_ns)))
-    standard = (torch.from_numpy(MANY.edge) - net.edge_mean) * net.edge_scale
-    varying = torch.from_numpy(MANY.edge).std(0) > 1e-3
+    net.standardise(many(), np.linspace(-1, 2, len(many().estimate_ns)))
+    standard = (torch.from_numpy(many().edge) - net.edge_mean) * net.edge_scale
+    varying = torch.from_numpy(many().edge).std(0) > 1e-3
     assert standard.mean(0).abs().max() < 1e-4
     assert (standard.std(0)[varying] - 1).abs().max() < 1e-2
     assert net.output_mean.item() == 0.5

@@ -13,7 +13,7 @@ from disco_hlo.estimator.architecture import PAPER, Architecture
 from disco_hlo.estimator.network import network, predicted_ns
 from disco_hlo.estimator.weights import from_bytes, load_file, save_file, shipped, shipped_name, to_bytes
 from tests.estimator.steps import random_weights
-from tests.estimator.test_features import MANY
+from tests.estimator.test_features import many
 
 
 def test_reloaded_weights_predict_the_same_to_the_bit(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_reloaded_weights_predict_the_same_to_the_bit(tmp_path: Path) -> None:
         weights.device,
         weights.about,
     )
-    before, after = predicted_ns(network(weights), MANY), predicted_ns(network(again), MANY)
+    before, after = predicted_ns(network(weights), many()), predicted_ns(network(again), many())
     assert before.tobytes() == after.tobytes()
     assert list(tmp_path.iterdir()) == [tmp_path / "w.safetensors"]
 

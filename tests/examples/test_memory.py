@@ -33,8 +33,8 @@ LONG = llama.load("tiny")._replace(
 
 def _module_and_memory(request: CompileRequest) -> tuple[bytes, int]:
     """XLA's module of a step, and the bytes that its executable takes on a device."""
-    module = compiles.capture(request)
-    return module, executables.memory(compiles.compile_module(request, None)).total_bytes
+    executable, module = compiles.compile_seen(request)
+    return module, executables.memory(executable).total_bytes
 
 
 @pytest.mark.parametrize(

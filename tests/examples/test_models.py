@@ -1,6 +1,7 @@
 """The models: their sizes as published, their mathematics, and a data-parallel step of each."""
 
 import dataclasses
+import functools
 import importlib
 import re
 from collections.abc import Iterator
@@ -38,6 +39,15 @@ def quick_compiles() -> Iterator[None]:
     jax.config.update("jax_default_prng_impl", "threefry2x32")
 
 
+@functools.cache
+def full_size(model: str) -> tuple[training.Training, Any, Any]:
+    """The model that computes in bfloat16, and the shapes of its state and batch."""
+    module = importlib.import_module(f"models.{model}")
+    config = training.read_config(module.Config, train.CONFIGS / f"{model}.toml", "full")
+    made = module.build(dataclasses.replace(config, compute_dtype="bfloat16"))
+    return made, *training.abstract_arguments(made, made.batch_per_device)
+
+
 def random(shape: tuple[int, ...], seed: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
@@ -57,24 +67,19 @@ def random(shape: tuple[int, ...], seed: int) -> jax.Array:
 def test_full_size_has_the_published_number_of_parameters(
     model: str, published: float, exact: int, tolerance: float
 ) -> None:
-    state, _ = training.abstract_arguments(train.load(model, "full"), 1)
-    assert training.parameter_count(state) == exact
+    assert training.parameter_count(full_size(model)[1]) == exact
     assert exact == pytest.approx(published, rel=tolerance)
 
 
 def test_gpt12_exchanges_610_mib_of_gradients_in_148_tensors() -> None:
-    state, _ = training.abstract_arguments(train.load("gpt12", "full"), 1)
-    leaves = jax.tree.leaves(state.params)
+    leaves = jax.tree.leaves(full_size("gpt12")[1].params)
     assert len(leaves) == 148
     assert sum(leaf.size * 4 for leaf in leaves) // 2**20 == 610
 
 
 @pytest.mark.parametrize("model", train.MODELS)
 def test_full_size_step_in_bfloat16_keeps_the_state_as_it_was(model: str) -> None:
-    module = importlib.import_module(f"models.{model}")
-    config = training.read_config(module.Config, train.CONFIGS / f"{model}.toml", "full")
-    made = module.build(dataclasses.replace(config, compute_dtype="bfloat16"))
-    state, batch = training.abstract_arguments(made, made.batch_per_device)
+    made, state, batch = full_size(model)
     after, loss = jax.eval_shape(made.step, state, batch)
     assert after == state
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}

@@ -24,7 +24,7 @@ from disco_hlo.structure.program import Program
 from tests.kernels.test_fuse import of_mosaic, same_numbers
 from tests.kernels.test_pattern import SUM
 from tests.kernels.test_update_pattern import GATHER, assert_left, only_call, update
-from tests.structure.enact import PLAIN_OPS, opcodes, run
+from tests.structure.enact import PLAIN_OPS, handed_over, opcodes
 
 ELEMENTS, EPSILON = 12288, 1e-6
 ROWS, WHOLE = PartitionSpec("x"), PartitionSpec()
@@ -58,7 +58,7 @@ def module_of_step(optimizer: optax.GradientTransformation, devices: int, dtype:
     gradients = jax.device_put(jnp.ones((devices, ELEMENTS), dtype), rows)
     results = (whole, jax.tree.map(lambda one: one.sharding, state))
     arguments = (jax.device_put(parameters, whole), state, gradients)
-    return run(step, arguments, out_shardings=results).module
+    return handed_over(step, arguments, out_shardings=results)
 
 
 def by_hand(ratio: Callable[[jax.Array, jax.Array], jax.Array], devices: int) -> bytes:
@@ -75,7 +75,7 @@ def by_hand(ratio: Callable[[jax.Array, jax.Array], jax.Array], devices: int) ->
     mapped = jax.shard_map(
         local, mesh=mesh_of(devices), in_specs=(ROWS, WHOLE, ROWS), out_specs=(ROWS, WHOLE), check_vma=False
     )
-    return run(mapped, (jnp.ones(ELEMENTS), jnp.ones(ELEMENTS), jnp.ones((devices, ELEMENTS)))).module
+    return handed_over(mapped, (jnp.ones(ELEMENTS), jnp.ones(ELEMENTS), jnp.ones((devices, ELEMENTS))))
 
 
 def stepped(call: UpdateCall, arrays: list[Any], scalars: list[Any], summands: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from disco_hlo.kernels.pattern import FusedCall, fused_calls
 from tests.modules import module_of
-from tests.structure.enact import run
+from tests.structure.enact import handed_over
 from tests.structure.steps import mesh
 
 ADD = """
@@ -289,6 +289,6 @@ def test_a_tensor_parallel_layer_has_its_all_reduces_and_a_loop_is_looked_into()
         placed(spec(None, None, "model"), 3, 16, 32),
         placed(spec(None, "model"), 3, 32, 16),
     )
-    calls, misses = fused_calls(run(step, arguments).module)
+    calls, misses = fused_calls(handed_over(step, arguments))
     assert calls == []
     assert [(miss.reason, "multiplies f32 by f32" in miss.why) for miss in misses] == [("dtype", True)]

@@ -22,7 +22,7 @@ from disco_hlo.structure.program import Program
 from tests.kernels.test_fuse import of_mosaic, same_numbers
 from tests.kernels.test_pattern import ADD, GLOBAL, SUM
 from tests.modules import module_of
-from tests.structure.enact import opcodes, run
+from tests.structure.enact import handed_over, opcodes
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 import sharded_adam
@@ -80,7 +80,7 @@ def test_the_examples_adam_is_its_work_and_nothing_of_it_is_left() -> None:
     count, shard = np.float32(3), 8192 // jax.device_count()
     compiled = made.function.lower(*made.arguments).compile()
     placed = jax.tree.map(jax.device_put, (p, m, v, gradients, count), compiled.input_shardings[0])
-    module = run(sharded_adam.adam, placed, out_shardings=compiled.output_shardings).module
+    module = handed_over(sharded_adam.adam, placed, out_shardings=compiled.output_shardings)
     call = only_call(module)
     assert (call.elements, call.recipe.whole, call.recipe.scalars) == (8192, (False, False, True), 2)
 

@@ -104,8 +104,8 @@ def test_xla_executes_the_strategy_and_computes_the_same_numbers(name: str) -> N
     step, arguments = STEPS[name]()
 
     def body(request: CompileRequest) -> None:
-        source = canonicalize(compiles.capture(request))
-        default = compiles.compile_module(request, None)
+        default, module = compiles.compile_seen(request)
+        source = canonicalize(module)
         expected = outputs_of(Runner(request, default, seed=1))
         donated = memory(default).aliased_bytes
         for title, strategy in strategies(source, name).items():
@@ -131,13 +131,14 @@ def test_a_step_that_computes_again_behind_barriers_keeps_its_numbers() -> None:
     step, arguments = models.llama(layers=1)
 
     def body(request: CompileRequest) -> None:
-        source = canonicalize(compiles.capture(request))
+        default, captured = compiles.compile_seen(request)
+        source = canonicalize(captured)
         assert any(node.opcode == "opt-barrier" for node in source.graph.nodes)
         module = apply(read(source), source)
         verify(source, module, read(source))
-        executables_of = [compiles.compile_module(request, one) for one in (None, module)]
-        assert executed_difference(module, executables.read_executable(executables_of[1])) is None
-        expected, found = (outputs_of(Runner(request, one, seed=1)) for one in executables_of)
+        executable = compiles.compile_module(request, module)
+        assert executed_difference(module, executables.read_executable(executable)) is None
+        expected, found = (outputs_of(Runner(request, one, seed=1)) for one in (default, executable))
         for want, got in zip(expected, found, strict=True):
             for one, other in zip(want, got, strict=True):
                 assert_close(one, other, "XLA's own")

@@ -1,4 +1,4 @@
-"""One of two processes that measure candidates, for test_lockstep.py: measuring_rank.py ADDRESS RANK FOLDER FAULT.
+"""One of two processes that measure candidates, for test_lockstep.py: ADDRESS RANK FOLDER FAULT.
 
 Rank 1 fails in the first round, at the second candidate: FAULT is where, ``inputs`` or ``run``; ``run on all`` is
 a run that fails on both ranks.

@@ -1,4 +1,4 @@
-"""One process of a two-process gloo job, for test_two_processes.py: rank.py ADDRESS RANK FOLDER."""
+"""One process of a two-process gloo job, for test_lockstep.py: ADDRESS RANK FOLDER."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -33,7 +32,6 @@ from disco_hlo.plugin.phases import training_phase
 from disco_hlo.plugin.settings import Settings
 from tests.ports import free_port
 
-_ROOT = Path(__file__).parents[2]
 _MOST_CALLS = 20_000
 _STEP_S = 0.02
 """The cores are the search's, too; and a training of thousands of steps would have to be repeated."""
@@ -138,14 +136,15 @@ def with_fault(
 ) -> list[tuple[int | None, float]]:
     """Two processes that train together, one of which is struck: how each ended, and after how many seconds since the
     last strike; None where it had to be killed."""
-    command = (sys.executable, "-m", __spec__.name, "rank", f"127.0.0.1:{free_port()}", str(folder))
+    from tests.e2e.jobs import FORKS  # here, as what trains needs none
+
+    command = ("--module", __spec__.name, "rank", f"127.0.0.1:{free_port()}", str(folder))
     ranks, said = [], [folder / f"{rank}.txt" for rank in (0, 1)]
     for rank in (0, 1):
         own = {"OMPI_COMM_WORLD_RANK": str(rank)}
         own |= {"FAULT_HOW": how} | ({"FAULT_AT": ",".join(places)} if rank == victim else {})
-        with said[rank].open("w") as out:
-            own_environment = {**environment, **own}
-            ranks.append(subprocess.Popen(command, cwd=_ROOT, env=own_environment, stdout=out, stderr=out))
+        said[rank].touch()
+        ranks.append(FORKS.start(["--into", str(said[rank]), *command], {**environment, **own}))
     struck, strikes, last = ranks[victim], 0, time.monotonic()
     end = last + _LONGEST_S
     ends: list[tuple[int | None, float]] = [(None, 0.0)] * 2
@@ -165,7 +164,7 @@ def with_fault(
     finally:
         for process in ranks:
             process.kill()
-            process.wait()
+            process.communicate()
     return ends
 
 

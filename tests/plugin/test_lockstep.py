@@ -37,7 +37,7 @@ KEEPS_DONATION = jax.__version_info__ >= (0, 11)
 def test_a_candidate_that_fails_in_a_round_is_out_on_all_and_the_training_goes_on(
     fault: str, tmp_path: Path
 ) -> None:
-    codes, errors, _ = run_two("measuring_rank.py", tmp_path, fault, devices=1)
+    codes, errors, _ = run_two("measuring_rank", tmp_path, fault, devices=1)
     assert codes == [0, 0], errors
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     for report in reports:
@@ -54,7 +54,7 @@ def test_a_candidate_that_fails_in_a_round_is_out_on_all_and_the_training_goes_o
 
 @pytest.mark.product_only  # how jax ends a job is its own; that nobody goes on is shown once
 def test_a_rank_whose_run_fails_alone_ends_the_job_and_says_why(tmp_path: Path) -> None:
-    codes, errors, _ = run_two("measuring_rank.py", tmp_path, "run", devices=1)
+    codes, errors, _ = run_two("measuring_rank", tmp_path, "run", devices=1)
     assert 0 not in codes, errors
     [line] = [one for one in errors[1].splitlines() if one.startswith("disco: ")]
     assert f"a run of no fusion failed on rank 1 (RuntimeError: {NO_MEMORY}), but not on all ranks (" in line
@@ -172,7 +172,7 @@ def test_a_step_that_comes_back_ends_nothing(monkeypatch: pytest.MonkeyPatch) ->
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the ranks of one job say of it."""
     folder = tmp_path_factory.mktemp("ranks")
-    codes, errors, address = run_two("rank.py", folder, devices=2)
+    codes, errors, address = run_two("rank", folder, devices=2)
     assert codes == [0, 0], errors
     return [{**json.loads((folder / f"{rank}.json").read_text()), "address": address} for rank in (0, 1)]
 

@@ -489,6 +489,7 @@ def test_a_step_that_leaves_no_room_to_compile_beside_it_is_held_for_compiles_of
     caplog.set_level(logging.DEBUG, "disco_hlo")
     known = {"xla_gpu_require_complete_aot_autotune_results": True}
     let_win(monkeypatch, structure)
+    monkeypatch.setattr(search_in_training, "search_apart", found_before)
     tuning = {"cpu": replace(BACKENDS["cpu"], autotunes=True, by_known_picks=known)}
     monkeypatch.setattr(room, "BACKENDS", tuning)
     monkeypatch.setattr(compiling, "BACKENDS", tuning)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+from tests.e2e.jobs import FORKS
 from tests.ports import free_port
 
 
@@ -18,17 +17,11 @@ def run_two(script: str, folder: Path, *arguments: str, devices: int) -> tuple[l
     """
     environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     address = f"127.0.0.1:{free_port()}"
-    path = Path(__file__).with_name(script)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(path), address, str(rank), str(folder), *arguments],
-            env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
+    started = ["--module", f"tests.plugin.{script}", address]
+    ranks = [FORKS.start([*started, str(rank), str(folder), *arguments], environment) for rank in (0, 1)]
     try:
         errors = [process.communicate(timeout=300)[1] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-    return [process.returncode for process in ranks], errors, address
+    return [process.wait() for process in ranks], errors, address

@@ -7,8 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.variants import normal_form, unfused
 from disco_hlo.plugin.measuring.runner import Runner
@@ -32,9 +33,10 @@ def test_any_moves_leave_a_module_with_the_same_numbers(start: str) -> None:
     step, arguments = models.mlp()
 
     def body(request: CompileRequest) -> None:
-        source = canonicalize(compiles.capture(request))
+        default, captured = compiles.compile_seen(request)
+        source = canonicalize(captured)
         graph = source.graph
-        expected = outputs_of(Runner(request, compiles.compile_module(request, None), seed=1))
+        expected = outputs_of(Runner(request, default, seed=1))
         first = unfused(graph) if start == "unfused" else read(source)
         for seed in range(2):
             bench = Bench(graph, CPU, start=first)
@@ -64,8 +66,7 @@ def test_what_a_search_finds_computes_what_xla_does(name: str) -> None:
     """Costs that make no sense lead it to kernels that nobody would choose. All finalists of three
     searches of each step as it is, of one in another form."""
 
-    def body(request: CompileRequest) -> None:
-        source = canonicalize(compiles.capture(request))
+    def found_in(source: CanonicalModule) -> dict[str, Strategy]:
         start, found = read(source), {}
         for seed in range(3 if name in storage_steps.FORMS else 1):
             settings = SearchSettings(seed=seed, seeds=1, evaluations=300, processes=1, finalists=2)
@@ -75,6 +76,6 @@ def test_what_a_search_finds_computes_what_xla_does(name: str) -> None:
                 for place, finalist in enumerate(result.finalists)
             }
         assert found
-        assert_same_numbers(request, source, FORMS[name], found)
+        return found
 
-    intercepted(FORMS[name], body)
+    intercepted(FORMS[name], lambda request: assert_same_numbers(request, FORMS[name], found_in))

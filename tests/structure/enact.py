@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -39,40 +39,77 @@ class Run:
     text: str
     memory_bytes: int
     """What XLA allocates on each device: arguments, results and temporaries."""
+    lowered: jax.stages.Lowered
+    arguments: Sequence[Any]
 
 
-def run(
-    function: Callable[..., Any], arguments: Sequence[Any], moves: Sequence[Move] = (), **jit: Any
-) -> Run:
-    """Compile and run ``function`` with ``moves`` applied before XLA schedules it."""
+class _Seen(Exception):
+    """Ends a compile whose module is all that was asked for."""
 
+
+def run(function: Callable[..., Any], arguments: Sequence[Any], **jit: Any) -> Run:
+    """Compile and run ``function`` as XLA does by itself."""
+    return _run(_lowered(function, arguments, jit), arguments, ())
+
+
+def moved(before: Run, moves: Sequence[Move], arguments: Sequence[Any] | None = None) -> Run:
+    """Compile and run the same with ``moves`` applied before XLA schedules it; on other ``arguments`` where it takes
+    its own over."""
+    return _run(before.lowered, before.arguments if arguments is None else arguments, moves)
+
+
+def handed_over(function: Callable[..., Any], arguments: Sequence[Any], **jit: Any) -> bytes:
+    """The module on which moves of ``function`` are made; no code is generated."""
+    lowered, seen = _lowered(function, arguments, jit), []
+
+    def note(module: bytes) -> None:
+        seen.append(module)
+        raise _Seen
+
+    with _hook(lowered, note), suppress(jax.errors.JaxRuntimeError):
+        lowered.compile()
+    return seen[0]
+
+
+def _lowered(
+    function: Callable[..., Any], arguments: Sequence[Any], jit: dict[str, Any]
+) -> jax.stages.Lowered:
     def renamed(*values: Any) -> Any:
         return function(*values)
 
     renamed.__name__ = f"moved_{next(_numbers)}"
-    with _hook(f"jit_{renamed.__name__}", moves) as seen:
-        compiled = jax.jit(renamed, compiler_options=dict(PLAIN_OPS), **jit).lower(*arguments).compile()
+    return jax.jit(renamed, compiler_options=dict(PLAIN_OPS), **jit).lower(*arguments)
+
+
+def _run(lowered: jax.stages.Lowered, arguments: Sequence[Any], moves: Sequence[Move]) -> Run:
+    seen: list[bytes] = []
+
+    def move(module: bytes) -> bytes | None:
+        seen.append(module)
+        return apply_moves(module, moves) if moves else None
+
+    with _hook(lowered, move):
+        # JAX keeps what it has compiled for the same options; this one says nothing where no dump is asked for.
+        compiled = lowered.compile({"xla_dump_max_hlo_modules": next(_numbers)})
     outputs = tuple(np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(compiled(*arguments)))
     memory = compiled.memory_analysis()
     taken = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return Run(seen[0], outputs, compiled.as_text(), taken + memory.temp_size_in_bytes)
+    taken += memory.temp_size_in_bytes
+    return Run(seen[0], outputs, compiled.as_text(), taken, lowered, arguments)
 
 
 @contextmanager
-def _hook(name: str, moves: Sequence[Move]) -> Iterator[list[bytes]]:
-    seen: list[bytes] = []
+def _hook(lowered: jax.stages.Lowered, decide: Callable[[bytes], bytes | None]) -> Iterator[None]:
+    name = lowered.compiler_ir("stablehlo").operation.attributes["sym_name"].value
 
     def on_module(module: bytes) -> bytes | None:
-        if hook.module_name(module) != name:
-            return None
-        seen.append(module)
-        return apply_moves(module, moves) if moves else None
+        return decide(module) if hook.module_name(module) == name else None
 
     jax.devices()
     stage = xla.PipelineStage.PRE_SCHEDULER
     xla.register_hlo_module_transformation(on_module, name=_NAME, stage=stage, platforms="cpu")
     try:
-        yield seen
+        yield
     finally:
         xla.clear_hlo_module_transformation(_NAME, stage, "cpu")
 

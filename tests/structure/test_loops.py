@@ -21,7 +21,7 @@ from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose_loops import loop_schedules
 from tests.modules import ADD, module_of
 from tests.structure import steps
-from tests.structure.enact import Run, opcodes, run, run_early
+from tests.structure.enact import Run, moved, opcodes, run, run_early
 from tests.structure.test_illegal import LOOPS, NESTED
 
 P = steps.P
@@ -122,9 +122,8 @@ def program(seed: int, devices: int) -> tuple[Callable[..., Any], tuple[Any, ...
 
 
 @cache
-def unmoved(seed: int, devices: int) -> tuple[Callable[..., Any], tuple[Any, ...], Run]:
-    function, arguments = program(seed, devices)
-    return function, arguments, run(function, arguments)
+def unmoved(seed: int, devices: int) -> Run:
+    return run(*program(seed, devices))
 
 
 @cache
@@ -141,17 +140,17 @@ def assert_equal(found: Run, expected: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "devices"), [(1, 4), (2, 2), (3, 4), (5, 2)])
 def test_every_schedule_of_random_loops_gives_the_same_numbers(seed: int, devices: int) -> None:
-    function, arguments, expected = unmoved(seed, devices)
+    expected = unmoved(seed, devices)
     found = proposed(expected.module)
     assert "prefetch" in found
     for moves in found.values():
-        assert_equal(run(function, arguments, moves), expected)
+        assert_equal(moved(expected, moves), expected)
 
 
 @pytest.mark.parametrize("name", ["prefetch", "gather-once", "hoist"])
 def test_a_step_of_microbatches_and_recomputed_layers(name: str) -> None:
-    function, arguments, expected = unmoved(2, 2)
-    assert_equal(run(function, arguments, proposed(expected.module)[name]), expected)
+    expected = unmoved(2, 2)
+    assert_equal(moved(expected, proposed(expected.module)[name]), expected)
 
 
 @pytest.mark.product_only  # the older jaxlib has another way to compile a module
@@ -185,7 +184,7 @@ def loop_of(module: bytes, *, number: int = 0) -> Loop:
     return read_loop(program, [i for i in program.instructions if i.opcode == "while"][number])
 
 
-def moved(name: str, *, copies: bool) -> bytes:
+def written(name: str, *, copies: bool) -> bytes:
     source = module_of(LOOPS.replace("body=first_body", COUNTED))
     moves = proposed(source, copies=copies)[name]
     assert from_json(to_json(moves)) == moves
@@ -197,11 +196,11 @@ def in_body(loop: Loop, opcode: str) -> list[Message]:
 
 
 def test_a_prefetching_loop_is_one_turn_shorter_and_says_so() -> None:
-    loop = loop_of(moved("prefetch", copies=False))
+    loop = loop_of(written("prefetch", copies=False))
     assert (loop.start, loop.step, loop.turns) == (0, 1, 3)
     assert backend_config(loop.instruction)["known_trip_count"] == {"n": "3"}
     # For the first turn of each loop.
-    assert opcodes(moved("prefetch", copies=False)).count("all-gather") == 2
+    assert opcodes(written("prefetch", copies=False)).count("all-gather") == 2
     (gather,) = in_body(loop, "all-gather")
     assert loop.root.operand_ids[-1] == gather.id
     (taken,) = in_body(loop, "dynamic-slice")
@@ -209,7 +208,7 @@ def test_a_prefetching_loop_is_one_turn_shorter_and_says_so() -> None:
 
 
 def test_a_doubled_loop_runs_half_as_often_and_says_so() -> None:
-    loop = loop_of(moved("double", copies=False))
+    loop = loop_of(written("double", copies=False))
     assert (loop.start, loop.step, loop.turns) == (0, 2, 2)
     assert backend_config(loop.instruction) == {
         "known_trip_count": {"n": "2"},
@@ -219,15 +218,15 @@ def test_a_doubled_loop_runs_half_as_often_and_says_so() -> None:
 
 
 def test_after_copy_insertion_what_a_turn_reads_is_overwritten_once_it_is_read() -> None:
-    loop = loop_of(moved("prefetch", copies=True))
+    loop = loop_of(written("prefetch", copies=True))
     last = loop.ends[-1]
     assert last.opcode == "copy"
     assert [loop.body.by_id[i].name for i in last.control_predecessor_ids] == ["y"]
-    assert not in_body(loop_of(moved("prefetch", copies=False)), "copy")
+    assert not in_body(loop_of(written("prefetch", copies=False)), "copy")
 
 
 def test_the_second_loop_gathers_nothing_that_the_first_has_gathered() -> None:
-    module = moved("gather-once", copies=False)
+    module = written("gather-once", copies=False)
     assert len(in_body(loop_of(module), "all-gather")) == 1
     assert not in_body(loop_of(module, number=1), "all-gather")
     assert "all-gather" not in opcodes(module)
@@ -244,8 +243,7 @@ def test_a_loop_that_reduces_later_begins_with_its_second_turn() -> None:
 
 
 def test_loops_in_a_loop_are_told_apart_by_their_paths() -> None:
-    _, _, expected = unmoved(2, 2)
-    found = proposed(expected.module)
+    found = proposed(unmoved(2, 2).module)
     moves: list[Move] = [*found["prefetch"], *found["hoist"]]
     assert {len(move.loop) for move in moves if isinstance(move, Prefetch)} == {2}
     assert {len(move.loop) for move in moves if isinstance(move, Hoist)} == {1}

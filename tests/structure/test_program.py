@@ -15,7 +15,7 @@ from disco_hlo.structure.program import Program, evaluate
 from disco_hlo.structure.propose import schedules
 from tests.modules import module_of
 from tests.structure import steps
-from tests.structure.enact import assert_same, opcodes, run
+from tests.structure.enact import assert_same, moved, opcodes, run
 from tests.structure.legal import legal_moves
 from tests.structure.test_illegal import module
 
@@ -99,7 +99,7 @@ def test_a_loop_that_begins_with_the_own_shard_gets_a_copy_of_it() -> None:
     expected = run(function, arguments, out_shardings=(split, whole))
     moves = schedules(expected.module)["split"]
     assert [type(move) for move in moves] == [Split, Reorder, Reorder]
-    assert_same(run(function, arguments, moves, out_shardings=(split, whole)), expected, 1e-5)
+    assert_same(moved(expected, moves), expected, 1e-5)
 
 
 def test_no_legal_move_reads_a_donated_argument_after_its_new_value() -> None:
@@ -114,12 +114,11 @@ def test_no_legal_move_reads_a_donated_argument_after_its_new_value() -> None:
     def arguments() -> tuple[jax.Array, ...]:
         return tuple(steps.place(on, (steps.normal(1, (8, 4), jnp.float32),), (P("model"),)))
 
-    jit = {"out_shardings": (split, whole), "donate_argnums": 0}
-    expected = run(function, arguments(), **jit)
+    expected = run(function, arguments(), out_shardings=(split, whole), donate_argnums=0)
     reorders = [move for move in legal_moves(expected.module) if isinstance(move, Reorder)]
     assert [move.opcode for move in reorders] == ["reduce"]
     for move in reorders:
-        assert_same(run(function, arguments(), [move], **jit), expected, 1e-5)
+        assert_same(moved(expected, [move], arguments()), expected, 1e-5)
     late = opcodes(expected.module)
     with pytest.raises(IllegalMoveError, match=r"\(subtract\) may overwrite .* before it is read there"):
         apply_moves(expected.module, [Reorder(late.index("all-gather"), len(late) - 2, "multiply")])

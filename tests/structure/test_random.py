@@ -15,7 +15,7 @@ from jax import lax
 
 from disco_hlo.structure.moves import Chunk, Move, Reorder, Split, apply_moves, from_json, to_json
 from tests.structure import steps
-from tests.structure.enact import Run, assert_same, run
+from tests.structure.enact import Run, assert_same, moved, run
 from tests.structure.legal import legal_moves
 
 P = steps.P
@@ -111,10 +111,9 @@ def program(seed: int, devices: int, dtype: Any) -> tuple[Callable[..., Any], tu
 
 
 @cache
-def unmoved(seed: int, devices: int, dtype: str) -> tuple[Callable[..., Any], tuple[Any, ...], Run]:
-    """Such a program, its arguments, and what it computes."""
-    function, arguments = program(seed, devices, jnp.dtype(dtype))
-    return function, arguments, run(function, arguments)
+def unmoved(seed: int, devices: int, dtype: str) -> Run:
+    """What such a program computes."""
+    return run(*program(seed, devices, jnp.dtype(dtype)))
 
 
 def random_moves(module: bytes, seed: int, count: int) -> list[Move]:
@@ -145,11 +144,10 @@ def random_moves(module: bytes, seed: int, count: int) -> list[Move]:
     ],
 )
 def test_random_legal_moves_keep_the_numbers(seed: int, devices: int, dtype: str) -> None:
-    function, arguments, expected = unmoved(seed, devices, dtype)
+    expected = unmoved(seed, devices, dtype)
     moves = random_moves(expected.module, seed, 3)
     assert moves
-    found = run(function, arguments, moves)
-    assert_same(found, expected, 2e-5 if dtype == "float32" else 4e-2)
+    assert_same(moved(expected, moves), expected, 2e-5 if dtype == "float32" else 4e-2)
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__.strip("_"))
@@ -170,11 +168,11 @@ def test_every_kind_of_step_in_the_longest_legal_chunk(step: Step) -> None:
     expected = run(mapped, arguments)
     chunks = [m for m in legal_moves(expected.module) if isinstance(m, Chunk)]
     longest = max(chunks, key=lambda chunk: (len(chunk.instructions), chunk.parts))
-    assert_same(run(mapped, arguments, [longest]), expected, 1e-5)
+    assert_same(moved(expected, [longest]), expected, 1e-5)
 
 
 def start() -> bytes:
-    return unmoved(0, 2, "float32")[2].module
+    return unmoved(0, 2, "float32").module
 
 
 def test_no_move_gives_the_very_bytes_back_and_any_prefix_stands_alone() -> None:
@@ -203,5 +201,5 @@ def test_an_all_gather_that_the_user_wrote_moves_too() -> None:
     arguments = tuple(steps.place(on, (steps.normal(1, (8, 4), jnp.float32),), (P("model"),)))
     expected = run(mapped, arguments)
     (move,) = [m for m in legal_moves(expected.module) if isinstance(m, Reorder)]
-    assert_same(run(mapped, arguments, [move]), expected, 1e-6)
+    assert_same(moved(expected, [move]), expected, 1e-6)
     np.testing.assert_array_equal(expected.outputs[0].shape, (8, 4))

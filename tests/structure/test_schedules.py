@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from disco_hlo.structure.moves import Chunk, Move
 from disco_hlo.structure.propose import UNCHANGED, schedules
 from tests.structure import steps
-from tests.structure.enact import Run, assert_same, count_ops, run
+from tests.structure.enact import Run, assert_same, count_ops, moved, run
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2}
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather")
@@ -27,15 +26,13 @@ def proposed(module: bytes) -> dict[str, tuple[Move, ...]]:
 
 
 @lru_cache(maxsize=4)
-def forward_pass(dtype: str, devices: int, layers: int) -> tuple[tuple[Any, ...], Run]:
-    arguments = steps.transformer(devices, layers, jnp.dtype(dtype))[:2]
-    return arguments, run(steps.forward, arguments)
+def forward_pass(dtype: str, devices: int, layers: int) -> Run:
+    return run(steps.forward, steps.transformer(devices, layers, jnp.dtype(dtype))[:2])
 
 
 @lru_cache(maxsize=1)
-def training_step() -> tuple[tuple[Any, ...], Run]:
-    arguments = steps.transformer(2, 1, jnp.float32)
-    return arguments, run(steps.train, arguments)
+def training_step() -> Run:
+    return run(steps.train, steps.transformer(2, 1, jnp.float32))
 
 
 FORWARD = {
@@ -56,17 +53,17 @@ FORWARD = {
 def test_forward_pass_of_a_tensor_parallel_transformer(
     name: str, dtype: str, devices: int, layers: int
 ) -> None:
-    arguments, expected = forward_pass(dtype, devices, layers)
+    expected = forward_pass(dtype, devices, layers)
     assert collectives(expected) == (2 * layers, 0, 0)
-    found = run(steps.forward, arguments, proposed(expected.module)[name])
+    found = moved(expected, proposed(expected.module)[name])
     assert collectives(found) == tuple(layers * count for count in FORWARD[name])
     assert_same(found, expected, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("name", ["chunk-2", "chunk-2-whole-gradients", "split"])
 def test_training_step_of_a_tensor_parallel_transformer(name: str) -> None:
-    arguments, expected = training_step()
-    found = run(steps.train, arguments, proposed(expected.module)[name])
+    expected = training_step()
+    found = moved(expected, proposed(expected.module)[name])
     before, after = collectives(expected), collectives(found)
     if name == "split":
         assert after[1] == before[0]
@@ -77,7 +74,7 @@ def test_training_step_of_a_tensor_parallel_transformer(name: str) -> None:
 
 
 def test_the_stretch_spans_forward_and_backward_pass() -> None:
-    _, expected = training_step()
+    expected = training_step()
     (move,) = proposed(expected.module)["chunk-2"]
     assert isinstance(move, Chunk)
     assert move.opcodes.count("all-reduce") == count_ops(expected.text, "all-reduce")
@@ -96,13 +93,12 @@ EXAMPLE = {
 
 @pytest.mark.parametrize(("dtype", "devices"), [("float32", 2), ("bfloat16", 4)])
 def test_every_schedule_of_coconets_running_example(dtype: str, devices: int) -> None:
-    arguments = steps.example_arguments(devices, jnp.dtype(dtype))
-    expected = run(steps.example, arguments)
+    expected = run(steps.example, steps.example_arguments(devices, jnp.dtype(dtype)))
     by_name = proposed(expected.module)
     assert set(EXAMPLE) <= set(by_name)
     assert by_name[UNCHANGED] == ()
     for name, counts in list(EXAMPLE.items())[1:]:
-        found = run(steps.example, arguments, by_name[name])
+        found = moved(expected, by_name[name])
         assert collectives(found) == counts, name
         assert_same(found, expected, TOLERANCE[dtype])
         if name == "split":
@@ -115,7 +111,7 @@ def test_adam_with_sharded_state_scatters_the_gradient(devices: int) -> None:
     arguments, shardings = steps.adam_arguments(devices)
     expected = run(steps.adam, arguments, out_shardings=shardings)
     assert collectives(expected) == (1, 0, 1)
-    found = run(steps.adam, arguments, proposed(expected.module)["sharded-update"], out_shardings=shardings)
+    found = moved(expected, proposed(expected.module)["sharded-update"])
     assert collectives(found) == (0, 1, 1)
     assert_same(found, expected, 1e-5)
 

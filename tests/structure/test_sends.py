@@ -21,7 +21,7 @@ from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose import schedules, slice_sends
 from tests.modules import module_of
 from tests.structure import steps
-from tests.structure.enact import Run, opcodes, run
+from tests.structure.enact import Run, handed_over, moved, opcodes, run
 from tests.structure.legal import legal_moves
 
 P = steps.P
@@ -89,12 +89,11 @@ def assert_bit_equal(found: Run, expected: Run) -> None:
 
 @pytest.mark.parametrize("local", [pipeline, scanned, residual])
 def test_a_pipeline_gives_the_same_bits_with_sliced_sends(local: Callable[..., Any]) -> None:
-    function, arguments = stages(local, P(("stage", "model")))
-    expected = run(function, arguments)
+    expected = run(*stages(local, P(("stage", "model"))))
     moves = schedules(expected.module)["slice-sends"]
     assert [type(move) for move in moves] == [SliceSend]
     assert from_json(to_json(moves)) == moves
-    found = run(function, arguments, moves)
+    found = moved(expected, moves)
     assert_bit_equal(found, expected)
     (sent,) = [line for line in found.text.splitlines() if " collective-permute(" in line]
     (whole,) = [line for line in expected.text.splitlines() if " collective-permute(" in line]
@@ -103,19 +102,17 @@ def test_a_pipeline_gives_the_same_bits_with_sliced_sends(local: Callable[..., A
 
 
 def test_after_a_split_the_shards_of_the_sum_are_sent() -> None:
-    function, arguments = stages(pipeline, P(("stage", "model")))
-    expected = run(function, arguments)
+    expected = run(*stages(pipeline, P(("stage", "model"))))
     moves = schedules(expected.module)["split-slice-sends"]
     made = [
         one for one in opcodes(apply_moves(expected.module, moves)) if one in ("all-reduce", "all-gather")
     ]
     assert made == ["all-gather"]
-    assert_bit_equal(run(function, arguments, moves), expected)
+    assert_bit_equal(moved(expected, moves), expected)
 
 
 def test_what_differs_within_a_stage_is_sent_whole() -> None:
-    function, arguments = stages(mixed, P("stage", "model"))
-    module = run(function, arguments).module
+    module = handed_over(*stages(mixed, P("stage", "model")))
     assert "collective-permute" in opcodes(module)
     assert slice_sends(module) == ()
     assert not [move for move in legal_moves(module) if isinstance(move, SliceSend)]

@@ -15,7 +15,7 @@ from disco_hlo.structure.program import Program
 from disco_hlo.structure.sharded import SameValues, groups_of
 from tests.modules import module_of
 from tests.structure import steps
-from tests.structure.enact import Run, assert_same, run
+from tests.structure.enact import Run, assert_same, moved, run
 
 P = steps.P
 EMPTY = module_of("ENTRY main { ROOT x = f32[8] parameter(0) }")
@@ -73,7 +73,7 @@ def test_groups_as_part_of_an_axis() -> None:
     assert groups_of(Program(EMPTY), made) == ((0, 2), (1, 3), (4, 6), (5, 7))
 
 
-def two_axes(spec: P) -> tuple[Run, tuple[jax.Array, ...], object]:
+def two_axes(spec: P) -> Run:
     """An all-gather over ``model`` of a 2 by 2 mesh, added to a value sharded as ``spec``."""
     on = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
 
@@ -84,8 +84,7 @@ def two_axes(spec: P) -> tuple[Run, tuple[jax.Array, ...], object]:
     mapped = jax.shard_map(local, mesh=on, in_specs=specs, out_specs=P(("data", "model")), check_vma=False)
     rows = 8 * int(np.prod([2 for axis in spec if axis]))
     values = (steps.normal(1, (8, 4), jnp.float32), steps.normal(2, (rows, 4), jnp.float32))
-    arguments = tuple(steps.place(on, values, specs))
-    return run(mapped, arguments), arguments, mapped
+    return run(mapped, tuple(steps.place(on, values, specs)))
 
 
 def reorder_of(module: bytes) -> Reorder:
@@ -97,13 +96,12 @@ def reorder_of(module: bytes) -> Reorder:
 
 @pytest.mark.parametrize("spec", [P(), P("data")])
 def test_an_operand_equal_along_the_gathered_axis_is_cut(spec: P) -> None:
-    expected, arguments, mapped = two_axes(spec)
-    found = run(mapped, arguments, [reorder_of(expected.module)])  # type: ignore[arg-type]
-    assert_same(found, expected, 1e-6)
+    expected = two_axes(spec)
+    assert_same(moved(expected, [reorder_of(expected.module)]), expected, 1e-6)
 
 
 def test_an_operand_sharded_along_the_gathered_axis_is_not() -> None:
-    expected, _, _ = two_axes(P("model"))
+    expected = two_axes(P("model"))
     with pytest.raises(IllegalMoveError, match="not proven equal"):
         apply_moves(expected.module, [reorder_of(expected.module)])
 
