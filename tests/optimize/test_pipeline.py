@@ -73,7 +73,7 @@ def test_where_compiling_takes_all_the_time_xlas_plan_is_kept(
     source: CanonicalModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warm, "is_ready", lambda *_: False)
-    monkeypatch.setattr(warm, "_COMMAND", ("sleep", "30"))
+    monkeypatch.setattr(warm, "command", lambda _: ("sleep", "30"))
     found = searched(source, Budget.of(0.5))
     left = warm.LEFT_BEHIND.pop()
     assert left.poll() is None

@@ -227,7 +227,7 @@ def children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Children:
     """All restarts but the first run in such processes, 0.1 s each."""
     found = Children(tmp_path)
     monkeypatch.setattr(joint, "WORTH_A_PROCESS", 0)
-    monkeypatch.setattr(child, "_COMMAND", found.command(0.1))
+    monkeypatch.setattr(child, "command", lambda _: found.command(0.1))
     return found
 
 
@@ -320,17 +320,23 @@ def test_a_child_that_dies_costs_its_share_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(joint, "WORTH_A_PROCESS", 0)
-    monkeypatch.setattr(child, "_COMMAND", (*child._COMMAND[:2], "-c", "import sys; sys.exit('out of luck')"))
+    code = "import sys; sys.exit('out of luck')"
+    monkeypatch.setattr(child, "command", lambda _: interpreter(code))
     with caplog.at_level(logging.WARNING):
         result = run(processes=2)
     assert "search seed 1 ended early: out of luck" in caplog.text
     assert result.finalists == run(seeds=1, evaluations=1000).finalists
 
 
+def interpreter(code: str) -> tuple[str, ...]:
+    """The command of one that finds modules where this one does, and does something else than a child does."""
+    return (sys.executable, "-P", "-c", f"import sys; sys.path += {sys.path!r}\n{code}")
+
+
 def run_beside(monkeypatch: pytest.MonkeyPatch, code: str, **changes: object) -> SearchResult:
     """A search whose second seed runs this in a process of its own."""
     monkeypatch.setattr(joint, "WORTH_A_PROCESS", 0)
-    monkeypatch.setattr(child, "_COMMAND", (*child._COMMAND[:2], "-c", code))
+    monkeypatch.setattr(child, "command", lambda _: interpreter(code))
     return run(processes=2, **changes)
 
 
@@ -428,7 +434,7 @@ child.main()
 """
     graph = NOTHING_TO_CHOOSE
     one = Restart(graph, ResultCosts(), CPU, (unfused(graph),), 0, SMALL, 1, None, None)
-    monkeypatch.setattr(child, "_COMMAND", (*child._COMMAND[:2], "-c", code))
+    monkeypatch.setattr(child, "command", lambda _: interpreter(code))
     children = child.Children([one])
     children.begin(1, 100.0)
     while children.unfinished():
