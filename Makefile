@@ -17,8 +17,9 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-# Two files at a time: much of the suite waits for processes of its own. tests/conftest.py orders the files.
-PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Three files at a time, also on two cores: much of the suite waits for processes of its own. tests/conftest.py orders
+# the files.
+PYTEST := pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 help: ## List the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1@\2/p' $(MAKEFILE_LIST) | column -t -s @
