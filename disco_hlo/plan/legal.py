@@ -205,8 +205,8 @@ def started_late(buckets: Sequence[Bucket], order: Sequence[str]) -> tuple[str, 
             flying.clear()
         if part == "start":
             flying.add(unit)
-        elif part == "done":
-            alone |= flying & {unit}
+        elif part == "done" and unit in flying:
+            alone.add(unit)
     found: list[str] = []
     for token in order:
         unit, _, part = token.partition(".")
