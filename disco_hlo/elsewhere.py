@@ -142,9 +142,8 @@ def command(module: str, *numbers: int) -> tuple[str, ...]:
     It begins as any other, and then also finds modules where this one does: last, as the script's folder may hold a
     ``types.py`` that nobody has missed so far, and none of its modules is needed.
     """
-    paths = [
-        path for path in sys.path if path and isinstance(path, str)
-    ]  # scripts add pathlib's, which Python skips
+    # Scripts add pathlib's paths, which Python skips.
+    paths = [path for path in sys.path if path and isinstance(path, str)]
     return (sys.executable, "-P", "-c", _BEGIN, json.dumps(paths), module, *map(str, numbers))
 
 

@@ -364,7 +364,7 @@ class _Rewriter:
         bucket = self.strategy.buckets[int(token[1:])]
         members = bucket.collectives
         like = self.source.protos[members[0]]
-        if len(members) == 1 or bucket.form == "variadic":
+        if not bucket.is_packed:
             operands = [self._value(self.graph.nodes[member].operands[0]) for member in members]
             results = [self.source.protos[member].shape for member in members]
         else:

@@ -194,9 +194,7 @@ def started_late(buckets: Sequence[Bucket], order: Sequence[str]) -> tuple[str, 
 
     Source: XLA's ``ConvertAsyncCollectivesToSync`` and ``GpuConvertAsyncCollectivesToSync``.
     """
-    packed = {
-        f"b{i}.start" for i, one in enumerate(buckets) if len(one.collectives) > 1 and one.form == "concat"
-    }
+    packed = {f"b{i}.start" for i, one in enumerate(buckets) if one.is_packed}
     flying: set[str] = set()
     alone: set[str] = set()
     for token in order:

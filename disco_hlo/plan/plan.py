@@ -83,6 +83,11 @@ class Bucket(Struct, frozen=True):
     """``concat``: one all-reduce over the concatenation. ``variadic``: one instruction with several
     operands (on GPU one NCCL group). A bucket of one is always ``concat``."""
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether a kernel packs its arrays into one before they travel."""
+        return len(self.collectives) > 1 and self.form == "concat"
+
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
