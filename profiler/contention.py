@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter, itemgetter
-from statistics import mean, median
+from statistics import mean, median, mode
 from types import MappingProxyType
 
 import numpy as np
@@ -330,7 +330,7 @@ def _believed(shared_ns: float, without_ns: float) -> float:
     return min(max(1.0, shared_ns / max(without_ns, shared_ns / MOST)), MOST)
 
 
-def holds(beside: Trace, module_name: str, order: Sequence[str]) -> dict[str, float]:
+def holds(beside: Trace, module_name: str, order: Sequence[str], prefix: str = "") -> dict[str, float]:
     """By unit, the share of its time that must be done before a collective begins during it: 0, or most of it.
 
     Of kernels during which the trace shows no collective's beginning nothing is known, and they are left out.
@@ -338,11 +338,13 @@ def holds(beside: Trace, module_name: str, order: Sequence[str]) -> dict[str, fl
     Args:
         beside: a trace of a module whose order lets kernels overlap with collectives.
         order: that order, as a strategy has it: units, and ``b2.start`` and ``b2.done``.
+        prefix: how names of the region begin that has this order (:data:`~disco_hlo.profiler.trace.UNIT`).
     """
-    found: dict[str, dict[tuple[int, str], list[_Seen]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, dict[tuple[int, int, str], list[_Seen]]] = defaultdict(lambda: defaultdict(list))
     for (run, _), executions in by_place(beside, module_name).items():
-        for bucket, unit, seen in _beginnings(executions, order):
-            found[unit][run, bucket].append(seen)
+        for turn, spans in enumerate(_turns(executions, prefix)):
+            for bucket, unit, seen in _beginnings(spans, order):
+                found[unit][run, turn, bucket].append(seen)
     shares = {unit: _share(list(by_transfer.values())) for unit, by_transfer in found.items()}
     return {unit: share for unit, share in sorted(shares.items()) if share is not None}
 
@@ -357,9 +359,9 @@ class _Seen:
     waited_ns: int
 
 
-def _beginnings(executions: Sequence[Execution], order: Sequence[str]) -> list[tuple[str, str, _Seen]]:
-    """Of one run on one device: collectives, and the kernel that ran, or was in line, when each could have begun."""
-    spans = _spans(executions)
+def _beginnings(spans: Mapping[str, Interval], order: Sequence[str]) -> list[tuple[str, str, _Seen]]:
+    """Of one run on one device, or of one turn of a loop: collectives, and the kernel that ran, or was in line, when
+    each could have begun."""
     kernels = sorted((*span, unit) for unit, span in spans.items() if unit[0] != "b")
     found: list[tuple[str, str, _Seen]] = []
     could_ns = at = 0
@@ -381,16 +383,25 @@ def _beginnings(executions: Sequence[Execution], order: Sequence[str]) -> list[t
     return found
 
 
-def _spans(executions: Sequence[Execution]) -> Mapping[str, Interval]:
-    """From the beginning of each unit to its end; of a bucket, its collective."""
-    spans: dict[str, Interval] = {}
+def _turns(executions: Sequence[Execution], prefix: str) -> list[dict[str, Interval]]:
+    """From the beginning of each unit to its end, in each turn of a loop; of a bucket, its collective.
+
+    A unit may be several kernels, as many in every turn; most are one. So there are as many turns as most units have
+    kernels, and a unit whose kernels do not divide by them is left out. The entry has one turn.
+    """
+    parts: dict[str, list[Interval]] = defaultdict(list)
     for one in executions:
-        named = ENTRY_UNIT.match(one.op)
-        if named is None or (named[0][0] == "b") != is_transfer(one):
-            continue
-        start_ns, end_ns = spans.get(named[0], (one.start_ns, one.end_ns))
-        spans[named[0]] = min(start_ns, one.start_ns), max(end_ns, one.end_ns)
-    return spans
+        named = ENTRY_UNIT.match(one.op.removeprefix(prefix)) if one.op.startswith(prefix) else None
+        if named is not None and (named[0][0] == "b") == is_transfer(one):
+            parts[named[0]].append(span(one))
+    turns = mode(map(len, parts.values())) if prefix and parts else 1
+    found: list[dict[str, Interval]] = [{} for _ in range(turns)]
+    for unit, own in parts.items():
+        each, left = divmod(len(own), turns)
+        for turn in range(0 if left else turns):
+            starts, ends = zip(*own[turn * each : (turn + 1) * each], strict=True)
+            found[turn][unit] = min(starts), max(ends)
+    return found
 
 
 def _share(transfers: Sequence[Sequence[_Seen]]) -> float | None:

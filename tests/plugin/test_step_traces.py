@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.optimize.costs import costs_of, machine_of
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
-from disco_hlo.plan.variants import one_at_a_time, varied_buckets
+from disco_hlo.plan.units import unit_graph
+from disco_hlo.plan.variants import in_every_region, one_at_a_time, varied, varied_buckets
 from disco_hlo.plugin.measuring.known_times import KnownTimes
 from disco_hlo.plugin.measuring.step_traces import (
     ALONE,
     BESIDE,
     _alike,
+    _held_by_ops,
     _slow_downs,
     adding_up,
     larger,
@@ -29,7 +32,7 @@ from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.collectives import InStep, SweepPoint
 from disco_hlo.profiler.profile import Contention, Link, Profile, load
 from disco_hlo.profiler.store import ProfileStore
-from disco_hlo.simulator.build import build
+from disco_hlo.simulator.build import build, holds_product
 from disco_hlo.simulator.orders import beside_transfers
 from disco_hlo.simulator.timeline import simulate
 
@@ -181,3 +184,32 @@ def test_where_one_module_has_no_names_in_command_buffers_all_are_held_against_e
     alike = _alike({ALONE: alone, BESIDE: fallen_back})
     assert [alike[name].trace for name in (ALONE, BESIDE)] == [without, beside]
     assert _alike({ALONE: alone})[ALONE].trace is with_buffers
+
+
+def test_products_of_a_loops_body_show_what_they_hold() -> None:
+    """A scanned step was told by the one product of its entry, which held nothing on two H200s and most of it on two
+    H100s."""
+    module = ROOT / "tests/data/h100_llama/dp_scan.hlo.pb.gz"
+    step = canonicalize(gzip.decompress(module.read_bytes()))
+    xla, graph = read(step), step.computations["loop2"].graph
+    ran = dict(in_every_region(step, varied(step, xla), beside_transfers).regions)["loop2"]
+    units = unit_graph(graph, ran)
+    rows, now_us = list[tracing.Execution](), 0
+
+    def took(op: str, start_us: int, end_us: int, kernel: str) -> None:
+        rows.append(tracing.Execution(op, "jit_step", 0, 0, 1000 * start_us, 1000 * end_us, kernel))
+
+    for _ in range(3):
+        for token in ran.order:
+            unit, _, part = token.partition(".")
+            if part == "start":  # behind three quarters of the product that comes next
+                took(f"loop2_{token}", now_us + 75, now_us + 76, "nccl")
+            elif not part and holds_product(graph, units.units[units.index[unit]]):
+                took(f"loop2_{unit}_kernel", now_us, now_us + 100, unit)
+                now_us += 100
+        now_us += 1000
+    rows.sort(key=lambda one: one.start_ns)
+    held = _held_by_ops(step, xla, Findings(tracing.Trace(tuple(rows), ()), "jit_step"))
+    assert {*held} <= {node.key for node in graph.nodes if node.opcode in PRODUCTS}
+    assert held
+    assert list(held.values()) == pytest.approx([0.75] * len(held))

@@ -27,6 +27,7 @@ from typing import Any
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.regions import step_times
@@ -105,32 +106,42 @@ def op_times(taken: Mapping[str, Findings]) -> dict[str, OpTime]:
 
 def _products(source: CanonicalModule, xla: Strategy) -> frozenset[str]:
     """Tokens of XLA's kernels that hold a product; buckets do not matter to them."""
-    found = [("", source.graph, xla)]
-    sources = {region.name: region.sources for region in source.regions}
-    for name, one in xla.regions:
-        found += [
-            (f"{name}_{number + 1}_" if number else f"{name}_", region.graph, one)
-            for number, region in enumerate(sources[name])
-        ]
     return frozenset(
         prefix + unit.token
-        for prefix, graph, one in found
+        for prefix, graph, one in _by_prefix(source, xla)
         for unit in unit_graph(graph, one).units
         if holds_product(graph, unit)
     )
 
 
+def _by_prefix(source: CanonicalModule, strategy: Strategy) -> list[tuple[str, Graph, Strategy]]:
+    """How names begin in a module, the graph, and what the strategy says of it: of the entry and of each region, once
+    for each place that has it."""
+    found = [("", source.graph, strategy)]
+    sources = {region.name: region.sources for region in source.regions}
+    for name, one in strategy.regions:
+        found += [
+            (f"{name}_{number + 1}_" if number else f"{name}_", region.graph, one)
+            for number, region in enumerate(sources[name])
+        ]
+    return found
+
+
 def _held_by_ops(source: CanonicalModule, xla: Strategy, beside: Findings) -> dict[str, float]:
-    """What products keep transfers from beginning beside them, by cost key; in the module traced buckets are varied."""
+    """What products keep transfers from beginning beside them, by cost key; in the module traced buckets are varied.
+
+    In a step whose layers are a loop nearly all products are in its bodies.
+    """
     if beside.trace is None:
         return {}
-    graph, ran = source.graph, beside_transfers(source.graph, varied_buckets(xla))
-    units = unit_graph(graph, ran)
     found: dict[str, list[float]] = {}
-    for token, share in holds(beside.trace, beside.module_name, ran.order).items():
-        for node in units.units[units.index[token]].nodes:
-            if graph.nodes[node].opcode in PRODUCTS:
-                found.setdefault(graph.nodes[node].key, []).append(share)
+    for prefix, graph, one in _by_prefix(source, xla):
+        ran = beside_transfers(graph, varied_buckets(one))
+        units = unit_graph(graph, ran)
+        for token, share in holds(beside.trace, beside.module_name, ran.order, prefix).items():
+            for node in units.units[units.index[token]].nodes:
+                if graph.nodes[node].opcode in PRODUCTS:
+                    found.setdefault(graph.nodes[node].key, []).append(share)
     return {key: median(found[key]) for key in sorted(found)}
 
 
