@@ -504,7 +504,10 @@ class SearchInTraining:
         """As of :class:`~disco_hlo.plugin.session.OnCalls`."""
         with self._held("profiling") as hold:
             hold.outlasts = True
-            with lent(self._session, loan, self._arguments(), self._ready_bytes) as inputs:
+            session = replace(
+                self._session, on_calls=self
+            )  # memory may rise by no more than a candidate's may
+            with lent(session, loan, self._arguments(), self._ready_bytes) as inputs:
                 yield inputs
 
     def trace(self, calls: int) -> tuple[bytes, list[int], int]:

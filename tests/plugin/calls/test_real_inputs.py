@@ -532,6 +532,36 @@ def test_a_copy_needs_no_room_where_memory_was_made_ready_for_it(
     assert len(ran) == ready
 
 
+@pytest.mark.parametrize("beside_args", [1 << 40, 0])
+def test_what_is_profiled_may_take_no_more_than_a_candidate(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside_args: int
+) -> None:
+    """It was held against all that is free, so a search could raise the peak of a training by more than it may."""
+    call, state = jitted("lending_step"), fresh_state()
+    *state, _ = call(*state, batch(0))
+    calls = trial_of(observation.trials, "jit_lending_step")
+    default = calls.watch.request.call_default()
+    search = SearchInTraining(
+        weakref.ref(calls), session_of(calls.watch.request, tmp_path).settings, threading.current_thread()
+    )
+    search._session, search._hold = session_of(calls.watch.request, tmp_path), Hold("profiling", nullcontext)
+    monkeypatch.setattr(room, "free_device_bytes", lambda _: 1 << 50)
+    monkeypatch.setattr(room, "may_rise_bytes", lambda _: beside_args)
+    ran: list[int] = []
+
+    def choose(_: int) -> str:
+        fits = (
+            nullcontext() if beside_args else pytest.raises(UnsupportedError, match="0 MiB of what is free")
+        )
+        with jaxlink.ours(), fits, search.lend(lending.Loan.of(default, [default])) as inputs:
+            ran.append(Runner(search._session.request, default, inputs=inputs).run())
+        return DEFAULT
+
+    calls.watch.swap(choose)
+    call(*state, batch(1))[2].block_until_ready()
+    assert len(ran) == bool(beside_args)
+
+
 @pytest.mark.parametrize(("fails", "by_driver"), [(False, False), (True, False), (False, True)])
 def test_what_a_call_lends_comes_back_whatever_runs_on_it_and_no_second_state_is_there(
     observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool, by_driver: bool
