@@ -29,7 +29,7 @@ from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import one_bucket, unfused, varied_buckets
 from disco_hlo.plugin.measuring import profiling, room
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
-from disco_hlo.plugin.measuring.profiling import _to_trace, profile_step
+from disco_hlo.plugin.measuring.profiling import _to_trace, _with_called, profile_step
 from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED
 from disco_hlo.plugin.measuring.traced_modules import Findings, NamedTrace, Traceable
 from disco_hlo.plugin.measuring.trial import Trial
@@ -90,6 +90,21 @@ def test_calls_of_a_training_stand_in_where_it_is_known_what_transfers_cost_thei
     structure: Any = object()
     modules = _to_trace(session, step, read(step), wanted, None, structure)
     assert not any(module.is_called for module in modules), "nobody calls another structure of it"
+
+
+@pytest.mark.parametrize("structure", [None, object()], ids=["of the step", "of another structure"])
+def test_calls_stand_in_for_a_module_without_room_only_where_it_is_of_their_step(
+    step: CanonicalModule, monkeypatch: pytest.MonkeyPatch, structure: Any
+) -> None:
+    """Where a structure's kernels had no room, the step's own were traced again, for 46 s of a training."""
+    monkeypatch.setattr(profiling, "_compile", lambda *_, **__: None)
+    session: Any = SimpleNamespace(
+        facts=SimpleNamespace(backend="gpu"), on_calls=object(), request=SimpleNamespace(call_default=object)
+    )
+    trial = Trial(ALONE, read(step), 0, restructured=structure, executable=object())
+    modules = [Traceable(trial, None)]
+    found = list(_with_called(session, step, modules, {ALONE: Findings()}))
+    assert [module.is_called for module in found] == ([False, True] if structure is None else [False])
 
 
 def test_transfers_of_many_sizes_are_traced_alone_and_beside_kernels(step: CanonicalModule) -> None:

@@ -392,8 +392,8 @@ def _with_called(
     """The modules; then XLA's default as it is called, where its kernels were to be traced and had no room: beside
     collectives, which take part of their speed, as they do in every call."""
     yield from modules
-    names = {module.trial.name for module in modules}
-    if session.on_calls is not None and ALONE in names and found[ALONE].trace is None:
+    of_step = {module.trial.name for module in modules if module.trial.restructured is None}
+    if session.on_calls is not None and ALONE in of_step and found[ALONE].trace is None:
         module = called_module(session)
         try:
             _compile(session, source, [module], tag="calls")
