@@ -5,7 +5,8 @@ another module, for which there is no plan. In a job of several processes every 
 after a search every rank gets what the others have, and before a job compiles anything together rank 0 hands out its
 own: like the plan, what was picked need only lie in the plan directory of rank 0.
 
-XLA makes a small file of each pick, named after the instruction and the device it is for.
+XLA makes a small file of each pick, named after the instruction and the device it is for. Beside them an empty file of
+ours says of a module that all of its kernels have a pick.
 """
 
 from __future__ import annotations
@@ -80,6 +81,25 @@ def hand_out(channel: Channel, directory: Path, timeout_s: float) -> Path | None
             channel.rank,
         )
         return folder
+
+
+def note_tuned(folder: Path | None, module: str) -> None:
+    """Note that the kernels of a module, a digest that stands for it, have their picks; one that cannot be noted is
+    tuned anew."""
+    if folder is not None:
+        try:
+            _put(folder, {_tuned(module): b""})
+        except (PlanError, OSError) as error:
+            LOGGER.debug("%s", one_line(error))
+
+
+def is_tuned(folder: Path | None, module: str) -> bool:
+    """Whether that was noted (:func:`note_tuned`)."""
+    return folder is not None and (folder / _tuned(module)).exists()
+
+
+def _tuned(module: str) -> str:
+    return f"{module}.tuned"
 
 
 def exchange(session: Session) -> None:

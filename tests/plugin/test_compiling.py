@@ -62,6 +62,22 @@ def test_a_call_is_held_for_what_a_rank_cannot_compile_by_known_picks(
     assert [type(one.exception()) for one in found[2:]] == [XlaRefusalError, IllegalStrategyError]
 
 
+def test_what_is_new_to_the_autotuner_is_not_tried_by_known_picks() -> None:
+    """XLA wrote an error for each kernel that it did not know, hundreds of them, between the lines of the training."""
+    session: Any = SimpleNamespace(
+        compiles_between_steps=True,
+        compiling=lambda _: contextlib.nullcontext(),
+        facts=SimpleNamespace(backend="gpu"),
+        gathered=lambda mine, _: [mine],
+    )
+    asked: list[Mapping[str, Any]] = []
+    with ThreadPoolExecutor(1) as pool:
+        each = [asked.append, asked.append]
+        compiles = CompileBatch(session, "structures", each, pool, at_once=1, are_tuned=[True, False])
+        assert [one.result() for one in compiles.finish()] == [None, None]
+    assert asked == [KNOWN, {}]
+
+
 def test_where_the_autotuner_has_room_all_are_compiled_at_once() -> None:
     session: Any = SimpleNamespace(compiles_between_steps=False)
     asked: list[Mapping[str, Any]] = []

@@ -298,3 +298,16 @@ def test_a_step_without_room_for_all_keeps_some_which_the_plan_says(
     caplog.set_level("INFO", "disco_hlo")
     intercept(jax.jit(mapped), arguments, look)
     assert any(line.startswith("keep-some keeps ") for line in caplog.messages)
+
+
+def test_nothing_is_kept_in_part_where_that_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = SimpleNamespace(schedules={KEPT_IN_PART: ()})
+    monkeypatch.setattr(keeping, "_chosen", lambda *_: chosen)
+    session: Any = SimpleNamespace(
+        stage=lambda *_, **__: contextlib.nullcontext(), tell=lambda value, _: value
+    )
+    case: Any = SimpleNamespace(default=SimpleNamespace(peak_bytes=1))
+    early: Any = None
+    asked: list[Any] = []
+    assert keeping.in_part(session, early, case, 2, lambda one: asked.append(one) or {}) == {}
+    assert asked == [{KEPT_IN_PART: []}]

@@ -16,7 +16,7 @@ import pytest
 
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.plugin import tuner_results
-from disco_hlo.plugin.tuner_results import exchange, folder_of, hand_out
+from disco_hlo.plugin.tuner_results import exchange, folder_of, hand_out, is_tuned, note_tuned
 from disco_hlo.plugin.xla import jaxlink
 from tests.activation.stores import MemoryStore, on_ranks
 
@@ -216,6 +216,17 @@ def test_after_a_search_every_rank_has_what_all_picked(tmp_path: Path) -> None:
     assert content(folders[0]) == {MATMUL: b"library", CONVOLUTION: b"engine 4"}
     assert content(folders[1]) == {MATMUL: b"library", CONVOLUTION: b"engine 4"}
     assert content(folders[2]) == {MATMUL: b"library", CONVOLUTION: b"engine 1"}
+
+
+def test_other_ranks_hear_which_modules_have_all_their_picks(tmp_path: Path) -> None:
+    folders = [keep(tmp_path / str(rank), matmul=b"library") for rank in range(2)]
+    note_tuned(folders[1], "f00d")
+    note_tuned(None, "f00d")
+    on_ranks(2, lambda one: exchange(session(one, folders[one.rank])))
+    assert [is_tuned(folder, "f00d") for folder in (*folders, None)] == [True, True, False]
+    assert not is_tuned(folders[0], "beef")
+    (tmp_path / "file").write_bytes(b"")
+    note_tuned(tmp_path / "file", "f00d")  # which is no folder: it is tuned anew
 
 
 def test_that_what_others_picked_cannot_be_kept_is_a_line(

@@ -2,8 +2,9 @@
 
 XLA:GPU's autotuner runs kernels on arrays of its own. Where the devices have no room for these beside a step, a call of
 the training is held for each compile (:meth:`Session.compiling`). What the autotuner has picked for other modules it
-finds again: a compile that may only use such picks takes no device, and holds nothing. A structure that is compiled for
-the first time mostly has new kernels; the modules that measure it, and its plan, have none.
+finds again: a compile that may only use such picks takes no device, and holds nothing. The modules that measure a
+structure, and its plan, have no other kernels. The structure itself mostly has new ones when it is compiled for the
+first time: that is not tried by known picks, as XLA writes an error for each new kernel to the training's stderr.
 """
 
 from __future__ import annotations
@@ -34,13 +35,19 @@ class CompileBatch(Generic[Compiled]):
         compiles: Sequence[Compile[Compiled]],
         pool: Executor,
         at_once: int,
+        are_tuned: Sequence[bool] | None = None,
     ) -> None:
-        """Begin, ``what`` in words, in the threads of ``pool``; ``at_once`` are compiled while a call is held."""
+        """Begin, ``what`` in words, in the threads of ``pool``; ``at_once`` are compiled while a call is held.
+        ``are_tuned``: whether the autotuner has seen the kernels of each, all where it is not said."""
         self._session, self._what, self._compiles, self._pool = session, what, compiles, pool
         self._at_once = at_once
         held = session.compiles_between_steps
         options = BACKENDS[session.facts.backend].by_known_picks if held else {}
-        self.begun = [pool.submit(one, options) for one in compiles]
+        waits = [held and are_tuned is not None and not are_tuned[number] for number in range(len(compiles))]
+        self.begun = [
+            _new_to_the_tuner() if waiting else pool.submit(one, options)
+            for one, waiting in zip(compiles, waits, strict=True)
+        ]
 
     def finish(self) -> list[Future[Compiled]]:
         """All of them, done, but for those whose error that is. What XLA could not compile by known picks on some rank
@@ -62,6 +69,12 @@ class CompileBatch(Generic[Compiled]):
                     found[number] = self._pool.submit(self._compiles[number], {})
                 wait([found[number] for number in some])
         return found
+
+
+def _new_to_the_tuner() -> Future[Compiled]:
+    found = Future[Compiled]()
+    found.set_exception(XlaRefusalError("its kernels are new to XLA's autotuner"))
+    return found
 
 
 def _is_ours(error: BaseException) -> bool:

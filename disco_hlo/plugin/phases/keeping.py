@@ -87,7 +87,7 @@ def in_part(
 
     Args:
         case: the step as it is, on rank 0.
-        make: makes schedules on this rank.
+        make: makes schedules on this rank; none where they are not worth it.
     """
     room_bytes = 0
     if case is not None:
@@ -100,6 +100,8 @@ def in_part(
         if not told:
             return {}
         made = make(told)
+        if not made:
+            return {}
         needed = {name: needed_bytes(session, name, one, most) for name, one in made.items()}
         fits = {name: made[name] for name, (bytes_, lack) in needed.items() if not lack and bytes_}
         if KEPT_IN_PART in fits or most is None or not needed[KEPT_IN_PART][0]:

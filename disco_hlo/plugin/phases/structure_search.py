@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import json
 import logging
 import math
 import time
@@ -74,6 +76,7 @@ from disco_hlo.plugin.structure import (
     restructured,
     why_not,
 )
+from disco_hlo.plugin.tuner_results import is_tuned, note_tuned
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.profiler.keys import travelling
@@ -84,6 +87,8 @@ from disco_hlo.structure.propose_loops import KEPT_IN_PART_NAMES
 
 MOST_PROFILED = 3
 """Schedules that are profiled and searched."""
+_MOST_HELD_FOR = 2
+"""For which calls of a training are held: as many as take turns in the end."""
 _SEARCH_GAINS = 0.15
 """A schedule that is slower than the plan by more, as predicted with the best order of its kernels, is not searched."""
 _UNMEASURED = 0.01
@@ -261,18 +266,34 @@ class Making:
             )
             found.made.update(zip(new, begun.begun, strict=True))
         elif self._session.leads and self._session.settings.forced_structure is None:
-            for name in [DEFAULT, *new] if not found.drafts else new:
-                moves = schedules[name] if name != DEFAULT else None
-                found.drafts[name] = self._pool.submit(_as_ours, self._drafted, found.early, name, moves)
+            if not found.drafts:
+                found.drafts[DEFAULT] = self._pool.submit(_as_ours, self._drafted, found.early, DEFAULT, None)
+            found.drafts.update(self.drafts(found.early, {name: schedules[name] for name in new}))
+
+    def drafts(self, early: Early, schedules: Schedules) -> dict[str, Future[CanonicalModule]]:
+        """The step by each of these, made without XLA's autotuner."""
+        return {
+            name: self._pool.submit(_as_ours, self._drafted, early, name, moves)
+            for name, moves in schedules.items()
+        }
 
     def make(self, structures: Structures, names: Iterable[str]) -> None:
         """Make those of them that nobody has begun to make, as the session compiles between steps; on all ranks at
         once."""
         waiting = [name for name in names if name not in structures.made]
-        made = CompileBatch(
-            self._session, "structures", self._each(structures, waiting), self._pool, self._at_once
-        )
-        structures.made.update(zip(waiting, made.finish(), strict=True))
+        folder = self._session.request.tuner_results
+        modules = [self._digest(name, structures.schedules[name]) for name in waiting]
+        known = [is_tuned(folder, module) for module in modules]
+        each = self._each(structures, waiting)
+        made = CompileBatch(self._session, "structures", each, self._pool, self._at_once, known).finish()
+        structures.made.update(zip(waiting, made, strict=True))
+        for module, one in zip(modules, made, strict=True):
+            if one.exception() is None:
+                note_tuned(folder, module)
+
+    def _digest(self, name: str, moves: Sequence[dict[str, Any]]) -> str:
+        told = json.dumps([self._source.graph.key, name, list(moves)], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:32]
 
     def settle(self, structures: Structures, names: Iterable[str]) -> None:
         """Make what the autotuner picked for these hold. Where several compiles try a kernel at once, each goes on with
@@ -418,6 +439,19 @@ class StructureSearch:
         return dict(session.tell(in_time, "promising structures"))
 
     def _made(self, structures: Structures, schedules: Schedules) -> Made:
+        """Those of ``schedules``; none where calls would be held for them and none of their drafts is predicted to be
+        faster than those of what is made already."""
+        session, worth = self.session, True
+        with session.stage("drafts of what is kept in part", takes_s=_TAKES_S):
+            rivals = {name: structures.drafts[name] for name in structures.made if name in structures.drafts}
+            if rivals and self.unchanged is not None:
+                drafts = self.making.drafts(structures.early, schedules)
+                ranked = self._ranked_drafts(self.unchanged.case, {**rivals, **drafts})
+                least_ns = min((one.predicted_ns for one in ranked if one.name in rivals), default=0)
+                most_ns = least_ns * (1 - LEAST_GAIN) if least_ns else math.inf
+                worth = any(one.predicted_ns <= most_ns for one in ranked if one.name in drafts)
+        if not session.tell(worth, "worth a hold"):
+            return {}
         found = Structures(structures.early, dict(schedules), {})
         self.making.make(found, found.schedules)
         return found.made
@@ -441,22 +475,28 @@ class StructureSearch:
         # Of all ranks, though rank 0 alone has drafts.
         with session.stage("ranking drafts of structures", takes_s=_TAKES_S):
             if structures.drafts and unchanged is not None:
-                case, run = unchanged.case, interpreter(unchanged.case.source)
-
-                def look(name: str) -> Ranked:
-                    ns, _, peak_bytes = run(foreseen, structures.drafts[name].result(), case.costs.profile)
-                    return Ranked(ns, name, True, peak_bytes)
-
-                ranked = self._looked_at(structures.drafts, run, look)
-                LOGGER.debug("drafts of structures as predicted: %s", ranked)
+                case = unchanged.case
+                ranked = self._ranked_drafts(case, structures.drafts)
                 if own := [one for one in ranked if one.name == DEFAULT]:
                     faster = [
                         one for one in ranked if one.predicted_ns <= own[0].predicted_ns * (1 - LEAST_GAIN)
                     ]
                     fitting = with_room(session, faster, most_bytes(session, case, free_bytes))
-                    mine, over = [one.name for one in fitting[:MOST_PROFILED]], len(fitting) < len(faster)
+                    mine, over = [one.name for one in fitting[:_MOST_HELD_FOR]], len(fitting) < len(faster)
         mine, over = session.tell([mine, over], "likeliest structures")
         return mine, over
+
+    def _ranked_drafts(self, case: Case, drafts: Mapping[str, Future[CanonicalModule]]) -> list[Ranked]:
+        """As :meth:`_ranked` of made ones; none has to be faster."""
+        run = interpreter(case.source)
+
+        def look(name: str) -> Ranked:
+            ns, _, peak_bytes = run(foreseen, drafts[name].result(), case.costs.profile)
+            return Ranked(ns, name, True, peak_bytes)
+
+        ranked = self._looked_at(drafts, run, look)
+        LOGGER.debug("drafts of structures as predicted: %s", ranked)
+        return ranked
 
     def _ranked(self, structures: Structures) -> list[Ranked]:
         """The schedules worth a search, by what is known of their ops, the most promising first. Each is looked at as
