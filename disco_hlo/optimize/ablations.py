@@ -43,6 +43,10 @@ Schedule = Callable[[Graph, Strategy, CostModel, MachineModel, int | None], Sche
 """Gives a strategy an order that needs no more than so many bytes, where there is one."""
 
 
+Bucketed = Callable[[str, Graph, Strategy], Strategy]
+"""Gives a region, by its name, graph and XLA's strategy, other buckets."""
+
+
 class Candidate(NamedTuple):
     """Something to measure."""
 
@@ -90,19 +94,20 @@ def parts(found: Optimized) -> list[Candidate]:
     in_order = best_order if climbs else with_order
     ordered = scheduled_regions(case, in_order)
     named: list[Candidate] = []
-    in_our_order = [
-        (ONE_BUCKET, one_bucket(graph, xla.groups)),
-        (PLAN_BUCKETS, Strategy(xla.groups, best.strategy.buckets)),
-    ]
+    of_plan = {ENTRY: best.strategy, **dict(best.strategy.regions)}
+    in_our_order: tuple[tuple[str, Bucketed], ...] = (
+        (ONE_BUCKET, lambda _, graph, own: one_bucket(graph, own.groups)),
+        (PLAN_BUCKETS, lambda name, _, own: Strategy(own.groups, of_plan[name].buckets)),
+    )
     if case.costs.machine.asynchronous:
         named += _orders_of_xlas_kernels(case, in_order, ordered)
     else:
         named.append(Candidate(NO_FUSION, case.unfused.strategy, case.unfused.predicted_ns))
-    for name, strategy in in_our_order:
+    for name, bucketed in in_our_order:
         with contextlib.suppress(IllegalStrategyError):
-            one = with_order(
-                graph, replace(strategy, regions=ordered), case.costs_with(ordered), case.costs.machine
-            )
+            regions = scheduled_regions(case, with_order, bucketed)
+            strategy = replace(bucketed(ENTRY, graph, xla), regions=regions)
+            one = with_order(graph, strategy, case.costs_with(regions), case.costs.machine)
             named.append(Candidate(name, one.strategy, one.predicted_ns))
     if ordered and ordered != best.strategy.regions:
         other = replace(best.strategy, regions=ordered)
@@ -114,13 +119,18 @@ def parts(found: Optimized) -> list[Candidate]:
     return named
 
 
-def scheduled_regions(case: Case, schedule: Schedule) -> Regions:
-    """XLA's kernels and buckets in each of the step's regions, in the order that a rule gives them."""
+def scheduled_regions(case: Case, schedule: Schedule, bucketed: Bucketed | None = None) -> Regions:
+    """XLA's kernels in each of the step's regions, with its buckets or other ones, in the order that a rule gives them.
+
+    Raises:
+        IllegalStrategyError: a region cannot have the other ones.
+    """
     found: dict[str, Strategy] = {}
     for name, source in regions_callees_first(case.source):
         if name != ENTRY:
             costs = case.costs_with(tuple(sorted(found.items())), name)
             own = dict(case.xla.regions)[name]
+            own = own if bucketed is None else bucketed(name, source.graph, own)
             found[name] = schedule(source.graph, own, costs, costs.machine, None).strategy
     return tuple(sorted(found.items()))
 

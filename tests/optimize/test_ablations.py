@@ -8,7 +8,14 @@ import pytest
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.graph import Kind
-from disco_hlo.optimize.ablations import EARLY_COLLECTIVES, OUR_KERNELS, OUR_ORDER, candidates
+from disco_hlo.optimize.ablations import (
+    EARLY_COLLECTIVES,
+    ONE_BUCKET,
+    OUR_KERNELS,
+    OUR_ORDER,
+    PLAN_BUCKETS,
+    candidates,
+)
 from disco_hlo.optimize.costs import costs_of, shipped_profile
 from disco_hlo.optimize.pipeline import Budget, Case, optimize
 from disco_hlo.plan.apply import apply
@@ -70,3 +77,24 @@ def test_xlas_kernels_keep_their_order_and_collectives_start_early(name: str) ->
         assert [t for t in strategy.order if t in computing] == [t for t in theirs.order if t in computing]
         if any(node.kind is Kind.COLLECTIVE for node in graph.nodes):
             assert strategy.order != theirs.order
+
+
+def test_loops_have_the_plans_buckets_and_one_bucket_too() -> None:
+    """Buckets of the entry alone were tried: in a step whose layers are a loop that is nothing but another order."""
+    source = captured("h100_llama/dp_scan")
+    xla, profile = read(source), shipped_profile("gpu", None)
+    assert profile is not None
+    case = Case(source, xla, costs_of(profile, source, [xla]))
+    optimized = optimize(case, SearchSettings(evaluations=1000, seeds=1), Budget.of(None))
+    found = {one.name: one.strategy for one in candidates(optimized, 1)}
+    plan, theirs, single = found[PLAN], found[PLAN_BUCKETS], found[ONE_BUCKET]
+    assert plan is not None
+    assert theirs is not None
+    assert single is not None
+    loop = next(name for name, one in xla.regions if one.buckets)
+    of = {strategy: dict(strategy.regions)[loop] for strategy in (xla, plan, theirs, single)}
+    assert {*of[theirs].buckets} == {*of[plan].buckets} != {*of[xla].buckets}
+    assert len(of[single].buckets) == 1
+    for strategy in (theirs, single):
+        assert of[strategy].groups == of[xla].groups
+        verify(source, apply(strategy, source), strategy)
