@@ -97,7 +97,7 @@ def parts(found: Optimized) -> list[Candidate]:
     of_plan = {ENTRY: best.strategy, **dict(best.strategy.regions)}
     in_our_order: tuple[tuple[str, Bucketed], ...] = (
         (ONE_BUCKET, lambda _, graph, own: one_bucket(graph, own.groups)),
-        (PLAN_BUCKETS, lambda name, _, own: Strategy(own.groups, of_plan[name].buckets)),
+        (PLAN_BUCKETS, lambda name, _, own: Strategy(own.groups, of_plan.get(name, own).buckets)),
     )
     if case.costs.machine.asynchronous:
         named += _orders_of_xlas_kernels(case, in_order, ordered)

@@ -33,7 +33,13 @@ from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.measuring import compiling, lending, room
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
-from disco_hlo.plugin.phases import enact_phase, finding, search_in_training, training_phase
+from disco_hlo.plugin.phases import (
+    enact_phase,
+    finding,
+    search_in_training,
+    structure_search,
+    training_phase,
+)
 from disco_hlo.plugin.phases.finding import FoundPlans, search_apart
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
@@ -494,6 +500,7 @@ def test_a_step_that_leaves_no_room_to_compile_beside_it_is_held_for_compiles_of
     monkeypatch.setattr(room, "BACKENDS", tuning)
     monkeypatch.setattr(compiling, "BACKENDS", tuning)
     monkeypatch.setattr(room, "may_rise_at_peak_bytes", lambda *_: 0)
+    monkeypatch.setattr(structure_search, "is_tuned", lambda *_: not new)
     held: dict[str, list[tuple[bool, bool]]] = {"capture": [], "compile_module": []}
 
     def noted(name: str) -> None:
