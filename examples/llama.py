@@ -23,6 +23,7 @@ from transformer_lm import standard_library_text
 
 SHARDS = ("dp", "fsdp", "fsdp+tp")
 LAYERS = ("scan", "unroll")
+PROJECTIONS = ("apart", "together")
 RECOMPUTE = {
     "none": jax.checkpoint_policies.everything_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -54,6 +55,8 @@ class Form(NamedTuple):
     layers: str = "scan"
     recompute: str = "dots"
     accumulate: int = 1
+    projections: str = "apart"
+    """Whether query, key and value have a matrix each, or one."""
 
 
 class State(NamedTuple):
@@ -89,6 +92,7 @@ SPLIT = {
     "query": ("data", "model", None),
     "key": ("data", "model", None),
     "value": ("data", "model", None),
+    "projections": ("data", None, "model", None),
     "out": ("model", None, "data"),
     "gate": ("data", "model"),
     "up": ("data", "model"),
@@ -140,12 +144,15 @@ def layout(form: Form) -> Layout:
 
 def init_params(config: Config, form: Form, key: jax.Array) -> Params:
     """Weights N(0, 0.02) in float32, norms 1; layers stacked along a first axis for `--layers scan`."""
-    keys = iter(jax.random.split(key, len(SPLIT)))
+    shapes = layer_shapes(config)
+    keys = iter(jax.random.split(key, sum(name in SPLIT for name in (*shapes, "embedding", "head"))))
 
     def drawn(name: str, shape: tuple[int, ...]) -> jax.Array:
         return 0.02 * jax.random.normal(next(keys), shape) if name in SPLIT else jnp.ones(shape)
 
-    stacked = {name: drawn(name, (config.layers, *shape)) for name, shape in layer_shapes(config).items()}
+    stacked = {name: drawn(name, (config.layers, *shape)) for name, shape in shapes.items()}
+    if form.projections == "together":
+        stacked["projections"] = jnp.stack([stacked.pop(name) for name in ("query", "key", "value")], axis=2)
     layers: Any = stacked
     if form.layers == "unroll":
         layers = [{name: leaf[i] for name, leaf in stacked.items()} for i in range(config.layers)]
@@ -182,7 +189,10 @@ def decoder_layer(where: Layout, dtype: str, x: jax.Array, weights: Params) -> j
         for name, leaf in weights.items()
     }
     h = normed(x, w["attention_norm"])
-    query, key, value = (jnp.einsum("bsd,dhe->bshe", h, w[name]) for name in ("query", "key", "value"))
+    if "projections" in w:
+        query, key, value = jnp.unstack(jnp.einsum("bsd,dnhe->bsnhe", h, w["projections"]), axis=2)
+    else:
+        query, key, value = (jnp.einsum("bsd,dhe->bshe", h, w[name]) for name in ("query", "key", "value"))
     mixed = attention(rotated(query), rotated(key), value)
     x = x + jnp.einsum("bshe,hed->bsd", mixed, w["out"])
     h = normed(x, w["mlp_norm"])
@@ -307,10 +317,16 @@ def main() -> None:
     parser.add_argument(
         "--accumulate", type=parallel.positive_int, default=1, help="microbatches a step (default 1)"
     )
+    parser.add_argument(
+        "--projections",
+        choices=PROJECTIONS,
+        default="apart",
+        help="a matrix each for query, key and value, or one (default apart)",
+    )
     args = parser.parse_args()
     config = parallel.loaded(lambda: load(args.size))
     parallel.initialize(args)
-    form = Form(args.shard, args.layers, args.recompute, args.accumulate)
+    form = Form(args.shard, args.layers, args.recompute, args.accumulate, args.projections)
     where = layout(form)
     shardings = state_shardings(config, where)
     key = jax.random.key(args.seed, impl="rbg")

@@ -1,8 +1,8 @@
 """What the benchmark commands share before jax is imported: options, exit statuses and the end of their time; links and
 the environment that each needs; the forms of examples/llama.py by name.
 
-A form is named ``llama-SHARD-LAYERS``, with ``-xN`` behind it where gradients are accumulated over N microbatches:
-``llama-fsdp-scan``, ``llama-dp-unroll``, ``llama-fsdp-scan-x4``.
+A form is named ``llama-SHARD-LAYERS``, with ``-qkv`` behind it where query, key and value have one matrix, and ``-xN``
+where gradients are accumulated over N microbatches: ``llama-fsdp-scan``, ``llama-dp-scan-qkv``, ``llama-fsdp-scan-x4``.
 """
 
 from __future__ import annotations
@@ -42,8 +42,13 @@ _KERNELS_OFF = (
 """XLA's own all-reduce kernels (up to 4 MiB each, where nothing combines them) go over NVLink whatever NCCL is told.
 Two GPUs that only reach each other through the host, or over a network, could not run them. With the jaxlib since which
 each flag is known: an older one ends the process at the sight of it."""
-FORM = re.compile(r"llama-(?P<shard>dp|fsdp)-(?P<layers>scan|unroll)(?:-x(?P<accumulate>[2-9]|[1-9]\d+))?")
-FORM_EXPECTED = "llama-{dp,fsdp}-{scan,unroll}, with -xN behind it for N microbatches"
+FORM = re.compile(
+    r"llama-(?P<shard>dp|fsdp)-(?P<layers>scan|unroll)(?P<qkv>-qkv)?(?:-x(?P<accumulate>[2-9]|[1-9]\d+))?"
+)
+FORM_EXPECTED = (
+    "llama-{dp,fsdp}-{scan,unroll}, with -qkv behind it for one matrix of query, key and value, "
+    "and -xN for N microbatches"
+)
 STRUCTURED = re.compile(r"tp-forward|tp-train|(attention|mlp)-(8|16)|adam-(replicated-)?([89]|1\d|2\d|30)")
 STRUCTURED_EXPECTED = (
     "tp-forward, tp-train, attention-8, attention-16, mlp-8, mlp-16, adam-8 to adam-30, "

@@ -98,7 +98,9 @@ def lowered_form(model: str, size: str) -> Any:
 
     found = commands.FORM.fullmatch(model)
     assert found is not None
-    form = llama.Form(found["shard"], found["layers"], accumulate=int(found["accumulate"] or 1))
+    projections = "together" if found["qkv"] else "apart"
+    microbatches = int(found["accumulate"] or 1)
+    form = llama.Form(found["shard"], found["layers"], accumulate=microbatches, projections=projections)
     config, where = llama.load(size), llama.layout(form)
     return llama.compile_step(config, where).lower(*llama.abstract_arguments(config, where))
 

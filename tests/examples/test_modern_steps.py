@@ -42,7 +42,13 @@ def expected() -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "form", [llama.Form("dp", "scan", "dots"), llama.Form("fsdp", "scan", "all")], ids=str
+    "form",
+    [
+        llama.Form("dp", "scan", "dots"),
+        llama.Form("fsdp", "scan", "all"),
+        llama.Form("fsdp", "unroll", "none", projections="together"),
+    ],
+    ids=str,
 )
 def test_every_form_trains_alike(form: llama.Form, expected: list[float]) -> None:
     np.testing.assert_allclose(trained(form, 2)[0], expected, rtol=2e-5)
