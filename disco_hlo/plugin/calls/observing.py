@@ -74,6 +74,8 @@ class Observation:
         """Of the modules that are or were watched, by name."""
         self.given_back: dict[str, str] = {}
         """Those that go on with XLA's default, or never were watched, by name, and why."""
+        self.unjoined: set[str] = set()
+        """Those of them whose ranks did not meet."""
 
     def start(self) -> None:
         """Observe what JAX loads from now on.
@@ -143,6 +145,7 @@ class Observation:
             channel = self._channel_of(request)
         except Exception as error:
             self.given_back[request.module_name] = one_line(error)
+            self.unjoined.add(request.module_name)
             raise
         trial = Trial(watch, channel, self._timeout_s, f"calls {digest[:16]} {number}")
         watch.on_settled = lambda name, executable: self._decide(trial, name, executable)

@@ -81,9 +81,11 @@ def say_if_not_begun(settings: Settings) -> None:
         )  # fmt: skip
         return
     why = "; ".join(f"calls of {name} are left alone ({reason})" for name, reason in given_back.items())
+    helps = not given_back or bool(given_back.keys() - observation.unjoined)
     LOGGER.warning(
-        "no training step was found: %s; DISCO_WHEN=compile goes by collectives instead",
+        "no training step was found: %s%s",
         why or "nothing that ran on several devices returns the state that it takes",
+        "; DISCO_WHEN=compile goes by collectives instead" if helps else "",
     )
 
 
