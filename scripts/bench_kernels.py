@@ -205,7 +205,7 @@ def line_of(row: dict[str, Any]) -> str:
         return f"{head} {json.dumps(row['kernels'])}"
     times = ", ".join(f"{name} {time:.1f} us" for name, time in row.get("us", {}).items() if time is not None)
     ratio = f"{row['ratio']:.2f}x " if row.get("ratio") else ""
-    exact = {True: "exact ", False: "rounded "}.get(row.get("exact"), "")
+    exact = {True: "exact ", False: "rounded ", None: ""}[row.get("exact")]
     return f"{head} {ratio}{exact}{times} {row.get('tiles') or ''}"
 
 
@@ -361,9 +361,9 @@ def choices_table(record: Record) -> str:
         size, times = written(one["size"]), (f"{of['fused']:.1f}", f"{of['separate']:.1f}")
         rows.append((one["kernel"], size, *times, told, one["choice"], one["best"], loss))
     right = sum(one["choice"] == one["best"] for one in found)
-    told = [one["choice"] == one["best"] for one in found if one["told"]]
+    foretold = [one["choice"] == one["best"] for one in found if one["told"]]
     worst = max((one["loss"] for one in found), default=0.0)
-    total = f"{right} of {len(found)} chosen rightly, {sum(told)} of the {len(told)} foretold; "
+    total = f"{right} of {len(found)} chosen rightly, {sum(foretold)} of the {len(foretold)} foretold; "
     total += f"the largest loss is {worst:.1%}"
     return f"{markdown((head, rows))}\n{total}"
 
@@ -396,7 +396,7 @@ def table(record: Record) -> str:
         row for row in record.rows if row["kind"] == "final" and "us" in row and row["kernel"] in FUSED_ONES
     ]
     rows.sort(key=lambda row: (list(SIZES).index(row["kernel"]), SIZES[row["kernel"]].index(size_of(row))))
-    speed, order, alone = [], [], []
+    speed, order, alone = list[Any](), list[Any](), list[Any]()
     for row in rows:
         us, name = row["us"], (row["kernel"], written(row["size"]))
         for loop, lines in (("", speed), (" without a loop", alone)):

@@ -150,6 +150,7 @@ def llama(options: argparse.Namespace) -> tuple[Step, Any, list[Any]]:
     """A Llama's step."""
     import jax
     import llama
+    import transformer_lm
 
     config, form = llama.load(options.step.removeprefix("llama-")), llama.Form(options.shard)
     where = llama.layout(form)
@@ -157,7 +158,7 @@ def llama(options: argparse.Namespace) -> tuple[Step, Any, list[Any]]:
         functools.partial(llama.init, config, form), out_shardings=llama.state_shardings(config, where)
     )
     state = initial(jax.random.key(0, impl="rbg"))
-    text = llama.standard_library_text()
+    text = transformer_lm.standard_library_text()
     batches = [llama.batch_of(config, where, text, 0, number) for number in range(_BATCHES)]
     return llama.compile_step(config, where), state, batches
 
@@ -217,7 +218,7 @@ def median_step_ms(ends: list[float]) -> float:
 def mean_step_s(*records: dict[str, Any]) -> float:
     """Mean time of a step in several trainings, each of the same weight: what throughput is measured by."""
     each = [record["ends"][_WARM_UP:] for record in records]
-    return statistics.mean((ends[-1] - ends[0]) / (len(ends) - 1) for ends in each)
+    return statistics.mean(float(ends[-1] - ends[0]) / (len(ends) - 1) for ends in each)
 
 
 def plain(record: dict[str, Any]) -> dict[str, Any]:
@@ -234,7 +235,7 @@ def searched(record: dict[str, Any], default_s: float) -> dict[str, Any]:
     if "error" in record:
         return record
     lines, ends = record["lines"], record["ends"]
-    held = [
+    held: list[dict[str, Any]] = [
         {"for": what, "s": float(s), "pieces": int(pieces), "longest_ms": int(ms)}
         for _, text in lines if (found := _HELD.search(text)) for s, pieces, ms, what in [found.groups()]
     ]  # fmt: skip
@@ -302,7 +303,7 @@ def main() -> None:
     if options.train:
         train(options)
         return
-    end = time.monotonic() + 60 * options.minutes
+    end: float = time.monotonic() + 60 * options.minutes
     shown: dict[str, Any] = {"step": options.step, "shard": options.shard, "budget_s": options.budget}
 
     def left_s(part: float) -> float:

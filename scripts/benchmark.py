@@ -87,7 +87,8 @@ def main() -> int:
     from evaluation import running, structured
 
     kind = structured if commands.STRUCTURED.fullmatch(args.models[0]) else running
-    return kind.run(args, lambda: args.seconds - (time.monotonic() - started))
+    code: int = kind.run(args, lambda: args.seconds - (time.monotonic() - started))
+    return code
 
 
 if __name__ == "__main__":

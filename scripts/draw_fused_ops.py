@@ -316,7 +316,7 @@ def chosen_kernels(source: CanonicalModule, searches: int, candidates: int, seed
         settings = SearchSettings(seed=seed + number, evaluations=candidates, processes=1)
         found = search(
             source.graph, costs, costs.machine, start=starts[number // 2 % 2], settings=settings,
-            on_best=lambda one, plans=plans: plans.append(one.strategy),
+            on_best=lambda one, plans=plans: plans.append(one.strategy),  # type: ignore[misc]
         )  # fmt: skip
         plans = plans[:: max(1, len(plans) // _ON_THE_WAY)]
         for plan in (*plans, *(one.strategy for one in found.finalists)):

@@ -61,7 +61,7 @@ def main() -> int:
         searched=not (arguments.no_search or arguments.defaults), keep=arguments.keep, folder=arguments.found or FOUND,
         pair_limit_s=arguments.pair_limit, regions=arguments.regions,
     )  # fmt: skip
-    return run(settings, lambda line: print(line, file=sys.stderr))
+    return int(run(settings, lambda line: print(line, file=sys.stderr)))
 
 
 if __name__ == "__main__":

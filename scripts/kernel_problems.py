@@ -92,7 +92,7 @@ def measure_size(
         if key in tried:
             continue
         say("TRYING", described)
-        row = about | described | guarded(lambda t=tiles: problem.point(t, separate))
+        row = about | described | guarded(functools.partial(problem.point, tiles, separate))
         if "us" in row:
             times[key] = row["us"]["fused"]
         say("ROW", row)
@@ -186,7 +186,8 @@ class Bench:
             return nullcontext()
         from tests.kernels.interpreter import interpreted
 
-        return interpreted(detect_races=False)
+        around: AbstractContextManager[None] = interpreted(detect_races=False)
+        return around
 
     def time(self, calls: dict[str, Call], repeats: int = QUICK_REPEATS) -> dict[str, float | None]:
         """Microseconds of one call of each, measured in turn; without a loop where the name says so.

@@ -8,6 +8,7 @@ minute, and ends itself after a minute.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -71,7 +72,7 @@ def measured(group: dist.ProcessGroup) -> dict[int, list[int]]:
             for _ in range(4):
                 busy @ busy
             dist.reduce_scatter_tensor(part, whole, group=group)  # all begin together
-            ns = timed(lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole, group=group))
+            ns = timed(functools.partial(dist.reduce_scatter_tensor, part, whole, group=group))
             found[size] += [round(ns)] if number else []
     return found
 
@@ -84,7 +85,7 @@ def timed(run: Callable[[], object]) -> float:
         run()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) * 1e6 / REPEATS
+    return float(begin.elapsed_time(end)) * 1e6 / REPEATS
 
 
 if __name__ == "__main__":

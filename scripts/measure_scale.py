@@ -36,7 +36,7 @@ def simulated(devices: int) -> tuple[float, dict[str, Any]]:
     """Processor time of a process in s, and what it found."""
     disco, options = Path(sys.executable).with_name("disco"), ["--machine", "h200", "--gpus", str(devices)]
     before = os.times()
-    command = [disco, "simulate", STEP, *options, "--json"]
+    command = [str(disco), "simulate", str(STEP), *options, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     after = os.times()
     found = json.loads(done.stdout)

@@ -13,6 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 from xml.sax.saxutils import escape
 
 import msgspec
@@ -117,7 +118,7 @@ def fitted_matmuls(measured: Matmuls) -> tuple[float, float]:
     return 1 / slowness, stage_us
 
 
-def _measured_on(measured: Matmuls, **changes: float) -> Gpu:
+def _measured_on(measured: Matmuls, **changes: Any) -> Gpu:
     return replace(load("coconet").gpu, clock_ghz=measured.clock_ghz, **changes)
 
 

@@ -286,7 +286,7 @@ class Measuring:
         """
         again = share - 1 if 1 < share < 2 else 0.0
         for count in itertools.count(1):
-            pack, ids = 0, []
+            pack, ids = 0, list[int]()
             if again and count % (round(1 / again) + 1) == 0:
                 pack, ids = self.claim(number + 1, again, number)
             if not ids:

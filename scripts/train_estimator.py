@@ -82,7 +82,9 @@ def settings_of(values: Mapping[str, Any]) -> TrainSettings:
         raise ProfileError(f'architecture {architecture!r}: expected "paper" or a table')
     if architecture == "paper":
         return TrainSettings(**values, architecture=PAPER)
-    tuples = {name: tuple(one) if isinstance(one, list) else one for name, one in architecture.items()}
+    tuples: dict[str, Any] = {
+        name: tuple(one) if isinstance(one, list) else one for name, one in architecture.items()
+    }
     return TrainSettings(**values, architecture=Architecture(**tuples))
 
 
@@ -210,7 +212,7 @@ class Run:
     def started_from(self, split: Split) -> dict[str, Any]:
         """What training started from, with the analytical estimate that it was trained to correct; and the same times
         the middle of measured over estimated in the training samples: what corrections would do at once."""
-        if self.start is None:
+        if self.start is None or self.data.borrowed is None:
             return {}
         borrowed = replace(self.data, known=self.data.borrowed)
         learned = split.train[~borrowed.is_single[split.train]]
@@ -284,7 +286,7 @@ class Run:
         self.report["leave_one_model_out"] = section
         wanted = self.config.report.leave_one_out
         settings = self.changed({**(self.config.start if self.start else {}), **self.config.report.left_out})
-        for model in sorted(set(self.data.model.tolist())) if wanted is True else wanted:
+        for model in wanted if isinstance(wanted, list) else sorted(set(self.data.model.tolist())):
             split = model_split(self.data, model, self.config.split.seed, self.config.split.validation)
             network = self.trained(f"without_{model}", split, settings, self.start)
             section[model] = {
@@ -363,8 +365,8 @@ def main() -> int:
     where = "where everything is written"
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help=where)
     parser.add_argument("--weights", type=Path, metavar="FILE", help="also write the trained weights here")
-    start = "weights to fine-tune instead of training anew"
-    parser.add_argument("--start", type=Path, metavar="FILE", help=start)
+    fine_tuned = "weights to fine-tune instead of training anew"
+    parser.add_argument("--start", type=Path, metavar="FILE", help=fine_tuned)
     args = parser.parse_args()
     try:
         config = read_config(args.config)

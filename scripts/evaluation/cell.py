@@ -254,10 +254,10 @@ class Cell:
         count = len(self.compiled) + len(self._compiling)
         if not count:
             return 0.0
-        run_s = self.record.row(DEFAULT)["predicted"]["step_ms"] / 1e3
+        run_s = float(self.record.row(DEFAULT)["predicted"]["step_ms"]) / 1e3
         if self.context.backend.queues:
             run_s *= steps_at_once(int(1e9 * run_s), 0) + 1
-        rounds = min(self.args.rounds, _FEWEST_ROUNDS) + 2
+        rounds: int = min(self.args.rounds, _FEWEST_ROUNDS) + 2
         return CELL_S + count * (ROW_S + _COPYING * rounds * run_s)
 
     def rounds(self) -> Rounds | None:

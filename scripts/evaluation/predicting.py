@@ -12,6 +12,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind, collective_bytes, collective_kind
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.optimize.costs import Costs
 from disco_hlo.optimize.regions import step_times
 from disco_hlo.plan.plan import Bucket, Strategy
 from disco_hlo.plan.read import read
@@ -22,7 +23,7 @@ from disco_hlo.profiler.collectives import InStep, counted
 from disco_hlo.profiler.profile import Collectives, Profile
 from disco_hlo.simulator.bound import lowest_bound
 from evaluation.record import ALONE_XLA, OK, Record
-from evaluation.step import Costs, FoundPlans, costs
+from evaluation.step import FoundPlans, costs
 from evaluation.tables import step_ms
 
 _LEAST_SHARE = 0.4

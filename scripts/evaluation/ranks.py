@@ -137,7 +137,7 @@ class _Benchmark:
     def _strategies(self, plans: step.FoundPlans, profile: Profile) -> Iterator[tuple[str, Strategy]]:
         graph, xla = self.source.graph, self.xla
         yield UNFUSED, unfused(graph)
-        for name, strategy, _ in plans.strategies:
+        for name, strategy in plans.named.items():
             few = not name.startswith(PLAN + " ") or int(name.split()[-1]) <= FINALISTS
             if few and name != NO_FUSION:  # nothing fused, in another order
                 yield name, strategy
@@ -147,7 +147,7 @@ class _Benchmark:
                 strategy = in_the_order_of(graph, Strategy(xla.groups, buckets), xla, False)
                 yield f"threshold {kib} KiB", check(self.source, strategy)
         costs = step.costs(profile, self.step)
-        bases = [xla, *(strategy for _, strategy, _ in plans.strategies)]
+        bases = [xla, *plans.named.values()]
         for number in range(1, RANDOM_PLANS + 1):
             with suppress(IllegalStrategyError):
                 seed = 1000 * self.args.seed + number

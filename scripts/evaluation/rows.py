@@ -16,6 +16,7 @@ from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.hlo.cost_model import CostModel
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.ablations import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
+from disco_hlo.optimize.costs import Costs
 from disco_hlo.plan.apply import attested_groups
 from disco_hlo.plan.legal import check_strategy, started_late
 from disco_hlo.plan.plan import DEFAULT, Bucket, Group, Strategy
@@ -27,7 +28,7 @@ from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import ALONE_XLA
-from evaluation.step import Costs, FoundPlans, with_option
+from evaluation.step import FoundPlans, with_option
 
 NO_COMBINING = "no all-reduce combining"
 EVERYTHING = "threshold everything"
@@ -98,7 +99,7 @@ class Context:
 
     def named(self, name: str) -> Strategy:
         """One of the search's strategies."""
-        return next(strategy for found, strategy, _ in self.plans.strategies if found == name)
+        return self.plans.named[name]
 
     def best_order(self, strategy: Strategy) -> Strategy:
         """``strategy`` in the order that the search would give it; IllegalStrategyError where it has none."""

@@ -79,17 +79,18 @@ def _lowered(model: str, size: str) -> Any:
     if model == "transformer_lm":
         import transformer_lm
 
-        step = transformer_lm.train_step
+        step: Any = transformer_lm.train_step
         rows = transformer_lm.BATCH_PER_DEVICE * jax.device_count()
         tokens = jax.ShapeDtypeStruct((rows, transformer_lm.SEQUENCE + 1), "int32")
-        arguments = (jax.eval_shape(transformer_lm.init, jax.random.key(0)), tokens)
+        arguments: Any = (jax.eval_shape(transformer_lm.init, jax.random.key(0)), tokens)
     else:
         import train
         from models.training import abstract_arguments
 
         made = train.load(model, size)
         step, arguments = made.step, abstract_arguments(made, made.batch_per_device * jax.device_count())
-    return parallel.compile_step(step, parallel.data_parallel()).lower(*arguments)
+    compiled: Any = parallel.compile_step(step, parallel.data_parallel())
+    return compiled.lower(*arguments)
 
 
 def lowered_form(model: str, size: str) -> Any:
@@ -162,6 +163,11 @@ class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prediction: Prediction
     evaluations: int
     search_s: float
+
+    @property
+    def named(self) -> dict[str, Strategy]:
+        """All of them, by name."""
+        return {name: strategy for name, strategy, _ in self.strategies if strategy is not None}
 
     @property
     def searched(self) -> list[Strategy]:

@@ -29,7 +29,7 @@ def title(record: Mapping[str, Any]) -> str:
     return f"{cell['model']}{size}, {cell['link']}, {cell['devices']}"
 
 
-def line(*values: str | float | None) -> tuple[str, ...]:
+def line(*values: str | int | float | None) -> tuple[str, ...]:
     """A row: numbers with three digits or so, counts whole, a dash for None."""
     return tuple(
         value if isinstance(value, str) else str(value) if isinstance(value, int) else number_text(value)
