@@ -11,11 +11,11 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from disco_hlo.errors import CircleError, IllegalStrategyError
+from disco_hlo.errors import CircleError, DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY
@@ -27,7 +27,8 @@ from disco_hlo.optimize.regions import (
     step_times,
     unmeasured_share,
 )
-from disco_hlo.plan.apply import attested_groups
+from disco_hlo.plan.apply import apply, attested_groups
+from disco_hlo.plan.check_module import faults
 from disco_hlo.plan.legal import Kernel, check_strategy, refused_groups
 from disco_hlo.plan.plan import DEFAULT, SEARCHED, Prediction, SearchRecord, Strategy
 from disco_hlo.plan.read import read
@@ -356,20 +357,46 @@ def _optimize_regions(
         left_s = budget.left_s
         within = Budget.of(None if left_s is None else left_s * min(1.0, shares[name]), budget.compiling_s)
         one = optimize(alone, settings, within, stop=stop)
-        is_faster = one.best.predicted_ns < alone.default.makespan_ns
-        if is_faster:
-            of_regions[name] = one.best.strategy
+        faster = (plan for plan in one.plans if plan.predicted_ns < alone.default.makespan_ns)
+        best = next(
+            (plan for plan in faster if not _adds_faults(case, of_regions, name, plan.strategy)), None
+        )
+        if best is not None:
+            of_regions[name] = best.strategy
         found.append(
             RegionFound(
                 name,
                 case.times.executions[name],
                 alone.default.makespan_ns,
-                min(one.best.predicted_ns, alone.default.makespan_ns),
+                alone.default.makespan_ns if best is None else best.predicted_ns,
                 one.result.evaluations,
-                one.best.strategy if is_faster else None,
+                None if best is None else best.strategy,
             )
         )
     return tuple(found)
+
+
+def _adds_faults(case: Case, others: Mapping[str, Strategy], name: str, strategy: Strategy) -> bool:
+    """Whether the step would compute something else with this strategy in a region, by the last check of a module: all
+    plans have it, and all would be refused. In a branch a value may have its caller's buffer, which no rule for kernels
+    knows.
+
+    Args:
+        others: what is done in other regions.
+    """
+    found = _faults(case, {**others, name: strategy})
+    if not found or found <= _faults(case, others):
+        return False
+    LOGGER.debug("left out: %s", "; ".join(sorted(found)))
+    return True
+
+
+def _faults(case: Case, of_regions: Mapping[str, Strategy]) -> frozenset[str]:
+    strategy = replace(unfused(case.source.graph), regions=tuple(sorted(of_regions.items())))
+    try:
+        return frozenset(faults(apply(strategy, case.source), case.source.graph.backend))
+    except DiscoError as error:
+        return frozenset({str(error)})
 
 
 def ranked(

@@ -23,6 +23,8 @@ from disco_hlo.optimize.pipeline import (
     search_record,
     searchable,
 )
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.check_module import faults
 from disco_hlo.plan.plan import Group, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import unit_graph
@@ -31,6 +33,7 @@ from disco_hlo.search import restart, warm
 from disco_hlo.search.api import Dropped, Improvement, SearchResult, SearchSettings
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.build import resident_bytes
+from tests.captured import captured
 from tests.graphs import graph_of
 from tests.report import plans
 
@@ -185,3 +188,13 @@ def test_a_short_region_says_its_times() -> None:
         "searched 15765 candidates for branch10, which runs 16 times a step: the best is predicted to take 3.9 µs, "
         "XLA's default 4.2 µs"
     )
+
+
+def test_no_plan_has_what_the_last_check_refuses_in_a_branch() -> None:
+    """The fastest for the branch of `optax.apply_if_finite` wrote over what it was given, and all plans had it."""
+    source = captured("branch_with_its_callers_buffer")
+    found = optimize(case_of(source), SearchSettings(unchanged=20), Budget.of(None))
+    [region] = found.regions
+    assert region.strategy is not None
+    assert region.plan_ns < region.default_ns
+    assert [faults(apply(one.strategy, source), "cpu") for one in found.plans] == [[]] * len(found.plans)

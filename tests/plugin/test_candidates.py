@@ -15,7 +15,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from disco_hlo.elsewhere import elsewhere
-from disco_hlo.errors import ProfileError
+from disco_hlo.errors import ActivationError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.variants import unfused
@@ -175,6 +175,26 @@ def test_what_is_begun_is_compiled_meanwhile_and_fails_at_the_end(tmp_path: Path
 
     trials: list[Trial] = in_session(tmp_path, look)
     assert [(trial.error, bool(trial.executed)) for trial in trials] == [("", True), ("unread", True)]
+
+
+def test_what_ends_with_the_training_beside_it_is_not_the_candidates_fault(tmp_path: Path) -> None:
+    """A rank that has ended does not answer, and the search's plan was called of no use, and not saved."""
+
+    def then(trial: Trial) -> None:
+        raise ActivationError("rank 1 of 2 did not answer")
+
+    def look(session: Session, source: CanonicalModule) -> Trial:
+        candidate, between = Trial("plan", unfused(source.graph), 0), lambda _: contextlib.nullcontext()
+        ended = replace(session, between_steps=between, over=lambda: True)
+        with pytest.raises(ActivationError, match="did not answer"):
+            compile_trials(ended, source, [candidate], tag="candidate", then=then)
+        assert candidate.error == ""
+        goes_on = replace(ended, over=lambda: False)
+        compile_trials(goes_on, source, [candidate], tag="candidate", then=then)
+        return candidate
+
+    candidate: Trial = in_session(tmp_path, look)
+    assert "did not answer" in candidate.error
 
 
 def test_what_cannot_win_is_not_timed_to_the_end(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:

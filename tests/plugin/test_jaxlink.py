@@ -257,3 +257,31 @@ def test_where_all_ranks_know_why_rank_0_speaks(
         before = len(caplog.messages)
         assert jaxlink.requests._ask(fail, _Rank(rank)) is None  # type: ignore[arg-type]
         assert len(caplog.messages) - before == (rank in speakers)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])
+def test_a_large_constant_counts_in_the_digest_of_a_compile_and_is_not_written_down(
+    install: Install, dtype: str
+) -> None:
+    """A step that closes over a table of 100 MiB came a second later, as the digest was of the module's text."""
+    table = np.asarray((np.arange(6000) % 7).astype(np.dtype(dtype)))
+    other = table.copy()
+    other[5] = 0
+    asked: list[CompileRequest] = []
+
+    def compile_with(values: Any) -> None:
+        def closing_over(x: jax.Array) -> jax.Array:
+            return x + jax.numpy.asarray(values)[::2]
+
+        jax.jit(closing_over).lower(np.zeros(3000, table.dtype)).compile()
+
+    install(asked.append)
+    for values in (table, table, other):
+        compile_with(values)
+    digests = [one.digest for one in asked if one.module_name == "jit_closing_over"]
+    assert len(digests) == 3
+    assert digests[0] == digests[1] != digests[2]
+    if dtype in ("float32", "bfloat16", "int8"):
+        text, numbers = requests._told_apart(asked[-1].mlir_module)
+        assert "__elided__" in text
+        assert len(numbers) == 1

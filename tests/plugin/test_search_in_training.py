@@ -543,6 +543,28 @@ def test_a_device_whose_memory_cannot_be_read_is_one_line_and_the_calls_are_give
     ]
 
 
+def test_another_ctrl_c_does_not_leave_a_search_to_a_dying_interpreter(tmp_path: Path) -> None:
+    """Which found its thread inside of XLA, and the process ended by SIGABRT."""
+    made: list[search_in_training.SearchInTraining] = []
+    begun = threading.Event()
+
+    def work() -> None:
+        settings = Settings(search=True, directory=tmp_path)
+        nothing: Any = lambda: None  # noqa: E731
+        made.append(search_in_training.SearchInTraining(nothing, settings, threading.current_thread()))
+        begun.set()
+        time.sleep(0.5)
+
+    searches = threading.Thread(target=work)
+    searches.start()
+    begun.wait()
+    main = threading.get_ident()
+    for after_s in (0.1, 0.2):
+        threading.Timer(after_s, signal.pthread_kill, (main, signal.SIGINT)).start()
+    made[0].end()
+    assert not searches.is_alive()
+
+
 @pytest.mark.parametrize(("failed", "expected"), [(True, "interrupted"), (False, DEFAULT)])
 def test_a_search_that_failed_on_another_rank_does_not_save_that_the_default_won(
     failed: bool, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -12,6 +12,7 @@ The devices run one execution after the other: one that was dispatched while ano
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import queue
 import signal
@@ -304,7 +305,7 @@ class DeviceTimes:
         if thread is not None and thread.is_alive():  # in a fork of the process it is not
             atexit.unregister(self.close)
             self._executions.put(None)
-            thread.join(_END_S)
+            join_uninterrupted(thread, _END_S)
 
     def _start(self) -> None:
         with self._starting:
@@ -330,6 +331,16 @@ class DeviceTimes:
             del one
             self._executions.task_done()
         self._executions.task_done()
+
+
+def join_uninterrupted(thread: threading.Thread, longest_s: float) -> None:
+    """Wait at the end of the process until ``thread`` has ended, or for so long. Another Ctrl-C, or what a handler of
+    the script's raises, would leave the thread to a dying interpreter, which ends the process by SIGABRT where that
+    finds it inside of XLA."""
+    end_s = time.monotonic() + longest_s
+    while thread.is_alive() and (left_s := end_s - time.monotonic()) > 0:
+        with contextlib.suppress(BaseException):
+            thread.join(left_s)
 
 
 def of_signal_handler(error: BaseException) -> bool:

@@ -32,7 +32,14 @@ from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import Hold, compare, compile_comparison, make_runner, settle_inputs
 from disco_hlo.plugin.measuring.compiling import CompileBatch
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
-from disco_hlo.plugin.measuring.lockstep import SLICE_NS, anywhere, coming_back, repeated, run_on_all
+from disco_hlo.plugin.measuring.lockstep import (
+    SLICE_NS,
+    anywhere,
+    coming_back,
+    repeated,
+    run_on_all,
+    training_ends,
+)
 from disco_hlo.plugin.measuring.room import (
     beyond_setting,
     compiles_at_once,
@@ -79,6 +86,7 @@ def compile_trials(
 
     Raises:
         jax.errors.JaxRuntimeError, ActivationError: XLA's default cannot be compiled.
+        Exception: one cannot be compiled, as the training beside which this is done has ended.
     """
     begin_to_compile(session, source, trials, tag=tag, then=then).finish()
 
@@ -122,7 +130,7 @@ def begin_to_compile(
                 with session.stage(f"{tag} {number}: compile"):
                     compiled[number].result()
             except Exception as error:
-                if trial.strategy is None:
+                if trial.strategy is None or (session.between_steps is not None and training_ends(session)):
                     raise
                 trial.error = one_line(error)
                 LOGGER.debug("%s: %s", trial.name, trial.error)

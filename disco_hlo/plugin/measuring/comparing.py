@@ -39,7 +39,7 @@ from disco_hlo.backends import backend_of
 from disco_hlo.errors import IllegalStrategyError, UnsupportedError, shared
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.inputs.arguments import SAMPLES, RealInputs, compile_changes, let_go
-from disco_hlo.plugin.measuring.lockstep import all_have, anywhere, run_on_all
+from disco_hlo.plugin.measuring.lockstep import all_have, anywhere, run_on_all, training_ends
 from disco_hlo.plugin.measuring.room import in_passes, room_bytes
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.tolerances import (
@@ -256,13 +256,10 @@ class _Inputs:
         try:
             yield
         except Exception as error:
-            if not program.differs and self.real is not None and self._is_over():
+            if not program.differs and self.real is not None and training_ends(self.session):
                 raise
             program.error = one_line(error)
             let_go(error)
-
-    def _is_over(self) -> bool:
-        return anywhere(self.session, self.session.over(), "over")
 
     def settled(self) -> Survey:
         """The default's first run. Where signs among its inputs give infinities and NaNs that positive ones do not,

@@ -44,6 +44,12 @@ def anywhere(session: Session, here: bool, what: str) -> bool:
     return any(session.gathered(here, what))
 
 
+def training_ends(session: Session) -> bool:
+    """Whether a training that goes on beside this ends on any rank: what fails then, says nothing of what was tried.
+    The same answer on all. Raises as :func:`anywhere`."""
+    return anywhere(session, session.over(), "over")
+
+
 @dataclass(eq=False)
 class FirstRuns:
     """As a runner's ``together``: ranks agree on the inputs of a module's first runs, and trust those of the others.

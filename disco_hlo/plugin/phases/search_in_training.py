@@ -32,6 +32,7 @@ from disco_hlo.plugin.calls import trial as calls
 from disco_hlo.plugin.calls.schedule import Round
 from disco_hlo.plugin.calls.traced import TracedCalls
 from disco_hlo.plugin.calls.trial import Hold
+from disco_hlo.plugin.calls.watch import join_uninterrupted
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.comparing import compile_comparison
@@ -155,7 +156,7 @@ class SearchInTraining:
     def end(self) -> None:
         """At the end of the process: what is known is saved, and nothing goes on."""
         self._ends = self._stop.wanted = True
-        self._thread.join(_END_S)
+        join_uninterrupted(self._thread, _END_S)
 
     def say_nothing_saved(self) -> None:
         """One line on rank 0, where none has said what was saved."""

@@ -248,11 +248,29 @@ def shards_of(argument: Any) -> list[Any]:
     An array keeps the list that it made when it was first asked. That of a ``jax.Ref`` has other buffers after each
     call that writes to it, and its list would be of those that are gone, for us as for the script after us.
     """
-    argument.__dict__.pop("addressable_shards", None)
+    own = _of_one_device(argument)
+    own.__dict__.pop("addressable_shards", None)
     try:
-        return list(argument.addressable_shards)
+        return list(own.addressable_shards)
     finally:
-        argument.__dict__.pop("addressable_shards", None)
+        own.__dict__.pop("addressable_shards", None)
+
+
+def _of_one_device(argument: Any) -> Any:
+    """The same array over the one device that it is on, where JAX only says that it is on those of other processes,
+    too: what it brings from a process's own device to the only one there, a key or a number that every process makes
+    for itself, gets a sharding over all of them, and then has no shards by JAX's own function."""
+    from jax.core import ShapedArray
+    from jax.sharding import SingleDeviceSharding
+
+    sharding, arrays = argument.sharding, argument._arrays
+    if sharding.num_devices == 1 or len(arrays) != 1 or arrays[0].sharding.num_devices == 1:
+        return argument
+    [device] = sharding.addressable_devices
+    of_shard = ShapedArray(sharding.shard_shape(argument.shape), argument.dtype)
+    return type(argument)(
+        of_shard, SingleDeviceSharding(device), [argument], committed=True, _skip_checks=True
+    )
 
 
 def _lies_so(argument: Any, sharding: Any, layout: Any) -> bool:

@@ -36,6 +36,8 @@ _REQUEST_ARGUMENTS = {
 _COMPILE_ARGUMENTS = {"backend", "module", "executable_devices", "options", "host_callbacks"}
 _ADDRESS, _NO_ADDRESS = re.compile(r'backend_config = "\d{6,}"'), 'backend_config = ""'
 """JAX writes where a Python function lies as a number in decimal, and nothing else of a custom call so."""
+_MOST_ELEMENTS, _LEFT_OUT = 1024, "__elided__"
+"""Of a constant that is written down in a module's text, and what stands there in its place otherwise."""
 EARLY, LATE = "PRE_SCHEDULER", "POST_SCHEDULER"
 """Stages of the hook: before XLA lays out, fuses and orders; when all is decided."""
 _registering = threading.Lock()
@@ -113,9 +115,12 @@ class CompileRequest:
     @functools.cached_property
     def _digest_and_addresses(self) -> tuple[str, bool]:
         options = sorted((name, str(value)) for name, value in self.options.env_option_overrides)
-        text = f"{[device.id for device in self.devices]} {options} {self.mlir_module}"
+        text, numbers = _told_apart(self.mlir_module)
         without, count = _ADDRESS.subn(_NO_ADDRESS, text)
-        return hashlib.sha256(without.encode()).hexdigest(), count > 0
+        found = hashlib.sha256(f"{[device.id for device in self.devices]} {options} {without}".encode())
+        for one in numbers:
+            found.update(one)
+        return found.hexdigest(), count > 0
 
     @property
     def local_devices(self) -> tuple[Any, ...]:
@@ -134,6 +139,39 @@ class CompileRequest:
             with hook.ordinary_compile(self.module_name):
                 self._default = self._compile_default()
         return self._default
+
+
+def _told_apart(module: Any) -> tuple[str, list[Any]]:
+    """A module in words, without the numbers of large constants, and these: a step that closes over a table of 100 MiB
+    would come a second later where we have it written down."""
+    text = module.operation.get_asm(large_elements_limit=_MOST_ELEMENTS)
+    left_out = text.count(_LEFT_OUT)
+    if not left_out:
+        return text, []
+    try:
+        values = [one.attributes["value"] for one in _constants(module.operation)]
+    except TypeError:  # MLIR has none in Python for complex numbers
+        return str(module), []
+    large = [one for one in values if not one.is_splat and len(one) > _MOST_ELEMENTS]
+    if len(large) != left_out:  # other ops have some
+        return str(module), []
+    return text, [_numbers(one) for one in large]
+
+
+def _numbers(constant: Any) -> Any:
+    try:
+        return np.ascontiguousarray(constant).view(np.uint8)
+    except TypeError:  # of a type that numpy lacks, as bfloat16
+        return str(constant).encode()
+
+
+def _constants(op: Any) -> Iterator[Any]:
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if inner.operation.name == "stablehlo.constant":
+                    yield inner.operation
+                yield from _constants(inner.operation)
 
 
 class _Thread(threading.local):
