@@ -147,6 +147,10 @@ def test_the_job_ends_where_nobody_takes_its_output(monkeypatch: pytest.MonkeyPa
         lockstep._end_job(session, "a run", "RuntimeError: broken", ActivationError("rank 0 is silent"))
 
 
+def request_of(call_ns: int, ranks: int = 1) -> Any:
+    return SimpleNamespace(module_name="jit_step", call_ns=call_ns, process_indices=range(ranks))
+
+
 def test_a_step_that_does_not_come_back_ends_the_job_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,18 +158,39 @@ def test_a_step_that_does_not_come_back_ends_the_job_and_says_why(
     monkeypatch.setattr(os, "_exit", lambda _code: ended.set())
     monkeypatch.setattr(lockstep, "_ENDLESS_S", 0.01)
     monkeypatch.setattr(logging.getLogger("disco_hlo"), "propagate", True)
-    with lockstep.coming_back("jit_step"):
+    with lockstep.coming_back(request_of(0)):
         assert ended.wait(60)
     assert "a run of jit_step on made-up inputs has not ended after 0.01 s" in caplog.text
+
+
+@pytest.mark.parametrize(("call_s", "ranks", "longest_s"), [(0.001, 1, 0.1), (0.01, 1, 0.2), (0.01, 2, 0.4)])
+def test_a_run_beside_a_training_hangs_where_many_calls_would_have_ended(
+    call_s: float,
+    ranks: int,
+    longest_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It held the training for ten minutes. Of several ranks one may have been stopped for a while."""
+    ended = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda _code: ended.set())
+    monkeypatch.setattr(lockstep, "_ENDLESS_S", 0.4)
+    monkeypatch.setattr(lockstep, "_HANGS_S", 0.1)
+    monkeypatch.setattr(logging.getLogger("disco_hlo"), "propagate", True)
+    with lockstep.coming_back(request_of(int(1e9 * call_s), ranks)):
+        assert ended.wait(60)
+    assert f"has not ended after {longest_s:g} s" in caplog.text
+    assert ("beside its training" in caplog.text) == (ranks == 1)
 
 
 def test_a_step_that_comes_back_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda _code: pytest.fail("the job was ended"))
     monkeypatch.setattr(lockstep, "_ENDLESS_S", 0.05)
     before = set(threading.enumerate())
-    with lockstep.coming_back("jit_step"):
+    with lockstep.coming_back(request_of(0)):
         [watch] = set(threading.enumerate()) - before
     watch.join(60)
+    assert not watch.is_alive()
 
 
 @pytest.fixture(scope="module")

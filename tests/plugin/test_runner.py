@@ -563,8 +563,8 @@ def test_memory_is_that_of_the_buffer_assignment() -> None:
 def test_a_first_run_that_may_never_end_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[str] = []
 
-    def coming_back(name: str) -> contextlib.AbstractContextManager[None]:
-        watched.append(name)
+    def coming_back(request: CompileRequest) -> contextlib.AbstractContextManager[None]:
+        watched.append(request.module_name)
         return contextlib.nullcontext()
 
     def doubled(x: jax.Array) -> jax.Array:

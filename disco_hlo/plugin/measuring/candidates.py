@@ -304,7 +304,7 @@ def _round(session: Session, alive: Sequence[Trial], at_once: int) -> None:
         first = not trial.times_ns  # what reads memory that nobody wrote may end otherwise than its first run
         guard = marked(session, trial, "run") if first else contextlib.nullcontext()
         try:
-            with guard, coming_back(session.request.module_name):
+            with guard, coming_back(session.request):
                 trial.times_ns.append(run_on_all(session, f"a run of {trial.name}", timed))
         except Exception as error:
             trial.error = one_line(error)

@@ -24,6 +24,7 @@ from disco_hlo.errors import ActivationError, GoneError, shared
 from disco_hlo.plan.bans import withdraw_marks
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 Result = TypeVar("Result")
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
@@ -32,6 +33,9 @@ SLICE_NS = 50_000_000
 """For how long the devices are taken between two steps of a training, unless one run takes longer."""
 _ENDLESS_S = 600.0
 """No step takes so long. A loop of it may end with the training's numbers, and not with made-up ones."""
+_HANGS_S, _CALLS = 60.0, 20
+"""Nor so long, nor as long as so many calls of its training, where these are timed. Another rank may stand still."""
+_PIECES = 60
 
 
 def all_have(session: Session, what: str) -> contextlib.AbstractContextManager[None]:
@@ -165,22 +169,35 @@ def _end_job(session: Session, what: str, reason: str, silence: ActivationError)
 
 
 @contextlib.contextmanager
-def coming_back(name: str) -> Iterator[None]:
-    """Around one run of a step that may never end: nothing can call a device back, so the job ends in its place."""
-    watch = threading.Timer(_ENDLESS_S, _end_endless, (name,))
-    watch.daemon = True
-    watch.start()
+def coming_back(request: CompileRequest) -> Iterator[None]:
+    """Around one run of a step that may never end: nothing can call a device back, so the job ends in its place. Time
+    for which the process itself was stopped does not count."""
+    alone = len(request.process_indices) == 1
+    timed = request.call_ns > 0 and alone
+    longest_s = max(_HANGS_S, _CALLS * request.call_ns / 1e9) if timed else _ENDLESS_S
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        if not any(has_ended.wait(longest_s / _PIECES) for _ in range(_PIECES)):
+            _end_endless(request.module_name, longest_s, timed)
+
+    threading.Thread(target=watch, name="disco-endless", daemon=True).start()
     try:
         yield
     finally:
-        watch.cancel()
+        has_ended.set()
 
 
-def _end_endless(name: str) -> None:
+def _end_endless(name: str, longest_s: float, timed: bool) -> None:
+    why = (
+        "beside its training has not ended after %g s: it hangs"
+        if timed
+        else "on made-up inputs has not ended after %g s: it may have a loop that ends only with the training's own "
+        "inputs"
+    )
     LOGGER.error(
-        "a run of %s on made-up inputs has not ended after %g s: it may have a loop that ends only with the training's "
-        "own inputs; the run cannot be interrupted, so the job ends; start it again without ENABLE_SEARCH=1",
-        name, _ENDLESS_S,
+        f"a run of %s {why}; the run cannot be interrupted, so the job ends; start it again without ENABLE_SEARCH=1",
+        name, longest_s,
     )  # fmt: skip
     _end_now()
 

@@ -125,7 +125,7 @@ class Runner:
         handlers = self._handlers(self._next_of) if self.runs_on.is_lent else None
         arguments = self.runs_on.fresh()
         self._meeting.wait()
-        coming = contextlib.nullcontext() if self._has_run else coming_back(self.runs_on.request.module_name)
+        coming = contextlib.nullcontext() if self._has_run else coming_back(self.runs_on.request)
         with coming, self._silently():
             start = time.perf_counter_ns()
             result = executables.execute(self._executable, arguments)
@@ -241,8 +241,7 @@ class Runner:
         import jax
 
         arguments = self.runs_on.fresh() if arguments is None else arguments
-        name = self.runs_on.request.module_name
-        with coming_back(name), jax.transfer_guard("allow"), self._silently():
+        with coming_back(self.runs_on.request), jax.transfer_guard("allow"), self._silently():
             arrays = executables.result_arrays(executables.execute(self._executable, arguments))
             jax.block_until_ready(arrays)
         self.runs_on.learn_donation(arguments)

@@ -129,6 +129,7 @@ class SearchInTraining:
             return
         trial.on_outcome, trial.share, tag = self._note, self._settings.share, trial.tag
         self._request = request = trial.watch.request
+        request.call_ns = trial.call_ns
         del trial
         _under_way.add(self)
         try:

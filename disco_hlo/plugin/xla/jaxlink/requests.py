@@ -81,6 +81,8 @@ class CompileRequest:
     may."""
     training_peaks_bytes: tuple[int, ...] = ()
     """The most memory that it had in use on each local device, before anything of ours was there."""
+    call_ns: int = 0
+    """What a call of it takes the devices; 0 where nobody knows."""
     silent: threading.Event = field(default_factory=threading.Event)
     """Set while executables of this request run for us, beside the training: its Python functions are not called."""
     on_load: Callable[[Any], Any] | None = field(default=None, repr=False)
