@@ -666,8 +666,43 @@ def test_calls_are_held_for_what_is_kept_in_part_only_where_a_draft_of_it_is_fas
         early=None, made={"made": None}, drafts={"made": done("made")} if drafts_ns else {}
     )
     schedules: dict[str, Any] = {name: [] for name in drafts_ns if name != "made"} or {"keep-some": []}
-    StructureSearch(session, None, None, unchanged, making)._made(structures, schedules)  # type: ignore[arg-type]
+    StructureSearch(session, None, None, unchanged, making)._made(structures, ["made"], schedules)  # type: ignore[arg-type]
     assert made == (list(schedules) if worth else [])
+
+
+def test_what_is_kept_in_part_is_made_where_what_keeps_all_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was compared with the draft of what it stands in for, which keeps more and is faster: it was never made."""
+    drafts_ns = {DEFAULT: 100, "keep-all": 50, "keep-some": 80}
+    monkeypatch.setattr(structure_search, "foreseen", lambda name, _: (drafts_ns[name], 0.0, 0))
+    monkeypatch.setattr(structure_search, "interpreter", lambda _: here)
+    monkeypatch.setattr(structure_search, "most_bytes", lambda *_: 1)
+    monkeypatch.setattr(structure_search, "needed_bytes", lambda *_: (2, "it needs 2 MiB a device"))
+    monkeypatch.setattr(StructureSearch, "_ranked", lambda _, found: [
+        structure_search.Ranked(drafts_ns[name], name, False, 1) for name in found.made
+    ])  # fmt: skip
+    monkeypatch.setattr(structure_search, "in_part", lambda *arguments: arguments[-1]({"keep-some": []}))
+
+    def make(found: Any, names: Sequence[str]) -> None:
+        found.made.update(dict.fromkeys(names))
+
+    making: Any = SimpleNamespace(
+        drafts=lambda _, schedules: {name: done(name) for name in schedules},
+        make=make,
+        in_time=lambda chosen: chosen,
+    )
+    session: Any = SimpleNamespace(
+        settings=Settings(search=True, directory=Path()),
+        say=lambda *_: None,
+        stage=lambda *_, **__: contextlib.nullcontext(),
+        tell=lambda value, _: value,
+    )
+    unchanged: Any = SimpleNamespace(case=SimpleNamespace(source=None, costs=SimpleNamespace(profile=None)))
+    drafts = {name: done(name) for name in (DEFAULT, "keep-all")}
+    structures: Any = structure_search.Structures(None, {"keep-all": []}, {"keep-all": None}, drafts)  # type: ignore[arg-type,dict-item]
+    search = StructureSearch(session, None, None, unchanged, making)  # type: ignore[arg-type]
+    assert search._promising(structures, None, over=False) == {"keep-some": False}
 
 
 @pytest.mark.parametrize(
