@@ -388,7 +388,26 @@ def not_held(folder: Path, processes: int = 1, **settings: Any) -> Any:
         settings=Settings(search=True, directory=folder, **settings), leads=True,
         request=SimpleNamespace(tuner_results=None),
         channel=SimpleNamespace(size=processes), compiles_between_steps=False,
+        facts=SimpleNamespace(backend="gpu", device_kind="H200"),
     )  # fmt: skip
+
+
+def test_what_was_tuned_on_other_devices_counts_as_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Picks are those of a kind of device: on another one that shares the plan directory XLA finds none of them, and
+    writes an error for each kernel."""
+    source = parsed(SCANNED.replace("OP", REDUCED))
+    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+
+    def digest(device_kind: str) -> str:
+        session = not_held(tmp_path, structure="off")
+        session.facts.device_kind = device_kind
+        making = Making(session, source)
+        making.end()
+        return making._digest("keep-all", [])
+
+    assert digest("H200") == digest("H200") != digest("H100")
 
 
 @pytest.mark.parametrize(
@@ -617,7 +636,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
             on_calls=None,
             say=lambda *_: None,
             channel=SimpleNamespace(size=2),
-            facts=SimpleNamespace(backend="gpu"),
+            facts=SimpleNamespace(backend="gpu", device_kind="H200"),
             compiles_between_steps=True,
             stage=lambda name, **_: met.append(name) or contextlib.nullcontext(),
             compiling=holding,

@@ -292,7 +292,9 @@ class Making:
                 note_tuned(folder, module)
 
     def _digest(self, name: str, moves: Sequence[dict[str, Any]]) -> str:
-        told = json.dumps([self._source.graph.key, name, list(moves)], sort_keys=True)
+        """Of the structure on devices of this kind, for which picks are."""
+        kind = self._session.facts.device_kind
+        told = json.dumps([kind, self._source.graph.key, name, list(moves)], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:32]
 
     def settle(self, structures: Structures, names: Iterable[str]) -> None:
