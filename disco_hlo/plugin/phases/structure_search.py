@@ -451,9 +451,12 @@ class StructureSearch:
             if theirs and self.unchanged is not None:
                 drafts = self.making.drafts(structures.early, schedules)
                 ranked = self._ranked_drafts(self.unchanged.case, {**theirs, **drafts})
-                least_ns = min((one.predicted_ns for one in ranked if one.name in theirs), default=0)
-                most_ns = least_ns * (1 - LEAST_GAIN) if least_ns else math.inf
-                worth = any(one.predicted_ns <= most_ns for one in ranked if one.name in drafts)
+                their_ns = [one.predicted_ns for one in ranked if one.name in theirs]
+                most_ns = (1 - LEAST_GAIN) * min(their_ns, default=math.inf)
+                # Where XLA refuses their drafts nobody knows.
+                worth = not their_ns or any(
+                    one.predicted_ns <= most_ns for one in ranked if one.name in drafts
+                )
         if not session.tell(worth, "worth a hold"):
             return {}
         found = Structures(structures.early, dict(schedules), {})
