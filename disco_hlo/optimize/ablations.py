@@ -120,18 +120,20 @@ def parts(found: Optimized) -> list[Candidate]:
 
 
 def scheduled_regions(case: Case, schedule: Schedule, bucketed: Bucketed | None = None) -> Regions:
-    """XLA's kernels in each of the step's regions, with its buckets or other ones, in the order that a rule gives them.
-
-    Raises:
-        IllegalStrategyError: a region cannot have the other ones.
-    """
+    """XLA's kernels in each of the step's regions, in the order that a rule gives them, with its buckets, or with other
+    ones where the region can have these."""
     found: dict[str, Strategy] = {}
     for name, source in regions_callees_first(case.source):
         if name != ENTRY:
             costs = case.costs_with(tuple(sorted(found.items())), name)
             own = dict(case.xla.regions)[name]
-            own = own if bucketed is None else bucketed(name, source.graph, own)
-            found[name] = schedule(source.graph, own, costs, costs.machine, None).strategy
+            one: Scheduled | None = None
+            if bucketed is not None:
+                with contextlib.suppress(IllegalStrategyError):
+                    other = bucketed(name, source.graph, own)
+                    one = schedule(source.graph, other, costs, costs.machine, None)
+            one = one or schedule(source.graph, own, costs, costs.machine, None)
+            found[name] = one.strategy
     return tuple(sorted(found.items()))
 
 

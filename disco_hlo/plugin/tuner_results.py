@@ -94,8 +94,8 @@ def note_tuned(folder: Path | None, module: str) -> None:
 
 
 def is_tuned(folder: Path | None, module: str) -> bool:
-    """Whether that was noted (:func:`note_tuned`)."""
-    return folder is not None and (folder / _tuned(module)).exists()
+    """Whether that was noted (:func:`note_tuned`); not where the folder cannot be looked into."""
+    return folder is not None and os.path.exists(folder / _tuned(module))  # Path.exists may raise
 
 
 def _tuned(module: str) -> str:

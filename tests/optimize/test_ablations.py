@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.hlo.graph import Kind
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.optimize import ablations
 from disco_hlo.optimize.ablations import (
     EARLY_COLLECTIVES,
     ONE_BUCKET,
@@ -20,10 +23,12 @@ from disco_hlo.optimize.costs import costs_of, shipped_profile
 from disco_hlo.optimize.pipeline import Budget, Case, optimize
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import SEARCHED as PLAN
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
-from disco_hlo.plan.variants import in_the_order_of, normal_form
+from disco_hlo.plan.variants import in_the_order_of, normal_form, one_bucket
 from disco_hlo.search.api import SearchSettings
+from disco_hlo.search.schedule import Scheduled
 from tests.captured import captured
 
 
@@ -98,3 +103,28 @@ def test_loops_have_the_plans_buckets_and_one_bucket_too() -> None:
     for strategy in (theirs, single):
         assert of[strategy].groups == of[xla].groups
         verify(source, apply(strategy, source), strategy)
+
+
+def test_a_region_that_cannot_have_other_buckets_keeps_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole candidate was left out, though the entry and other regions could have the plan's buckets."""
+    source = captured("h100_llama/dp_scan")
+    xla, profile = read(source), shipped_profile("gpu", None)
+    assert profile is not None
+    case = Case(source, xla, costs_of(profile, source, [xla]))
+    optimized = optimize(case, SearchSettings(evaluations=50, seeds=1), Budget.of(None))
+    loop = next(name for name, one in xla.regions if one.buckets)
+    own, graph = dict(xla.regions)[loop], source.computations[loop].graph
+    ordered = ablations.with_order
+
+    def refusing(graph_: Graph, strategy: Strategy, *arguments: Any) -> Scheduled:
+        if graph_ is graph and {*strategy.buckets} != {*own.buckets}:
+            raise IllegalStrategyError("a circle")
+        return ordered(graph_, strategy, *arguments)
+
+    monkeypatch.setattr(ablations, "with_order", refusing)
+    found = {one.name: one.strategy for one in candidates(optimized, 1)}
+    single = found[ONE_BUCKET]
+    assert single is not None
+    assert {*dict(single.regions)[loop].buckets} == {*own.buckets}
+    assert {*single.buckets} == {*one_bucket(source.graph).buckets}
+    verify(source, apply(single, source), single)

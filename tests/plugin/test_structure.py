@@ -388,7 +388,26 @@ def not_held(folder: Path, processes: int = 1, **settings: Any) -> Any:
         settings=Settings(search=True, directory=folder, **settings), leads=True,
         request=SimpleNamespace(tuner_results=None),
         channel=SimpleNamespace(size=processes), compiles_between_steps=False,
+        facts=SimpleNamespace(backend="gpu", device_kind="H200"),
     )  # fmt: skip
+
+
+def test_what_was_tuned_on_other_devices_counts_as_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Picks are those of a kind of device: on another one that shares the plan directory XLA finds none of them, and
+    writes an error for each kernel."""
+    source = parsed(SCANNED.replace("OP", REDUCED))
+    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+
+    def digest(device_kind: str) -> str:
+        session = not_held(tmp_path, structure="off")
+        session.facts.device_kind = device_kind
+        making = Making(session, source)
+        making.end()
+        return making._digest("keep-all", [])
+
+    assert digest("H200") == digest("H200") != digest("H100")
 
 
 @pytest.mark.parametrize(
@@ -617,7 +636,7 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
             on_calls=None,
             say=lambda *_: None,
             channel=SimpleNamespace(size=2),
-            facts=SimpleNamespace(backend="gpu"),
+            facts=SimpleNamespace(backend="gpu", device_kind="H200"),
             compiles_between_steps=True,
             stage=lambda name, **_: met.append(name) or contextlib.nullcontext(),
             compiling=holding,
@@ -643,15 +662,24 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
     [
         ({"made": 100, "keep-some": 98, "keep-some-rotate": 130}, True),
         ({"made": 100, "keep-some": 100}, False),
+        ({"made": 100, "keep-some": None}, False),
+        ({"made": None, "keep-some": None}, True),
         ({}, True),
     ],
-    ids=["one is faster", "as fast as what is made", "nothing holds calls"],
+    ids=["one is faster", "as fast as what is made", "refused", "all drafts are refused", "nothing holds calls"],
 )  # fmt: skip
 def test_calls_are_held_for_what_is_kept_in_part_only_where_a_draft_of_it_is_faster(
-    drafts_ns: dict[str, int], worth: bool, monkeypatch: pytest.MonkeyPatch
+    drafts_ns: dict[str, int | None], worth: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On 2 H200 they were held for 6 s, 120 s of a training, for two that were no faster than what was made."""
-    monkeypatch.setattr(structure_search, "foreseen", lambda name, _: (drafts_ns[name], 0.0, 0))
+    """On 2 H200 they were held for 6 s, 120 s of a training, for two that were no faster than what was made. Where XLA
+    refuses every draft nothing was kept in part, as nothing was predicted."""
+
+    def predict(name: str, _known: object) -> tuple[int, float, int]:
+        if (ns := drafts_ns[name]) is None:
+            raise XlaRefusalError("it knows no kernel")
+        return ns, 0.0, 0
+
+    monkeypatch.setattr(structure_search, "foreseen", predict)
     monkeypatch.setattr(structure_search, "interpreter", lambda _: here)
     made: list[str] = []
     making: Any = SimpleNamespace(
@@ -659,15 +687,52 @@ def test_calls_are_held_for_what_is_kept_in_part_only_where_a_draft_of_it_is_fas
         make=lambda found, names: made.extend(names),
     )
     session: Any = SimpleNamespace(
-        stage=lambda *_, **__: contextlib.nullcontext(), tell=lambda value, _: value
+        settings=Settings(search=True, directory=Path()),
+        stage=lambda *_, **__: contextlib.nullcontext(),
+        tell=lambda value, _: value,
     )
     unchanged: Any = SimpleNamespace(case=SimpleNamespace(source=None, costs=SimpleNamespace(profile=None)))
     structures: Any = SimpleNamespace(
         early=None, made={"made": None}, drafts={"made": done("made")} if drafts_ns else {}
     )
     schedules: dict[str, Any] = {name: [] for name in drafts_ns if name != "made"} or {"keep-some": []}
-    StructureSearch(session, None, None, unchanged, making)._made(structures, schedules)  # type: ignore[arg-type]
+    StructureSearch(session, None, None, unchanged, making)._made(structures, ["made"], schedules)  # type: ignore[arg-type]
     assert made == (list(schedules) if worth else [])
+
+
+def test_what_is_kept_in_part_is_made_where_what_keeps_all_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was compared with the draft of what it stands in for, which keeps more and is faster: it was never made."""
+    drafts_ns = {DEFAULT: 100, "keep-all": 50, "keep-some": 80}
+    monkeypatch.setattr(structure_search, "foreseen", lambda name, _: (drafts_ns[name], 0.0, 0))
+    monkeypatch.setattr(structure_search, "interpreter", lambda _: here)
+    monkeypatch.setattr(structure_search, "most_bytes", lambda *_: 1)
+    monkeypatch.setattr(structure_search, "needed_bytes", lambda *_: (2, "it needs 2 MiB a device"))
+    monkeypatch.setattr(StructureSearch, "_ranked", lambda _, found: [
+        structure_search.Ranked(drafts_ns[name], name, False, 1) for name in found.made
+    ])  # fmt: skip
+    monkeypatch.setattr(structure_search, "in_part", lambda *arguments: arguments[-1]({"keep-some": []}))
+
+    def make(found: Any, names: Sequence[str]) -> None:
+        found.made.update(dict.fromkeys(names))
+
+    making: Any = SimpleNamespace(
+        drafts=lambda _, schedules: {name: done(name) for name in schedules},
+        make=make,
+        in_time=lambda chosen: chosen,
+    )
+    session: Any = SimpleNamespace(
+        settings=Settings(search=True, directory=Path()),
+        say=lambda *_: None,
+        stage=lambda *_, **__: contextlib.nullcontext(),
+        tell=lambda value, _: value,
+    )
+    unchanged: Any = SimpleNamespace(case=SimpleNamespace(source=None, costs=SimpleNamespace(profile=None)))
+    drafts = {name: done(name) for name in (DEFAULT, "keep-all")}
+    structures: Any = structure_search.Structures(None, {"keep-all": []}, {"keep-all": None}, drafts)  # type: ignore[arg-type,dict-item]
+    search = StructureSearch(session, None, None, unchanged, making)  # type: ignore[arg-type]
+    assert search._promising(structures, None, over=False) == {"keep-some": False}
 
 
 @pytest.mark.parametrize(

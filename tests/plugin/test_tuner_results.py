@@ -229,6 +229,11 @@ def test_other_ranks_hear_which_modules_have_all_their_picks(tmp_path: Path) -> 
     note_tuned(tmp_path / "file", "f00d")  # which is no folder: it is tuned anew
 
 
+def test_a_folder_that_cannot_be_looked_into_tells_of_no_module(tmp_path: Path) -> None:
+    """An error here on one rank alone would leave the others waiting for its answer."""
+    assert not is_tuned(tmp_path / ("too long a name" * 50), "f00d")
+
+
 def test_that_what_others_picked_cannot_be_kept_is_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

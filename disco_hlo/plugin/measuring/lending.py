@@ -1,9 +1,9 @@
 """The arguments of a call of the training, for what runs while that call is held (``docs/calls.md``).
 
 One rule for comparing and for profiling. What is taken over is copied to the host before, and comes back bit by bit
-before the call goes on. What has no room within ``job.MAY_RISE`` is left out. Candidates are compared on copies, as all
-of them need the same numbers. What is only timed runs on the arguments themselves and hands its results on, as a
-training does.
+before the call goes on. What has no room is left out: a profile within ``job.MAY_RISE``, a candidate in what is free.
+Candidates are compared on copies, as all of them need the same numbers. What is only timed runs on the arguments
+themselves and hands its results on, as a training does.
 """
 
 from __future__ import annotations

@@ -506,9 +506,7 @@ class SearchInTraining:
         """As of :class:`~disco_hlo.plugin.session.OnCalls`."""
         with self._held("profiling") as hold:
             hold.outlasts = True
-            session = replace(
-                self._session, on_calls=self
-            )  # memory may rise by no more than a candidate's may
+            session = replace(self._session, on_calls=self)  # so that no more than MAY_RISE counts as room
             with lent(session, loan, self._arguments(), self._ready_bytes) as inputs:
                 yield inputs
 

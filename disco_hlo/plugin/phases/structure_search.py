@@ -292,7 +292,9 @@ class Making:
                 note_tuned(folder, module)
 
     def _digest(self, name: str, moves: Sequence[dict[str, Any]]) -> str:
-        told = json.dumps([self._source.graph.key, name, list(moves)], sort_keys=True)
+        """Of the structure on devices of this kind, for which picks are."""
+        kind = self._session.facts.device_kind
+        told = json.dumps([kind, self._source.graph.key, name, list(moves)], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:32]
 
     def settle(self, structures: Structures, names: Iterable[str]) -> None:
@@ -428,7 +430,9 @@ class StructureSearch:
         lacking = [name for name in near if needed_bytes(session, name, structures.made[name], most)[1]]
         forced = session.settings.forced_structure
         if over or lacking if forced is None else forced in KEPT_IN_PART_NAMES:
-            made = in_part(session, structures.early, case, most, functools.partial(self._made, structures))
+            rivals = [one.name for one in fitting if one.name not in lacking]
+            make = functools.partial(self._made, structures, rivals)
+            made = in_part(session, structures.early, case, most, make)
             made = {name: one for name, one in made.items() if forced in (None, name)}
             structures.made.update(made)
             with session.stage("ranking what is kept in part", takes_s=_TAKES_S):
@@ -438,18 +442,21 @@ class StructureSearch:
             in_time = self.making.in_time(chosen)
         return dict(session.tell(in_time, "promising structures"))
 
-    def _made(self, structures: Structures, schedules: Schedules) -> Made:
+    def _made(self, structures: Structures, rivals: Sequence[str], schedules: Schedules) -> Made:
         """Those of ``schedules``; none where calls would be held for them and none of their drafts is predicted to be
-        faster than those of what is made already."""
+        faster than those of their ``rivals``, which are made already and have room; told on rank 0."""
         session, worth = self.session, True
         with session.stage("drafts of what is kept in part", takes_s=_TAKES_S):
-            rivals = {name: structures.drafts[name] for name in structures.made if name in structures.drafts}
-            if rivals and self.unchanged is not None:
+            theirs = {name: structures.drafts[name] for name in rivals if name in structures.drafts}
+            if theirs and self.unchanged is not None:
                 drafts = self.making.drafts(structures.early, schedules)
-                ranked = self._ranked_drafts(self.unchanged.case, {**rivals, **drafts})
-                least_ns = min((one.predicted_ns for one in ranked if one.name in rivals), default=0)
-                most_ns = least_ns * (1 - LEAST_GAIN) if least_ns else math.inf
-                worth = any(one.predicted_ns <= most_ns for one in ranked if one.name in drafts)
+                ranked = self._ranked_drafts(self.unchanged.case, {**theirs, **drafts})
+                their_ns = [one.predicted_ns for one in ranked if one.name in theirs]
+                most_ns = (1 - LEAST_GAIN) * min(their_ns, default=math.inf)
+                # Where XLA refuses their drafts nobody knows.
+                worth = not their_ns or any(
+                    one.predicted_ns <= most_ns for one in ranked if one.name in drafts
+                )
         if not session.tell(worth, "worth a hold"):
             return {}
         found = Structures(structures.early, dict(schedules), {})
