@@ -172,8 +172,7 @@ def _end_job(session: Session, what: str, reason: str, silence: ActivationError)
 def coming_back(request: CompileRequest) -> Iterator[None]:
     """Around one run of a step that may never end: nothing can call a device back, so the job ends in its place. Time
     for which the process itself was stopped does not count."""
-    alone = len(request.process_indices) == 1
-    timed = request.call_ns > 0 and alone
+    timed = request.call_ns > 0 and len(request.process_indices) == 1
     longest_s = max(_HANGS_S, _CALLS * request.call_ns / 1e9) if timed else _ENDLESS_S
     has_ended = threading.Event()
 

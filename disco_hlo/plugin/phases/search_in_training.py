@@ -59,7 +59,7 @@ from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, shown, trials_of
 from disco_hlo.plugin.phases.finding import FoundPlans, code_compiled_beside, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
-from disco_hlo.plugin.phases.structure_search import Making, StructureSearch
+from disco_hlo.plugin.phases.structure_search import MOST_STRUCTURES, Making, StructureSearch
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
 from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
@@ -75,9 +75,8 @@ from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.schedule import Scheduled
 
 _MOST_TRIED = 2
-"""Candidates that are compared with XLA's default, and tried."""
-_MOST_STRUCTURES = 2
-"""Of another structure, in the place of the last of them and besides."""
+"""Candidates that are compared with XLA's default, and tried. Those of another structure are in the place of the last
+of them and besides."""
 _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
@@ -310,7 +309,7 @@ class SearchInTraining:
 
     def _try(self, session: Session, step: Step, trials: Sequence[Trial]) -> None:
         """Compile the likeliest winners, compare them with XLA's default, and let them run calls until one has won."""
-        structures = [one for one in trials if one.restructured is not None][:_MOST_STRUCTURES]
+        structures = [one for one in trials if one.restructured is not None][:MOST_STRUCTURES]
         others = [one for one in trials if one.restructured is None]
         tried = [*likeliest(others, _MOST_TRIED - bool(structures)), *structures]
         with peak_told(self._request, "candidates"):

@@ -87,8 +87,8 @@ from disco_hlo.structure.propose_loops import KEPT_IN_PART_NAMES
 
 MOST_PROFILED = 3
 """Schedules that are profiled and searched."""
-_MOST_HELD_FOR = 2
-"""For which calls of a training are held: as many as take turns in the end."""
+MOST_STRUCTURES = 2
+"""Beside a training, that take turns with XLA's default; for no more of the fastest are calls held."""
 _SEARCH_GAINS = 0.15
 """A schedule that is slower than the plan by more, as predicted with the best order of its kernels, is not searched."""
 _UNMEASURED = 0.01
@@ -489,7 +489,7 @@ class StructureSearch:
                         one for one in ranked if one.predicted_ns <= own[0].predicted_ns * (1 - LEAST_GAIN)
                     ]
                     fitting = with_room(session, faster, most_bytes(session, case, free_bytes))
-                    mine, over = [one.name for one in fitting[:_MOST_HELD_FOR]], len(fitting) < len(faster)
+                    mine, over = [one.name for one in fitting[:MOST_STRUCTURES]], len(fitting) < len(faster)
         mine, over = session.tell([mine, over], "likeliest structures")
         return mine, over
 

@@ -504,18 +504,25 @@ def test_no_call_is_held_once_all_candidates_are_refused(
     assert len(takes) == 1
 
 
+def lender(observation: Observation, folder: Path) -> tuple[Any, list[Any], Any, SearchInTraining]:
+    """A jitted step that was called once, the state that it returned, its calls, and a search that holds one."""
+    call, state = jitted("lending_step"), fresh_state()
+    *state, _ = call(*state, batch(0))
+    called = trial_of(observation.trials, "jit_lending_step")
+    session = session_of(called.watch.request, folder)
+    search = SearchInTraining(weakref.ref(called), session.settings, threading.current_thread())
+    search._session, search._hold = session, Hold("profiling", nullcontext)
+    return call, state, called, search
+
+
 @pytest.mark.parametrize("ready", [True, False])
 def test_a_copy_needs_no_room_where_memory_was_made_ready_for_it(
     observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: bool
 ) -> None:
     """What was made ready is not free any more: a host with room for one copy was said to have none."""
-    call, state = jitted("lending_step"), fresh_state()
-    *state, _ = call(*state, batch(0))
-    calls = trial_of(observation.trials, "jit_lending_step")
-    default = calls.watch.request.call_default()
-    loan, session = lending.Loan.of(default, [default]), session_of(calls.watch.request, tmp_path)
-    search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
-    search._session, search._hold = session, Hold("profiling", nullcontext)
+    call, state, called, search = lender(observation, tmp_path)
+    default = called.watch.request.call_default()
+    loan = lending.Loan.of(default, [default])
     search._ready_bytes = loan.taken_bytes * ready
     monkeypatch.setattr(lending, "room_bytes", lambda *_, **__: 0)
     ran: list[int] = []
@@ -524,42 +531,34 @@ def test_a_copy_needs_no_room_where_memory_was_made_ready_for_it(
         lent = search.lend(loan)
         refused = nullcontext() if ready else pytest.raises(UnsupportedError, match="the host has no room")
         with jaxlink.ours(), refused, lent as inputs:
-            ran.append(Runner(session.request, default, inputs=inputs).run())
+            ran.append(Runner(called.watch.request, default, inputs=inputs).run())
         return DEFAULT
 
-    calls.watch.swap(choose)
+    called.watch.swap(choose)
     call(*state, batch(1))[2].block_until_ready()
     assert len(ran) == ready
 
 
-@pytest.mark.parametrize("beside_args", [1 << 40, 0])
-def test_what_is_profiled_may_take_no_more_than_a_candidate(
-    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside_args: int
+@pytest.mark.parametrize("rise_bytes", [1 << 40, 0])
+def test_what_is_profiled_may_raise_memory_by_no_more_than_is_allowed(
+    observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rise_bytes: int
 ) -> None:
     """It was held against all that is free, so a search could raise the peak of a training by more than it may."""
-    call, state = jitted("lending_step"), fresh_state()
-    *state, _ = call(*state, batch(0))
-    calls = trial_of(observation.trials, "jit_lending_step")
-    default = calls.watch.request.call_default()
-    search = SearchInTraining(
-        weakref.ref(calls), session_of(calls.watch.request, tmp_path).settings, threading.current_thread()
-    )
-    search._session, search._hold = session_of(calls.watch.request, tmp_path), Hold("profiling", nullcontext)
+    call, state, called, search = lender(observation, tmp_path)
+    default = called.watch.request.call_default()
     monkeypatch.setattr(room, "free_device_bytes", lambda _: 1 << 50)
-    monkeypatch.setattr(room, "may_rise_bytes", lambda _: beside_args)
+    monkeypatch.setattr(room, "may_rise_bytes", lambda _: rise_bytes)
     ran: list[int] = []
 
     def choose(_: int) -> str:
-        fits = (
-            nullcontext() if beside_args else pytest.raises(UnsupportedError, match="0 MiB of what is free")
-        )
+        fits = nullcontext() if rise_bytes else pytest.raises(UnsupportedError, match="0 MiB of what is free")
         with jaxlink.ours(), fits, search.lend(lending.Loan.of(default, [default])) as inputs:
-            ran.append(Runner(search._session.request, default, inputs=inputs).run())
+            ran.append(Runner(called.watch.request, default, inputs=inputs).run())
         return DEFAULT
 
-    calls.watch.swap(choose)
+    called.watch.swap(choose)
     call(*state, batch(1))[2].block_until_ready()
-    assert len(ran) == bool(beside_args)
+    assert len(ran) == bool(rise_bytes)
 
 
 @pytest.mark.parametrize(("fails", "by_driver"), [(False, False), (True, False), (False, True)])
