@@ -82,7 +82,7 @@ class Trial:
         self.hold: Hold | None = None
         """What this rank would do while all hold their calls."""
         self.share = 1.0
-        """Part of the training's time that calls may be held."""
+        """Part of the training's time since the search began that calls may be held: what was not used adds up."""
         self._next_hold_ns = 0
         self.least_share = LEAST_SHARE
         """Of the devices' time: of a module that takes less no candidate is tried."""
@@ -190,8 +190,7 @@ class Trial:
 
     def _held_since(self, began_ns: int) -> None:
         """Note when calls may be held again."""
-        ended_ns = time.perf_counter_ns()
-        self._next_hold_ns = ended_ns + round((ended_ns - began_ns) * (1 / self.share - 1))
+        self._next_hold_ns += round((time.perf_counter_ns() - began_ns) / self.share)
 
     def _may_hold(self) -> bool:
         """Whether it would stay within its share; rank 0's clock decides, as nobody holds without it."""
@@ -216,6 +215,7 @@ class Trial:
         before, self._stretch = self._stretch, stretch
         if stretch.begins:
             self.begun = True
+            self._next_hold_ns = time.perf_counter_ns()
             self.begin(self)
         if len(stretch.turns) > 1:
             self._compared.append(stretch)

@@ -231,26 +231,30 @@ def test_a_call_waits_for_what_needs_the_devices() -> None:
     thread.join()
 
 
-def test_calls_are_held_for_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_held_for_no_more_than_their_share_since_the_search_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_ns = [10**9]
     monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
     calls = Calls(FAST)
     trial = trial_on(calls)
-    trial.share, trial.begun = 0.05, True
+    trial.share, trial.due = 0.05, lambda _: True
+    calls.call(FIRST_MEETING + 1)
+    now_ns[0] += 6 * 10**9  # in which nobody holds a call
     held: list[int] = []
 
     def wait() -> None:
         now_ns[0] += 10**8
-        held.append(len(calls.ran))
+        held.append(now_ns[0])
 
     trial.hold = Hold("profiling", contextlib.nullcontext)
     trial.hold.wait = wait  # type: ignore[method-assign]
-    for _ in range(60):
+    for _ in range(100):
         calls.call()
         now_ns[0] += 10**8
-    # A call takes as long as a hold, which is a twentieth of the time from one to the next.
-    assert len(held) == 3
-    assert [later - earlier for earlier, later in itertools.pairwise(held)] == [19, 19]
+    apart_s = [(later - earlier) / 1e9 for earlier, later in itertools.pairwise(held)]
+    # They follow one another until all holds are a twentieth of the time; a call takes as long as a hold here.
+    assert apart_s == [0.3, 0.4, 0.4, 0.4, 1.6, 2.0, 2.0, 2.0]
 
 
 def test_work_that_no_call_will_wait_for_is_not_done() -> None:
