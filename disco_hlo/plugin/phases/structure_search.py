@@ -57,6 +57,7 @@ from disco_hlo.plugin.phases.keeping import (
     in_part,
     is_near,
     most_bytes,
+    most_drafted_bytes,
     needed_bytes,
     with_room,
 )
@@ -438,28 +439,27 @@ class StructureSearch:
             with session.stage("ranking what is kept in part", takes_s=_TAKES_S):
                 fitting += self._ranked(replace(structures, made=dict(made)))
         with session.stage("structures in time"):
-            chosen = [(one.name, one.lacking) for one in fitting if one.name not in lacking]
-            in_time = self.making.in_time(chosen)
+            chosen = [one for one in sorted(fitting) if one.name not in lacking][:MOST_PROFILED]
+            in_time = self.making.in_time([(one.name, one.lacking) for one in chosen])
         return dict(session.tell(in_time, "promising structures"))
 
     def _made(self, structures: Structures, rivals: Sequence[str], schedules: Schedules) -> Made:
-        """Those of ``schedules``; none where calls would be held for them and none of their drafts is predicted to be
+        """Those of ``schedules``; where calls would be held for them, only those whose drafts are predicted to be
         faster than those of their ``rivals``, which are made already and have room; told on rank 0."""
-        session, worth = self.session, True
+        session, worth = self.session, list(schedules)
         with session.stage("drafts of what is kept in part", takes_s=_TAKES_S):
             theirs = {name: structures.drafts[name] for name in rivals if name in structures.drafts}
             if theirs and self.unchanged is not None:
                 drafts = self.making.drafts(structures.early, schedules)
                 ranked = self._ranked_drafts(self.unchanged.case, {**theirs, **drafts})
                 their_ns = [one.predicted_ns for one in ranked if one.name in theirs]
-                most_ns = (1 - LEAST_GAIN) * min(their_ns, default=math.inf)
-                # Where XLA refuses their drafts nobody knows.
-                worth = not their_ns or any(
-                    one.predicted_ns <= most_ns for one in ranked if one.name in drafts
-                )
-        if not session.tell(worth, "worth a hold"):
+                if their_ns:  # where XLA refuses their drafts nobody knows
+                    most_ns = (1 - LEAST_GAIN) * min(their_ns)
+                    worth = [one.name for one in ranked if one.name in drafts and one.predicted_ns <= most_ns]
+        worth = session.tell(worth, "worth a hold")
+        if not worth:
             return {}
-        found = Structures(structures.early, dict(schedules), {})
+        found = Structures(structures.early, {name: schedules[name] for name in worth}, {})
         self.making.make(found, found.schedules)
         return found.made
 
@@ -488,7 +488,8 @@ class StructureSearch:
                     faster = [
                         one for one in ranked if one.predicted_ns <= own[0].predicted_ns * (1 - LEAST_GAIN)
                     ]
-                    fitting = with_room(session, faster, most_bytes(session, case, free_bytes))
+                    most = most_drafted_bytes(most_bytes(session, case, free_bytes))
+                    fitting = with_room(session, faster, most)
                     mine, over = [one.name for one in fitting[:MOST_STRUCTURES]], len(fitting) < len(faster)
         mine, over = session.tell([mine, over], "likeliest structures")
         return mine, over
