@@ -28,6 +28,7 @@ from disco_hlo.plugin.measuring.room import (
     in_turn,
     least_bytes,
     needed_on_host_bytes,
+    passes_on_host,
     room_bytes,
     with_room_to_compile,
 )
@@ -240,10 +241,14 @@ def test_what_lies_on_the_host_to_compare_is_a_copy_of_the_arguments_and_a_third
 ) -> None:
     """It was 3.5 times the state of f32, and a GPU's training stood 20 s until there was so much of it."""
     mib = 1 << 20
-    assert in_passes([80 * mib, 160 * mib]) == [{0, 1}]
-    assert in_passes([one * mib for one in (100, 400, 300, 200, 200)]) == [{1}, {0, 2}, {3, 4}]
+    assert in_passes([80 * mib, 160 * mib], 3) == [{0, 1}]
+    kept = [one * mib for one in (100, 400, 300, 200, 200)]
+    assert in_passes(kept, 3) == [{1}, {0, 2}, {3, 4}]
+    assert in_passes(kept, 1) == [{0, 1, 2, 3, 4}]
     state = [((100 * mib,), np.dtype(np.float32))] * 3
     monkeypatch.setattr(room, "results", lambda _: [*state, ((), np.dtype(np.int32))])
     monkeypatch.setattr(room, "memory", lambda _: Memory(1200 * mib, 1200 * mib, 700 * mib, 1200 * mib))
-    assert needed_on_host_bytes(None, several=False) == (1200 + 3 * 500) * mib + 4
-    assert needed_on_host_bytes(None, several=True) == (1200 + 500) * mib + 4
+    at_once = (1200 + 3 * 500) * mib + 4
+    assert needed_on_host_bytes(None, 1) == at_once
+    assert needed_on_host_bytes(None, 3) == (1200 + 500) * mib + 4
+    assert (passes_on_host(None, 2 * at_once), passes_on_host(None, 2 * at_once - 1)) == (1, 3)

@@ -29,7 +29,13 @@ from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import verify
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Round, verdict
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.comparing import Hold, compare, compile_comparison, make_runner, settle_inputs
+from disco_hlo.plugin.measuring.comparing import (
+    HeldPasses,
+    compare,
+    compile_comparison,
+    make_runner,
+    settle_inputs,
+)
 from disco_hlo.plugin.measuring.compiling import CompileBatch
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import (
@@ -270,7 +276,7 @@ def compare_with_default(
     default: Trial,
     others: Sequence[Trial],
     inputs: RealInputs | None = None,
-    held: Hold | None = None,
+    held: HeldPasses | None = None,
 ) -> None:
     """See which trials compute what XLA's default computes; one that does not on any rank is out on all, and its times
     with it. ``inputs``, ``held`` and errors are those of :func:`~disco_hlo.plugin.measuring.comparing.compare`."""

@@ -15,9 +15,9 @@ programs run again.
 
 On the training's own arguments calls are held within the training's share, and all that is kept lies in the host's
 memory. Where devices have that, each run holds a call of its own, arguments are made before the call and results
-compared by numpy after it, while the training goes on. Others have no room for a second state: each of a few passes
-holds one call, and runs all programs on the arguments of that one. So the host has these once, and a part of the
-results.
+compared by numpy after it, while the training goes on. Others have no room for a second state: a pass holds one call,
+and runs all programs on the arguments of that one. So the host has these once, and all results; where it has no room
+for them, a part of them in each of a few passes.
 """
 
 from __future__ import annotations
@@ -66,8 +66,6 @@ from disco_hlo.plugin.xla.executables import (
 from disco_hlo.plugin.xla.own_programs import Fact, compile_for_each_device, on_each_device
 
 Result = TypeVar("Result")
-Hold = Callable[[], contextlib.AbstractContextManager[None]]
-"""Holds a call for a body, on all ranks, and has the inputs be its arguments."""
 _LONG_S = 5.0
 """Somebody who waits for longer is told how far it is."""
 _ARRAYS = 3
@@ -84,18 +82,28 @@ _Samples = Mapping[tuple[str, tuple[int, ...]], Sequence[tuple[int, NDArray[Any]
 """By type and shape, numbers of parameters and a few of their values."""
 
 
+@dataclass(frozen=True)
+class HeldPasses:
+    """Passes that compare results, each on the arguments of a call that is held around it."""
+
+    hold: Callable[[], contextlib.AbstractContextManager[None]]
+    """Holds a call for a body, on all ranks, and has the inputs be its arguments."""
+    most: int
+    """Passes there may be."""
+
+
 def compare(
     session: Session,
     programs: Sequence[Trial],
     inputs: RealInputs | None = None,
-    held: Hold | None = None,
+    held: HeldPasses | None = None,
 ) -> None:
     """Compare programs with the first, XLA's default, on all ranks at once; what is wrong anywhere is noted in them.
 
     Args:
         inputs: of a call of the training, on all ranks of the same one. Without them what the step's graph says of
             inputs must stand in the session's request.
-        held: around each pass, where the inputs are those of the call that it holds; else each run holds a call.
+        held: where the inputs are those of the call that a pass holds; else each run holds a call.
 
     Raises:
         UnsupportedError: the default cannot be run on these inputs, or what it computes in the training is mostly not
@@ -184,7 +192,7 @@ class _Inputs:
     seed: int
     permuted: bool = False
     real: RealInputs | None = None
-    held: Hold | None = None
+    held: HeldPasses | None = None
     first: list[list[Any]] | None = None
     """What the default's first run returned."""
 
@@ -197,7 +205,7 @@ class _Inputs:
                 program.runner = None  # other inputs may have no room beside these
 
     def _compared(self) -> Counter[str]:
-        hardly, hold = Counter[str](), self.held or contextlib.nullcontext
+        hardly, hold = Counter[str](), self.held.hold if self.held else contextlib.nullcontext
         if self.real is not None:
             self._read_modules()
         with hold():
@@ -309,7 +317,8 @@ class _Inputs:
     def _passes(self, survey: Survey) -> list[frozenset[int]]:
         """The outputs that are compared in one pass each; the same on every rank."""
         if self.held is not None:
-            return in_passes([survey.kept_bytes(number) for number in range(len(survey.shapes))])
+            kept = [survey.kept_bytes(number) for number in range(len(survey.shapes))]
+            return in_passes(kept, self.held.most)
         if self.real is not None:
             return [frozenset(range(len(survey.shapes)))]
         session, room = self.session, room_bytes(self.session)

@@ -46,9 +46,10 @@ from disco_hlo.simulator.build import resident_bytes
 
 _USABLE = 0.9
 """Part of the free memory that may be taken: what is free lies in pieces."""
-_PASSES = 3
-"""In which results are compared where they are kept for the time of one: each runs everything again, fewer take more
-of the host."""
+PASSES = 3
+"""In which results are compared where the host has no room to keep all of them: each runs everything again."""
+_LEFT_FREE = 2
+"""All are kept where that takes one of so many parts of what a host has free."""
 _LITTLE_BYTES = 256 << 20
 """Of the host a device, which devices reach in a quarter of a second."""
 Module = TypeVar("Module")
@@ -89,10 +90,16 @@ def limited_bytes(settings: Settings, room: int | None, graph: Graph) -> int | N
     return left if room is None else min(room, left)
 
 
-def in_passes(kept_bytes: Sequence[int]) -> list[frozenset[int]]:
-    """The results, of which so much is kept on the host, that are compared in one pass each: in few passes of about
-    the same size, or all in one where that takes little."""
-    passes: list[set[int]] = [set() for _ in range(_PASSES if sum(kept_bytes) > _LITTLE_BYTES else 1)]
+def passes_on_host(default: LoadedExecutable, room: int) -> int:
+    """In how many passes candidates are compared with XLA's ``default`` on real inputs, where hosts have so much room
+    for each device."""
+    return 1 if _LEFT_FREE * needed_on_host_bytes(default, 1) <= room else PASSES
+
+
+def in_passes(kept_bytes: Sequence[int], most: int) -> list[frozenset[int]]:
+    """The results, of which so much is kept on the host, that are compared in one pass each: in at most so many passes
+    of about the same size, or all in one where that takes little."""
+    passes: list[set[int]] = [set() for _ in range(most if sum(kept_bytes) > _LITTLE_BYTES else 1)]
     taken = [0] * len(passes)
     for number in sorted(range(len(kept_bytes)), key=lambda one: -kept_bytes[one]):
         least = taken.index(min(taken))
@@ -101,13 +108,13 @@ def in_passes(kept_bytes: Sequence[int]) -> list[frozenset[int]]:
     return [frozenset(numbers) for numbers in passes if numbers] or [frozenset()]
 
 
-def needed_on_host_bytes(default: LoadedExecutable, *, several: bool) -> int:
+def needed_on_host_bytes(default: LoadedExecutable, passes: int) -> int:
     """Host memory for each device while candidates are compared with XLA's ``default`` on real inputs, beside what runs
-    take: a copy of its arguments, what it computed of them and how far each number may be off, in ``several`` passes
-    (:func:`in_passes`) or at once."""
+    take: a copy of its arguments, and what it computed of them and how far each number may be off, of one of so many
+    ``passes`` (:func:`in_passes`)."""
     kept = [kept_bytes(*one) for one in results(default)]
-    passes = in_passes(kept) if several else [range(len(kept))]
-    return memory(default).arguments_bytes + max(sum(kept[number] for number in one) for one in passes)
+    largest = max(sum(kept[number] for number in one) for one in in_passes(kept, passes))
+    return memory(default).arguments_bytes + largest
 
 
 def least_bytes(ranks: Iterable[RankMemory]) -> int | None:

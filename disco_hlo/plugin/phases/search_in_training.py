@@ -35,7 +35,7 @@ from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.calls.watch import join_uninterrupted
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import compare_with_default, compile_trials
-from disco_hlo.plugin.measuring.comparing import compile_comparison
+from disco_hlo.plugin.measuring.comparing import HeldPasses, compile_comparison
 from disco_hlo.plugin.measuring.inputs.arguments import (
     LentInputs,
     RealInputs,
@@ -47,11 +47,13 @@ from disco_hlo.plugin.measuring.lending import Loan, lent, real_inputs
 from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import (
+    PASSES,
     beyond_setting,
     compiles_at_once,
     lack_of_memory,
     limited_bytes,
     needed_on_host_bytes,
+    passes_on_host,
     room_bytes,
     with_room_to_compile,
 )
@@ -116,6 +118,8 @@ class SearchInTraining:
         self._asked_memory = False
         self._ready_bytes = 0
         """Of the host's memory, for each device."""
+        self._passes = PASSES
+        """In which candidates are compared, where a call is held around each."""
         self._held_s: list[float] = []
         """How long the training was held, each time since somebody last said so."""
 
@@ -220,7 +224,9 @@ class SearchInTraining:
         default, room = self._request.call_default(), room_bytes(session, on_host=True)
         devices, by_numpy = self._request.local_devices, share_memory(self._request)
         sizes = [math.prod(one.shape) * one.dtype.itemsize for one in parameters(default)]
-        asked = sum(sizes) if by_numpy else needed_on_host_bytes(default, several=True)
+        if room is not None:
+            self._passes = passes_on_host(default, room)
+        asked = sum(sizes) if by_numpy else needed_on_host_bytes(default, self._passes)
         # What runs has no other memory where devices have none, and without real inputs needs no copy.
         beside = memory(default).total_bytes if by_numpy else 0
         if room is None or asked + beside > room:
@@ -341,7 +347,7 @@ class SearchInTraining:
             one.error = one.error or beyond_setting(session, one.name, one.executable)
         run = default.executable
         loan = Loan.of(run, [run])
-        on_host = needed_on_host_bytes(run, several=False), needed_on_host_bytes(run, several=True)
+        on_host = needed_on_host_bytes(run, 1), needed_on_host_bytes(run, self._passes)
         with self._held("comparing"):
             inputs, taken = self._inputs(session, default, tried, loan, on_host)
             alive = [one for one in tried if not one.error]
@@ -349,7 +355,8 @@ class SearchInTraining:
                 compare_with_default(session, default, alive)
         if alive and inputs is not None:
             each = replace(session, between_steps=self._held_by_all)
-            held = functools.partial(self._giving_way, inputs, taken) if taken else None
+            hold = functools.partial(self._giving_way, inputs, taken)
+            held = HeldPasses(hold, self._passes) if taken else None
             compare_with_default(each, default, alive, inputs, held)
         # What ends a hold counts as an error of the candidate that was to run in it.
         if anywhere(session, self._ended(), "interrupted"):

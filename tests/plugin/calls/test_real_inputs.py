@@ -112,17 +112,19 @@ def in_passes_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_LITTLE_BYTES", 0)
 
 
-@pytest.fixture(params=["beside the state", "as on a GPU", "in its place"])
+@pytest.fixture(params=["beside the state", "as on a GPU", "in its place", "in its place, in one pass"])
 def leaves(
     request: pytest.FixtureRequest, observation: Observation, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """Where devices have memory of their own, results are compared there, and where they have no room beside the state
     the first run of each pass takes that over."""
-    gives_way = request.param == "in its place"
+    gives_way = request.param.startswith("in its place")
     if request.param != "beside the state":
         monkeypatch.setattr(_SHARE_MEMORY, lambda _: False)
     if gives_way:
         in_passes_without_room(monkeypatch)
+    if request.param.endswith("one pass"):
+        monkeypatch.setattr(search_in_training, "PASSES", 1)
     really, gone = Runner.output_arrays, []
 
     def output_arrays(runner: Runner, *given: Any) -> Any:
