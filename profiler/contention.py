@@ -341,8 +341,9 @@ def holds(beside: Trace, module_name: str, order: Sequence[str], prefix: str = "
         prefix: how names of the region begin that has this order (:data:`~disco_hlo.profiler.trace.UNIT`).
     """
     found: dict[str, dict[tuple[int, int, str], list[_Seen]]] = defaultdict(lambda: defaultdict(list))
+    units = {token.partition(".")[0] for token in order}
     for (run, _), executions in by_place(beside, module_name).items():
-        for turn, spans in enumerate(_turns(executions, prefix)):
+        for turn, spans in enumerate(_turns(executions, units, prefix)):
             for bucket, unit, seen in _beginnings(spans, order):
                 found[unit][run, turn, bucket].append(seen)
     shares = {unit: _share(list(by_transfer.values())) for unit, by_transfer in found.items()}
@@ -383,8 +384,11 @@ def _beginnings(spans: Mapping[str, Interval], order: Sequence[str]) -> list[tup
     return found
 
 
-def _turns(executions: Sequence[Execution], prefix: str) -> list[dict[str, Interval]]:
-    """From the beginning of each unit to its end, in each turn of a loop; of a bucket, its collective.
+def _turns(
+    executions: Sequence[Execution], units: Collection[str], prefix: str
+) -> list[dict[str, Interval]]:
+    """From the beginning of each unit to its end, in each turn of a loop; of a bucket, its collective. What packs a
+    bucket and unpacks it has names of its own and is no unit.
 
     A unit may be several kernels, as many in every turn; most are one. So there are as many turns as most units have
     kernels, and a unit whose kernels do not divide by them is left out. The entry has one turn.
@@ -392,7 +396,7 @@ def _turns(executions: Sequence[Execution], prefix: str) -> list[dict[str, Inter
     parts: dict[str, list[Interval]] = defaultdict(list)
     for one in executions:
         named = ENTRY_UNIT.match(one.op.removeprefix(prefix)) if one.op.startswith(prefix) else None
-        if named is not None and (named[0][0] == "b") == is_transfer(one):
+        if named is not None and named[0] in units and (named[0][0] == "b") == is_transfer(one):
             parts[named[0]].append(span(one))
     turns = mode(map(len, parts.values())) if prefix and parts else 1
     found: list[dict[str, Interval]] = [{} for _ in range(turns)]

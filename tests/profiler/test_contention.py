@@ -397,6 +397,17 @@ def test_each_turn_of_a_loop_shows_what_its_products_hold() -> None:
     assert holds(beside, "jit_step", ORDER, "loop3_") == {}
 
 
+def test_what_unpacks_a_bucket_holds_nothing() -> None:
+    """Its name begins with the number of a collective, as if it were a unit: of a loop with a bucket of two gradients
+    there was no profile, but a KeyError."""
+    rows = [("n9_unpack", 50, 150), *one(137)]
+    turns = [(f"loop2_{op}", at + start, at + end) for at in (0, 1000) for op, start, end in rows]
+    order = ("n1", "b0.start", "n2", "b0.done", "n3")
+    unpacks = [("n1", 0, 50), ("n9_unpack", 50, 150), ("b0", 137, 160), ("n3", 200, 210)]
+    assert holds(one_run(unpacks), "jit_step", order) == {}
+    assert set(holds(one_run(turns), "jit_step", order, "loop2_")) == {"n2"}
+
+
 def test_a_unit_that_did_not_run_alike_in_all_turns_tells_nothing() -> None:
     rows = [
         (f"loop2_{op}", at + start, at + end) for at in (0, 1000) for op, start, end in one(137, before=1)
