@@ -384,9 +384,7 @@ def _beginnings(spans: Mapping[str, Interval], order: Sequence[str]) -> list[tup
     return found
 
 
-def _turns(
-    executions: Sequence[Execution], units: Collection[str], prefix: str
-) -> list[dict[str, Interval]]:
+def _turns(executions: Sequence[Execution], units: Collection[str], prefix: str) -> list[dict[str, Interval]]:
     """From the beginning of each unit to its end, in each turn of a loop; of a bucket, its collective. What packs a
     bucket and unpacks it has names of its own and is no unit.
 
