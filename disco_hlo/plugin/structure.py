@@ -237,6 +237,8 @@ def why_not(case: Case, times: StepTimes) -> str:
     graph, costs = case.source.graph, case.costs
     if not costs.machine.asynchronous:
         return "collectives block on this device, so nothing can overlap them"
+    if communicates_in_loops(case.source):
+        return ""
     exposed = times.exposed_ns / max(1, times.makespan_ns)
     if exposed < EXPOSED_SHARE:
         return f"the plan leaves {exposed:.1%} of the step to communication alone"
@@ -258,8 +260,14 @@ def recomputes(source: CanonicalModule) -> bool:
 def lies_inside(source: CanonicalModule, weights: Sequence[int]) -> bool:
     """Whether a step's communication lies inside of what it computes: in loops, or between ops that weigh something."""
     graph = source.graph
-    in_loops = any(region.source.graph.collectives for region in source.regions)
-    return in_loops or len(graph.collectives) < 2 or inside_share(graph, weights) >= INSIDE_SHARE
+    if communicates_in_loops(source) or len(graph.collectives) < 2:
+        return True
+    return inside_share(graph, weights) >= INSIDE_SHARE
+
+
+def communicates_in_loops(source: CanonicalModule) -> bool:
+    """Whether a loop of a step, or what it calls, communicates. Written out, it may have less to compute, too."""
+    return any(region.source.graph.collectives for region in source.regions)
 
 
 def inside_share(graph: Graph, weights: Sequence[int]) -> float:

@@ -179,7 +179,7 @@ def narrow_barriers(body: Program) -> None:
             shapes = [type(one.shape).FromString(one.shape.tuple_shapes[n].SerializeToString()) for n in kept]
             del one.shape.tuple_shapes[:]
             one.shape.tuple_shapes.extend(shapes)
-            _forget_state(one)
+            forget_state(one)
         for taker in takers:
             taker.tuple_index = kept.index(int(taker.tuple_index))
     body.sweep()
@@ -209,7 +209,7 @@ def extend(
     for shape in shapes:
         shape.tuple_shapes.extend(one.shape for one in begins)
     for one in grown:
-        _forget_state(one)
+        forget_state(one)
     caller.place([state], caller.position(loop.instruction))
     caller.reads(loop.instruction, [state.id])
     caller.sweep()
@@ -227,7 +227,8 @@ def become(loop: Loop, elements: Sequence[Message], ends: Sequence[Message]) -> 
     loop.body.reads(loop.root, operands)
 
 
-def _forget_state(one: Message) -> None:
+def forget_state(one: Message) -> None:
+    """Remove notes about a tuple that are true of other elements alone."""
     for name in _OF_ANOTHER_STATE:
         one.ClearField(name)
 

@@ -24,6 +24,7 @@ from disco_hlo.structure.narrow import narrow
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.rotation import double, finish_later, prefetch
 from disco_hlo.structure.sharded import reorder, slice_send, split
+from disco_hlo.structure.unroll import unroll
 
 Position = Annotated[int, Meta(ge=0, le=1 << 31)]
 Opcode = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -95,6 +96,12 @@ class FinishLater(_Move, frozen=True):
 
 class Double(_Move, frozen=True):
     """A loop runs two turns in one."""
+
+    loop: Path
+
+
+class Unroll(_Move, frozen=True):
+    """All turns of a loop are written out, and the loop is gone."""
 
     loop: Path
 
@@ -187,7 +194,7 @@ class SliceSend(_Move, frozen=True):
     """Along which the shards lie."""
 
 
-OfLoops = Prefetch | FinishLater | Double | KeepTurns | Hoist | HoistRepeated
+OfLoops = Prefetch | FinishLater | Double | Unroll | KeepTurns | Hoist | HoistRepeated
 Move = Split | Reorder | Chunk | Fuse | SliceSend | Narrow | Keep | OfLoops
 Fuser = Callable[["Program", "Fuse"], None]
 """Replaces the pairs of a move; needs JAX, so it comes from above."""
@@ -275,6 +282,8 @@ def _apply_to_loop(program: Program, move: OfLoops) -> None:
         )
     elif isinstance(move, Double):
         double(loops[0])
+    elif isinstance(move, Unroll):
+        unroll(loops.pop())
     elif isinstance(move, HoistRepeated):
         hoist_repeated(loops[0], [loops[0].body.at(position, "all-gather") for position in move.gathers])
     elif isinstance(move, Hoist):

@@ -24,6 +24,7 @@ from disco_hlo.structure.moves import (
     Move,
     Narrow,
     Prefetch,
+    Unroll,
     apply_moves,
 )
 from disco_hlo.structure.narrow import narrowable
@@ -49,11 +50,13 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
     * ``prefetch``: each turn of a loop gathers for the next turn.
     * ``finish-later``: each turn makes the reductions of the turn before it; ``rotate``: both.
     * ``double``: loops run two turns in one; ``prefetch-double``: both.
+    * ``unroll``: the turns of loops that communicate, and of those beside them, are written out.
     * ``hoist``: a loop over microbatches gathers nothing; all its loops gather is gathered before it.
     * ``keep-kernels``: the backward pass reads the results of kernels that it would compute again; ``keep``: and what
       kernels read; with ``-gather-once`` and ``-rotate``: that, too.
     * ``gather-once``: the backward pass reads the weights that the forward pass gathered; ``gather-once-prefetch``: and
-      the gathers that are left are made a turn ahead; ``gather-once-rotate``: and the reductions a turn later.
+      the gathers that are left are made a turn ahead; ``gather-once-rotate``: and the reductions a turn later;
+      ``gather-once-unroll``: in loops that are written out.
     """
     builder = _Builder(module, copies)
     narrowed = builder.narrowed()
@@ -69,7 +72,9 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
         "finish-later": builder.with_each(narrowed, _finishes),
         "rotate": builder.with_each(prefetched, _finishes),
         "prefetch-double": builder.with_each(prefetched, _doubles),
+        "unroll": builder.with_each(narrowed, _unrolls, every_loop=True),
     }
+    found["gather-once-unroll"] = builder.with_each(once, _unrolls, every_loop=True)
     found["gather-once-prefetch"] = builder.with_each(once, _prefetches)
     found["gather-once-rotate"] = builder.with_each(found["gather-once-prefetch"], _finishes)
     levels: dict[str, What] = {"keep-kernels": "kernels", "keep": "operands"}
@@ -228,6 +233,14 @@ def _finishes(places: list[_Place], at: int) -> Iterator[Move]:
 
 def _doubles(places: list[_Place], at: int) -> Iterator[Move]:
     yield Double(places[at][0])
+
+
+def _unrolls(places: list[_Place], at: int) -> Iterator[Move]:
+    """A loop, where one of its caller's communicates."""
+    path, caller, _ = places[at]
+    beside = [one for _, its_caller, one in places if its_caller is caller]
+    if any(_communicates(caller, one) for one in beside):
+        yield Unroll(path)
 
 
 def _hoists_repeated(places: list[_Place], at: int) -> Iterator[Move]:

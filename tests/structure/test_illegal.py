@@ -22,6 +22,7 @@ from disco_hlo.structure.moves import (
     Reorder,
     SliceSend,
     Split,
+    Unroll,
     apply_moves,
 )
 from disco_hlo.structure.program import Program
@@ -257,6 +258,7 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
     "turn-with-effects": (
         ("y = f32[4] add(x, g)", 'y = f32[4] custom-call(g), custom_call_target="f", custom_call_has_side_effect=true'),
         Double, "its body holds y (custom-call), which is not repeated"),
+    "too-many-turns": (("constant(4)", "constant(4000)"), Unroll, "instructions, expected up to 20000"),
     "gather-not-foreseen": (("r = f32[2] reshape(s)", "r = f32[2] slice(x), slice={[0:2]}"),
         Prefetch, "what the next turn gathers does not follow from the loop's counter"),
     "gather-in-the-state": (("tuple(j, w, y)", "tuple(j, w, g)"), Prefetch, "it is part of the loop's state already"),
@@ -357,8 +359,8 @@ def asked_of_loops(source: bytes, kind: type[Move]) -> Move:
         return Prefetch((loops[0],), (gathers[0],))
     if kind is Narrow:
         return Narrow((loops[0],), (gathers[0],))
-    if kind is Double:
-        return Double((loops[0],))
+    if kind in (Double, Unroll):
+        return kind((loops[0],))  # type: ignore[call-arg]
     again = [i.opcode for i in bodies[-1].instructions].index("all-gather") + 1
     return KeepTurns((loops[0],), loops[-1], ((gathers[0], again),), (("all-gather", "reshape"),))
 
@@ -372,7 +374,7 @@ def test_refused_of_loops(case: str) -> None:
         apply_moves(source, [asked_of_loops(source, kind)], copies=kind is not KeepTurns)
 
 
-@pytest.mark.parametrize("kind", [Prefetch, Double, KeepTurns])
+@pytest.mark.parametrize("kind", [Prefetch, Double, Unroll, KeepTurns])
 def test_what_the_loops_are_refused_for_is_the_edit_alone(kind: type[Move]) -> None:
     source = module_of(LOOPS)
     assert apply_moves(source, [asked_of_loops(source, kind)], copies=kind is not KeepTurns) != source
