@@ -13,6 +13,9 @@ but 0 renews a note in the store while it is in a phase, and takes leave at its 
 waits: one that has not changed for :data:`SILENT_S` of looking is of a rank that is dead or stands still. Rank 0 writes
 down which, and the others look for that. Rank 0 itself is not watched: the store goes with its process. Times are
 counted in looks, so neither a clock that is moved nor a rank 0 that stood still makes anybody dead.
+
+**Long waits.** A rank in a collective cannot tell a device that hangs from a rank that has yet to come. One that has
+waited for long says so (:class:`LongWait`): where all have, nobody is to come any more.
 """
 
 from __future__ import annotations
@@ -115,6 +118,11 @@ class KvChannel:
             self._store.delete(f"{where}/from")
         return outcome
 
+    def wait(self, failed: str = "") -> LongWait:
+        """Of this rank, in what all ranks run before they next exchange anything, or in that exchange; why that run
+        ``failed`` here, if it did."""
+        return LongWait(self.rank, self.size, f"{self._root}/{self._sequence}-waits", self._store, failed)
+
     def _await_rank_0(self, where: str, timeout_s: float) -> bytes | None:
         deadline = Deadline(timeout_s, self.gone)
         outcome = wait(self._store, f"{where}/outcome", deadline, self._slice_s)
@@ -204,6 +212,54 @@ class KvChannel:
         # In a broadcast nobody but rank 0 says anything.
         missing = silent if answered and silent else [0]
         return f"{tag}: {name_ranks(missing)} of {self.size} {deadline.missed()}"
+
+
+_WAITS = b"waits"
+HANGS: Final = "it hangs"
+
+
+class LongWait:
+    """What one rank says of its wait to the others, from any thread; nothing before it has lasted for long."""
+
+    def __init__(self, rank: int, size: int, directory: str, store: CoordinationStore, failed: str) -> None:
+        """Nothing is said yet.
+
+        Args:
+            directory: of the keys; the same on all ranks.
+            failed: as of :meth:`KvChannel.wait`.
+        """
+        self.rank = rank
+        self._size = size
+        self._directory = directory
+        self._store = store
+        self._says = failed.encode() or _WAITS
+        self._said = False
+
+    def verdict(self) -> str:
+        """Say that it has lasted for long. Empty until it has on all ranks, which rank 0 finds out and the others hear
+        within seconds; then on which ranks it failed, or :data:`HANGS`."""
+        try:
+            if not self._said:
+                self._store.renew(f"{self._directory}/{self.rank}", self._says)
+                self._said = True
+            if self.rank != 0:
+                found = self._store.get(f"{self._directory}/all", slice_s(self._size))
+                return (found or b"").decode(errors="replace")
+            said = self._store.values(self._directory)
+            if len(said) < self._size:
+                return ""
+            failed = (f"rank {rank}: {why.decode()}" for rank, why in said.items() if why != _WAITS)
+            verdict = "; ".join(failed) or HANGS
+            self._store.renew(f"{self._directory}/all", verdict.encode())
+            return verdict
+        except ActivationError:  # whoever waits will notice
+            return ""
+
+    def end(self) -> None:
+        """Take back what was said."""
+        if self._said:
+            with contextlib.suppress(ActivationError):
+                self._store.delete(f"{self._directory}/{self.rank}")
 
 
 BEAT_S: Final = 5.0
