@@ -235,25 +235,25 @@ class LongWait:
         self._says = failed.encode() or _WAITS
         self._said = False
 
-    def verdict(self) -> str:
-        """Say that it has lasted for long. Empty until it has on all ranks, which rank 0 finds out and the others hear
-        within seconds; then on which ranks it failed, or :data:`HANGS`."""
+    def verdict(self, longest_s: float) -> str:
+        """Say that it has lasted for long, and wait for so long at most until it has on all ranks, which rank 0 finds
+        out: on which ranks it failed, or :data:`HANGS`. Empty where it has not."""
         try:
             if not self._said:
                 self._store.renew(f"{self._directory}/{self.rank}", self._says)
                 self._said = True
             if self.rank != 0:
-                found = self._store.get(f"{self._directory}/all", slice_s(self._size))
-                return (found or b"").decode(errors="replace")
+                return (self._store.get(f"{self._directory}/all", longest_s) or b"").decode(errors="replace")
             said = self._store.values(self._directory)
-            if len(said) < self._size:
-                return ""
-            failed = (f"rank {rank}: {why.decode()}" for rank, why in said.items() if why != _WAITS)
-            verdict = "; ".join(failed) or HANGS
-            self._store.renew(f"{self._directory}/all", verdict.encode())
-            return verdict
+            if len(said) == self._size:
+                failed = (f"rank {rank}: {why.decode()}" for rank, why in said.items() if why != _WAITS)
+                verdict = "; ".join(failed) or HANGS
+                self._store.renew(f"{self._directory}/all", verdict.encode())
+                return verdict
         except ActivationError:  # whoever waits will notice
-            return ""
+            pass
+        time.sleep(longest_s)
+        return ""
 
     def end(self) -> None:
         """Take back what was said."""

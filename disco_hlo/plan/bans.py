@@ -274,6 +274,7 @@ def note_hang() -> None:
         with contextlib.suppress(OSError), path.open("r+b") as file:
             file.seek(_PLACES.fatal)
             file.write(_HUNG.encode())
+            _kept(path)  # what runs may fail before the process has ended, and would take a mark back
 
 
 def _others_of(record: _Record, records: list[_Record]) -> bool:

@@ -290,17 +290,22 @@ def test_rank_0_and_one_that_is_alone_give_no_signs() -> None:
 def test_a_run_hangs_once_every_rank_has_waited_long_in_it() -> None:
     notes = Notes()
     first, second, third = (KvChannel(rank, 3, "job", notes).wait() for rank in range(3))
-    assert [first.verdict(), second.verdict()] == ["", ""]
+    assert [first.verdict(0.0), second.verdict(0.0)] == ["", ""]
     second.end()  # it came back there, or its exchange did
-    assert [third.verdict(), first.verdict()] == ["", ""]
+    assert [third.verdict(0.0), first.verdict(0.0)] == ["", ""]
     second = KvChannel(1, 3, "job", notes).wait()
-    assert [second.verdict(), first.verdict(), second.verdict(), third.verdict()] == ["", HANGS, HANGS, HANGS]
+    assert [second.verdict(0.0), first.verdict(0.0), second.verdict(0.0), third.verdict(0.0)] == [
+        "",
+        HANGS,
+        HANGS,
+        HANGS,
+    ]
 
 
 def test_a_rank_whose_run_failed_tells_the_others_why_they_wait() -> None:
     notes = Notes()
     first, second = (KvChannel(rank, 2, "job", notes).wait("no memory" * rank) for rank in range(2))
-    assert [second.verdict(), first.verdict(), second.verdict()] == [
+    assert [second.verdict(0.0), first.verdict(0.0), second.verdict(0.0)] == [
         "",
         "rank 1: no memory",
         "rank 1: no memory",
@@ -311,7 +316,7 @@ def test_a_wait_whose_store_is_gone_says_nothing() -> None:
     notes = Notes()
     wait = KvChannel(0, 1, "job", notes).wait()
     notes.gone = True
-    assert wait.verdict() == ""
+    assert wait.verdict(0.0) == ""
     wait.end()
 
 

@@ -203,7 +203,8 @@ class Wait:
         self.asked = 0
         self.ended = threading.Event()
 
-    def verdict(self) -> str:
+    def verdict(self, longest_s: float) -> str:
+        time.sleep(longest_s)
         self.asked += 1
         return self._verdicts.pop(0) if self._verdicts[1:] else self._verdicts[0]
 
@@ -252,7 +253,7 @@ def test_a_rank_that_waits_to_hear_of_a_run_ends_nothing_by_itself(monkeypatch: 
     monkeypatch.setattr(lockstep, "_HANGS_S", 0.01)
     wait = Wait(1, "")
     with lockstep.coming_back(request_of(1, 2, wait), ""):
-        while wait.asked < 600:
+        while wait.asked < 600:  # ten times as long as a run may last
             time.sleep(0.001)
     assert wait.ended.wait(60)
 

@@ -41,8 +41,8 @@ _HANGS_S, _CALLS = 54.0, 18
 other it has ended within a minute, if a call takes no longer than three seconds."""
 _PIECES = 60
 _LOOPS = "it may have a loop that ends only with the training's own inputs"
-_LAST_S = 2.0
-"""For how long rank 0 outlives the others, as jax would end them by an abort."""
+_LAST_S = 0.2
+"""Until all ranks have heard that they end: the others' connections to the first one that does break."""
 
 
 def all_have(session: Session, what: str) -> contextlib.AbstractContextManager[None]:
@@ -201,18 +201,17 @@ def coming_back(request: CompileRequest, went: str | None = None) -> Iterator[No
         return
     timed = wait is not None or (request.call_ns > 0 and len(request.process_indices) == 1)
     long_s = max(_HANGS_S, _CALLS * request.call_ns / 1e9) if timed else _ENDLESS_S
-    has_ended = threading.Event()
+    piece_s, has_ended = long_s / _PIECES, threading.Event()
 
     def watch() -> None:
-        for piece in itertools.count(1):
-            if has_ended.wait(long_s / _PIECES):
+        if any(has_ended.wait(piece_s) for _ in range(_PIECES)):
+            return
+        for pieces in itertools.count(_PIECES):
+            verdict = HANGS if wait is None else wait.verdict(piece_s)
+            if has_ended.is_set() and not verdict:
                 break
-            if piece < _PIECES:
-                continue
-            verdict = HANGS if wait is None else wait.verdict()
-            waited_s = piece * long_s / _PIECES
-            if verdict or (went is None and waited_s >= max(long_s, _ENDLESS_S)):
-                _end_endless(request.module_name, waited_s, verdict if timed else _LOOPS, wait)
+            if verdict or (went is None and pieces * piece_s >= _ENDLESS_S):
+                _end_endless(request.module_name, pieces * piece_s, verdict if timed else _LOOPS, wait)
                 break
         if wait is not None:
             wait.end()
@@ -237,7 +236,7 @@ def _end_endless(name: str, waited_s: float, why: str, wait: LongWait | None) ->
         note_hang()
     elif why != _LOOPS:
         withdraw_marks()
-    if wait is not None and leads:
+    if wait is not None:
         time.sleep(_LAST_S)
     _end_now()
 
