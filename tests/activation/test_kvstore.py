@@ -291,25 +291,25 @@ def test_a_run_hangs_once_every_rank_has_waited_long_in_it() -> None:
     notes = Notes()
     first, second, third = (KvChannel(rank, 3, "job", notes).wait() for rank in range(3))
     assert [first.verdict(0.0), second.verdict(0.0)] == ["", ""]
-    second.end()  # it came back there, or its exchange did
-    assert [third.verdict(0.0), first.verdict(0.0)] == ["", ""]
-    second = KvChannel(1, 3, "job", notes).wait()
-    assert [second.verdict(0.0), first.verdict(0.0), second.verdict(0.0), third.verdict(0.0)] == [
-        "",
-        HANGS,
-        HANGS,
-        HANGS,
-    ]
+    second.end()  # it came back there
+    assert [second.verdict(0.0), third.verdict(0.0), first.verdict(0.0)] == ["", "", ""]
+    second = KvChannel(1, 3, "job", notes).wait("")
+    assert second.verdict(0.0) == ""
+    assert [one.verdict(0.0) for one in (first, second, third)] == [HANGS] * 3
+
+
+def test_nothing_hangs_where_all_ranks_have_come_back() -> None:
+    """The one that gathers their words may have stood still just then."""
+    notes = Notes()
+    first, second = (KvChannel(rank, 2, "job", notes).wait("no memory" * rank) for rank in range(2))
+    assert [one.verdict(0.0) for one in (second, first, second)] == ["", "", ""]
 
 
 def test_a_rank_whose_run_failed_tells_the_others_why_they_wait() -> None:
     notes = Notes()
-    first, second = (KvChannel(rank, 2, "job", notes).wait("no memory" * rank) for rank in range(2))
-    assert [second.verdict(0.0), first.verdict(0.0), second.verdict(0.0)] == [
-        "",
-        "rank 1: no memory",
-        "rank 1: no memory",
-    ]
+    first, second = KvChannel(0, 2, "job", notes).wait(), KvChannel(1, 2, "job", notes).wait("no memory")
+    assert [second.verdict(0.0), first.verdict(0.0)] == ["", "rank 1: no memory"]
+    assert second.verdict(0.0) == "rank 1: no memory"
 
 
 def test_a_wait_whose_store_is_gone_says_nothing() -> None:

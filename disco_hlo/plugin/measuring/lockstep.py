@@ -190,37 +190,39 @@ def coming_back(request: CompileRequest, went: str | None = None) -> Iterator[No
     for which the process itself was stopped does not count.
 
     Beside the training of several ranks one that stands still keeps the others in its collectives, which is no fault of
-    the step's. So each says when it has waited for so long, and it hangs where all do.
+    the step's. So each says when it has waited for so long, and it hangs once all are in it so or have come back.
 
     Args:
         went: why the run failed here, or empty, where this rank waits to hear of the others' runs.
     """
-    wait = None if request.wait is None or not request.call_ns else request.wait(went or "")
+    wait = None if request.wait is None or not request.call_ns else request.wait(went)
     if wait is None and went is not None:
         yield
         return
     timed = wait is not None or (request.call_ns > 0 and len(request.process_indices) == 1)
     long_s = max(_HANGS_S, _CALLS * request.call_ns / 1e9) if timed else _ENDLESS_S
-    piece_s, has_ended = long_s / _PIECES, threading.Event()
+    piece_s, first = long_s / _PIECES, _PIECES if went is None else 1
+    has_ended = threading.Event()
 
     def watch() -> None:
-        if any(has_ended.wait(piece_s) for _ in range(_PIECES)):
+        if any(has_ended.wait(piece_s) for _ in range(first)):
             return
-        for pieces in itertools.count(_PIECES):
+        for pieces in itertools.count(first):
             verdict = HANGS if wait is None else wait.verdict(piece_s)
             if has_ended.is_set() and not verdict:
-                break
+                return
             if verdict or (went is None and pieces * piece_s >= _ENDLESS_S):
-                _end_endless(request.module_name, pieces * piece_s, verdict if timed else _LOOPS, wait)
-                break
-        if wait is not None:
-            wait.end()
+                waited_s = max(pieces * piece_s, long_s)
+                _end_endless(request.module_name, waited_s, verdict if timed else _LOOPS, wait)
+                return
 
     threading.Thread(target=watch, name="disco-endless", daemon=True).start()
     try:
         yield
     finally:
         has_ended.set()
+        if wait is not None:
+            wait.end()
 
 
 def _end_endless(name: str, waited_s: float, why: str, wait: LongWait | None) -> None:
