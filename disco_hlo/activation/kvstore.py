@@ -13,6 +13,10 @@ but 0 renews a note in the store while it is in a phase, and takes leave at its 
 waits: one that has not changed for :data:`SILENT_S` of looking is of a rank that is dead or stands still. Rank 0 writes
 down which, and the others look for that. Rank 0 itself is not watched: the store goes with its process. Times are
 counted in looks, so neither a clock that is moved nor a rank 0 that stood still makes anybody dead.
+
+**Long waits.** A rank in a collective cannot tell a device that hangs from a rank that has yet to come. One that has
+been in a run for long says so, and so does one that waits to hear how it went (:class:`LongWait`): where all have,
+nobody is to come any more.
 """
 
 from __future__ import annotations
@@ -115,6 +119,11 @@ class KvChannel:
             self._store.delete(f"{where}/from")
         return outcome
 
+    def wait(self, went: str | None = None) -> LongWait:
+        """Of this rank, in what all ranks run before they next exchange anything; or in that exchange, where it says
+        why the run failed here, or nothing."""
+        return LongWait(self.rank, self.size, f"{self._root}/{self._sequence}-waits", self._store, went)
+
     def _await_rank_0(self, where: str, timeout_s: float) -> bytes | None:
         deadline = Deadline(timeout_s, self.gone)
         outcome = wait(self._store, f"{where}/outcome", deadline, self._slice_s)
@@ -204,6 +213,58 @@ class KvChannel:
         # In a broadcast nobody but rank 0 says anything.
         missing = silent if answered and silent else [0]
         return f"{tag}: {name_ranks(missing)} of {self.size} {deadline.missed()}"
+
+
+_RUNS, _WAITS = b"runs", b"waits"
+HANGS: Final = "it hangs"
+
+
+class LongWait:
+    """What one rank says of its wait to the others, from a thread besides; nothing before that asks for a verdict."""
+
+    def __init__(
+        self, rank: int, size: int, directory: str, store: CoordinationStore, went: str | None
+    ) -> None:
+        """Nothing is said yet.
+
+        Args:
+            directory: of the keys; the same on all ranks.
+            went: as of :meth:`KvChannel.wait`.
+        """
+        self.rank = rank
+        self._size = size
+        self._directory = directory
+        self._store = store
+        self._says = _RUNS if went is None else went.encode() or _WAITS
+        self._saying = threading.Lock()
+        self._said = self._ended = False
+
+    def verdict(self, longest_s: float) -> str:
+        """Say that it has lasted for long, and wait for so long at most until it has on all ranks, and some still run,
+        which rank 0 finds out: on which it failed, or :data:`HANGS`. Empty where that is not so."""
+        with contextlib.suppress(ActivationError):  # whoever waits will notice
+            with self._saying:
+                if not self._said and not self._ended:
+                    self._store.renew(f"{self._directory}/{self.rank}", self._says)
+                    self._said = True
+            if self.rank != 0:
+                return (self._store.get(f"{self._directory}/all", longest_s) or b"").decode(errors="replace")
+            said = self._store.values(self._directory)
+            if len(said) == self._size and _RUNS in said.values():
+                failed = [(rank, why) for rank, why in said.items() if why not in (_RUNS, _WAITS)]
+                verdict = "; ".join(f"rank {rank}: {why.decode()}" for rank, why in failed) or HANGS
+                self._store.renew(f"{self._directory}/all", verdict.encode())
+                return verdict
+        time.sleep(longest_s)
+        return ""
+
+    def end(self) -> None:
+        """Take back what was said, and say nothing any more."""
+        with self._saying:
+            self._ended = True
+            if self._said:
+                with contextlib.suppress(ActivationError):
+                    self._store.delete(f"{self._directory}/{self.rank}")
 
 
 BEAT_S: Final = 5.0

@@ -10,6 +10,7 @@ process judges it, by these rules:
   abort in a thread of the coordination service's in a job of several processes: a peer died.
 * A fatal signal of its own is a crash, and bans the module. In a first run of a job of several processes it may be what
   a peer's death does to a collective, so there it is one death.
+* A process that ended itself since what it ran hung says so, which bans the module.
 * An end that left no note (SIGKILL, out of memory, ``_exit``) is one death.
 * Three deaths ban. A compile that succeeds takes back the deaths of compiles, a run that succeeds all of them.
 * Where a process died in several modules at once none is banned; each is tried alone the next time.
@@ -48,13 +49,13 @@ _NAME = re.compile(rf"(?:{_MARK}|{_DIED})(?P<module>[0-9a-f]{{64}})\.[0-9]{{1,10
 _MAX_BYTES = 4096
 _KEPT_S = 30 * 86400.0
 """How long a death that bans nothing is remembered."""
-_NONE = "00"
+_NONE, _HUNG = "00", "99"
 _WHEN: dict[str, str] = {"compile": "compiled", "run": "first run"}
 
 log = logging.getLogger(__name__)
 _unguarded: set[Path] = set()
 """Folders of which this process has said that marks cannot be written there: a search would write a dozen."""
-_held: set[Path] = set()
+_held: dict[Path, Stage] = {}
 """Marks of this process."""
 _discarded: set[Path] = set()
 """Files of which this process has said that they are no records."""
@@ -83,17 +84,20 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def is_crash(self) -> bool:
         """Whether the module itself ended the process, for certain."""
-        return self.fatal != _NONE and (self.processes == 1 or self.stage == "compile")
+        return self.fatal == _HUNG or (
+            self.fatal != _NONE and (self.processes == 1 or self.stage == "compile")
+        )
 
     def speaks(self) -> bool:
         """Whether the end of the process says anything of the module."""
-        by_a_peer = self.fatal != _NONE and self.processes > 1 and self.ours == "0"
+        by_a_peer = self.fatal not in (_NONE, _HUNG) and self.processes > 1 and self.ours == "0"
         return self.told == _NONE and not by_a_peer
 
     def text(self) -> str:
         """What happened, as a sentence's end."""
         by = "" if self.fatal == _NONE else f" by {_signal_name(int(self.fatal))}"
-        return f"process {self.pid} on {self.host} ended{by} while it was {_WHEN[self.stage]} ({self.since})"
+        how = "hung" if self.fatal == _HUNG else f"ended{by}"
+        return f"process {self.pid} on {self.host} {how} while it was {_WHEN[self.stage]} ({self.since})"
 
 
 _PLACES = Places(
@@ -148,7 +152,7 @@ class Bans:
                 yield
             self._acquit(module, stage)
         finally:
-            _held.discard(renewed.path)
+            _held.pop(renewed.path, None)
             os.close(file)
             renewed.remove()
 
@@ -165,7 +169,7 @@ class Bans:
                 _unguarded.add(self.folder)
                 log.warning("plans are compiled without marks that would ban them if they crashed: %s", error)
             return None
-        _held.add(self.folder / name)
+        _held[self.folder / name] = stage
         return RenewedFile(self.folder / name), file
 
     def reason(self, module: str) -> str:
@@ -258,6 +262,19 @@ def withdraw_marks() -> None:
     """Before this process ends itself for a reason that is no module's: its marks say nothing."""
     for path in list(_held):
         _remove(path)
+
+
+def note_hang() -> None:
+    """Before this process ends itself, as what it runs does not come back: that bans what runs, and nothing that is
+    compiled meanwhile."""
+    for path, stage in list(_held.items()):
+        if stage != "run":
+            _remove(path)
+            continue
+        with contextlib.suppress(OSError), path.open("r+b") as file:
+            file.seek(_PLACES.fatal)
+            file.write(_HUNG.encode())
+            _kept(path)  # what runs may fail before the process has ended, and would take a mark back
 
 
 def _others_of(record: _Record, records: list[_Record]) -> bool:

@@ -210,6 +210,7 @@ def join_beside(request: CompileRequest, settings: Settings, tag: str, gone: Gon
         return Session(request, settings, facts, LocalChannel())
     store = CoordinationStore(job.client)
     channel = KvChannel(facts.process_index, size, f"{job.address} {tag}", store, gone)
+    request.wait = channel.wait
     return Session(request, settings, facts, channel)
 
 

@@ -14,7 +14,7 @@ import pytest
 from disco_hlo.activation import kvstore
 from disco_hlo.activation.agree import Proposal, agree, settle
 from disco_hlo.activation.channel import CoordinationStore
-from disco_hlo.activation.kvstore import BEAT_S, CHUNK_BYTES, SILENT_S, KvChannel, Pulse
+from disco_hlo.activation.kvstore import BEAT_S, CHUNK_BYTES, HANGS, SILENT_S, KvChannel, Pulse
 from disco_hlo.errors import ActivationError, GoneError
 from tests.activation.stores import MemoryStore, on_ranks
 
@@ -191,6 +191,16 @@ class Notes:
         self.kept[key] = value
         self.renewed.set()
 
+    def get(self, key: str, _timeout_s: float) -> bytes | None:
+        if self.gone:
+            raise ActivationError("out of reach")
+        return self.kept.get(key)
+
+    def delete(self, key: str) -> None:
+        if self.gone:
+            raise ActivationError("out of reach")
+        del self.kept[key]
+
     def values(self, directory: str) -> dict[str, bytes]:
         if self.gone:
             raise ActivationError("out of reach")
@@ -275,6 +285,48 @@ def test_rank_0_and_one_that_is_alone_give_no_signs() -> None:
         one.start()
         one.stop()
     assert notes.kept == {}
+
+
+def test_a_run_hangs_once_every_rank_has_waited_long_in_it() -> None:
+    notes = Notes()
+    first, second, third = (KvChannel(rank, 3, "job", notes).wait() for rank in range(3))
+    assert [first.verdict(0.0), second.verdict(0.0)] == ["", ""]
+    second.end()  # it came back there
+    assert [second.verdict(0.0), third.verdict(0.0), first.verdict(0.0)] == ["", "", ""]
+    second = KvChannel(1, 3, "job", notes).wait("")
+    assert second.verdict(0.0) == ""
+    assert [one.verdict(0.0) for one in (first, second, third)] == [HANGS] * 3
+
+
+def test_nothing_hangs_where_all_ranks_have_come_back() -> None:
+    """The one that gathers their words may have stood still just then."""
+    notes = Notes()
+    first, second = (KvChannel(rank, 2, "job", notes).wait("no memory" * rank) for rank in range(2))
+    assert [one.verdict(0.0) for one in (second, first, second)] == ["", "", ""]
+
+
+def test_a_rank_whose_run_failed_tells_the_others_why_they_wait() -> None:
+    notes = Notes()
+    first, second = KvChannel(0, 2, "job", notes).wait(), KvChannel(1, 2, "job", notes).wait("no memory")
+    assert [second.verdict(0.0), first.verdict(0.0)] == ["", "rank 1: no memory"]
+    assert second.verdict(0.0) == "rank 1: no memory"
+
+
+def test_a_wait_whose_store_is_gone_says_nothing() -> None:
+    notes = Notes()
+    wait = KvChannel(0, 1, "job", notes).wait()
+    notes.gone = True
+    assert wait.verdict(0.0) == ""
+    wait.end()
+
+
+def test_waits_of_one_run_are_told_from_those_of_another() -> None:
+    store = MemoryStore()
+    earlier, later = KvChannel(0, 2, "job", store), KvChannel(1, 2, "job", store)
+    before = earlier.wait()._directory
+    assert later.wait()._directory == before
+    earlier._begin("an exchange")
+    assert earlier.wait()._directory != before
 
 
 @pytest.mark.parametrize("rank", [0, 1])

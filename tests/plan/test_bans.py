@@ -24,7 +24,7 @@ PROGRAM = """
 import ctypes, faulthandler, json, os, signal, sys, threading, time, traceback
 from pathlib import Path
 import llvmlite.binding
-from disco_hlo.plan.bans import Bans, withdraw_marks
+from disco_hlo.plan.bans import Bans, note_hang, withdraw_marks
 libc = ctypes.CDLL(None)
 
 def kill(number):
@@ -259,6 +259,19 @@ def test_the_death_of_a_peer_bans_nothing(
     assert end(tmp_path, code, stage=stage, processes=processes) != 0
     banned = Bans(tmp_path).reason(A)
     assert ["banned" if banned else name for name in names(tmp_path)] == left
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_that_hangs_bans_its_module_at_once_and_none_that_is_compiled_meanwhile(
+    processes: int, tmp_path: Path
+) -> None:
+    """It was one death of three, so that two more jobs waited for it."""
+    code = "with Bans(folder).trying('b' * 64, 'compile', processes), trying(): note_hang(); os._exit(1)"
+    assert end(tmp_path, code, stage="run", processes=processes) == 1
+    [ban] = Bans(tmp_path).all()
+    assert ban.module == A
+    assert " hung while it was first run (" in ban.reason
+    assert names(tmp_path) == ["died"]
 
 
 def succeed(folder: Path, stage: Stage) -> None:

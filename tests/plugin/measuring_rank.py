@@ -55,6 +55,21 @@ def arrange(fault: str, rank: int) -> None:
         executables.execute = failing(executables.execute)
 
 
+def trained(rank: int) -> list[float]:
+    """What the one step of the script makes of its state."""
+
+    def step(weight: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return weight + x.sum(), -weight
+
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+    x = jax.make_array_from_process_local_data(split, np.full((1, 3), rank + 1, np.float32))
+    weight = jax.make_array_from_process_local_data(whole, np.full(5, -2, np.float32))
+    updated, _ = jax.jit(step, out_shardings=whole, donate_argnums=0)(weight, x)
+    found: list[float] = np.asarray(updated.addressable_data(0)).tolist()
+    return found
+
+
 def main(address: str, rank: int, folder: Path, fault: str) -> None:
     # How soon jax ends a rank whose other is gone; 100 s if nobody says.
     jax.distributed.initialize(address, num_processes=2, process_id=rank, heartbeat_timeout_seconds=3)
@@ -81,16 +96,8 @@ def main(address: str, rank: int, folder: Path, fault: str) -> None:
         report["trials"] = [[trial.error, len(trial.times_ns)] for trial in trials]
         return None
 
-    def step(weight: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return weight + x.sum(), -weight
-
     jaxlink.install(handle)
-    mesh = Mesh(np.array(jax.devices()), ("data",))
-    whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
-    x = jax.make_array_from_process_local_data(split, np.full((1, 3), rank + 1, np.float32))
-    weight = jax.make_array_from_process_local_data(whole, np.full(5, -2, np.float32))
-    updated, _ = jax.jit(step, out_shardings=whole, donate_argnums=0)(weight, x)
-    report["updated"] = np.asarray(updated.addressable_data(0)).tolist()
+    report["updated"] = trained(rank)
     (folder / f"{rank}.json").write_text(json.dumps(report))
     jax.distributed.shutdown()
 

@@ -4,7 +4,8 @@ python -m tests.plugin.searched_training end HOW              one process; ends 
 python -m tests.plugin.searched_training end held             one process; ends as a worker waits to hold a call
 python -m tests.plugin.searched_training enact                one process, which prints; with the plan in DISCO_DIR
 python -m tests.plugin.searched_training rank ADDRESS FOLDER  one of two processes under mpiexec; with FAULT_AT (a
-                                                              place, or several) and FAULT_HOW it strikes itself there
+                                                              place, or several) and FAULT_HOW (kill, stop, sleep) it
+                                                              strikes itself there
 """
 
 from __future__ import annotations
@@ -77,6 +78,10 @@ PLACES = (
 )  # fmt: skip
 """Of a search, in turn: in a call under the profiler, while what is profiled has a call's arguments, before candidates
 are compiled, and so on."""
+OWN_CODE, CANDIDATE = "own code", "a candidate's run"
+"""Places besides: between two calls of the script's while a call is waited for, and once a candidate is to run."""
+_LONG_S, _SLEPT_S = 4.0, 6.0
+"""Where one sleeps, no run takes as long as the former; in the script's own code it sleeps for the latter."""
 _STOOD_STILL_S = 0.4
 """After a stop it goes on."""
 _WORKER_WAITS_S = 3.0
@@ -85,20 +90,26 @@ _LONGEST_S = 300.0
 """Of a training with a fault in it."""
 
 
-def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> None:
-    """Have this process kill or stop itself once at each of these places of its search."""
+def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> Callable[[str], None]:
+    """Have this process kill or stop itself once at each of these places of its search, or a thread of it sleep. What
+    comes back is to be called in the script's own code, with the place that this is."""
     from disco_hlo.plugin.calls.traced import TracedCalls
     from disco_hlo.plugin.measuring import candidates
     from disco_hlo.plugin.measuring.lending import Slices
     from disco_hlo.plugin.phases import search_in_training
     from disco_hlo.plugin.session import Session
+    from disco_hlo.plugin.xla import executables
 
     struck: list[str] = []
+    tried: list[Any] = []
 
     def strike(here: str) -> None:
         if here in places and here not in struck:
             struck.append(here)
             print("struck", flush=True)
+            if how == "sleep":
+                time.sleep(_SLEPT_S if here == OWN_CODE else _LONGEST_S)
+                return
             os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
     def struck_in(owner: Any, name: str, place: Callable[..., str], *, after: bool = False) -> None:
@@ -117,6 +128,13 @@ def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> No
     def stage(_: Session, name: str) -> str:
         return name if threading.current_thread() is not training else ""
 
+    def compiled(_: Session, _source: object, trials: Sequence[Any]) -> str:
+        tried.extend(one for one in trials if one.strategy is not None)
+        return "compile"
+
+    def is_tried(executable: object) -> bool:
+        return any(one.executable is executable for one in tried)
+
     def chosen(trial: trials.Trial, _: int) -> str:
         return "rounds" if len(trial._stretch.turns) > 1 and trial.outcome is None else ""
 
@@ -128,7 +146,9 @@ def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> No
     struck_in(TracedCalls, "after_call", lambda *_: "traced calls")
     struck_in(candidates, "_compile", lambda *_: "one compile")
     struck_in(Slices, "runner", lambda *_: "slice", after=True)
-    struck_in(search_in_training, "compile_trials", lambda *_: "compile")
+    struck_in(search_in_training, "compile_trials", compiled)
+    struck_in(executables, "execute", lambda one, *_: CANDIDATE if is_tried(one) else "")
+    return strike
 
 
 def with_fault(
@@ -186,11 +206,15 @@ def environment_of(directory: Path, devices: int, patience: int = 50) -> dict[st
 
 def rank(address: str, folder: Path) -> None:
     """Train with another process until a plan runs, and some steps more."""
+    from disco_hlo.plugin.measuring import lockstep
     from disco_hlo.plugin.phases import search_in_training
     from tests.plugin.calls.rank import Training
 
+    strike: Callable[[str], None] = lambda _: None  # noqa: E731
     if place := os.environ.get("FAULT_AT"):
-        strike_at(place.split(","), os.environ["FAULT_HOW"], threading.current_thread())
+        strike = strike_at(place.split(","), os.environ["FAULT_HOW"], threading.current_thread())
+    if os.environ.get("FAULT_HOW") == "sleep":
+        lockstep._HANGS_S = _LONG_S
     own = int(os.environ["OMPI_COMM_WORLD_RANK"])
     # After its default of 100 s JAX itself ends a process whose peer is gone.
     patience_s = 8 if os.environ.get("FAULT_HOW") == "kill" else 20
@@ -205,6 +229,7 @@ def rank(address: str, folder: Path) -> None:
     [trial] = observation.trials
     while trial.outcome is None and len(training.losses) < _MOST_CALLS:
         training.step()
+        strike("" if trial.hold is None else OWN_CODE)
         time.sleep(_STEP_S)
     settled = len(training.losses)
     for _ in range(5):

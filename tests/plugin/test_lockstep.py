@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,7 +23,9 @@ import numpy as np
 import pytest
 
 from disco_hlo.activation.channel import LocalChannel
+from disco_hlo.activation.kvstore import HANGS
 from disco_hlo.errors import ActivationError, GoneError, is_shared
+from disco_hlo.plan.store import PlanStore
 from disco_hlo.plugin.measuring import lockstep
 from disco_hlo.plugin.measuring.inputs.made_up import synthetic_values
 from disco_hlo.plugin.session import Session
@@ -31,6 +34,15 @@ from tests.plugin.two_ranks import run_two
 
 NO_MEMORY = "RESOURCE_EXHAUSTED: out of memory"
 KEEPS_DONATION = jax.__version_info__ >= (0, 11)
+
+
+def request_of(call_ns: int, ranks: int = 1, wait: Any = None) -> Any:
+    return SimpleNamespace(
+        module_name="jit_step",
+        call_ns=call_ns,
+        process_indices=range(ranks),
+        wait=None if wait is None else lambda _: wait,
+    )
 
 
 @pytest.mark.parametrize("fault", [pytest.param("inputs", marks=pytest.mark.product_only), "run on all"])
@@ -69,7 +81,10 @@ def test_a_run_that_fails_since_another_rank_is_dead_does_not_end_the_job() -> N
         raise GoneError("ran: rank 1 of 2 did not answer: a rank is dead or stood still")
 
     session: Any = SimpleNamespace(
-        channel=SimpleNamespace(all_gather=all_gather), timeout_s=1.0, alone=lambda _: nullcontext()
+        channel=SimpleNamespace(all_gather=all_gather),
+        timeout_s=1.0,
+        alone=lambda _: nullcontext(),
+        request=request_of(0),
     )
 
     def run() -> None:
@@ -89,7 +104,7 @@ class Array:
 def test_what_failed_keeps_no_arrays_on_the_devices_once_it_was_handled() -> None:
     """A training needs their memory again, and nobody knows when garbage is collected."""
     settings: Any = SimpleNamespace(timeout_s=1.0)
-    session = Session(None, settings, None, LocalChannel())  # type: ignore[arg-type]
+    session = Session(request_of(0), settings, None, LocalChannel())  # type: ignore[arg-type]
     made: list[weakref.ref[Any]] = []
 
     def run() -> None:
@@ -130,7 +145,7 @@ def test_between_the_steps_of_a_training_runs_are_made_as_many_at_once_as_a_slic
         return held[-1][-1]
 
     settings: Any = SimpleNamespace(timeout_s=1.0)
-    session = Session(None, settings, None, LocalChannel(), between_steps)  # type: ignore[arg-type]
+    session = Session(request_of(0), settings, None, LocalChannel(), between_steps)  # type: ignore[arg-type]
     assert lockstep.repeated(session, "a run", run, 6) == list(range(6))
     assert held == [[0], [1, 2], [3, 4], [5]]
     session = replace(session, between_steps=None)
@@ -147,10 +162,6 @@ def test_the_job_ends_where_nobody_takes_its_output(monkeypatch: pytest.MonkeyPa
         lockstep._end_job(session, "a run", "RuntimeError: broken", ActivationError("rank 0 is silent"))
 
 
-def request_of(call_ns: int, ranks: int = 1) -> Any:
-    return SimpleNamespace(module_name="jit_step", call_ns=call_ns, process_indices=range(ranks))
-
-
 def test_a_step_that_does_not_come_back_ends_the_job_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,7 +174,7 @@ def test_a_step_that_does_not_come_back_ends_the_job_and_says_why(
     assert "a run of jit_step on made-up inputs has not ended after 0.01 s" in caplog.text
 
 
-@pytest.mark.parametrize(("call_s", "ranks", "longest_s"), [(0.001, 1, 0.1), (0.01, 1, 0.2), (0.01, 2, 0.4)])
+@pytest.mark.parametrize(("call_s", "ranks", "longest_s"), [(0.001, 1, 0.1), (0.01, 1, 0.18), (0.01, 2, 0.4)])
 def test_a_run_beside_a_training_hangs_where_many_calls_would_have_ended(
     call_s: float,
     ranks: int,
@@ -171,7 +182,7 @@ def test_a_run_beside_a_training_hangs_where_many_calls_would_have_ended(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It held the training for ten minutes. Of several ranks one may have been stopped for a while."""
+    """It held the training for ten minutes. Of several ranks that tell each other nothing, one may stand still."""
     ended = threading.Event()
     monkeypatch.setattr(os, "_exit", lambda _code: ended.set())
     monkeypatch.setattr(lockstep, "_ENDLESS_S", 0.4)
@@ -181,6 +192,98 @@ def test_a_run_beside_a_training_hangs_where_many_calls_would_have_ended(
         assert ended.wait(60)
     assert f"has not ended after {longest_s:g} s" in caplog.text
     assert ("beside its training" in caplog.text) == (ranks == 1)
+
+
+class Wait:
+    """Of a rank that asks for the verdict again and again, and hears the last one for ever."""
+
+    def __init__(self, rank: int, *verdicts: str) -> None:
+        self.rank = rank
+        self._verdicts = list(verdicts)
+        self.asked = 0
+        self.ended = threading.Event()
+
+    def verdict(self, longest_s: float) -> str:
+        time.sleep(longest_s)
+        self.asked += 1
+        return self._verdicts.pop(0) if self._verdicts[1:] else self._verdicts[0]
+
+    def end(self) -> None:
+        self.ended.set()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("verdicts", "why"),
+    [
+        (("", "", HANGS), "it hangs"),
+        (("", "rank 1: no memory"), "rank 1: no memory"),
+        (("",), "another rank stands still"),
+    ],
+)
+def test_a_run_on_several_ranks_ends_the_job_where_all_of_them_wait_in_it(
+    verdicts: tuple[str, ...],
+    why: str,
+    rank: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It took ten minutes, as one of them might have stood still. Where one does, it still takes that long."""
+    ended = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda _code: ended.set())
+    monkeypatch.setattr(lockstep, "_ENDLESS_S", 1.0)
+    monkeypatch.setattr(lockstep, "_HANGS_S", 0.1)
+    monkeypatch.setattr(lockstep, "_LAST_S", 0.0)
+    monkeypatch.setattr(logging.getLogger("disco_hlo"), "propagate", True)
+    caplog.set_level(logging.DEBUG, "disco_hlo")
+    wait = Wait(rank, *verdicts)
+    with lockstep.coming_back(request_of(1, 2, wait)):
+        assert ended.wait(60)
+    [record] = caplog.records
+    assert record.levelname == ("DEBUG" if rank and wait._verdicts[0] else "ERROR")
+    assert "a run of jit_step beside its training has not ended after " in record.message
+    assert f" s: {why}; the run cannot be interrupted" in record.message
+    assert wait.asked >= len(verdicts)
+
+
+def test_a_rank_that_waits_to_hear_of_a_run_ends_nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long it waits is its channel's to say."""
+    monkeypatch.setattr(os, "_exit", lambda _code: pytest.fail("the job was ended"))
+    monkeypatch.setattr(lockstep, "_ENDLESS_S", 0.02)
+    monkeypatch.setattr(lockstep, "_HANGS_S", 0.01)
+    wait = Wait(1, "")
+    with lockstep.coming_back(request_of(1, 2, wait), ""):
+        while wait.asked < 600:  # ten times as long as a run may last
+            time.sleep(0.001)
+    assert wait.ended.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("hangs", "it hangs"),
+        pytest.param("hangs late", "it hangs", marks=pytest.mark.product_only),
+        pytest.param("fails", f"rank 1: RuntimeError: {NO_MEMORY}", marks=pytest.mark.product_only),
+    ],
+)
+def test_a_candidate_that_hangs_on_one_of_two_ranks_ends_the_job_and_only_that_bans_it(
+    fault: str, why: str, tmp_path: Path
+) -> None:
+    """Once both have waited for too long in it, or for each other's word on it; after ten minutes otherwise."""
+    codes, errors, _ = run_two("hanging_rank", tmp_path, fault, devices=1)
+    assert 0 not in codes, errors
+    told = [line for one in errors for line in one.splitlines() if line.startswith("disco: ")]
+    assert [line.partition(" s: ")[2].partition(";")[0] for line in told] == [why], errors
+    assert told[0].startswith("disco: error: a run of jit_step beside its training has not ended after ")
+    bans = [ban.reason for one in PlanStore(tmp_path).list_plans() for ban in one.bans]
+    assert ["hung while it was first run" in reason for reason in bans] == [True] * (why == "it hangs")
+
+
+def test_a_rank_that_stands_still_for_longer_than_a_run_may_hang_ends_nothing(tmp_path: Path) -> None:
+    codes, errors, _ = run_two("hanging_rank", tmp_path, "stands still", devices=1)
+    assert codes == [0, 0], errors
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == {"updated": [7.0] * 5}
 
 
 def test_a_step_that_comes_back_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.profiler.store import ProfileStore
 from tests.compiled_search import compile_search
 from tests.known_times import PLATFORM, know_all
-from tests.plugin.searched_training import PLACES, environment_of, with_fault
+from tests.plugin.searched_training import CANDIDATE, OWN_CODE, PLACES, environment_of, with_fault
 
 pytestmark = [pytest.mark.product_only, pytest.mark.slow]
 _ROOT = Path(__file__).parents[2]
@@ -63,7 +63,12 @@ def test_a_training_that_ends_while_a_worker_waits_to_hold_a_call_ends_with_one_
 
 @pytest.mark.parametrize(
     ("victim", "places", "how"),
-    [(1, ("slice",), "kill"), (1, ("one compile",), "kill"), (0, PLACES, "stop")],
+    [
+        (1, ("slice",), "kill"),
+        (1, ("one compile",), "kill"),
+        (0, PLACES, "stop"),
+        (1, (OWN_CODE,), "sleep"),  # for longer than a run takes that hangs
+    ],
 )
 def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     victim: int, places: tuple[str, ...], how: str, tmp_path: Path
@@ -91,3 +96,16 @@ def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     told = [float(line.split()[1]) for line in said.splitlines() if line.startswith("loss ")]
     assert told == pytest.approx(reports[0]["losses"], rel=1e-4)
     assert f"jit_searched: {SEARCHED} from call" in said
+
+
+def test_a_candidate_that_hangs_ends_the_training_of_two_processes_and_is_banned(tmp_path: Path) -> None:
+    """One of them might stand still, so that it took ten minutes."""
+    plans = tmp_path / "plans"
+    know_all(plans, devices=2, processes=2)
+    ends = with_fault(tmp_path, environment_of(plans, 1), 1, (CANDIDATE,), "sleep")
+    assert all(code not in (None, 0) for code, _ in ends), ends
+    said = [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)]
+    assert [one.count("has not ended after") for one in said] == [1, 0], said
+    assert " s: it hangs; the run cannot be interrupted, so the job ends" in said[0]
+    [ban] = [ban for one in PlanStore(plans).list_plans() for ban in one.bans]
+    assert " hung while it was first run (" in ban.reason

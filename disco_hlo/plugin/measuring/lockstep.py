@@ -4,12 +4,14 @@ What fails before a rank has dispatched its step (no memory for its inputs) is a
 :func:`all_have` is for that. What fails on all ranks alike (XLA refuses a module) is agreed on afterwards. A rank
 whose step fails while it runs, alone, is beyond both: the others wait for it where nobody can call them back, and
 the collectives of its training would meet theirs and exchange the wrong numbers. So it ends, and the job with it. So
-does a rank whose step does not come back at all.
+do all where a step does not come back at all, but not while one of them has yet to come to it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import math
 import os
 import sys
@@ -20,8 +22,9 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from disco_hlo.activation.channel import name_ranks
+from disco_hlo.activation.kvstore import HANGS, LongWait
 from disco_hlo.errors import ActivationError, GoneError, shared
-from disco_hlo.plan.bans import withdraw_marks
+from disco_hlo.plan.bans import note_hang, withdraw_marks
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -33,9 +36,13 @@ SLICE_NS = 50_000_000
 """For how long the devices are taken between two steps of a training, unless one run takes longer."""
 _ENDLESS_S = 600.0
 """No step takes so long. A loop of it may end with the training's numbers, and not with made-up ones."""
-_HANGS_S, _CALLS = 60.0, 20
-"""Nor so long, nor as long as so many calls of its training, where these are timed. Another rank may stand still."""
+_HANGS_S, _CALLS = 54.0, 18
+"""Nor so long, nor as long as so many calls of its training, where these are timed: with what ranks need to tell each
+other it has ended within a minute, if a call takes no longer than three seconds."""
 _PIECES = 60
+_LOOPS = "it may have a loop that ends only with the training's own inputs"
+_LAST_S = 0.2
+"""Until all ranks have heard that they end: the others' connections to the first one that does break."""
 
 
 def all_have(session: Session, what: str) -> contextlib.AbstractContextManager[None]:
@@ -85,21 +92,30 @@ def run_on_all(
     """What ``run`` returns, which runs something with collectives on all ranks.
 
     Args:
-        guard: around it, once it begins.
+        guard: around it, from its beginning until all ranks have said how it went.
 
     Raises:
         ActivationError: it failed on another rank, or ranks were silent before anything ran.
         Exception: what ``run`` raised on this rank; the others fail, too.
     """
+    with contextlib.ExitStack() as stack:
+        return _run_on_all(session, what, run, lambda: stack.enter_context(guard()))
+
+
+def _run_on_all(
+    session: Session, what: str, run: Callable[[], Result], begins: Callable[[], object]
+) -> Result:
     failure: Exception | None = None
     try:
-        with session.alone(what), guard():
+        with session.alone(what):
+            begins()
             result = run()
     except Exception as error:
         failure = error
     reason = "" if failure is None else (one_line(failure) or type(failure).__name__)
     try:
-        answers = session.channel.all_gather(reason.encode(), tag="ran", timeout_s=session.timeout_s)
+        with coming_back(session.request, reason):  # the others may wait for it in their runs
+            answers = session.channel.all_gather(reason.encode(), tag="ran", timeout_s=session.timeout_s)
     except ActivationError as silence:
         # Where ranks are gone, nobody waits in a collective: what failed here is what their death does to one. But one
         # that stood still goes on later, and would come to a collective that had no room on this rank.
@@ -169,35 +185,61 @@ def _end_job(session: Session, what: str, reason: str, silence: ActivationError)
 
 
 @contextlib.contextmanager
-def coming_back(request: CompileRequest) -> Iterator[None]:
+def coming_back(request: CompileRequest, went: str | None = None) -> Iterator[None]:
     """Around one run of a step that may never end: nothing can call a device back, so the job ends in its place. Time
-    for which the process itself was stopped does not count."""
-    timed = request.call_ns > 0 and len(request.process_indices) == 1
-    longest_s = max(_HANGS_S, _CALLS * request.call_ns / 1e9) if timed else _ENDLESS_S
+    for which the process itself was stopped does not count.
+
+    Beside the training of several ranks one that stands still keeps the others in its collectives, which is no fault of
+    the step's. So each says when it has waited for so long, and it hangs once all are in it so or have come back.
+
+    Args:
+        went: why the run failed here, or empty, where this rank waits to hear of the others' runs.
+    """
+    wait = None if request.wait is None or not request.call_ns else request.wait(went)
+    if wait is None and went is not None:
+        yield
+        return
+    timed = wait is not None or (request.call_ns > 0 and len(request.process_indices) == 1)
+    long_s = max(_HANGS_S, _CALLS * request.call_ns / 1e9) if timed else _ENDLESS_S
+    piece_s, first = long_s / _PIECES, _PIECES if went is None else 1
     has_ended = threading.Event()
 
     def watch() -> None:
-        if not any(has_ended.wait(longest_s / _PIECES) for _ in range(_PIECES)):
-            _end_endless(request.module_name, longest_s, timed)
+        if any(has_ended.wait(piece_s) for _ in range(first)):
+            return
+        for pieces in itertools.count(first):
+            verdict = HANGS if wait is None else wait.verdict(piece_s)
+            if has_ended.is_set() and not verdict:
+                return
+            if verdict or (went is None and pieces * piece_s >= _ENDLESS_S):
+                waited_s = max(pieces * piece_s, long_s)
+                _end_endless(request.module_name, waited_s, verdict if timed else _LOOPS, wait)
+                return
 
     threading.Thread(target=watch, name="disco-endless", daemon=True).start()
     try:
         yield
     finally:
         has_ended.set()
+        if wait is not None:
+            wait.end()
 
 
-def _end_endless(name: str, longest_s: float, timed: bool) -> None:
-    why = (
-        "beside its training has not ended after %g s: it hangs"
-        if timed
-        else "on made-up inputs has not ended after %g s: it may have a loop that ends only with the training's own "
-        "inputs"
-    )
-    LOGGER.error(
-        f"a run of %s {why}; the run cannot be interrupted, so the job ends; start it again without ENABLE_SEARCH=1",
-        name, longest_s,
+def _end_endless(name: str, waited_s: float, why: str, wait: LongWait | None) -> None:
+    leads = wait is None or wait.rank == 0
+    LOGGER.log(
+        logging.ERROR if leads or not why else logging.DEBUG,
+        "a run of %s %s has not ended after %g s: %s; the run cannot be interrupted, so the job ends; start it again "
+        "without ENABLE_SEARCH=1",
+        name, "on made-up inputs" if why == _LOOPS else "beside its training", waited_s,
+        why or "another rank stands still",
     )  # fmt: skip
+    if why == HANGS:
+        note_hang()
+    elif why != _LOOPS:
+        withdraw_marks()
+    if wait is not None:
+        time.sleep(_LAST_S)
     _end_now()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from disco_hlo.activation.kvstore import LongWait
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError, is_shared
 from disco_hlo.plugin.logs import LOGGER, one_line
@@ -83,6 +84,8 @@ class CompileRequest:
     """The most memory that it had in use on each local device, before anything of ours was there."""
     call_ns: int = 0
     """What a call of it takes the devices; 0 where nobody knows."""
+    wait: Callable[[str | None], LongWait] | None = field(default=None, repr=False)
+    """Beside a training, tells other ranks of a run that takes long, or how it went here; None: nothing does."""
     silent: threading.Event = field(default_factory=threading.Event)
     """Set while executables of this request run for us, beside the training: its Python functions are not called."""
     on_load: Callable[[Any], Any] | None = field(default=None, repr=False)
