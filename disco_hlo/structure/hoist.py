@@ -14,7 +14,7 @@ from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.keep import MOST_TURNS, Entry, index_in_turn, read_by_turns, restore_order
 from disco_hlo.structure.loops import Loop, behind_copies, extend, narrow_barriers, through_barrier
-from disco_hlo.structure.program import Buffers, dims, dtype, physical
+from disco_hlo.structure.program import Buffers, dims, dtype, illegal, physical
 from disco_hlo.structure.rotation import foreseen, gathered_value, written
 from disco_hlo.structure.sharded import groups_of
 
@@ -70,9 +70,7 @@ def gathered(loop: Loop, gather: Message) -> Gathered:
 
 
 def _other(gather: Message) -> IllegalMoveError:
-    return IllegalMoveError(
-        f"{gather.name} ({gather.opcode}): it gathers anything else than an entry a turn of a stacked array"
-    )
+    return illegal(gather, "it gathers anything else than an entry a turn of a stacked array")
 
 
 def _keeps_elements(one: Message, other: Message) -> bool:
@@ -110,15 +108,13 @@ def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
     (loop, gather), first = gathers[0], needed[0]
     for (other, again), one in zip(gathers, needed, strict=True):
         if what_is_gathered(other, one) != what_is_gathered(loop, first):
-            raise IllegalMoveError(
-                f"{again.name} ({again.opcode}): it gathers another array than {gather.name} does"
-            )
+            raise illegal(again, f"it gathers another array than {gather.name} does")
         if not set(one.indices) <= set(range(_entries(other, one))):
-            raise IllegalMoveError(f"{again.name} ({again.opcode}): it gathers an entry that there is not")
+            raise illegal(again, "it gathers an entry that there is not")
     array = behind_copies(outer.body, loop.begins[first.number])
     number = outer.elements.get(array.id, -1)
     if number not in outer.unchanged():
-        raise IllegalMoveError(f"{gather.name} ({gather.opcode}): what it gathers changes in the outer loop")
+        raise illegal(gather, "what it gathers changes in the outer loop")
     stack = _written_before(outer, number, gather, first)
     for (other, _), one in zip(gathers, needed, strict=True):
         unordered = Buffers(other.body).unordered()
@@ -143,9 +139,7 @@ def hoist_repeated(loop: Loop, gathers: Sequence[Message]) -> None:
     caller, body, repeated = loop.caller, loop.body, {one.id for one in repeated_gathers(loop)}
     for gather in gathers:
         if gather.id not in repeated:
-            raise IllegalMoveError(
-                f"{gather.name} ({gather.opcode}): what it gathers may change with the turns"
-            )
+            raise illegal(gather, "what it gathers may change with the turns")
     values = [gathered_value(body, gather) for gather in gathers]
     first = {i: loop.begins[k] for i, k in loop.elements.items()}
     found = written(caller, body, first, values, caller.position(loop.instruction), barriers=False)

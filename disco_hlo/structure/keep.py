@@ -29,6 +29,7 @@ from disco_hlo.structure.program import (
     dims,
     dtype,
     evaluate,
+    illegal,
     is_zero,
     physical,
     resized,
@@ -172,11 +173,10 @@ def twice_in_turns(first: Loop, second: Loop) -> TwiceInTurns:
     Raises:
         IllegalMoveError: they turn differently often, or no turn of one can be told to belong to one of the other.
     """
-    where = f"{second.instruction.name} (while)"
     turns = range(first.turns if first.turns <= MOST_TURNS else 0)
     if second.turns != len(turns) or not turns:
-        raise IllegalMoveError(
-            f"{where}: it turns {second.turns} times, {first.instruction.name} {first.turns}"
+        raise illegal(
+            second.instruction, f"it turns {second.turns} times, {first.instruction.name} {first.turns}"
         )
     numbers = Numbers()
     outside = numbers.of(first.caller, {})
@@ -199,7 +199,9 @@ def twice_in_turns(first: Loop, second: Loop) -> TwiceInTurns:
         if index is not None and repeated > most:
             most, found = repeated, TwiceInTurns(alike, *index)
     if found is None:
-        raise IllegalMoveError(f"{where}: no turn of it makes what one of {first.instruction.name} has made")
+        raise illegal(
+            second.instruction, f"no turn of it makes what one of {first.instruction.name} has made"
+        )
     return found
 
 
