@@ -132,15 +132,10 @@ def _called(instructions: Iterable[Message]) -> Iterable[tuple[Message, str, int
             yield instruction, kind, called
 
 
-def graphs_of(source: CanonicalModule) -> tuple[Graph, ...]:
-    """The graphs of a step: its own, then those of its bodies, of which those alike are one."""
-    return source.graph, *(region.source.graph for region in source.regions)
-
-
 def travelling(source: CanonicalModule) -> dict[CollectiveKind, list[int]]:
     """The collectives of a step that travel as a plan says, those of bodies once: bytes of each, by kind."""
     found: dict[CollectiveKind, list[int]] = {}
-    for graph in graphs_of(source):
+    for graph in (source.graph, *(region.source.graph for region in source.regions)):
         for node in graph.collectives:
             found.setdefault(collective_kind(graph.nodes[node]), []).append(collective_bytes(graph, node))
     return found

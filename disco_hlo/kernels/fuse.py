@@ -232,10 +232,8 @@ class _Writer:
         other = Program(module)
         needed = program_above(other, [other.root])
         given = [one for one in other.instructions if one.opcode == "parameter"]
-        new = {
-            one.id: operand
-            for one, operand in zip(sorted(given, key=_parameter_number), operands, strict=True)
-        }
+        given.sort(key=lambda one: int(one.parameter_number))
+        new = {one.id: operand for one, operand in zip(given, operands, strict=True)}
         kernels = []
         for one in other.instructions:
             if one.id in new or one.id not in needed or one.opcode == "tuple":
@@ -382,14 +380,14 @@ class _UpdateWriter(_Writer):
         return kernel
 
 
-def _parameter_number(one: Message) -> int:
-    return int(one.parameter_number)
-
-
 def _keep_collectives_away(program: Program, kernels: set[int]) -> None:
     """Order every kernel behind the last, and every collective before or behind each kernel."""
     _make_no_later_reduce_scatters(program)
-    ordered = [one for one in program.instructions if one.id in kernels or _communicates(one)]
+    ordered = [
+        one
+        for one in program.instructions
+        if one.id in kernels or one.opcode in COLLECTIVES or one.opcode.endswith("-start")
+    ]
     bits = {one.id: 1 << number for number, one in enumerate(ordered)}
     above = _above(program, bits)
     last: Message | None = None
@@ -441,10 +439,6 @@ def _barrier_before(program: Program, collective: Message) -> Message:
     program.place([barrier], program.position(collective))
     program.reads(collective, [barrier.id, *(one.id for one in rest)])
     return barrier
-
-
-def _communicates(one: Message) -> bool:
-    return one.opcode in COLLECTIVES or one.opcode.endswith("-start")
 
 
 def _above(program: Program, bits: Mapping[int, int]) -> dict[int, int]:

@@ -355,7 +355,7 @@ class _Written:
         self.whole: list[bool] = []
         self._sums = {one.id for one in sums}
         self._are_of_norms: dict[int, bool] = {}
-        self._work = [one for one in work if self._is_step(one)]
+        self._work = [one for one in work if one.opcode not in (*_RENAMING, "reduce")]
         self._inside = {one.id for one in work}
         for one in self._work:
             if one.opcode == "select" and prod(dims(one)) > 1:
@@ -363,9 +363,6 @@ class _Written:
             for operand in self._read(one):
                 if operand.id not in self._inside and operand.id not in self._sums:
                     self._take(operand)
-
-    def _is_step(self, one: Message) -> bool:
-        return one.opcode not in (*_RENAMING, "reduce")
 
     def _read(self, one: Message) -> list[Message]:
         """What a step reads: a sum the array below it, a guarded value what it guards."""

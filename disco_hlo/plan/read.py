@@ -83,7 +83,9 @@ def _compare(
 ) -> None:
     """Refuse a rewritten computation that does not do what a strategy says, or what the source does where there is
     none."""
-    otherwise = held_otherwise(written) if strategy is not None else ()
+    # The kernels that the strategy which :func:`read` gives of it does not have as they are: XLA's own that no strategy
+    # can hold. A module that was written by a strategy has none.
+    otherwise = source_kernels(written).changed if strategy is not None else ()
     if otherwise:
         raise PlanError(
             f"the optimized module does not execute its plan: in {where} {', '.join(otherwise[:3])} would wait for "
@@ -134,12 +136,6 @@ def _doors(module: CanonicalModule) -> Counter[str]:
             elif instruction.opcode in SIDE_EFFECTS:
                 found[instruction.opcode] += 1
     return found
-
-
-def held_otherwise(source: CanonicalModule) -> tuple[str, ...]:
-    """The kernels of a module that the strategy which :func:`read` gives of it does not have as they are: XLA's own
-    that no strategy can hold. A module that was written by a strategy has none."""
-    return source_kernels(source).changed
 
 
 # Buckets and order ------------------------------------------------------------------------------

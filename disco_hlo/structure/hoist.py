@@ -93,10 +93,6 @@ def what_is_gathered(loop: Loop, one: Gathered) -> tuple[object, ...]:
     return array.id, one.dimension, one.groups, dtype(one.value)
 
 
-def _entries(loop: Loop, one: Gathered) -> int:
-    return dims(loop.begins[one.number])[0]
-
-
 def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
     """Gather all entries of a stacked array before an outer loop, for all-gathers of these entries in loops of its
     body. All are rewritten in place.
@@ -109,7 +105,7 @@ def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
     for (other, again), one in zip(gathers, needed, strict=True):
         if what_is_gathered(other, one) != what_is_gathered(loop, first):
             raise illegal(again, f"it gathers another array than {gather.name} does")
-        if not set(one.indices) <= set(range(_entries(other, one))):
+        if not set(one.indices) <= set(range(dims(other.begins[one.number])[0])):
             raise illegal(again, "it gathers an entry that there is not")
     array = behind_copies(outer.body, loop.begins[first.number])
     number = outer.elements.get(array.id, -1)
