@@ -42,9 +42,8 @@ _BETWEEN = ELEMENTWISE | DATA_MOVEMENT | {"bitcast"}
 _INTO_STATE = ("add", "dynamic-update-slice")
 
 
-def prefetch(loop: Loop, gathers: Sequence[Message]) -> Loop:
-    """Gather for the next turn; the last turn is written behind the loop, which is rewritten in place. Returns it, one
-    turn shorter.
+def prefetch(loop: Loop, gathers: Sequence[Message]) -> None:
+    """Gather for the next turn; the last turn is written behind the loop, which is rewritten in place.
 
     Raises:
         IllegalMoveError: a gather does not follow from the counter, or a turn cannot be repeated.
@@ -71,7 +70,7 @@ def prefetch(loop: Loop, gathers: Sequence[Message]) -> Loop:
     body.sweep()
     narrow_barriers(body)
     written_over(loop, carried)
-    return peel(loop)
+    peel(loop)
 
 
 def foreseen(loop: Loop) -> dict[int, bool]:
@@ -96,10 +95,10 @@ def foreseen(loop: Loop) -> dict[int, bool]:
     return found
 
 
-def foreseen_gathers(loop: Loop) -> list[Message]:
-    """The all-gathers of a body whose next turn's can be made in this turn."""
-    known = foreseen(loop)
-    return [one for one in loop.body.instructions if one.opcode == "all-gather" and known.get(one.id)]
+def foreseen_gathers(loop: Loop, *, alike: bool = False) -> list[Message]:
+    """The all-gathers of a body whose next turn's can be made in this turn; or those that are ``alike`` in all."""
+    known, gathers = foreseen(loop), [one for one in loop.body.instructions if one.opcode == "all-gather"]
+    return [one for one in gathers if known.get(one.id) is (not alike)]
 
 
 def gathered_value(body: Program, gather: Message) -> Message:
@@ -109,9 +108,8 @@ def gathered_value(body: Program, gather: Message) -> Message:
     return readers[0] if alone and not readers[0].control_predecessor_ids else gather
 
 
-def finish_later(loop: Loop, reductions: Sequence[Message]) -> Loop:
+def finish_later(loop: Loop, reductions: Sequence[Message]) -> None:
     """Make reductions of a body a turn later; the first turn is written before the loop, which is rewritten in place.
-    Returns it, one turn shorter.
 
     Raises:
         IllegalMoveError: a turn reads the result of one, or cannot be repeated.
@@ -140,7 +138,7 @@ def finish_later(loop: Loop, reductions: Sequence[Message]) -> Loop:
     become(loop, pending, [tail.before for tail in tails])
     body.sweep()
     written_over(loop, pending)
-    return with_turns(replace(loop, start=loop.start + loop.step), loop.turns - 1, loop.step)
+    with_turns(replace(loop, start=loop.start + loop.step), loop.turns - 1, loop.step)
 
 
 def late_reductions(loop: Loop) -> list[Message]:
