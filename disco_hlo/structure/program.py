@@ -485,7 +485,7 @@ def computed_value(instruction: Message, operands: list[NDArray[Any]]) -> NDArra
         if (first < 0).any() or (operands[1] <= 0).any():
             return None
         return np.asarray((np.floor_divide if opcode == "divide" else np.remainder)(*operands))
-    if opcode == "compare" and np.issubdtype(first.dtype, np.integer):
+    if opcode == "compare" and first.dtype.kind in "biu":
         return np.asarray(_COMPARED[instruction.comparison_direction](*operands))
     return None
 
