@@ -20,11 +20,6 @@ def printable(text: str, limit: int = _FULL_CHARACTERS) -> str:
     return shown if len(text) <= limit else f"{shown}… ({len(text)} characters)"
 
 
-def short_path(path: str) -> str:
-    """The file of a source line with the folder it lies in: enough to recognise it."""
-    return "/".join(path.split("/")[-2:])
-
-
 def listed(texts: Sequence[str], most: int) -> str:
     """The first of them, side by side, and whether there are more."""
     return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")

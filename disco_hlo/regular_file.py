@@ -5,16 +5,19 @@ Nothing is made room for that is not there: Python's ``read(n)`` takes n bytes b
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import io
 import os
 import stat
-import tempfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 _PIECE_BYTES = 1 << 20
+DRAFT = ".new-"
+"""What the names of files begin with that are being written."""
 
 
 def read_regular(path: Path, most_bytes: int, *, follow_links: bool = True) -> bytes:
@@ -48,22 +51,48 @@ def read_regular(path: Path, most_bytes: int, *, follow_links: bool = True) -> b
     return data
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, which appears whole or not at all.
+def write_whole(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files beside their places, readable by this user alone, then rename them in the order given: each appears
+    whole or not at all.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: they cannot be written; unless it happens between two renames, nothing has changed.
     """
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    written: list[tuple[Path, Path]] = []
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError:
-        Path(draft).unlink(missing_ok=True)
-        raise
+        for name, data in files.items():
+            draft = folder / f"{DRAFT}{os.getpid()}-{os.urandom(6).hex()}"
+            written.append((draft, folder / name))
+            write_synced(draft, data)
+        for draft, place in written:
+            os.replace(draft, place)
+        _sync_folder(folder)
+    finally:
+        for draft, _ in written:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file, which is on the disk then. Raises OSError: there is one, or it cannot be written."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the renames last; not every file system can, and then only the guarantee is lost."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def unzipped(data: bytes, most_bytes: int) -> bytes:

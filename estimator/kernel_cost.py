@@ -327,7 +327,14 @@ def context_of_operand(
 @inner
 def context_of_result(tables: KernelTables, whole: int, scratch: Scratch) -> int:
     """Context of a value that leaves the kernel, for which the elements of ``whole`` are written."""
-    _result_context(tables.node, tables.edge, whole, scratch)
+    start, end = tables.node[at.EXTENTS_AT, whole], tables.node[at.LOOPS_AT, whole]
+    fresh = scratch.context[scratch.number[_KEPT]]
+    fresh[:] = -1
+    # The kernel's own loops: one for each dimension of what is written, major to minor.
+    fresh[0] = end - start
+    for dimension in range(end - start):
+        fresh[1 + dimension] = np.int64(tables.edge[start + dimension]) << _SHIFT
+        fresh[1 + scratch.loops + dimension] = dimension
     return _number(tables.constant[at.HOISTS] > 0, True, scratch)
 
 
@@ -374,18 +381,6 @@ def _equal(context: NDArray[np.int64], one: int, other: int) -> bool:
     while cell < context.shape[1] and context[one, cell] == context[other, cell]:  # ends: cell goes up
         cell += 1
     return bool(cell == context.shape[1])
-
-
-@inner
-def _result_context(node: NDArray[np.int32], edge: NDArray[np.int32], whole: int, scratch: Scratch) -> None:
-    """Make the kernel's own loops: one for each dimension of what is written, major to minor."""
-    start, end = node[at.EXTENTS_AT, whole], node[at.LOOPS_AT, whole]
-    fresh = scratch.context[scratch.number[_KEPT]]
-    fresh[:] = -1
-    fresh[0] = end - start
-    for dimension in range(end - start):
-        fresh[1 + dimension] = np.int64(edge[start + dimension]) << _SHIFT
-        fresh[1 + scratch.loops + dimension] = dimension
 
 
 @inner

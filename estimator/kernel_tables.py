@@ -184,16 +184,12 @@ def _edges(
         shown = begin[target[place]]
         pair = int(map_of[place]), int(map_of[shown])
         if pair not in composed:
-            both = _composed(maps[pair[0]], maps[pair[1]])
+            # Of an operand's operand, where the one between adds no loops.
+            both = tuple(maps[pair[0]][value] if value >= 0 else value for value in maps[pair[1]])
             composed[pair] = number.setdefault(both, len(number))
             maps += [both] if len(number) > len(maps) else []
         map_of[place], target[place] = composed[pair], target[shown]
     return maps, map_of, target
-
-
-def _composed(outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[int, ...]:
-    """Map of an operand's operand, where the one between adds no loops."""
-    return tuple(outer[value] if value >= 0 else value for value in inner)
 
 
 def _maps(

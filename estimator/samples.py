@@ -74,7 +74,7 @@ class Grower:
     def draw(self) -> FusedOp | None:
         """One fused op of at least two ops, or None where this attempt found none."""
         group = self._seed_group()
-        size = self._target_size()
+        size = round(2.0 * float((self.most_members / 2) ** self.dice.random()))
         refused = 0
         while len(group.inside) < size and refused < 12:
             grown = self._grown(group)
@@ -100,9 +100,6 @@ class Grower:
 
     def _is_private(self, node: int, inside: frozenset[int]) -> bool:
         return all(reader in inside for reader in readers(self.graph, node))
-
-    def _target_size(self) -> int:
-        return round(2.0 * float((self.most_members / 2) ** self.dice.random()))
 
     def _grown(self, group: _Group) -> _Group | None:
         if self.dice.random() < BY_READER:

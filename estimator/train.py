@@ -423,7 +423,7 @@ def _save(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> None:
     }
     file = io.BytesIO()
     torch.save(body, file)
-    write_whole(path, file.getvalue())
+    write_whole(path.parent, {path.name: file.getvalue()})
 
 
 def _restore(progress: _Progress, path: Path, identity: Mapping[str, Any]) -> None:

@@ -172,7 +172,7 @@ def _check(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], so
 def save_file(weights: Weights, path: Path) -> None:
     """Write a weights file, whole or not at all. :class:`ProfileError` where it cannot be written."""
     try:
-        write_whole(path, to_bytes(weights))
+        write_whole(path.parent, {path.name: to_bytes(weights)})
     except OSError as error:
         raise ProfileError(f"cannot write the weights {path}: {error}") from error
 

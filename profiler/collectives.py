@@ -231,11 +231,6 @@ class InStep:
             raise ProfileError(f"not what a step's collectives take: {self}")
 
 
-def counted(sizes_bytes: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Sizes as :class:`InStep` has them."""
-    return tuple(sorted(Counter(sizes_bytes).items()))
-
-
 def in_the_step(swept: LinearPieces, apart: InStep | None, together: InStep | None) -> LinearPieces:
     """The swept lines as the step has them, as far as it is known what its collectives take apart and together. Where
     both are of the same sizes, they cannot tell latency from bytes: then those apart count, which ran as XLA has them.

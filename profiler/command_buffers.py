@@ -178,7 +178,7 @@ def _of_memory(
 def _aligned(timed: Sequence[Execution], named: Sequence[Execution]) -> Iterator[Pair]:
     """Pairs of the same kernel. Where one trace has more than the other: those from the beginning on and from the end
     back, as far as both are alike, and of what lies between the longest runs that both have."""
-    ours, theirs = ([_sort_of(one.kernel) for one in side] for side in (timed, named))
+    ours, theirs = ([_NUMBER.sub("", one.kernel) for one in side] for side in (timed, named))
     first = _alike(ours, theirs)
     last = _alike(ours[first:][::-1], theirs[first:][::-1])
     middle = _both_have(tuple(ours[first : len(ours) - last]), tuple(theirs[first : len(theirs) - last]))
@@ -200,8 +200,3 @@ def _alike(ours: Sequence[str], theirs: Sequence[str]) -> int:
     """How many are the same from the beginning on."""
     both = zip(ours, theirs, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
-
-
-def _sort_of(kernel: str) -> str:
-    """What the name of a kernel says of it in both traces alike."""
-    return _NUMBER.sub("", kernel)

@@ -32,7 +32,7 @@ from disco_hlo.hlo.cost_model import FlatKernels, Kernels, triton_emitter
 from disco_hlo.hlo.flatten import ModuleIndex
 from disco_hlo.hlo.graph import Graph, Kind, as_kernel, flat_graph, flat_shapes, kernel_nodes, once_per_graph
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.hlo.proto import Message, parse
+from disco_hlo.hlo.proto import parse
 from disco_hlo.hlo.regions import regions_called, trip_count
 from disco_hlo.hlo.walks import reached
 from disco_hlo.profiler.instructions import InstructionTimes
@@ -113,7 +113,9 @@ def bodies_of(module: CanonicalModule) -> tuple[Body, ...]:
     seen: set[int] = set()
     while pending:
         computation, around = pending.pop()
-        for instruction, kind, called in _called(index.computation(computation).instructions):
+        instructions = index.computation(computation).instructions
+        runs = ((one, kind, called) for one in instructions for kind, called in regions_called(one))
+        for instruction, kind, called in runs:
             if called in seen or called not in forms:
                 continue
             seen.add(called)
@@ -126,21 +128,10 @@ def bodies_of(module: CanonicalModule) -> tuple[Body, ...]:
     return tuple(found)
 
 
-def _called(instructions: Iterable[Message]) -> Iterable[tuple[Message, str, int]]:
-    for instruction in instructions:
-        for kind, called in regions_called(instruction):
-            yield instruction, kind, called
-
-
-def graphs_of(source: CanonicalModule) -> tuple[Graph, ...]:
-    """The graphs of a step: its own, then those of its bodies, of which those alike are one."""
-    return source.graph, *(region.source.graph for region in source.regions)
-
-
 def travelling(source: CanonicalModule) -> dict[CollectiveKind, list[int]]:
     """The collectives of a step that travel as a plan says, those of bodies once: bytes of each, by kind."""
     found: dict[CollectiveKind, list[int]] = {}
-    for graph in graphs_of(source):
+    for graph in (source.graph, *(region.source.graph for region in source.regions)):
         for node in graph.collectives:
             found.setdefault(collective_kind(graph.nodes[node]), []).append(collective_bytes(graph, node))
     return found

@@ -287,7 +287,7 @@ def save(profile: Profile, path: Path) -> None:
     text = to_json(profile)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.encode())
+        write_whole(path.parent, {path.name: text.encode()})
     except OSError as error:
         raise ProfileError(f"cannot write the profile {path}: {error}") from error
 

@@ -114,7 +114,8 @@ class Joint:
                     time.sleep(_POLL_S)
                     self._note_arrived()
             if self.stopped == "seconds":
-                self.children.wait_for_last_reports(self._last_reports_s())
+                share_s = _LAST_REPORTS_SHARE * max(0.0, self.settings.seconds or 0.0)
+                self.children.wait_for_last_reports(min(_LAST_REPORTS_S, 1.0 + share_s))
         except KeyboardInterrupt:
             self.stopped = "interrupted"
         finally:
@@ -152,9 +153,6 @@ class Joint:
         if not self.stopped:
             self.here += self.children.begin(self.processes - busy, left_s)
         return bool(self.stopped)
-
-    def _last_reports_s(self) -> float:
-        return min(_LAST_REPORTS_S, 1.0 + _LAST_REPORTS_SHARE * max(0.0, self.settings.seconds or 0.0))
 
     def _left_s(self) -> float | None:
         if self.settings.seconds is None:

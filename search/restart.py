@@ -107,7 +107,8 @@ class _Run:
         self, restart: Restart, starts: Starts, halted: Callable[[], bool], watched: bool = True
     ) -> None:
         self.restart, self.halted = restart, halted
-        self.watch = self._is_over if watched else None
+        self.watch = (lambda: self._time_is_up() or halted()) if watched else None
+        """Asked while compiled code runs: whether the time is up, or somebody wants an end."""
         self.began = time.perf_counter()
         self.climber = Climber(
             restart.graph, restart.costs, restart.machine, starts, restart.start,
@@ -246,10 +247,6 @@ class _Run:
             climber.climb(moves, chunk, threshold, ordered=ordered, halted=self.watch)
             self._note()
             left -= chunk
-
-    def _is_over(self) -> bool:
-        """Whether the time is up, or somebody wants an end; asked while compiled code runs."""
-        return self._time_is_up() or self.halted()
 
     def _time_is_up(self) -> bool:
         seconds = self.restart.seconds

@@ -333,7 +333,10 @@ class Pulse:
                 return bool(self._store.values(f"{self._root}/silent"))
             signs = self._store.values(f"{self._root}/of")
             before = {} if anew else self._seen
-            self._seen = {rank: (sign, _looks(before.get(rank), sign)) for rank, sign in signs.items()}
+            same = {rank for rank, (sign, _) in before.items() if signs.get(rank) == sign}
+            self._seen = {
+                rank: (sign, before[rank][1] + 1 if rank in same else 0) for rank, sign in signs.items()
+            }
             silent = [
                 rank
                 for rank, (sign, looks) in self._seen.items()
@@ -344,7 +347,3 @@ class Pulse:
         except ActivationError:  # whoever waits will notice
             return False
         return bool(silent)
-
-
-def _looks(before: tuple[bytes, int] | None, sign: bytes) -> int:
-    return 0 if before is None or before[0] != sign else before[1] + 1

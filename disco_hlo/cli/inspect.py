@@ -26,7 +26,7 @@ from disco_hlo.hlo.graph import Node
 from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.printable import listed, printable, short_path, size_text, time_text
+from disco_hlo.printable import listed, printable, size_text, time_text
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import (
     BucketFacts,
@@ -176,9 +176,10 @@ def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
         what = listed([f"{count} {opcode}" for opcode, count in group.opcodes], 4)
         saved = size_text(group.bytes_saved) if group.opcodes else ""
         measured = "" if group.measured_ns is None else time_text(group.measured_ns)
+        source = "/".join(group.source.split("/")[-2:])  # enough to recognise it
         add_row(
             made, group.token, group.size, len(group.duplicates), group.kind, saved, measured,
-            what, short_path(group.source),
+            what, source,
         )  # fmt: skip
     return [heading, *([made] if groups and top else []), *_more(len(groups), top)]
 

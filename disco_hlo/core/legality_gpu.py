@@ -179,41 +179,26 @@ def _is_by_block(g: Any, result: Any, hero: Any) -> Any:
 def _emitter(g: Any, w: Any, results: Any) -> Any:
     """The code generator that XLA picks (``GetEmitterFusionKind``). Of these only those that the rules ask about;
     everything else is ``_LOOP``."""
-    if _reduces_alike(g, w, results):
+    if _are_done_alike(g, w, results, False):
         return _REDUCTION
-    return _TRANSPOSE if _transposes_alike(g, w, results) else _LOOP
+    return _TRANSPOSE if _are_done_alike(g, w, results, True) else _LOOP
 
 
-def _reduces_alike(g: Any, w: Any, results: Any) -> Any:
-    """Whether results are reduced by blocks, all in one way, and the others are of the loop that goes over what is."""
+def _are_done_alike(g: Any, w: Any, results: Any, transposes: Any) -> Any:
+    """Whether results are reduced by blocks (else: transposed by tiles), all in one way, and the others are of the loop
+    that goes over what is."""
+    kind = g.transpose if transposes else g.reduction
     first = -1
     for i in range(results):
-        if first == -1 and _is_real_reduction(g, w.results[i], w.heroes[i]):
-            first = w.heroes[i]
+        hero = w.heroes[i]
+        if first == -1 and (kind[hero] >= 0 if transposes else _is_real_reduction(g, w.results[i], hero)):
+            first = hero
     if first == -1:
         return False
     for i in range(results):
         result, hero = w.results[i], w.heroes[i]
-        if _is_real_reduction(g, result, hero):
-            if g.reduction[hero] != g.reduction[first]:
-                return False
-        elif g.loop[result] != g.operand_loop[first]:
-            return False
-    return True
-
-
-def _transposes_alike(g: Any, w: Any, results: Any) -> Any:
-    """The same of results that are transposed by tiles."""
-    first = -1
-    for i in range(results):
-        if first == -1 and g.transpose[w.heroes[i]] >= 0:
-            first = w.heroes[i]
-    if first == -1:
-        return False
-    for i in range(results):
-        result, hero = w.results[i], w.heroes[i]
-        if g.transpose[hero] >= 0:
-            if g.transpose[hero] != g.transpose[first]:
+        if kind[hero] >= 0 if transposes else _is_real_reduction(g, result, hero):
+            if kind[hero] != kind[first]:
                 return False
         elif g.loop[result] != g.operand_loop[first]:
             return False

@@ -138,11 +138,6 @@ def is_joinable(node: Node) -> bool:
     return node.kind is Kind.FUSIBLE or node.opcode == "bitcast"
 
 
-def keeps_own_buffer(graph: Graph, node: Node) -> bool:
-    """Whether this is a copy that changes nothing: XLA put it there to give a value its own buffer."""
-    return node.opcode == "copy" and graph.nodes[node.operands[0]].shape == node.shape
-
-
 def element_count(node: Node) -> int:
     """Elements of a node's array, or of the first where it has several (a reduce of several arrays)."""
     return node.shape.first_array.element_count
@@ -168,7 +163,7 @@ def _flags_of_keys(graph: Graph, examples: list[Node]) -> Row:
             found[i] |= TUPLE
         if is_joinable(node) or node.opcode in backend.also_joined:
             found[i] |= JOINS
-        if keeps_own_buffer(graph, node):
+        if node.opcode == "copy" and graph.nodes[node.operands[0]].shape == node.shape:
             found[i] |= OWN_BUFFER
         if node.opcode in backend.never_generated:
             found[i] |= NOT_GENERATED

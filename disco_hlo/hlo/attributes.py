@@ -58,7 +58,7 @@ _GPU_BOOKKEEPING = frozenset({
     "operation_queue_id", "wait_on_operation_queues", "force_earliest_schedule", "reification_cost",
     "device_type",
 })  # fmt: skip
-_PLACE = "dynamic_slice_config"
+PLACE = "dynamic_slice_config"
 _AUTOTUNED = frozenset({"algorithm", "kernel_index", "plan_id"})
 _GEMM_KINDS = frozenset({"__triton_gemm", "__triton_nested_gemm_fusion", "__cudnn$fusion"})
 """Fusions around one matmul: which compiler emits it is the autotuner's choice."""
@@ -124,11 +124,6 @@ def _without(value: Any, names: frozenset[str]) -> Any:
     return value
 
 
-def notes_place(instruction: Message) -> bool:
-    """Whether XLA:GPU notes where in an array a slice of a loop lies: its offset, and how far a turn steps."""
-    return _PLACE.encode() in instruction.backend_config
-
-
 def _config_digest_bytes(instruction: Message, *, placed: bool) -> bytes:
     config = backend_config(instruction)
     if not config:
@@ -136,7 +131,7 @@ def _config_digest_bytes(instruction: Message, *, placed: bool) -> bytes:
         raw = bytes(instruction.backend_config)
         return b"" if raw == b"{}" else raw
     if not placed:
-        config.pop(_PLACE, None)
+        config.pop(PLACE, None)
     if instruction.opcode == "dot":
         return b""  # a dot inside a Triton fusion carries its tile there, and no other dot has a config
     is_typed = "operation_queue_id" in config  # a GpuBackendConfig
@@ -216,7 +211,7 @@ def cost_digest(
     Args:
         instruction: as for :func:`attribute_digest`.
         computation_digest: as for it.
-        placed: whether the place of a loop's slice counts as well, on which no time depends (:func:`notes_place`).
+        placed: whether the place of a loop's slice counts as well, on which no time depends (:data:`PLACE`).
     """
     stripped = type(instruction)()
     stripped.CopyFrom(instruction)

@@ -468,7 +468,7 @@ def _origins(flat: FlatComputation, numbering: Numbering, graph: Graph) -> tuple
         live = [op for op in source.ops if op in numbering.node_of]
         results = [op for op in live if op == flat.root or readers.get(op, set()) - {number}]
         needed = _needed(flat, results, set(live)) if source.role == "fusion" else live
-        left_out = _is_constant if source.role == "fusion" else is_cloned
+        left_out = (lambda node: node.kind is Kind.CONSTANT) if source.role == "fusion" else is_cloned
         nodes = [
             n for n in dict.fromkeys(numbering.node_of[op] for op in needed) if not left_out(graph.nodes[n])
         ]
@@ -491,10 +491,6 @@ def _cut(flat: FlatComputation, numbering: Numbering, graph: Graph) -> tuple[int
                 numbering.node_of[part] for part in source.cuts if part in numbering.node_of
             )
     return tuple(found)
-
-
-def _is_constant(node: Node) -> bool:
-    return node.kind is Kind.CONSTANT
 
 
 def _needed(flat: FlatComputation, results: list[int], inside: set[int]) -> list[int]:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from disco_hlo.hlo.attributes import (
+    PLACE,
     attribute_digest,
     cost_digest,
     is_callback,
-    notes_place,
     structural_shape,
     whole_digest,
 )
@@ -68,7 +68,8 @@ class Structures:
             shape = structural_shape(proto)
             shape_bytes = _shape_bytes(shape)
             placed = cost = cost_digest(proto, self.digests)
-            if notes_place(proto) or any(map(self.digests.holds_place, proto.called_computation_ids)):
+            notes_place = PLACE.encode() in proto.backend_config
+            if notes_place or any(map(self.digests.holds_place, proto.called_computation_ids)):
                 cost = cost_digest(proto, self.digests.placeless, placed=False)
             attributes = whole_digest(proto, placed)
             all_bytes, placeless_bytes, cost_bytes = (

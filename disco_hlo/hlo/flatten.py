@@ -22,7 +22,7 @@ from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.attributes import custom_fusion_kind, is_inlinable_fusion
 from disco_hlo.hlo.graph import Shape
 from disco_hlo.hlo.opcodes import COLLECTIVE, MOVED_COLLECTIVES
-from disco_hlo.hlo.proto import Instruction, Message, shape_of
+from disco_hlo.hlo.proto import TUPLE, Instruction, Message, ShapeProto, shape_of
 
 _MOST_REPEATED = 4
 """XLA calls each fusion's computation once. One that calls another twice, which calls a third twice, and so on, is a
@@ -185,11 +185,8 @@ class _Flattener:
         if isinstance(value, int):
             return value
         members = [self._as_op(member, name) for member in value]
-        shapes = [self.ops[member].proto.shape for member in members]
-        tuple_proto = Instruction(name=f"{name}.tuple", opcode="tuple")
-        tuple_proto.shape.element_type = 13
-        tuple_proto.shape.tuple_shapes.extend(shapes)
-        return self._emit(tuple_proto, members)
+        shape = ShapeProto(element_type=TUPLE, tuple_shapes=[self.ops[one].proto.shape for one in members])
+        return self._emit(Instruction(name=f"{name}.tuple", opcode="tuple", shape=shape), members)
 
     def _count(self) -> None:
         self.left -= 1

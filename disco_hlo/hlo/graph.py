@@ -24,10 +24,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from itertools import chain
+from math import prod
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from disco_hlo.hlo.walks import reached
 
 DTYPE_BYTES: dict[str, float] = {
     "pred": 1, "s2": 0.25, "s4": 0.5, "s8": 1, "s16": 2, "s32": 4, "s64": 8,
@@ -56,12 +59,7 @@ class Shape:
     @property
     def element_count(self) -> int:
         """Number of array elements (0 for tuples)."""
-        if self.dtype == "tuple":
-            return 0
-        count = 1
-        for extent in self.dims:
-            count *= extent
-        return count
+        return 0 if self.dtype == "tuple" else prod(self.dims)
 
     @property
     def first_array(self) -> Shape:
@@ -296,19 +294,12 @@ def as_kernel(
 
 def readers(graph: Graph, node: int) -> tuple[int, ...]:
     """The ops that read a node's value, bitcasts looked through; a bitcast nobody reads counts itself."""
-    found: dict[int, None] = {}
-    pending = [node]
-    while pending:
-        current = pending.pop()
-        users = graph.users[current]
-        if not users:
-            found[current] = None
-        for user in users:
-            if graph.nodes[user].opcode == "bitcast":
-                pending.append(user)
-            else:
-                found[user] = None
-    return tuple(found)
+
+    def shows(x: int) -> bool:
+        return x == node or graph.nodes[x].opcode == "bitcast"
+
+    behind = reached([node], lambda x: graph.users[x] if shows(x) else ())
+    return tuple(x for x in behind if not (shows(x) and graph.users[x]))
 
 
 # Flat arrays ------------------------------------------------------------------------------------

@@ -182,6 +182,7 @@ _TAIL_PADDING_OF_ONE = b"\x80\x01\x01"
 """Layout.tail_padding_alignment_in_elements = 1 (field 16): what XLA itself writes."""
 
 _DTYPE_NUMBERS = {name: number for number, name in DTYPES.items()}
+TUPLE = _DTYPE_NUMBERS["tuple"]
 
 
 def parse(data: bytes, message_class: Any = Module) -> Message:

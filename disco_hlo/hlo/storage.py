@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from disco_hlo.hlo.flatten import ModuleIndex
-from disco_hlo.hlo.proto import Message
+from disco_hlo.hlo.proto import TUPLE, Message
 
 _SHOWS_OPERAND = frozenset({"add-dependency", "bitcast", "domain", "opt-barrier"})
 _SHOWS_MEMBERS = frozenset({"get-tuple-element", "tuple"})
@@ -83,7 +83,7 @@ class _Called:
 
 def leaves_of(shape: Message) -> int:
     """How many arrays a shape holds."""
-    return sum(map(leaves_of, shape.tuple_shapes)) if shape.element_type == _TUPLE else 1
+    return sum(map(leaves_of, shape.tuple_shapes)) if shape.element_type == TUPLE else 1
 
 
 def leaf_at(shape: Message, path: Sequence[int]) -> int:
@@ -93,9 +93,6 @@ def leaf_at(shape: Message, path: Sequence[int]) -> int:
         before += sum(map(leaves_of, shape.tuple_shapes[:place]))
         shape = shape.tuple_shapes[place]
     return before
-
-
-_TUPLE = 13
 
 
 def storage_of(

@@ -114,9 +114,8 @@ def check_step(
     corrections: jax.Array,
     axis_name: str,
     tiles: UpdateTiles,
-) -> int:
-    """How many devices share the arrays of `adam_update`; raises KernelRefusedError for other shapes, and as
-    `check_update` does."""
+) -> None:
+    """Raise KernelRefusedError for other shapes than those of `adam_update`, and as `check_update` does."""
     named = {"gradients": gradients, "parameters": parameters, "mean": moments[0], "square": moments[1]}
     named |= {"corrections": corrections}
     devices = check_update(kernel, named, axis_name, tiles)
@@ -124,4 +123,3 @@ def check_step(
     whole, shard = (gradients.size,), (gradients.size // devices,)
     expected = [whole, whole, shard, shard, (2,)]
     require(shapes == expected, kernel, f"needs shapes {expected}, got {shapes}")
-    return devices

@@ -107,11 +107,6 @@ def pooled(tables: jax.Array, indices: jax.Array) -> jax.Array:
     return total
 
 
-def _vector_size(columns: int, dtype: jnp.dtype) -> int:
-    """Neighbours that one thread loads at once: 16 bytes at most."""
-    return min(columns & -columns, LANES * 16 // dtype.itemsize) // LANES
-
-
 def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -> None:
     """One block's bags."""
     tables, indices, result = refs
@@ -119,7 +114,8 @@ def _kernel(axis: str, devices: int, blocks: int, tiles: BagTiles, *refs: Ref) -
     peers = peers_of(axis, devices)
     (count, table_rows, columns), (_, samples, bag) = tables.shape, indices.shape
     shard = samples // devices
-    vector = _vector_size(columns, tables.dtype)
+    # Neighbours that one thread loads at once: 16 bytes at most.
+    vector = min(columns & -columns, LANES * 16 // tables.dtype.itemsize) // LANES
 
     def row(table: jax.Array, sample: jax.Array, place: jax.Array | int) -> jax.Array:
         chosen = lax.clamp(0, indices[table, sample, place], table_rows - 1)

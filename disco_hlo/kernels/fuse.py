@@ -36,7 +36,7 @@ from disco_hlo.kernels.pattern import (
 from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
 from disco_hlo.kernels.update_pattern import UPDATES, Recipe, UpdateCall, program_above
 from disco_hlo.structure.moves import Fuse, FusedPair, Move, apply_moves
-from disco_hlo.structure.program import Program, computations, dims, dtype, waits_for
+from disco_hlo.structure.program import Program, computations, dims, dtype, illegal, waits_for
 from disco_hlo.structure.sharded import scatter
 
 Shape = tuple[tuple[int, ...], str]
@@ -98,7 +98,7 @@ def kernel_schedules(
 
 def _pairs(module: bytes, lower: Lower, pays: Pays) -> tuple[FusedPair, ...]:
     """Pairs of a module that pay and can all be replaced."""
-    calls, _ = fused_calls(module)
+    calls = fused_calls(module)
     wanted: dict[tuple[tuple[int, ...], int], FusedPair] = {}
     for path, program in computations(Program(module)):
         at = {one.name: position for position, one in enumerate(program.instructions)}
@@ -147,7 +147,7 @@ def fuse(program: Program, move: Fuse, lower: Lower) -> None:
         own = inside[pair.loop]
         collective = own.at(pair.collective, pair.opcode)
         if collective.opcode not in COLLECTIVES:
-            raise IllegalMoveError(f"{collective.name} ({collective.opcode}): no collective")
+            raise illegal(collective, "no collective")
         own.at(pair.matmul, "all-gather" if pair.kernel in UPDATES else "dot")
         found.append((own, collective, pair))
     matmuls = [own.instructions[pair.matmul].id for own, _, pair in found]
@@ -163,33 +163,33 @@ def fuse(program: Program, move: Fuse, lower: Lower) -> None:
 
 def _replace(own: Program, collective: Message, matmul: int, pair: FusedPair, lower: Lower) -> Message:
     """Replace one pair; returns its custom call."""
-    where = f"{collective.name} ({collective.opcode})"
     if own.by_id.get(collective.id) is not collective:
-        raise IllegalMoveError(f"{where}: another pair has it")
+        raise illegal(collective, "another pair has it")
     try:
         call = fused_call(own, collective)
     except MissedError as missed:
-        raise IllegalMoveError(f"{where}: {missed.why}") from None
+        raise illegal(collective, str(missed)) from None
     dot = own.by_id.get(matmul)
     if dot is None:
-        raise IllegalMoveError(f"{where}: another pair has its matmul")
+        raise illegal(collective, "another pair has its matmul")
     if call.kernel != pair.kernel or dot.name != call.matmul:
-        raise IllegalMoveError(
-            f"{where}: {call.kernel} takes it with {call.matmul}, expected {pair.kernel} with {dot.name}: the move "
-            "was made for another module"
+        raise illegal(
+            collective,
+            f"{call.kernel} takes it with {call.matmul}, expected {pair.kernel} with {dot.name}: the move "
+            "was made for another module",
         )
     kind: type[Any] = UpdateTiles if isinstance(call, UpdateCall) else MatmulTiles
     if unknown := pair.tiles.keys() - kind.__dataclass_fields__.keys():
-        raise IllegalMoveError(f"{where}: its tiles are none: unknown field {sorted(unknown)[0]!r}")
+        raise illegal(collective, f"its tiles are none: unknown field {sorted(unknown)[0]!r}")
     try:
         tiles = msgspec.convert(pair.tiles, kind)
         if isinstance(call, UpdateCall):
             return _UpdateWriter(own, call, collective, dot).write(tiles, lower)
         return _MatmulWriter(own, call, collective, dot).write(tiles, lower)
     except msgspec.ValidationError as error:
-        raise IllegalMoveError(f"{where}: its tiles are none: {error}") from None
+        raise illegal(collective, f"its tiles are none: {error}") from None
     except UnsupportedError as error:
-        raise IllegalMoveError(f"{where}: {error}") from None
+        raise illegal(collective, str(error)) from None
 
 
 class _Writer:
@@ -216,9 +216,7 @@ class _Writer:
         if dims(value) == wanted:
             return value
         if prod(dims(value)) != prod(wanted):
-            raise IllegalMoveError(
-                f"{value.name} ({value.opcode}): {list(dims(value))} is not {list(wanted)}"
-            )
+            raise illegal(value, f"{list(dims(value))} is not {list(wanted)}")
         return self._make("reshape", value, wanted)
 
     def _make(self, opcode: str, value: Message, wanted: tuple[int, ...]) -> Message:
@@ -234,10 +232,8 @@ class _Writer:
         other = Program(module)
         needed = program_above(other, [other.root])
         given = [one for one in other.instructions if one.opcode == "parameter"]
-        new = {
-            one.id: operand
-            for one, operand in zip(sorted(given, key=_parameter_number), operands, strict=True)
-        }
+        given.sort(key=lambda one: int(one.parameter_number))
+        new = {one.id: operand for one, operand in zip(given, operands, strict=True)}
         kernels = []
         for one in other.instructions:
             if one.id in new or one.id not in needed or one.opcode == "tuple":
@@ -307,9 +303,9 @@ class _MatmulWriter(_Writer):
     def _substitute(self, old: Message) -> None:
         made = self.made[-1]
         if dims(made) != dims(old) or dtype(made) != dtype(old):
-            raise IllegalMoveError(
-                f"{old.name} ({old.opcode}): the kernel gives {dtype(made)}{list(dims(made))}, expected "
-                f"{dtype(old)}{list(dims(old))}"
+            raise illegal(
+                old,
+                f"the kernel gives {dtype(made)}{list(dims(made))}, expected {dtype(old)}{list(dims(old))}",
             )
         made.shape.CopyFrom(old.shape)
         self.program.substitute(old, self.made)
@@ -384,14 +380,14 @@ class _UpdateWriter(_Writer):
         return kernel
 
 
-def _parameter_number(one: Message) -> int:
-    return int(one.parameter_number)
-
-
 def _keep_collectives_away(program: Program, kernels: set[int]) -> None:
     """Order every kernel behind the last, and every collective before or behind each kernel."""
     _make_no_later_reduce_scatters(program)
-    ordered = [one for one in program.instructions if one.id in kernels or _communicates(one)]
+    ordered = [
+        one
+        for one in program.instructions
+        if one.id in kernels or one.opcode in COLLECTIVES or one.opcode.endswith("-start")
+    ]
     bits = {one.id: 1 << number for number, one in enumerate(ordered)}
     above = _above(program, bits)
     last: Message | None = None
@@ -443,10 +439,6 @@ def _barrier_before(program: Program, collective: Message) -> Message:
     program.place([barrier], program.position(collective))
     program.reads(collective, [barrier.id, *(one.id for one in rest)])
     return barrier
-
-
-def _communicates(one: Message) -> bool:
-    return one.opcode in COLLECTIVES or one.opcode.endswith("-start")
 
 
 def _above(program: Program, bits: Mapping[int, int]) -> dict[int, int]:

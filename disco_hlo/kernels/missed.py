@@ -1,17 +1,17 @@
-"""Why no kernel takes a collective: a word for the reason, and what it is about."""
+"""Why no kernel takes a collective."""
 
 from __future__ import annotations
 
 
 class MissedError(Exception):
-    """No kernel takes a collective: a word for the reason, and what it is about."""
-
-    def __init__(self, reason: str, why: str) -> None:
-        super().__init__(reason, why)
-        self.reason, self.why = reason, why
+    """No kernel takes a collective; its text says why."""
 
 
-def require_met(met: bool, reason: str, why: str) -> None:
+class NoMatmulError(MissedError):
+    """What a collective sums or sends comes from no matmul."""
+
+
+def require_met(met: bool, why: str) -> None:
     """Raise :class:`MissedError`, unless `met`."""
     if not met:
-        raise MissedError(reason, why)
+        raise MissedError(why)

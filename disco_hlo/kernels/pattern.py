@@ -1,4 +1,4 @@
-"""Where an early module multiplies and communicates so that a fused kernel could do both, and why elsewhere not.
+"""Where an early module multiplies and communicates so that a fused kernel could do both.
 
 Punniyamurthy et al. name the pairs (section II); XLA writes them with reshapes, transposes and type conversions in
 between, the operands of a matmul either way round, and a reduce-scatter as an all-reduce of which each device reads its
@@ -17,13 +17,14 @@ keeps, the kernel multiplies the transposes, the second first, and gives the tra
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
-from disco_hlo.kernels.missed import MissedError, require_met
+from disco_hlo.kernels.missed import MissedError, NoMatmulError, require_met
 from disco_hlo.kernels.refusals import MOST_DEVICES
 from disco_hlo.kernels.tiles import HALF_TYPES, MATMUL_RANGE, VECTOR_RANGE, MatmulTiles
 from disco_hlo.kernels.times import Size
@@ -60,8 +61,6 @@ class FusedCall:
         swapped: the dot's second operand comes first, and the result is the transpose of the dot's.
         first_transposed, second_transposed: the kernel's operand lies the other way round in the dot's, so that a
             transpose comes before the kernel.
-        converted: the gathered values are converted before they are multiplied; the kernel must be given converted
-            ones, which are as good, and fewer bytes where they are smaller.
         tiles: the points of the kernel's tuning range that fit.
         devices: how many take part: all, in order.
         between: names of the instructions between matmul and collective, in the program's order; of each the dimension
@@ -79,7 +78,6 @@ class FusedCall:
     swapped: bool
     first_transposed: bool
     second_transposed: bool
-    converted: bool
     tiles: tuple[MatmulTiles, ...]
     devices: int
     between: tuple[tuple[str, int], ...]
@@ -90,21 +88,11 @@ class FusedCall:
         return Size(self.kernel, self.devices, self.dtype, self.m, self.k, self.n)
 
 
-@dataclass(frozen=True, slots=True)
-class NearMiss:
-    """A collective that no kernel takes: a word for the reason, and what it is about."""
-
-    computation: int
-    collective: str
-    reason: str
-    why: str
-
-
 Call = FusedCall | UpdateCall
 
 
-def fused_calls(module: bytes) -> tuple[list[Call], list[NearMiss]]:
-    """The pairs that a kernel could replace, in the entry and in loops, and all other collectives with the reason.
+def fused_calls(module: bytes) -> list[Call]:
+    """The pairs that a kernel could replace, in the entry and in loops.
 
     Args:
         module: a serialized HloModuleProto before scheduling.
@@ -115,17 +103,14 @@ def fused_calls(module: bytes) -> tuple[list[Call], list[NearMiss]]:
     """
     whole = Program(module)
     calls: list[Call] = []
-    misses: list[NearMiss] = []
     for computation in whole.module.computations:
         program = whole.inside(computation.id)
         for collective in program.instructions:
             if collective.opcode not in COLLECTIVES:
                 continue
-            try:
+            with contextlib.suppress(MissedError):
                 calls.append(fused_call(program, collective))
-            except MissedError as missed:
-                misses.append(NearMiss(computation.id, collective.name, missed.reason, missed.why))
-    return calls, misses
+    return calls
 
 
 def fused_call(program: Program, collective: Message) -> Call:
@@ -134,25 +119,21 @@ def fused_call(program: Program, collective: Message) -> Call:
     Raises:
         MissedError: there is none.
     """
-    require_met(
-        len(collective.operand_ids) == 1, "several-arrays", f"it has {len(collective.operand_ids)} operands"
-    )
+    require_met(len(collective.operand_ids) == 1, f"it has {len(collective.operand_ids)} operands")
     devices = _devices(program, collective)
     if collective.opcode == "all-gather":
         return _gather(program, collective, devices)
     if collective.opcode == "all-to-all":
         return _reduce(program, collective, devices)
     reduction = reduction_opcode(program, collective)
-    require_met(reduction == "add", "not-a-sum", f"it applies {reduction or 'more than one op'}")
+    require_met(reduction == "add", f"it applies {reduction or 'more than one op'}")
     try:
         return _reduce(program, collective, devices)
-    except MissedError as missed:
-        if missed.reason != "comes-from-no-matmul":
-            raise
+    except NoMatmulError as missed:
         try:
             return update_call(program, collective, devices)
         except MissedError as also:
-            raise MissedError(missed.reason, f"{missed.why}; {also.why}") from None
+            raise MissedError(f"{missed}; {also}") from None
 
 
 def _devices(program: Program, collective: Message) -> int:
@@ -160,17 +141,14 @@ def _devices(program: Program, collective: Message) -> int:
     try:
         groups = groups_of(program, collective)
     except IllegalMoveError as error:
-        raise MissedError("groups", str(error)) from None
+        raise MissedError(str(error)) from None
     count = len(groups[0])
     whole = tuple(range(count))
     require_met(
         groups == (whole,) and count == (program.partitions() or count),
-        "groups",
         f"its groups are {groups}; a kernel runs on all devices, in order",
     )
-    require_met(
-        count <= MOST_DEVICES, "too-many-devices", f"{count} devices; a kernel takes {MOST_DEVICES} at most"
-    )
+    require_met(count <= MOST_DEVICES, f"{count} devices; a kernel takes {MOST_DEVICES} at most")
     return count
 
 
@@ -178,41 +156,34 @@ def _devices(program: Program, collective: Message) -> int:
 
 
 def _gather(program: Program, collective: Message, devices: int) -> FusedCall:
-    value, dimension, converted = collective, int(collective.dimensions[0]), False
+    value, dimension = collective, int(collective.dimensions[0])
     between: list[tuple[str, int]] = []
     while (reader := _only_reader(program, value)).opcode != "dot":
         require_met(
             reader.opcode in (*MOVING, "convert"),
-            "no-matmul-reads-it",
             f"{reader.name} ({reader.opcode}) reads it first",
         )
-        converted |= reader.opcode == "convert"
         dimension = _carried(program, reader, dimension, devices)
         value = reader
         between.append((value.name, dimension))
-    require_met(
-        reader.operand_ids[0] != reader.operand_ids[1], "squared", f"{reader.name} multiplies it by itself"
-    )
+    require_met(reader.operand_ids[0] != reader.operand_ids[1], f"{reader.name} multiplies it by itself")
     product = _Product(program, reader)
     index = list(reader.operand_ids).index(value.id)
     contracted = product.contracted[index]
-    require_met(dimension != contracted, "contracted", f"{reader.name} sums over the gathered dimension")
+    require_met(dimension != contracted, f"{reader.name} sums over the gathered dimension")
     require_met(
         product.free[index][0] == dimension,
-        "inner-dimension",
         f"dimension {dimension} of {value.name} is not the first that {reader.name} keeps of it",
     )
-    return product.call(GATHER, collective, index == 1, devices, between, converted=converted)
+    return product.call(GATHER, collective, index == 1, devices, between)
 
 
 def _only_reader(program: Program, value: Message) -> Message:
     """What reads a value, if it is one instruction alone."""
     readers = program.readers(value)
-    require_met(
-        value.id != program.root and len(readers) > 0, "returned", f"the program returns {value.name}"
-    )
+    require_met(value.id != program.root and len(readers) > 0, f"the program returns {value.name}")
     names = ", ".join(f"{r.name} ({r.opcode})" for r in readers[:4])
-    require_met(len(readers) == 1, "several-readers", f"{value.name} is read by {names}")
+    require_met(len(readers) == 1, f"{value.name} is read by {names}")
     _require_unordered(readers[0])
     return readers[0]
 
@@ -220,7 +191,6 @@ def _only_reader(program: Program, value: Message) -> Message:
 def _require_unordered(instruction: Message) -> None:
     require_met(
         not instruction.control_predecessor_ids,
-        "ordered",
         f"{instruction.name} waits by a control dependency",
     )
 
@@ -234,7 +204,7 @@ def _carried(program: Program, reader: Message, dimension: int, devices: int) ->
             continue
         if needed[0] == dimension:
             return result
-    raise MissedError("scattered", f"{reader.name} ({reader.opcode}) does not keep the shards together")
+    raise MissedError(f"{reader.name} ({reader.opcode}) does not keep the shards together")
 
 
 # --- dot -> reduce-scatter, dot -> all-reduce, dot -> all-to-all ---
@@ -249,21 +219,16 @@ def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
     value = program.operands(collective)[0]
     between: list[tuple[str, int]] = []
     while value.opcode != "dot":
-        require_met(
-            value.opcode != "convert", "converted-sum", f"{value.name} makes another type of the partial sums"
-        )
-        require_met(
-            value.opcode in MOVING,
-            "comes-from-no-matmul",
-            f"{value.name} ({value.opcode}) gives what it sums or sends",
-        )
+        require_met(value.opcode != "convert", f"{value.name} makes another type of the partial sums")
+        if value.opcode not in MOVING:
+            raise NoMatmulError(f"{value.name} ({value.opcode}) gives what it sums or sends")
         _only_reader(program, value)
         between.insert(0, (value.name, -1 if scattered is None else scattered))
         if scattered is not None:
             try:
                 needed = operand_needs(program, value, scattered, devices)[0]
             except IllegalMoveError as error:
-                raise MissedError("scattered", str(error)) from None
+                raise MissedError(str(error)) from None
             assert needed is not None
             scattered = needed
         value = program.operands(value)[0]
@@ -285,7 +250,6 @@ def _reduce(program: Program, collective: Message, devices: int) -> FusedCall:
     firsts = [product.result_of(index) for index in (0, 1)]
     require_met(
         scattered in firsts,
-        "inner-dimension",
         f"dimension {scattered} of {value.name} is not the first that it keeps of an operand",
     )
     kernel = EXCHANGE if collective.opcode == "all-to-all" else SCATTER
@@ -309,10 +273,9 @@ class _Product:
     def __init__(self, program: Program, dot: Message) -> None:
         numbers, operands = dot.dot_dimension_numbers, program.operands(dot)
         contracted = [list(numbers.lhs_contracting_dimensions), list(numbers.rhs_contracting_dimensions)]
-        require_met(not numbers.lhs_batch_dimensions, "batched", f"{dot.name} has batch dimensions")
+        require_met(not numbers.lhs_batch_dimensions, f"{dot.name} has batch dimensions")
         require_met(
             len(contracted[0]) == 1,
-            "several-contracted",
             f"{dot.name} sums over {len(contracted[0])} dimensions",
         )
         self.computation, self.dot = program.entry.id, dot
@@ -327,15 +290,12 @@ class _Product:
             met = at in (0, len(free))
             require_met(
                 met,
-                "no-matrix",
                 f"{operand.name}: dimension {at} is summed over, others lie on both sides of it",
             )
         types = [dtype(one) for one in (*operands, dot)]
         known = [SHORT_NAMES[one.name] for one in HALF_TYPES]
         met = types[0] in known and len(set(types)) == 1
-        require_met(
-            met, "dtype", f"{dot.name} multiplies {types[0]} by {types[1]} into {types[2]}; a kernel, {known}"
-        )
+        require_met(met, f"{dot.name} multiplies {types[0]} by {types[1]} into {types[2]}; a kernel, {known}")
 
     def result_of(self, index: int) -> int:
         """Which dimension of the result is the first that is kept of an operand; -1 where none is."""
@@ -348,8 +308,6 @@ class _Product:
         swapped: bool,
         devices: int,
         between: Sequence[tuple[str, int]],
-        *,
-        converted: bool = False,
     ) -> FusedCall:
         """The kernel's call, if any of its tiles fit."""
         first, second = (1, 0) if swapped else (0, 1)
@@ -364,7 +322,7 @@ class _Product:
             and self.depth >= 2 * t.tile_k
         )
         why = f"{self.dot.name} is ({m}, {self.depth}) by ({self.depth}, {n}), its rows on {devices} devices"
-        require_met(bool(tiles), "no-tiles", f"{why}: no tiles divide it")
+        require_met(bool(tiles), f"{why}: no tiles divide it")
         return FusedCall(
             kernel=kernel,
             computation=self.computation,
@@ -377,7 +335,6 @@ class _Product:
             swapped=swapped,
             first_transposed=self._lies_across(first, wanted_last=True),
             second_transposed=self._lies_across(second, wanted_last=False),
-            converted=converted,
             tiles=tiles,
             devices=devices,
             between=tuple(between),

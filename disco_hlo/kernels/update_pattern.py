@@ -96,10 +96,8 @@ def halves(recipe: Recipe) -> Halves:
     for number, (opcode, operands) in enumerate(recipe.steps, first):
         read = {one for one in operands if isinstance(one, int)}
         if opcode == "sum":
-            require_met(not read & later, "nested-sums", "a sum over the array is made of another")
-            require_met(
-                bool(read) and read <= tiles, "sum-of-a-number", "a sum over the array is of one number"
-            )
+            require_met(not read & later, "a sum over the array is made of another")
+            require_met(bool(read) and read <= tiles, "a sum over the array is of one number")
             terms += read
             later.add(number)
             continue
@@ -108,13 +106,11 @@ def halves(recipe: Recipe) -> Halves:
         if read & later:
             later.add(number)
             needed |= read & tiles - later
-    require_met(
-        not later & {*recipe.kept}, "kept-later", "what a device keeps is made of a sum over the array"
-    )
+    require_met(not later & {*recipe.kept}, "what a device keeps is made of a sum over the array")
     needed |= {recipe.gathered} - later
     again = needed & {*arrays, *recipe.kept}
     between = needed - again or {0}
-    require_met(len(between) == 1, "several-between", f"{len(between)} values lie between sums and result")
+    require_met(len(between) == 1, f"{len(between)} values lie between sums and result")
     return Halves(recipe.sums, tuple(terms), between.pop(), tuple(sorted(again)))
 
 
@@ -163,15 +159,13 @@ def update_call(program: Program, collective: Message, devices: int) -> UpdateCa
     """
     sums = _sums(program, collective, devices)
     shape = dims(sums[0])
-    require_met(
-        dtype(collective) == _DTYPE, "dtype", f"{collective.name} is {dtype(collective)}, not {_DTYPE}"
-    )
+    require_met(dtype(collective) == _DTYPE, f"{collective.name} is {dtype(collective)}, not {_DTYPE}")
     elements = prod(shape) * devices
     met = any(prod(shape) % one.size == 0 for one in UPDATE_RANGE)
-    require_met(met, "no-tiles", f"{elements} elements on {devices} devices: no tiles divide them")
+    require_met(met, f"{elements} elements on {devices} devices: no tiles divide them")
     norms = _norms(program, shape, devices)
     work = _work(program, {one.id for one in sums}, shape, norms)
-    require_met(bool(work), "no-update", f"no pointwise work reads the shard of {collective.name}")
+    require_met(bool(work), f"no pointwise work reads the shard of {collective.name}")
     inside = {one.id for one in (*sums, *work)}
     read = [one for one in work if one.id == program.root or _readers_outside(program, one, inside)]
     leaving = _leaving(program, read, shape, {one.id for one in sums})
@@ -181,14 +175,13 @@ def update_call(program: Program, collective: Message, devices: int) -> UpdateCa
         for reader in _readers_outside(program, one, inside)
         if _gathers_rows(program, reader, devices) and not reader.control_predecessor_ids
     ]
-    require_met(bool(gathers), "not-gathered", f"nothing made of the shard of {collective.name} is gathered")
+    require_met(bool(gathers), f"nothing made of the shard of {collective.name} is gathered")
     gathered, gather = gathers[0]
     kept = [one for one in leaving if one is not gathered or len(_readers_outside(program, one, inside)) > 1]
     written = _Written(program, sums, work, devices, norms)
     above = program_above(program, [one.id for one in (*written.arrays, *written.scalars)])
     require_met(
         not above & {collective.id, *inside},
-        "needs-the-sum",
         f"what the update of {collective.name} reads depends on the sum itself",
     )
     recipe = written.recipe(gathered, kept)
@@ -232,12 +225,12 @@ def own_shard_of(program: Program, piece: Message, devices: int) -> int | None:
 def _sums(program: Program, collective: Message, devices: int) -> list[Message]:
     """Values that are this device's shard of the sum."""
     if collective.opcode == "reduce-scatter":
-        require_met(int(collective.dimensions[0]) == 0, "inner-dimension", "not its rows are scattered")
+        require_met(int(collective.dimensions[0]) == 0, "not its rows are scattered")
         return [collective]
     readers = program.readers(collective)
     met = collective.id != program.root and bool(readers)
     met = met and all(own_shard_of(program, one, devices) == 0 for one in readers)
-    require_met(met, "read-whole", f"{collective.name} is not read by own shards of rows alone")
+    require_met(met, f"{collective.name} is not read by own shards of rows alone")
     return readers
 
 
@@ -309,7 +302,6 @@ def _add_truths(program: Program, found: set[int]) -> None:
             if dtype(operand) == "pred" and operand.id not in found:
                 require_met(
                     _is_step_of_numbers(operand) or _scalar(program, operand) is not None,
-                    "truth",
                     f"{operand.name} ({operand.opcode}) gives a truth that the update reads",
                 )
                 found.add(operand.id)
@@ -324,7 +316,7 @@ def _leaving(program: Program, work: list[Message], shape: tuple[int, ...], sums
             found.append(one)
         else:
             met = not program_above(program, [one.id]) & sums
-            require_met(met, "number-leaves", f"{one.name} ({one.opcode}) is read outside of the update")
+            require_met(met, f"{one.name} ({one.opcode}) is read outside of the update")
     return found
 
 
@@ -363,7 +355,7 @@ class _Written:
         self.whole: list[bool] = []
         self._sums = {one.id for one in sums}
         self._are_of_norms: dict[int, bool] = {}
-        self._work = [one for one in work if self._is_step(one)]
+        self._work = [one for one in work if one.opcode not in (*_RENAMING, "reduce")]
         self._inside = {one.id for one in work}
         for one in self._work:
             if one.opcode == "select" and prod(dims(one)) > 1:
@@ -371,9 +363,6 @@ class _Written:
             for operand in self._read(one):
                 if operand.id not in self._inside and operand.id not in self._sums:
                     self._take(operand)
-
-    def _is_step(self, one: Message) -> bool:
-        return one.opcode not in (*_RENAMING, "reduce")
 
     def _read(self, one: Message) -> list[Message]:
         """What a step reads: a sum the array below it, a guarded value what it guards."""
@@ -399,7 +388,7 @@ class _Written:
                     if condition is not None and guard.id == condition.id:
                         continue
                 waiting += [reader] if reader.id not in seen else []
-        require_met(met, "select", f"{select.name} ({select.opcode}) is of arrays, and read everywhere")
+        require_met(met, f"{select.name} ({select.opcode}) is of arrays, and read everywhere")
 
     def _is_of_norms(self, value: Message) -> bool:
         """Whether a number is made of norms and constants, so that all devices have the same."""
@@ -416,7 +405,7 @@ class _Written:
         if scalar is not None:
             if scalar.id in self._inside or _constant(scalar) is not None:
                 return
-            require_met(dtype(scalar) == _DTYPE, "dtype", f"{scalar.name} is {dtype(scalar)}, not {_DTYPE}")
+            require_met(dtype(scalar) == _DTYPE, f"{scalar.name} is {dtype(scalar)}, not {_DTYPE}")
             if all(one.id != scalar.id for one in self.scalars):
                 self.scalars.append(scalar)
             return
@@ -448,7 +437,7 @@ class _Written:
             if one.opcode == "select" and len(operands) == 1:
                 guarded = operands[0]
                 if not isinstance(guarded, int):
-                    raise MissedError("select", f"{one.name} ({one.opcode}) guards a constant")
+                    raise MissedError(f"{one.name} ({one.opcode}) guards a constant")
                 number[one.id] = guarded
                 continue
             opcode = f"compare.{one.comparison_direction}" if one.opcode == "compare" else one.opcode

@@ -7,7 +7,7 @@ made and measured only where the plan falls short of its prediction, or somebody
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -54,16 +54,6 @@ class Candidate(NamedTuple):
     strategy: Strategy | None
     """None: XLA's default."""
     predicted_ns: int
-
-
-def plans_in(named: Iterable[Candidate]) -> list[Strategy]:
-    """The search's own plans among what is to be measured, the best first."""
-    return [one.strategy for one in named if is_plan(one.name) and one.strategy is not None]
-
-
-def is_plan(name: str) -> bool:
-    """Whether a candidate is one of the search's own plans."""
-    return name == SEARCHED or name.startswith(f"{SEARCHED} ")
 
 
 def candidates(found: Optimized, finalists: int) -> tuple[Candidate, ...]:

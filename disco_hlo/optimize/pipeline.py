@@ -83,10 +83,6 @@ class Budget:
         """A budget that begins now."""
         return Budget(seconds, time.monotonic(), time.process_time(), compiling_s)
 
-    def longer_by(self, seconds: float) -> Budget:
-        """A budget in which so much of what was spent does not count."""
-        return replace(self, began=self.began + seconds)
-
     @property
     def left_s(self) -> float | None:
         """What is left; below 0 where it was exceeded."""
@@ -281,7 +277,7 @@ def optimize(
             "the search's code is still being compiled, which takes minutes once: XLA's own plan is kept; search again "
             "in a while",
         )  # fmt: skip
-    budget = budget.longer_by(min(budget.compiling_s, time.monotonic() - compiling))
+    budget = replace(budget, began=budget.began + min(budget.compiling_s, time.monotonic() - compiling))
     found = _optimize_regions(case, settings, budget, stop)
     regions = tuple(sorted((one.name, one.strategy) for one in found if one.strategy is not None))
     costs, settings = case.costs_with(regions), replace(settings, memory_limit_bytes=case.limit_bytes)

@@ -56,7 +56,12 @@ def beats(times: Times, default: Times) -> bool:
 def _is_outlasted(times: Times, others: Sequence[Times]) -> bool:
     """Whether a candidate that ran in more rounds was faster, beyond the noise, in those that both ran in."""
     longer = [other for other in others if len(other) > len(times)]
-    return any(ratio_to(times, other) - ratio_noise(times, other) > 1 for other in longer)
+    return any(is_slower(times, other) for other in longer)
+
+
+def is_slower(times: Times, other: Times) -> bool:
+    """Whether a candidate is slower than another, beyond the noise."""
+    return ratio_to(times, other) - ratio_noise(times, other) > 1
 
 
 def _is_level(times: Times, best: Times) -> bool:

@@ -16,8 +16,8 @@ from typing import Final
 
 from disco_hlo.backends import Backend
 from disco_hlo.hlo.opcodes import COLLECTIVE
-from disco_hlo.hlo.proto import DetailedInstruction, Message
-from disco_hlo.plan.check_reader import ELEMENTWISE, NOTHING, TUPLE, Body, Step, Values, behind, fused, leaves
+from disco_hlo.hlo.proto import TUPLE, DetailedInstruction, Message
+from disco_hlo.plan.check_reader import ELEMENTWISE, NOTHING, Body, Step, Values, behind, fused, leaves
 
 _GOES_ON = ELEMENTWISE | frozenset((
     "bitcast", "dynamic-slice", "dynamic-update-slice", "fusion", "opt-barrier", "reduce", "reshape", "scatter",

@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.opcodes import COLLECTIVES
-from disco_hlo.hlo.proto import DTYPES, Message
+from disco_hlo.hlo.proto import DTYPES, TUPLE, Message
 
-TUPLE = 13
-"""XLA's PrimitiveType of tuples."""
 _TOKEN = 17
 _BITS = {
     number: int(match.group()) if (match := re.search(r"\d+", name)) else 8 for number, name in DTYPES.items()

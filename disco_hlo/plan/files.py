@@ -17,20 +17,19 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 from disco_hlo.errors import PlanError
-from disco_hlo.regular_file import read_regular
+from disco_hlo.regular_file import read_regular, write_synced, write_whole
 
 RENEW_S = 15.0
 STALE_S = 120.0
 WATCH_S = 2 * RENEW_S
 _MAX_OWNER_BYTES = 4096
 _POLL_S = 0.1
-_TEMPORARY = ".new-"
 _TEMPORARY_AGE_S = 3600.0
 # Whole files ------------------------------------------------------------------------------------
 
@@ -49,29 +48,17 @@ def read_bounded(path: Path, limit_bytes: int) -> bytes | None:
         raise PlanError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def replace_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write all files beside their places, readable by this user alone, then rename them in the order given.
+def replace_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write all files as :func:`~disco_hlo.regular_file.write_whole`.
 
     Raises:
-        PlanError: the disk is full or the folder read-only; unless it happens between two renames,
-            nothing has changed.
+        PlanError: the disk is full or the folder read-only.
     """
-    written: list[tuple[Path, Path]] = []
     try:
-        for name, data in files.items():
-            temporary = folder / f"{_TEMPORARY}{os.getpid()}-{os.urandom(6).hex()}"
-            written.append((temporary, folder / name))
-            _write_synced(temporary, data)
-        for temporary, place in written:
-            os.replace(temporary, place)
-        _sync_folder(folder)
+        write_whole(folder, files)
     except OSError as error:
         total = sum(map(len, files.values()))
         raise PlanError(f"cannot save {total} bytes in {folder}: {error.strerror or error}") from error
-    finally:
-        for temporary, _ in written:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -81,27 +68,6 @@ def remove_leftovers(folder: Path) -> None:
         for leftover in folder.glob(".[a-z]*-*"):
             if leftover.lstat().st_mtime_ns < oldest_ns:
                 leftover.unlink(missing_ok=True)
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the renames last; not every file system can, and then only the guarantee is lost."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 # Owners and locks -------------------------------------------------------------------------------
@@ -295,7 +261,7 @@ def this_process() -> Owner:
 
 def _write_owner(path: Path) -> None:
     try:
-        _write_synced(path, json.dumps(this_process()).encode())
+        write_synced(path, json.dumps(this_process()).encode())
     except OSError as error:
         with contextlib.suppress(OSError):  # a read-only file system refuses that as well
             path.unlink(missing_ok=True)

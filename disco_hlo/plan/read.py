@@ -23,9 +23,9 @@ from disco_hlo.errors import CircleError, IllegalStrategyError, PlanError
 from disco_hlo.hlo.attributes import triton_settings
 from disco_hlo.hlo.canonical import CanonicalModule, Origin, canonicalize
 from disco_hlo.hlo.flatten import emitter_of
-from disco_hlo.hlo.graph import Graph, Kind, behind_bitcasts, once_per_graph
+from disco_hlo.hlo.graph import Graph, Kind, behind_bitcasts, once_per_graph, readers
 from disco_hlo.hlo.opcodes import SIDE_EFFECTS
-from disco_hlo.hlo.walks import needed_first, reached
+from disco_hlo.hlo.walks import needed_first
 from disco_hlo.plan.apply import attested_groups, readers_of
 from disco_hlo.plan.check_module import check_module
 from disco_hlo.plan.legal import bucket_of, check_order, planned_regions, refused_groups
@@ -83,7 +83,9 @@ def _compare(
 ) -> None:
     """Refuse a rewritten computation that does not do what a strategy says, or what the source does where there is
     none."""
-    otherwise = held_otherwise(written) if strategy is not None else ()
+    # The kernels that the strategy which :func:`read` gives of it does not have as they are: XLA's own that no strategy
+    # can hold. A module that was written by a strategy has none.
+    otherwise = source_kernels(written).changed if strategy is not None else ()
     if otherwise:
         raise PlanError(
             f"the optimized module does not execute its plan: in {where} {', '.join(otherwise[:3])} would wait for "
@@ -134,12 +136,6 @@ def _doors(module: CanonicalModule) -> Counter[str]:
             elif instruction.opcode in SIDE_EFFECTS:
                 found[instruction.opcode] += 1
     return found
-
-
-def held_otherwise(source: CanonicalModule) -> tuple[str, ...]:
-    """The kernels of a module that the strategy which :func:`read` gives of it does not have as they are: XLA's own
-    that no strategy can hold. A module that was written by a strategy has none."""
-    return source_kernels(source).changed
 
 
 # Buckets and order ------------------------------------------------------------------------------
@@ -276,8 +272,8 @@ def repeats(source: CanonicalModule) -> tuple[Repeat, ...]:
 
 def _first_reader(graph: Graph, node: int) -> int:
     """What runs and reads a node, also by another shape; -1 where nothing does."""
-    read = reached(graph.users[node], lambda x: graph.users[x] if graph.nodes[x].opcode == "bitcast" else ())
-    return min((x for x in read if graph.nodes[x].kind in (Kind.FUSIBLE, Kind.FIXED)), default=-1)
+    read = (x for x in readers(graph, node) if graph.nodes[x].kind in (Kind.FUSIBLE, Kind.FIXED))
+    return min(read, default=-1)
 
 
 # Kernels ----------------------------------------------------------------------------------------

@@ -155,7 +155,12 @@ def _picks_in(folder: Path | None) -> Picks:
     if folder is None:
         return found
     left = _ALL_BYTES
-    for path in _listed(folder):
+    try:
+        paths = sorted(folder.rglob("*"))
+    except OSError as error:
+        LOGGER.debug("%s", one_line(error))
+        return found
+    for path in paths:
         name = path.relative_to(folder).as_posix()
         if not _NAME.fullmatch(name):
             continue
@@ -168,14 +173,6 @@ def _picks_in(folder: Path | None) -> Picks:
             found[name] = data
             left -= len(data)
     return found
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.rglob("*"))
-    except OSError as error:
-        LOGGER.debug("%s", one_line(error))
-        return []
 
 
 def _decoded(packed: bytes) -> Picks:

@@ -89,18 +89,17 @@ def _rows(graph: Graph, predicted: Predicted, strings: Strings) -> list[dict[str
     for task in np.argsort(predicted.timeline.spans_ns[0], kind="stable").tolist():
         unit = predicted.built.unit_of[task]
         communicates = bool(problem.communicates[task])
-        kind = _kind(graph, predicted.built.units.units[unit], problem.names[task], communicates)
+        kind = COLLECTIVE if communicates else _kind(graph, predicted.built.units.units[unit])
         row = rows[communicates]
         row["spans"] += [starts[task], ends[task] - starts[task], unit, kind, strings(problem.names[task])]
     return rows
 
 
-def _kind(graph: Graph, unit: Unit, name: str, communicates: bool) -> int:
-    if communicates:
-        return COLLECTIVE
+def _kind(graph: Graph, unit: Unit) -> int:
+    """What a unit's spans of compute are."""
     if unit.is_bucket:
         return COPY
-    if name[0] == "g":
+    if unit.token[0] == "g":
         return GROUP
     return LIBRARY if graph.nodes[unit.nodes[0]].kind is Kind.FIXED else SINGLE
 
@@ -176,20 +175,10 @@ def _measured_rows(
     ]
     for instruction, start, length, lane in step.spans:
         unit = found[instruction]
-        kind = COLLECTIVE if step.lanes[lane] == "communication" else _measured_kind(graph, units, unit)
+        kind = SINGLE if unit == len(units.units) else _kind(graph, units.units[unit])
+        kind = COLLECTIVE if step.lanes[lane] == "communication" else kind
         rows[lane]["spans"] += [start, length, unit, kind, strings(step.instructions[instruction][0])]
     return sorted(rows, key=lambda row: row["kind"] == "communication")
-
-
-def _measured_kind(graph: Graph, units: UnitGraph, number: int) -> int:
-    if number == len(units.units):
-        return SINGLE
-    unit = units.units[number]
-    if unit.is_bucket:
-        return COPY
-    if len(unit.nodes) + len(unit.duplicates) > 1:
-        return GROUP
-    return LIBRARY if graph.nodes[unit.nodes[0]].kind is Kind.FIXED else SINGLE
 
 
 _KINDS = ("fused kernel", "op alone", "library call or loop", "packing a bucket", "collective")

@@ -13,7 +13,6 @@ rest. Collectives take turns, so those that were issued before the op are over b
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,8 +92,9 @@ def in_orders(
         order = given or default_order(units, machine.asynchronous)
         check_order(units, order, machine.asynchronous)
         if shared is None:
-            what = functools.partial(_node_name, graph)
-            nodes_ns = checked(cost_model.op_ns(graph), len(graph), what)
+            nodes_ns = checked(
+                cost_model.op_ns(graph), len(graph), lambda node: f"node {node} ({graph.nodes[node].opcode})"
+            )
             tasks = _tasks(graph, strategy, units, cost_model, machine, nodes_ns)
             _add_repeats(tasks, graph, units, repeats, cost_model, machine, nodes_ns)
         entries = _entries(tasks, units, order)
@@ -128,10 +128,6 @@ def ready_ns(graph: Graph, built: Built, spans_ns: NDArray[np.int64]) -> dict[in
     for node in graph.nodes:
         exists.setdefault(node.id, max((exists[x] for x in node.operands), default=0))
     return {x: max(exists[y] for y in graph.nodes[x].operands) for x in graph.collectives}
-
-
-def _node_name(graph: Graph, node: int) -> str:
-    return f"node {node} ({graph.nodes[node].opcode})"
 
 
 def resident_bytes(graph: Graph) -> int:

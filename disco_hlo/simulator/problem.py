@@ -13,6 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from disco_hlo.hlo.graph import flat_lists, grouped
+
 
 @dataclass(frozen=True, eq=False)
 class Lists:
@@ -25,10 +27,8 @@ class Lists:
     @staticmethod
     def of(rows: Iterable[Iterable[int]]) -> Lists:
         """Compressed rows of ordinary lists."""
-        listed = [list(row) for row in rows]
-        offset = np.zeros(len(listed) + 1, np.int32)
-        np.cumsum([len(row) for row in listed], out=offset[1:])
-        return Lists(offset, np.array([item for row in listed for item in row], np.int32))
+        offset, member = flat_lists([list(row) for row in rows])
+        return Lists(offset.astype(np.int32), member.astype(np.int32))
 
     def __len__(self) -> int:
         return len(self.offset) - 1
@@ -36,17 +36,11 @@ class Lists:
     def __getitem__(self, item: int) -> NDArray[np.int32]:
         return self.member[self.offset[item] : self.offset[item + 1]]
 
-    @property
-    def owner(self) -> NDArray[np.int32]:
-        """For each entry of ``member``, the item in whose list it stands."""
-        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.offset))
-
     def reversed(self, items: int) -> Lists:
         """For each of ``items`` members, the items in whose lists it stands, ascending."""
-        by_member = np.argsort(self.member, kind="stable")
-        offset = np.zeros(items + 1, np.int32)
-        np.cumsum(np.bincount(self.member, minlength=items), out=offset[1:])
-        return Lists(offset, self.owner[by_member])
+        owner = np.repeat(np.arange(len(self)), np.diff(self.offset))
+        offset, member = grouped(self.member.astype(np.int64), owner, items)
+        return Lists(offset.astype(np.int32), member.astype(np.int32))
 
 
 @dataclass(frozen=True, eq=False)

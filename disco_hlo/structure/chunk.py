@@ -26,7 +26,7 @@ from math import prod
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.opcodes import ELEMENTWISE
 from disco_hlo.hlo.proto import Message
-from disco_hlo.structure.program import Buffers, Program, dims, is_zero, physical, resized
+from disco_hlo.structure.program import Buffers, Program, dims, illegal, is_zero, physical, resized
 
 MOST_PARTS = 64
 """More parts than this are refused: every instruction of the stretch is written that often."""
@@ -194,7 +194,7 @@ def operand_needs(program: Program, instruction: Message, dimension: int, parts:
     try:
         return _needs(program, instruction, dimension, parts)
     except _Stop as stop:
-        raise IllegalMoveError(f"{instruction.name} ({instruction.opcode}): {stop}") from None
+        raise illegal(instruction, str(stop)) from None
 
 
 def reduction_opcode(program: Program, instruction: Message) -> str:

@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.collectives import Groups
 from disco_hlo.hlo.proto import Message
-from disco_hlo.structure.keep import MOST_TURNS, Entry, index_in_turn, read_by_turns, restore_order
+from disco_hlo.structure.keep import MOST_TURNS, index_in_turn, read_by_turns, restore_order
 from disco_hlo.structure.loops import Loop, behind_copies, extend, narrow_barriers, through_barrier
-from disco_hlo.structure.program import Buffers, dims, dtype, physical
-from disco_hlo.structure.rotation import foreseen, gathered_value, written
+from disco_hlo.structure.program import Buffers, dims, dtype, illegal, physical
+from disco_hlo.structure.rotation import foreseen_gathers, gathered_value, written
 from disco_hlo.structure.sharded import groups_of
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered(Entry):
+class Gathered:
     """What a gather gives in each turn: entry ``index`` of a stacked array, gathered and converted
     (:func:`gathered_value`)."""
 
+    value: Message
+    """In the loop's body, as is its index."""
+    index: Message
     number: int
     """Of the stacked array in the loop's state."""
     indices: tuple[int, ...]
@@ -51,7 +54,6 @@ def gathered(loop: Loop, gather: Message) -> Gathered:
             path.append((one, before))
         one = before
     rank = len(dims(one))
-    has_first = len(dims(value)) == rank
     dimension = gather.dimensions[0] + rank - len(dims(gather))
     array = body.operands(one)[0] if one.opcode == "dynamic-slice" else one
     number = elements.get(array.id, -1)
@@ -66,13 +68,11 @@ def gathered(loop: Loop, gather: Message) -> Gathered:
     indices = tuple(i for turn in turns if (i := index_in_turn(loop, index, turn)) is not None)
     if sizes[1:] != list(dims(array))[1:] or len(indices) != loop.turns:
         raise _other(gather)
-    return Gathered(value, index, has_first, number, indices, dimension, groups_of(body, gather))
+    return Gathered(value, index, number, indices, dimension, groups_of(body, gather))
 
 
 def _other(gather: Message) -> IllegalMoveError:
-    return IllegalMoveError(
-        f"{gather.name} ({gather.opcode}): it gathers anything else than an entry a turn of a stacked array"
-    )
+    return illegal(gather, "it gathers anything else than an entry a turn of a stacked array")
 
 
 def _keeps_elements(one: Message, other: Message) -> bool:
@@ -95,10 +95,6 @@ def what_is_gathered(loop: Loop, one: Gathered) -> tuple[object, ...]:
     return array.id, one.dimension, one.groups, dtype(one.value)
 
 
-def _entries(loop: Loop, one: Gathered) -> int:
-    return dims(loop.begins[one.number])[0]
-
-
 def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
     """Gather all entries of a stacked array before an outer loop, for all-gathers of these entries in loops of its
     body. All are rewritten in place.
@@ -110,28 +106,18 @@ def hoist(outer: Loop, gathers: Sequence[tuple[Loop, Message]]) -> None:
     (loop, gather), first = gathers[0], needed[0]
     for (other, again), one in zip(gathers, needed, strict=True):
         if what_is_gathered(other, one) != what_is_gathered(loop, first):
-            raise IllegalMoveError(
-                f"{again.name} ({again.opcode}): it gathers another array than {gather.name} does"
-            )
-        if not set(one.indices) <= set(range(_entries(other, one))):
-            raise IllegalMoveError(f"{again.name} ({again.opcode}): it gathers an entry that there is not")
+            raise illegal(again, f"it gathers another array than {gather.name} does")
+        if not set(one.indices) <= set(range(dims(other.begins[one.number])[0])):
+            raise illegal(again, "it gathers an entry that there is not")
     array = behind_copies(outer.body, loop.begins[first.number])
     number = outer.elements.get(array.id, -1)
     if number not in outer.unchanged():
-        raise IllegalMoveError(f"{gather.name} ({gather.opcode}): what it gathers changes in the outer loop")
+        raise illegal(gather, "what it gathers changes in the outer loop")
     stack = _written_before(outer, number, gather, first)
     for (other, _), one in zip(gathers, needed, strict=True):
         unordered = Buffers(other.body).unordered()
-        read_by_turns(other, one, stack)
+        read_by_turns(other, one.value, one.index, stack)
         restore_order(other.body, unordered)
-
-
-def repeated_gathers(loop: Loop) -> list[Message]:
-    """The all-gathers of a body that give the same in every turn."""
-    known = foreseen(loop)
-    return [
-        one for one in loop.body.instructions if one.opcode == "all-gather" and known.get(one.id) is False
-    ]
 
 
 def hoist_repeated(loop: Loop, gathers: Sequence[Message]) -> None:
@@ -140,12 +126,10 @@ def hoist_repeated(loop: Loop, gathers: Sequence[Message]) -> None:
     Raises:
         IllegalMoveError: a turn may gather something else.
     """
-    caller, body, repeated = loop.caller, loop.body, {one.id for one in repeated_gathers(loop)}
+    caller, body, repeated = loop.caller, loop.body, {one.id for one in foreseen_gathers(loop, alike=True)}
     for gather in gathers:
         if gather.id not in repeated:
-            raise IllegalMoveError(
-                f"{gather.name} ({gather.opcode}): what it gathers may change with the turns"
-            )
+            raise illegal(gather, "what it gathers may change with the turns")
     values = [gathered_value(body, gather) for gather in gathers]
     first = {i: loop.begins[k] for i, k in loop.elements.items()}
     found = written(caller, body, first, values, caller.position(loop.instruction), barriers=False)

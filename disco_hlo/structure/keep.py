@@ -29,6 +29,7 @@ from disco_hlo.structure.program import (
     dims,
     dtype,
     evaluate,
+    illegal,
     is_zero,
     physical,
     resized,
@@ -172,11 +173,10 @@ def twice_in_turns(first: Loop, second: Loop) -> TwiceInTurns:
     Raises:
         IllegalMoveError: they turn differently often, or no turn of one can be told to belong to one of the other.
     """
-    where = f"{second.instruction.name} (while)"
     turns = range(first.turns if first.turns <= MOST_TURNS else 0)
     if second.turns != len(turns) or not turns:
-        raise IllegalMoveError(
-            f"{where}: it turns {second.turns} times, {first.instruction.name} {first.turns}"
+        raise illegal(
+            second.instruction, f"it turns {second.turns} times, {first.instruction.name} {first.turns}"
         )
     numbers = Numbers()
     outside = numbers.of(first.caller, {})
@@ -199,7 +199,9 @@ def twice_in_turns(first: Loop, second: Loop) -> TwiceInTurns:
         if index is not None and repeated > most:
             most, found = repeated, TwiceInTurns(alike, *index)
     if found is None:
-        raise IllegalMoveError(f"{where}: no turn of it makes what one of {first.instruction.name} has made")
+        raise illegal(
+            second.instruction, f"no turn of it makes what one of {first.instruction.name} has made"
+        )
     return found
 
 
@@ -313,18 +315,6 @@ def _stacks_read(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A value that each turn makes: entry ``index`` of an array of all turns."""
-
-    value: Message
-    """In the loop's body."""
-    index: Message
-    """In the body."""
-    has_first: bool
-    """Whether the value has the first dimension still, of one element."""
-
-
 def kept_in(program: Program, what: What | Named) -> list[tuple[Message, Message]]:
     """Pairs that :func:`keep` may keep."""
     both = twice(program)
@@ -398,8 +388,8 @@ def keep_turns(first: Loop, second: Loop, pairs: Sequence[tuple[Message, Message
         if again.id not in second.body.by_id:  # only what nothing reads did
             continue
         if value.id not in stacks:
-            stacks[value.id] = written_by_turns(first, Entry(value, both.written, False), first.turns)
-        read_by_turns(second, Entry(again, both.read, False), stacks[value.id])
+            stacks[value.id] = written_by_turns(first, value, both.written, first.turns)
+        read_by_turns(second, again, both.read, stacks[value.id])
     restore_order(second.body, unordered)
 
 
@@ -450,21 +440,19 @@ def _arrays(
         yield taken[number], reader
 
 
-def written_by_turns(loop: Loop, made: Entry, entries: int) -> Message:
-    """Write the values of all turns into one array; returns it in the caller, behind the loop."""
-    caller, body, value = loop.caller, loop.body, made.value
-    entry = _with_first(_without_first(value.shape) if made.has_first else value.shape, 1)
-    zero = constant(caller, made.index, 0)
+def written_by_turns(loop: Loop, value: Message, index: Message, entries: int) -> Message:
+    """Write the values of all turns into one array, each as entry ``index``; returns it in the caller, behind the
+    loop."""
+    caller, body, entry = loop.caller, loop.body, _with_first(value.shape, 1)
+    zero = constant(caller, index, 0)
     converted = caller.make("convert", "nothing", scalar(value.shape, value.shape.element_type), [zero])
-    empty = caller.make("broadcast", "nothing", _with_first(_without_first(entry), entries), [converted])
+    empty = caller.make("broadcast", "nothing", _with_first(value.shape, entries), [converted])
     caller.place([zero, converted, empty], caller.position(loop.instruction))
     (stack,) = extend(loop, [empty])
     new = body.make("reshape", f"{value.name}.entry", entry, [value])
-    start = constant(body, made.index, 0)
+    start = constant(body, index, 0)
     rest = [start] * (len(entry.dimensions) - 1)
-    update = body.make(
-        "dynamic-update-slice", f"{value.name}.kept", empty.shape, [stack, new, made.index, *rest]
-    )
+    update = body.make("dynamic-update-slice", f"{value.name}.kept", empty.shape, [stack, new, index, *rest])
     body.place([new, start, update], body.position(loop.root))
     become(loop, [stack], [update])
     kept = element(caller, loop.instruction, stack.tuple_index)
@@ -472,20 +460,21 @@ def written_by_turns(loop: Loop, made: Entry, entries: int) -> Message:
     return kept
 
 
-def read_by_turns(loop: Loop, needed: Entry, stack: Message) -> None:
-    """Read a value of each turn from an array of all, which is there before the loop."""
-    body, value = loop.body, needed.value
+def read_by_turns(loop: Loop, value: Message, index: Message, stack: Message) -> None:
+    """Read a value of each turn from an array of all, which is there before the loop, as entry ``index``. The value may
+    have the first dimension still, of one element."""
+    body = loop.body
     (array,) = extend(loop, [stack])
     entry = resized(stack.shape, 0, 1)
-    start = constant(body, needed.index, 0)
+    start = constant(body, index, 0)
     rest = [start] * (len(entry.dimensions) - 1)
-    taken = body.make("dynamic-slice", f"{value.name}.kept", entry, [array, needed.index, *rest])
+    taken = body.make("dynamic-slice", f"{value.name}.kept", entry, [array, index, *rest])
     taken.dynamic_slice_sizes.extend(entry.dimensions)
-    shape = entry if needed.has_first else _without_first(entry)
+    shape = entry if len(dims(value)) == len(entry.dimensions) else _without_first(entry)
     read = body.make("reshape", f"{value.name}.read", shape, [taken])
     ours = body.make("copy", f"{value.name}.read", value.shape, [read])
     is_laid_out = physical(shape) == physical(value.shape)
-    body.place([start, taken, read, *([] if is_laid_out else [ours])], body.position(needed.index) + 1)
+    body.place([start, taken, read, *([] if is_laid_out else [ours])], body.position(index) + 1)
     body.redirect(value, read if is_laid_out else ours)
     body.sweep()
     narrow_barriers(body)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
 from disco_hlo.hlo.regions import trip_count
-from disco_hlo.structure.program import Buffers, Program, dtype, literal_value
+from disco_hlo.structure.program import Buffers, Program, dtype, illegal, literal_value
 
 _OF_ANOTHER_STATE = ("sharding", "original_value", "statistics_viz")
 
@@ -74,11 +73,10 @@ def read_loop(caller: Program, instruction: Message) -> Loop:
     Raises:
         IllegalMoveError: it is in another form, or shares its computations.
     """
-    where = f"{instruction.name} ({instruction.opcode})"
     body, condition = caller.inside_loop(instruction)
     waiting = any(instruction.id in i.control_predecessor_ids for i in caller.instructions)
     if waiting or instruction.control_predecessor_ids:
-        raise IllegalMoveError(f"{where}: it is ordered by a control dependency")
+        raise illegal(instruction, "it is ordered by a control dependency")
     tuples = (caller.operands(instruction)[0], body.by_id[body.root])
     takers = [
         *caller.readers(instruction),
@@ -88,16 +86,16 @@ def read_loop(caller: Program, instruction: Message) -> Loop:
     if any(one.opcode != "tuple" for one in tuples) or any(
         one.opcode != "get-tuple-element" for one in takers
     ):
-        raise IllegalMoveError(f"{where}: its state is not taken apart element by element")
-    counter, limit = _compared(condition, where)
+        raise illegal(instruction, "its state is not taken apart element by element")
+    counter, limit = _compared(condition, instruction)
     start = _number(caller, caller.operands(tuples[0])[counter])
     step = _step(body, counter)
     if start is None or step is None or step <= 0 or limit is None:
-        raise IllegalMoveError(f"{where}: how often it turns is not known")
+        raise illegal(instruction, "how often it turns is not known")
     turns = max(0, -(-(limit - start) // step))
     if trip_count(instruction) not in (None, turns):
-        raise IllegalMoveError(
-            f"{where}: it says that it turns {trip_count(instruction)} times, and counts {turns}"
+        raise illegal(
+            instruction, f"it says that it turns {trip_count(instruction)} times, and counts {turns}"
         )
     return Loop(caller, instruction, body, condition, counter, start, step, turns)
 
@@ -118,14 +116,14 @@ def _number(program: Program, value: Message) -> int | None:
     return None if found is None or found.shape or dtype(value) not in ("s32", "s64") else int(found)
 
 
-def _compared(condition: Program, where: str) -> tuple[int, int | None]:
+def _compared(condition: Program, loop: Message) -> tuple[int, int | None]:
     """Which element of the state must stay below what."""
     root = condition.by_id[condition.root]
     if root.opcode != "compare" or root.comparison_direction != "LT":
-        raise IllegalMoveError(f"{where}: how often it turns is not known")
+        raise illegal(loop, "how often it turns is not known")
     element, limit = (behind_copies(condition, one) for one in condition.operands(root))
     if element.opcode != "get-tuple-element":
-        raise IllegalMoveError(f"{where}: how often it turns is not known")
+        raise illegal(loop, "how often it turns is not known")
     return int(element.tuple_index), _number(condition, limit)
 
 

@@ -21,7 +21,7 @@ from disco_hlo.structure.hoist import hoist, hoist_repeated
 from disco_hlo.structure.keep import keep, keep_turns
 from disco_hlo.structure.loops import read_loop
 from disco_hlo.structure.narrow import narrow
-from disco_hlo.structure.program import Program
+from disco_hlo.structure.program import Program, illegal
 from disco_hlo.structure.rotation import double, finish_later, prefetch
 from disco_hlo.structure.sharded import reorder, slice_send, split
 from disco_hlo.structure.unroll import unroll
@@ -296,9 +296,7 @@ def _apply_to_loop(program: Program, move: OfLoops) -> None:
     else:
         loops.append(read_loop(caller, caller.at(move.later, "while")))
         if move.later <= move.loop[-1]:
-            raise IllegalMoveError(
-                f"{loops[1].instruction.name} (while): it comes before the loop that keeps"
-            )
+            raise illegal(loops[1].instruction, "it comes before the loop that keeps")
         keep_turns(loops[0], loops[1], _pairs(move, loops[0].body, loops[1].body))
     for loop in loops:
         loop.flush()

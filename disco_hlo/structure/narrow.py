@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
-from disco_hlo.structure.program import Program, bits, physical
+from disco_hlo.structure.program import Program, bits, illegal, physical
 
 
 def narrowable(program: Program) -> list[Message]:
@@ -28,9 +27,7 @@ def narrow(program: Program, gathers: Sequence[Message]) -> None:
     for gather in gathers:
         value = _narrower(program, gather)
         if value is None:
-            raise IllegalMoveError(
-                f"{gather.name} ({gather.opcode}): not only a conversion to fewer bits reads it"
-            )
+            raise illegal(gather, "not only a conversion to fewer bits reads it")
         (shard,) = program.operands(gather)
         converted = program.make("convert", f"{gather.name}.narrow", shard.shape, [shard])
         gathered = program.copy(gather, f"{gather.name}.narrowed", [converted])

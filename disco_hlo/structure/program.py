@@ -141,9 +141,7 @@ class Program:
             for called in i.called_computation_ids
         ]
         if any(calls.count(one) > 1 for one in loop.called_computation_ids):
-            raise IllegalMoveError(
-                f"{loop.name} ({loop.opcode}): another instruction calls its body or condition too"
-            )
+            raise illegal(loop, "another instruction calls its body or condition too")
         body, condition = loop.called_computation_ids
         return self.inside(body), self.inside(condition)
 
@@ -254,7 +252,7 @@ class Program:
             IllegalMoveError: a control dependency hangs on ``old``.
         """
         if old.control_predecessor_ids or old.id in self._waited_for:
-            raise IllegalMoveError(f"{old.name} ({old.opcode}): it is ordered by a control dependency")
+            raise illegal(old, "it is ordered by a control dependency")
         fresh = [made for made in new if made.id not in self._readers]
         self.place(fresh, self.position(old) + 1)
         self.redirect(old, new[-1], keep={made.id for made in fresh})
@@ -272,7 +270,7 @@ class Program:
             )
         except CycleError as error:
             one = self.by_id[error.args[1]]
-            raise IllegalMoveError(f"{one.name} ({one.opcode}): it would wait for itself") from None
+            raise illegal(one, "it would wait for itself") from None
         self.instructions = [self.by_id[i] for i in placed]
 
     def place(self, made: Sequence[Message], at: int) -> None:
@@ -339,6 +337,11 @@ def computations(program: Program, path: tuple[int, ...] = ()) -> Iterator[tuple
     for position, one in enumerate(program.instructions):
         if one.opcode == "while":
             yield from computations(program.inside(one.called_computation_ids[0]), (*path, position))
+
+
+def illegal(instruction: Message, reason: str) -> IllegalMoveError:
+    """What is raised where an instruction does not allow a move."""
+    return IllegalMoveError(f"{instruction.name} ({instruction.opcode}): {reason}")
 
 
 def waits_for(instruction: Message) -> list[int]:
@@ -484,7 +487,7 @@ def computed_value(instruction: Message, operands: list[NDArray[Any]]) -> NDArra
         return np.asarray((np.floor_divide if opcode == "divide" else np.remainder)(*operands))
     if opcode == "select" and first.dtype == np.bool_:
         return np.asarray(np.where(*operands))
-    if opcode == "compare" and np.issubdtype(first.dtype, np.integer):
+    if opcode == "compare" and first.dtype.kind in "biu":
         return np.asarray(_COMPARED[instruction.comparison_direction](*operands))
     return None
 
@@ -563,9 +566,8 @@ class Buffers:
                 writer = storage.made_by[other]
                 by = self.program.instructions[writer]
                 if writer > storage.made_by[one] and not self._depends(by, reader):
-                    raise IllegalMoveError(
-                        f"{reader.name} ({reader.opcode}): {by.name} ({by.opcode}) may overwrite {value.name} before "
-                        "it is read there"
+                    raise illegal(
+                        reader, f"{by.name} ({by.opcode}) may overwrite {value.name} before it is read there"
                     )
 
     def unordered(self) -> set[tuple[int, int]]:

@@ -11,7 +11,7 @@ from disco_hlo.hlo.opcodes import MOVED_COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.hlo.regions import trip_count
 from disco_hlo.structure.choose import Chosen, Place, Prices, choose
-from disco_hlo.structure.hoist import gathered, repeated_gathers, what_is_gathered
+from disco_hlo.structure.hoist import gathered, what_is_gathered
 from disco_hlo.structure.keep import Named, What, kept_in, kept_in_turns, legal, twice, twice_in_turns
 from disco_hlo.structure.loops import Loop, read_loop
 from disco_hlo.structure.moves import (
@@ -200,13 +200,11 @@ class _Builder:
         return self._made[moves]
 
 
-def _gathers(
-    caller: Program, instruction: Message, of: Callable[[Loop], list[Message]] = foreseen_gathers
-) -> tuple[int, ...]:
-    """Positions of the gathers that the turn before can make; none where the loop is in another form."""
+def _gathers(caller: Program, instruction: Message, *, alike: bool = False) -> tuple[int, ...]:
+    """Positions as of :func:`foreseen_gathers`; none where the loop is in another form."""
     try:
         loop = read_loop(caller, instruction)
-        return tuple(loop.body.position(one) for one in of(loop))
+        return tuple(loop.body.position(one) for one in foreseen_gathers(loop, alike=alike))
     except IllegalMoveError:
         return ()
 
@@ -246,7 +244,7 @@ def _unrolls(places: list[_Place], at: int) -> Iterator[Move]:
 def _hoists_repeated(places: list[_Place], at: int) -> Iterator[Move]:
     """What a loop gathers alike in every turn gathered before it."""
     path, caller, instruction = places[at]
-    if gathers := _gathers(caller, instruction, repeated_gathers):
+    if gathers := _gathers(caller, instruction, alike=True):
         yield HoistRepeated(path, gathers)
 
 

@@ -19,7 +19,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.attributes import backend_config
 from disco_hlo.hlo.opcodes import ASYNCHRONOUS, DATA_MOVEMENT, ELEMENTWISE, SIDE_EFFECTS
 from disco_hlo.hlo.proto import Message
@@ -34,7 +33,7 @@ from disco_hlo.structure.loops import (
     through_barrier,
     written_over,
 )
-from disco_hlo.structure.program import Program, bits
+from disco_hlo.structure.program import Program, bits, illegal
 
 _NOT_REPEATED = SIDE_EFFECTS | ASYNCHRONOUS | {"while", "conditional", "call", "fusion"}
 _FORESEEN = ELEMENTWISE | DATA_MOVEMENT | {"all-gather", "bitcast", "constant", "partition-id"}
@@ -43,9 +42,8 @@ _BETWEEN = ELEMENTWISE | DATA_MOVEMENT | {"bitcast"}
 _INTO_STATE = ("add", "dynamic-update-slice")
 
 
-def prefetch(loop: Loop, gathers: Sequence[Message]) -> Loop:
-    """Gather for the next turn; the last turn is written behind the loop, which is rewritten in place. Returns it, one
-    turn shorter.
+def prefetch(loop: Loop, gathers: Sequence[Message]) -> None:
+    """Gather for the next turn; the last turn is written behind the loop, which is rewritten in place.
 
     Raises:
         IllegalMoveError: a gather does not follow from the counter, or a turn cannot be repeated.
@@ -54,13 +52,11 @@ def prefetch(loop: Loop, gathers: Sequence[Message]) -> Loop:
     known, body, caller = foreseen(loop), loop.body, loop.caller
     for gather in gathers:
         if not known.get(gather.id):
-            raise IllegalMoveError(
-                f"{gather.name} ({gather.opcode}): what the next turn gathers does not follow from the loop's counter"
-            )
+            raise illegal(gather, "what the next turn gathers does not follow from the loop's counter")
     values = [gathered_value(body, gather) for gather in gathers]
     for value in values:
         if value.id in loop.root.operand_ids:
-            raise IllegalMoveError(f"{value.name} ({value.opcode}): it is part of the loop's state already")
+            raise illegal(value, "it is part of the loop's state already")
     first = {i: loop.begins[k] for i, k in loop.elements.items()}
     before = written(caller, body, first, values, caller.position(loop.instruction), barriers=False)
     count = loop.ends[loop.counter]
@@ -74,7 +70,7 @@ def prefetch(loop: Loop, gathers: Sequence[Message]) -> Loop:
     body.sweep()
     narrow_barriers(body)
     written_over(loop, carried)
-    return peel(loop)
+    peel(loop)
 
 
 def foreseen(loop: Loop) -> dict[int, bool]:
@@ -99,10 +95,10 @@ def foreseen(loop: Loop) -> dict[int, bool]:
     return found
 
 
-def foreseen_gathers(loop: Loop) -> list[Message]:
-    """The all-gathers of a body whose next turn's can be made in this turn."""
-    known = foreseen(loop)
-    return [one for one in loop.body.instructions if one.opcode == "all-gather" and known.get(one.id)]
+def foreseen_gathers(loop: Loop, *, alike: bool = False) -> list[Message]:
+    """The all-gathers of a body whose next turn's can be made in this turn; or those that are ``alike`` in all."""
+    known, gathers = foreseen(loop), [one for one in loop.body.instructions if one.opcode == "all-gather"]
+    return [one for one in gathers if known.get(one.id) is (not alike)]
 
 
 def gathered_value(body: Program, gather: Message) -> Message:
@@ -112,9 +108,8 @@ def gathered_value(body: Program, gather: Message) -> Message:
     return readers[0] if alone and not readers[0].control_predecessor_ids else gather
 
 
-def finish_later(loop: Loop, reductions: Sequence[Message]) -> Loop:
+def finish_later(loop: Loop, reductions: Sequence[Message]) -> None:
     """Make reductions of a body a turn later; the first turn is written before the loop, which is rewritten in place.
-    Returns it, one turn shorter.
 
     Raises:
         IllegalMoveError: a turn reads the result of one, or cannot be repeated.
@@ -125,7 +120,7 @@ def finish_later(loop: Loop, reductions: Sequence[Message]) -> Loop:
     for reduction in reductions:
         tail = _tail(loop, known, reduction)
         if tail is None:
-            raise IllegalMoveError(f"{reduction.name} ({reduction.opcode}): the turn itself reads its result")
+            raise illegal(reduction, "the turn itself reads its result")
         tails.append(tail)
     pending = _first_turn(loop, tails)
     _last_reductions(loop, tails, pending)
@@ -143,7 +138,7 @@ def finish_later(loop: Loop, reductions: Sequence[Message]) -> Loop:
     become(loop, pending, [tail.before for tail in tails])
     body.sweep()
     written_over(loop, pending)
-    return with_turns(replace(loop, start=loop.start + loop.step), loop.turns - 1, loop.step)
+    with_turns(replace(loop, start=loop.start + loop.step), loop.turns - 1, loop.step)
 
 
 def late_reductions(loop: Loop) -> list[Message]:
@@ -346,13 +341,12 @@ def check_repeatable(loop: Loop, turns: int) -> None:
     Raises:
         IllegalMoveError: it says why.
     """
-    where = f"{loop.instruction.name} ({loop.instruction.opcode})"
     if loop.turns < turns:
-        raise IllegalMoveError(f"{where}: it turns {loop.turns} times, expected {turns} or more")
+        raise illegal(loop.instruction, f"it turns {loop.turns} times, expected {turns} or more")
     for one in loop.body.instructions:
         if one.opcode in _NOT_REPEATED or one.custom_call_has_side_effect:
-            raise IllegalMoveError(
-                f"{where}: its body holds {one.name} ({one.opcode}), which is not repeated"
+            raise illegal(
+                loop.instruction, f"its body holds {one.name} ({one.opcode}), which is not repeated"
             )
 
 

@@ -19,7 +19,17 @@ from disco_hlo.hlo.collectives import Groups, devices_by_axes, iota_devices, wri
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import Needs, operand_needs, reduction_opcode, shrink
-from disco_hlo.structure.program import Buffers, Program, dims, dtype, evaluate, physical, resized, scalar
+from disco_hlo.structure.program import (
+    Buffers,
+    Program,
+    dims,
+    dtype,
+    evaluate,
+    illegal,
+    physical,
+    resized,
+    scalar,
+)
 
 _CUT_THROUGH = frozenset({"bitcast", "broadcast", "convert", "iota", "reshape", "transpose"})
 """Ops computed again on the shard rather than cut, since that is cheaper or meets an all-gather further up."""
@@ -38,18 +48,18 @@ def split(program: Program, all_reduce: Message, dimension: int) -> Message:
     Raises:
         IllegalMoveError: it is no sum over one array, or its groups do not divide the dimension.
     """
-    where = f"{all_reduce.name} ({all_reduce.opcode})"
     if len(all_reduce.operand_ids) != 1:
-        raise IllegalMoveError(f"{where}: it carries several arrays")
+        raise illegal(all_reduce, "it carries several arrays")
     if reduction_opcode(program, all_reduce) != "add":
-        raise IllegalMoveError(f"{where}: only a sum can be scattered")
+        raise illegal(all_reduce, "only a sum can be scattered")
     size = len(groups_of(program, all_reduce)[0])
     shape = dims(all_reduce)
     if not 0 <= dimension < len(shape):
-        raise IllegalMoveError(f"{where}: its result {list(shape)} has no dimension {dimension}")
+        raise illegal(all_reduce, f"its result {list(shape)} has no dimension {dimension}")
     if shape[dimension] % size:
-        raise IllegalMoveError(
-            f"{where}: dimension {dimension} has {shape[dimension]} elements, which {size} devices do not divide"
+        raise illegal(
+            all_reduce,
+            f"dimension {dimension} has {shape[dimension]} elements, which {size} devices do not divide",
         )
     operand = program.operands(all_reduce)[0]
     if _is_outermost(all_reduce.shape, dimension):
@@ -129,19 +139,17 @@ def slice_send(program: Program, send: Message, grouped: Message, dimension: int
         IllegalMoveError: the array is not proven equal on the devices of a group, a group does not send in order to a
             group, or shards are no contiguous pieces of one size.
     """
-    where = f"{send.name} ({send.opcode})"
     if len(send.operand_ids) != 1 or send.channel_id <= 0:
-        raise IllegalMoveError(f"{where}: it is no send of one array between the partitions of one program")
+        raise illegal(send, "it is no send of one array between the partitions of one program")
     groups = groups_of(program, grouped)
     if not joins_groups(send, groups):
-        raise IllegalMoveError(
-            f"{where}: its pairs do not join groups of {grouped.name} device by device, in order"
-        )
+        raise illegal(send, f"its pairs do not join groups of {grouped.name} device by device, in order")
     shape, size = dims(send), len(groups[0])
     if not 0 <= dimension < len(shape) or shape[dimension] % size or not _is_outermost(send.shape, dimension):
-        raise IllegalMoveError(
-            f"{where}: {size} devices have no contiguous shards of one size along dimension {dimension} of "
-            f"{list(shape)}"
+        raise illegal(
+            send,
+            f"{size} devices have no contiguous shards of one size along dimension {dimension} of "
+            f"{list(shape)}",
         )
     cutter = _Cutter(program, SameValues(program, groups))
     shard = cutter.shard(program.operands(send)[0], dimension, send)
@@ -164,16 +172,15 @@ def reorder(
         IllegalMoveError: the gathered dimension does not pass through the reader, or another operand is not
             proven equal on the devices of the group.
     """
-    where = f"{reader.name} ({reader.opcode})"
     groups = groups_of(program, all_gather)
     taken = _own_shard(program, all_gather, reader, groups)
     if taken is not None:
         program.substitute(reader, [taken])
         return None
     if all_gather.id not in reader.operand_ids:
-        raise IllegalMoveError(f"{where}: it does not read {all_gather.name}")
+        raise illegal(reader, f"it does not read {all_gather.name}")
     if reader.opcode in COLLECTIVES:
-        raise IllegalMoveError(f"{where}: it mixes the values of several devices")
+        raise illegal(reader, "it mixes the values of several devices")
     if same is None or same.groups != groups:
         same = SameValues(program, groups)
     cutter = _Cutter(program, same)
@@ -182,9 +189,10 @@ def reorder(
         return None
     dimension, needs = _gathered_dimension(program, all_gather, reader, len(groups[0]))
     if not _is_outermost(reader.shape, dimension):
-        raise IllegalMoveError(
-            f"{where}: dimension {dimension} of {list(dims(reader))} is not the outermost in memory, so shards along "
-            f"it are no contiguous pieces"
+        raise illegal(
+            reader,
+            f"dimension {dimension} of {list(dims(reader))} is not the outermost in memory, so shards along "
+            f"it are no contiguous pieces",
         )
     sharded = program.copy(reader, f"{reader.name}.sharded", cutter.operands(reader, needs, reader))
     shrink(sharded, dimension, len(groups[0]), needs)
@@ -331,9 +339,7 @@ class _Cutter:
     def whole(self, value: Message, reader: Message) -> Message:
         """A value read whole: it must be the same on all devices of the group."""
         if value.id not in self._same.proven:
-            raise IllegalMoveError(
-                f"{reader.name} ({reader.opcode}): {value.name} is not proven equal on the devices of a group"
-            )
+            raise illegal(reader, f"{value.name} is not proven equal on the devices of a group")
         return value
 
     def shard(self, value: Message, dimension: int, reader: Message) -> Message:
@@ -410,14 +416,10 @@ def groups_of(program: Program, collective: Message) -> Groups:
     # An all-to-all has no such flag.
     of_all = collective.use_global_device_ids or collective.opcode == "all-to-all"
     if program.replicas() != 1 or collective.channel_id <= 0 or not of_all:
-        raise IllegalMoveError(
-            f"{collective.name} ({collective.opcode}): its groups name replicas, not the partitions of one program"
-        )
+        raise illegal(collective, "its groups name replicas, not the partitions of one program")
     groups = written_groups(collective) or (tuple(range(program.partitions())),)
     if len({len(group) for group in groups}) != 1 or len(groups[0]) < 2:
-        raise IllegalMoveError(
-            f"{collective.name} ({collective.opcode}): its groups are not of one size of two devices or more"
-        )
+        raise illegal(collective, "its groups are not of one size of two devices or more")
     return groups
 
 

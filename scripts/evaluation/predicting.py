@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.variants import one_at_a_time
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.step import Step
-from disco_hlo.profiler.collectives import InStep, counted
+from disco_hlo.profiler.collectives import InStep
 from disco_hlo.profiler.profile import Collectives, Profile
 from disco_hlo.simulator.bound import lowest_bound
 from evaluation.record import ALONE_XLA, OK, Record
@@ -102,7 +103,7 @@ def with_took(known: Costs, graph: Graph, buckets: Sequence[Bucket], took: InSte
     kinds = dict(profile.collectives)
     for kind, some in sizes.items():
         total_ns = max(1, round(took.total_ns * known_ns[kind] / all_ns))
-        one = replace(took, sizes=counted(some), total_ns=total_ns)
+        one = replace(took, sizes=tuple(sorted(Counter(some).items())), total_ns=total_ns)
         if kind == ALL_REDUCE:
             profile = replace(profile, together=one)
         else:

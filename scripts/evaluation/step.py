@@ -22,11 +22,11 @@ import msgspec
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.optimize.ablations import Candidate, candidates, plans_in
+from disco_hlo.optimize.ablations import Candidate, candidates
 from disco_hlo.optimize.cold_start import COMPILE_S
 from disco_hlo.optimize.costs import Costs, costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, optimize
-from disco_hlo.plan.plan import Prediction, Strategy
+from disco_hlo.plan.plan import SEARCHED, Prediction, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.profiling import Kept, compile_ahead, profile_step
@@ -172,7 +172,8 @@ class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def searched(self) -> list[Strategy]:
         """The search's own, without the baselines that are measured beside them."""
-        return plans_in(self.strategies)
+        named = ((name, one) for name, one, _ in self.strategies if f"{name} ".startswith(f"{SEARCHED} "))
+        return [one for _, one in named if one is not None]
 
 
 class Files:

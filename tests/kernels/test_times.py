@@ -135,7 +135,7 @@ def test_a_kernel_outside_of_loops_must_gain_what_it_takes_to_prepare() -> None:
       x = bf16[512,512] parameter(0)
       d = bf16[512,512] dot(x, x), {ROWS_BY}
       ROOT r = bf16[512,512] all-reduce(d), {SUM} }}""")
-    (call,), _ = fused_calls(module)
+    (call,) = fused_calls(module)
     plain = step("other")
     limits = times.limits_of(costs(plain, {}), plain)
     separate_ns = round(limits.separate_ns(call.size))

@@ -20,7 +20,7 @@ from disco_hlo.kernels.update import by_recipe
 from disco_hlo.kernels.update_pattern import Recipe, UpdateCall
 from disco_hlo.structure.program import Program
 from tests.kernels.test_fuse import of_mosaic, same_numbers
-from tests.kernels.test_pattern import ADD, GLOBAL, SUM
+from tests.kernels.test_pattern import ADD, GLOBAL, SUM, misses
 from tests.modules import module_of
 from tests.structure.enact import handed_over, opcodes
 
@@ -51,16 +51,15 @@ ROOT = "ROOT t = (f32[4096], f32[2048]) tuple(all, new)"
 
 
 def only_call(module: bytes) -> UpdateCall:
-    (call,), _ = fused_calls(module)
+    (call,) = fused_calls(module)
     assert isinstance(call, UpdateCall)
     return call
 
 
 def assert_left(module: bytes, why: str) -> None:
     """No kernel takes it, for this reason."""
-    calls, misses = fused_calls(module)
-    assert calls == []
-    assert any(why in miss.why for miss in misses), misses
+    assert fused_calls(module) == []
+    assert any(why in one for one in misses(module)), misses(module)
 
 
 def test_momentum_is_a_recipe_of_what_reads_the_sum_and_what_only_that_reads() -> None:

@@ -62,7 +62,7 @@ class Observation:
         """
         self._channel_of = channel_of
         self._timeout_s = timeout_s
-        self._wanted = _on_several_devices if wanted is None else wanted
+        self._wanted = (lambda request: len(request.devices) > 1) if wanted is None else wanted
         self._search = search
         self._times = DeviceTimes()
         self._trials: list[weakref.ref[Trial]] = []
@@ -185,10 +185,6 @@ class Observation:
             self._decided[request.digest] = None if name == DEFAULT else executable
         if name == DEFAULT:
             self.given_back[trial.watch.module_name] = trial.why
-
-
-def _on_several_devices(request: CompileRequest) -> bool:
-    return len(request.devices) > 1
 
 
 def _is_small(request: CompileRequest) -> bool:

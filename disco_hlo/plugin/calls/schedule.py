@@ -18,7 +18,7 @@ import msgspec
 
 from disco_hlo.activation.channel import Channel, name_ranks, silence
 from disco_hlo.errors import ActivationError
-from disco_hlo.optimize.select import LEAST_GAIN, Times, beats, ratio_noise, ratio_to, winning
+from disco_hlo.optimize.select import LEAST_GAIN, Times, beats, is_slower, ratio_noise, ratio_to, winning
 from disco_hlo.plan.plan import DEFAULT
 
 FEWEST_ROUNDS = 5
@@ -185,9 +185,7 @@ def _may_be_faster(times: Times, reference: Times) -> bool:
 def _cannot_win(rounds: Sequence[Round], name: str) -> bool:
     """Whether it is, beyond the noise, not faster than XLA's default by what counts as faster."""
     times, default = _both(rounds, name, DEFAULT)
-    if len(times) < FEWEST_ROUNDS:
-        return False
-    return not _may_be_faster(times, default)
+    return len(times) >= FEWEST_ROUNDS and not _may_be_faster(times, default)
 
 
 def _loses_to_another(rounds: Sequence[Round], name: str, running: Sequence[str]) -> bool:
@@ -196,7 +194,7 @@ def _loses_to_another(rounds: Sequence[Round], name: str, running: Sequence[str]
         times, others = _both(rounds, name, other)
         if name == other or len(times) < FEWEST_ROUNDS or not beats(*_both(rounds, other, DEFAULT)):
             continue
-        if ratio_to(times, others) - ratio_noise(times, others) > 1:
+        if is_slower(times, others):
             return True
     return False
 

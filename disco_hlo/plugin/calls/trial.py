@@ -154,7 +154,9 @@ class Trial:
             self._after_traced(self._under_way)
         if self._stretch.end is not None and index >= self._stretch.end:
             hold = self.hold
-            if hold is not None and not (hold.ready() and self._may_hold()):
+            # Rank 0's clock decides whether it would stay within its share, as nobody holds without it.
+            may = self._channel.rank != 0 or time.perf_counter_ns() >= self._next_hold_ns
+            if hold is not None and not (may and hold.ready()):
                 hold = None
             self._begin(self._meet(index, hold))
             if hold is not None and self._stretch.hold == hold.what:
@@ -191,10 +193,6 @@ class Trial:
     def _held_since(self, began_ns: int) -> None:
         """Note when calls may be held again."""
         self._next_hold_ns += round((time.perf_counter_ns() - began_ns) / self.share)
-
-    def _may_hold(self) -> bool:
-        """Whether it would stay within its share; rank 0's clock decides, as nobody holds without it."""
-        return self._channel.rank != 0 or time.perf_counter_ns() >= self._next_hold_ns
 
     def _meet(self, index: int, hold: Hold | None) -> Stretch:
         failed = {**self._refused, **self.watch.failures}

@@ -144,10 +144,6 @@ def begin_to_compile(
     return Compiling(functools.partial(wait, begun), finish)
 
 
-def _writes_the_same(one: Trial, other: Trial) -> bool:
-    return one.strategy is other.strategy and one.restructured is other.restructured
-
-
 @dataclass
 class _Verified:
     """Verifies modules of a batch: what is compiled twice, with other options, once. Several large ones in interpreters
@@ -180,7 +176,8 @@ def _hand_out(
     mine, why = None, ""
     if session.leads:
         try:
-            written = (one.module for one in earlier if _writes_the_same(one, trial))
+            same = (one for one in earlier if one.strategy is trial.strategy)
+            written = (one.module for one in same if one.restructured is trial.restructured)
             mine = PlanBytes(b"{}", next(written, b"") or apply(trial.strategy, trial.source(source)))
             banned = trial.marks.bans.reason(mine.module_sha256) if trial.marks is not None else ""
             mine, why = (None, f"it is banned: {banned}") if banned else (mine, why)

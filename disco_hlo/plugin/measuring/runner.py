@@ -188,7 +188,7 @@ class Runner:
     def _handlers(self, handed_on: Mapping[int, int]) -> list[Any]:
         like = self.runs_on.like
         chosen = {output: jaxlink.array_handler(like(index)) for index, output in handed_on.items()}
-        return executables.output_handlers(self._outputs, chosen)
+        return [chosen.get(output, lambda _: None) for output in range(self._outputs)]
 
     def _take_back(self, outputs: Sequence[Any]) -> None:
         self.runs_on.take_back({index: outputs[output] for index, output in self._next_of.items()})

@@ -526,7 +526,8 @@ def _rounding_of(module: bytes, tensor_float: bool) -> float:
         for computation in message.computations
         for instruction in computation.instructions
     }
-    parts = [float(jnp.finfo(JAX_NAMES[kind]).eps) for kind in kinds & JAX_NAMES.keys() if _is_float(kind)]
+    floats = [JAX_NAMES[kind] for kind in kinds & JAX_NAMES.keys() if kind.startswith(("f", "bf"))]
+    parts = [float(jnp.finfo(kind).eps) for kind in floats]
     if tensor_float and "f32" in kinds:
         parts.append(_TENSOR_FLOAT)
     coarsest = min(max(parts, default=0.0), _COARSEST)
@@ -553,7 +554,3 @@ def _elements(shape: Message) -> int:
     while shape.tuple_shapes:
         shape = shape.tuple_shapes[0]
     return math.prod(shape.dimensions)
-
-
-def _is_float(kind: str) -> bool:
-    return kind.startswith(("f", "bf"))

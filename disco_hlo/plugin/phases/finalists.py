@@ -388,7 +388,7 @@ def _measured(outcome: Outcome) -> plans.Measured:
                 spread_ns=trial.spread_ns,
                 samples=len(trial.times_ns),
                 error=trial.error[:4000],
-                only_timed=True if _only_timed(trial) else UNSET,
+                only_timed=True if trial.times_ns and trial.strategy and not trial.compared else UNSET,
                 ratio=_of_rounds(ratio_to, trial, default),
                 ratio_noise=_of_rounds(ratio_noise, trial, default),
             )
@@ -406,10 +406,6 @@ def _of_rounds(rule: Callable[[Times, Times], float], trial: Trial, default: Tri
     if not (trial.times_ns and default.times_ns):
         return UNSET
     return round(rule(trial.times_ns, default.times_ns), 6)
-
-
-def _only_timed(trial: Trial) -> bool:
-    return bool(trial.times_ns) and trial.strategy is not None and not trial.compared
 
 
 def _notes(step: Step, winner: Trial, trials: Sequence[Trial]) -> tuple[str, ...]:

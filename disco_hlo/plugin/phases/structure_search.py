@@ -124,11 +124,6 @@ class LateError(DiscoError):
     """The time to make structures is up."""
 
 
-def waits_for_nobody(settings: Settings) -> bool:
-    """Whether structures are made as long as that takes: one that was asked for, or beside a training."""
-    return settings.forced_structure is not None or settings.when == "training"
-
-
 def making_s(settings: Settings) -> float:
     """How long structures are made and begun to be profiled: beside the search, and then as long as the finalists are
     compiled."""
@@ -208,7 +203,9 @@ class Making:
         self._source, self._profile, self._early = source, profile, early
         # There each process waits inside a compile for all others: none may leave out what another has begun.
         self._tuned_together = BACKENDS[source.graph.backend].autotunes and session.channel.size > 1
-        self._ends = math.inf if waits_for_nobody(settings) else time.monotonic() + making_s(settings)
+        # One that was asked for, or beside a training, is made as long as that takes.
+        waits = settings.forced_structure is None and settings.when != "training"
+        self._ends = time.monotonic() + making_s(settings) if waits else math.inf
         self._longest_s, self._profiling_s = 0.0, profiling_s * _PROFILE_SHARE
         self._at_once = compiles_at_once(session)
         # Drafts take no device, and some cores of a host that has many.

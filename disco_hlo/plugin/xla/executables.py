@@ -5,7 +5,7 @@ With :mod:`~disco_hlo.plugin.xla.jaxlink`, which makes them, one of the files th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,14 +216,9 @@ def count_results(module: bytes) -> int:
     return len(_program_shape(module)[1])
 
 
-def output_handlers(count: int, chosen: Mapping[int, Any]) -> list[Any]:
-    """What :func:`chosen_outputs` makes of each of so many outputs: what the handler for its number does
-    (:func:`disco_hlo.plugin.xla.jaxlink.array_handler`); others are dropped."""
-    return [chosen.get(number, lambda _: None) for number in range(count)]
-
-
 def chosen_outputs(result: Any, handlers: Sequence[Any]) -> list[Any]:
-    """Outputs of an execution, ready or not, as arrays over all devices; None for one that is dropped."""
+    """What handlers make of the outputs of an execution, ready or not: arrays over all devices
+    (:func:`disco_hlo.plugin.xla.jaxlink.array_handler`), None for one that is dropped."""
     outputs: list[Any] = result.consume_with_handlers(handlers)
     return outputs
 

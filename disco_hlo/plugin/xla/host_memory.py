@@ -153,7 +153,10 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
     import jax
 
     # JAX keeps what it copies for Python with the array that was asked: not with the training's own.
-    own = [one if is_copy(one) else _alone(one) for one in arrays]
+    own = [
+        one if is_copy(one) else jax.make_array_from_single_device_arrays(one.shape, one.sharding, [one])
+        for one in arrays
+    ]
     found: list[Any] = [one if is_copy(one) else None for one in own]
     asked = {place: copier for place, one in enumerate(own) if (copier := _copier_of(one)) is not None}
     jax.block_until_ready([own[place] for place in asked])
@@ -201,15 +204,10 @@ def is_reached(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> boo
 def _copier_of(array: Any) -> GpuCopies | None:
     if is_copy(array):
         return None
-    [device] = array.devices()
-    in_order = _are_in_order(array)
+    [device], layout = array.devices(), array.format.layout
+    # Its numbers lie on the device as numpy's do, the last dimension's side by side.
+    in_order = tuple(layout.major_to_minor) == tuple(range(array.ndim)) and not layout.tiling
     return copies_of(device) if in_order and is_reached(array.shape, np.dtype(array.dtype), device) else None
-
-
-def _are_in_order(array: Any) -> bool:
-    """Whether its numbers lie on the device as numpy's do, the last dimension's side by side."""
-    layout = array.format.layout
-    return tuple(layout.major_to_minor) == tuple(range(array.ndim)) and not layout.tiling
 
 
 def _copy(every: Sequence[tuple[GpuCopies, NDArray[Any], Any]], *, to_host: bool) -> None:
@@ -234,20 +232,9 @@ def _copies(copy: NDArray[Any], array: Any, *, to_host: bool) -> list[Copy]:
     ]
 
 
-def _alone(array: Any) -> Any:
-    import jax
-
-    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
-
-
-def _has_own_memory(array: Any) -> bool:
-    [device] = array.devices()
-    return backend_of(device.platform).queues
-
-
 def _by_python(array: Any) -> NDArray[Any]:
-    values = np.asarray(array)
-    if _has_own_memory(array):
+    values, [device] = np.asarray(array), array.devices()
+    if backend_of(device.platform).queues:  # it has memory of its own
         return values
     copy = MEMORY.empty(values.shape, values.dtype)  # it was the array itself, which a call takes over
     np.copyto(copy, values)

@@ -100,7 +100,10 @@ def on_devices(devices: tuple[Any, ...], copies: PerDevice) -> list[Any]:
 
     fact, every = (copies[0].shape, np.dtype(copies[0].dtype)), list(zip(devices, copies, strict=True))
     with jax.enable_x64(True), jax.transfer_guard("allow"):
-        if all(_is_in_order(one) and is_reached(*fact, device) for device, one in every):
+        # In numpy's own order.
+        if all(
+            is_copy(one) and one.flags.c_contiguous and is_reached(*fact, device) for device, one in every
+        ):
             arrays: list[Any] = []
             try:
                 arrays = on_each_device(devices, _blank, fact)[0]
@@ -115,11 +118,6 @@ def on_devices(devices: tuple[Any, ...], copies: PerDevice) -> list[Any]:
             jax.device_put(one, place, may_alias=False) if is_copy(one) else one
             for place, (_, one) in zip(there, every, strict=True)
         ]
-
-
-def _is_in_order(copy: Any) -> bool:
-    """Whether it is a copy whose bytes lie in numpy's own order."""
-    return is_copy(copy) and copy.flags.c_contiguous
 
 
 def _blank(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any]:

@@ -84,6 +84,12 @@ class Following(ABC, Generic[Value]):
                 return carry
             carry = after
 
+    def of_entry(self, given: Callable[[Message], Value]) -> Value:
+        """What the module returns, where ``given`` says what is known of a parameter."""
+        parameters = [proto for proto in self.entry.protos if proto.opcode == "parameter"]
+        in_order = sorted(parameters, key=lambda proto: int(proto.parameter_number))
+        return self.result(self.entry, [given(proto) for proto in in_order])
+
     def result(self, body: Body, given: Sequence[Value]) -> Value:
         """What a computation returns that is given these."""
         known: list[Value] = []

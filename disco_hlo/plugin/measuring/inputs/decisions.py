@@ -54,21 +54,18 @@ _CROSS_PARTITION = frozenset(
     {"all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all"}
 )
 """Collectives whose groups name partitions wherever they have a channel."""
-_COMPARED: dict[str, Any] = {
-    "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater,
-    "GE": np.greater_equal,
-}  # fmt: skip
 
 
 def equal_parameters(source: CanonicalModule, devices: Devices) -> frozenset[int]:
     """Numbers of the entry parameters of ``source`` whose values must be equal on all devices. Raises
     UnsupportedError: whether a collective runs, or how often, depends on what no input can make equal."""
     holds = _Holding(source.index)
-    if devices.count < 2 or not any(map(holds.decides, _instructions(source.module))):
+    computations = source.module.computations
+    if devices.count < 2 or not any(holds.decides(one) for own in computations for one in own.instructions):
         return frozenset()
     try:
         following = _Following(source, devices, holds)
-        result = following.run()
+        result = following.of_entry(lambda proto: of_parameter(int(proto.parameter_number)))
     except (DiscoError, LookupError, ValueError, RecursionError) as error:
         raise shared(
             UnsupportedError(
@@ -111,10 +108,6 @@ def _with_their_origins(
         parameters = found
 
 
-def _instructions(module: Message) -> list[Message]:
-    return [instruction for computation in module.computations for instruction in computation.instructions]
-
-
 class _Holding:
     """Which computations hold a collective, in themselves or in what they call."""
 
@@ -147,11 +140,6 @@ class _Following(Following["DeviceValue"]):
         self._constants: dict[int, DeviceValue] = {}
         self.decisions: dict[str, DeviceValue] = {}
         """By what is decided, in words, what decides."""
-
-    def run(self) -> DeviceValue:
-        """What the step returns."""
-        count = sum(proto.opcode == "parameter" for proto in self.entry.protos)
-        return self.result(self.entry, [of_parameter(number) for number in range(count)])
 
     def decided(self, proto: Message, decision: DeviceValue, result: DeviceValue) -> DeviceValue:
         """As there, and noted where a collective runs or does not by it."""
@@ -351,14 +339,8 @@ def _computed(proto: Message, operands: Sequence[tuple[NDArray[Any], ...]]) -> l
 
 def _on_one_device(proto: Message, operands: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     opcode, first = proto.opcode, operands[0]
-    if opcode == "compare":
-        return np.asarray(_COMPARED[proto.comparison_direction](*operands))
     if opcode == "select":
         return np.where(*operands)
-    if opcode in ("divide", "remainder"):
-        if first.min(initial=0) < 0 or operands[1].min(initial=1) <= 0:
-            return None
-        return np.asarray((np.floor_divide if opcode == "divide" else np.remainder)(*operands))
     if opcode == "not" and first.dtype == np.bool_:
         return ~first
     if opcode in ("and", "or") and first.dtype == np.bool_:

@@ -123,15 +123,11 @@ class _Following(Following[Numbers]):
 
     def run(self) -> Mapping[int, int]:
         """Bounds of the parameters that are indices."""
-        given: dict[int, Numbers] = {}
-        for proto in self.entry.protos:
-            if proto.opcode == "parameter":
-                given[proto.parameter_number] = self._of_entry(proto)
-        result = self.result(self.entry, [given[number] for number in sorted(given)])
+        result = self.of_entry(self._parameter)
         self._left |= result.arithmetic
         return {number: self._bounds[number] for number in sorted(self._indices - self._left)}
 
-    def _of_entry(self, proto: Message) -> Numbers:
+    def _parameter(self, proto: Message) -> Numbers:
         if not holds_whole_numbers(proto) or dtype_of(proto) == TRUTH_VALUE:
             return NOTHING
         number = int(proto.parameter_number)

@@ -72,12 +72,7 @@ class _Asking(Following[Signs]):
 
     def run(self) -> frozenset[int]:
         """The parameters that are asked for."""
-        given: dict[int, Signs] = {}
-        for proto in self.entry.protos:
-            if proto.opcode == "parameter":
-                number = int(proto.parameter_number)
-                given[number] = Signs(frozenset({number})) if _is_float(proto) else Signs(sure=True)
-        self.result(self.entry, [given[number] for number in sorted(given)])
+        self.of_entry(_parameter)
         return self._found
 
     def computed(self, proto: Message, operands: Sequence[Signs], _: Sequence[Message]) -> Signs:
@@ -137,6 +132,10 @@ def joined(one: Signs, other: Signs) -> Signs:
         one.number if one.number == other.number else None,
         tuple(map(joined, one.members, other.members)),
     )
+
+
+def _parameter(proto: Message) -> Signs:
+    return Signs(frozenset({int(proto.parameter_number)})) if _is_float(proto) else Signs(sure=True)
 
 
 def _is_float(proto: Message) -> bool:
