@@ -1,13 +1,24 @@
-"""Handlers for real compiles, taken out again after each test."""
+"""Handlers for real compiles, taken out again after each test; and the search's compiled code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import Handler
+
+_CASE = Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb"
+
+
+@pytest.fixture(scope="session")
+def compiled_search() -> None:
+    """Searches beside a training have less time than compiling their code takes."""
+    from tests.compiled_search import compile_search
+
+    compile_search(_CASE.read_bytes(), "cpu")
 
 
 @pytest.fixture
