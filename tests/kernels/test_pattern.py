@@ -128,105 +128,56 @@ FOUND: dict[str, tuple[str, dict[str, Any]]] = {
 
 MISSED: dict[str, tuple[str, str]] = {
     "sums over what was gathered": ("contracted", gathered(f"ROOT r = bf16[512,512] dot(x, g), {ROWS_BY}")),
-    "something else reads it, too": (
-        "several-readers",
-        gathered(f"d = bf16[512,512] dot(g, x), {ROWS_BY}\n ROOT r = (bf16[512,512], bf16[512,512]) tuple(d, g)"),
-    ),
-    "it is the result": (
-        "returned",
-        f"w = bf16[256] parameter(0)\n ROOT g = bf16[512] all-gather(w), dimensions={{0}}, {GLOBAL}",
-    ),
-    "an addition comes first": (
-        "no-matmul-reads-it",
-        gathered(f"a = bf16[512,512] add(g, x)\n ROOT r = bf16[512,512] dot(a, x), {ROWS_BY}"),
-    ),
-    "multiplied by itself": (
-        "squared",
-        gathered("ROOT r = bf16[512,512] dot(g, g), lhs_contracting_dims={1}, rhs_contracting_dims={1}"),
-    ),
-    "shards that a reshape takes apart": (
-        "scattered",
-        gathered(
-            f"h = bf16[512,512] reshape(g)\n ROOT r = bf16[512,512] dot(h, x), {ROWS_BY}",
-            "bf16[4,64,512]",
-            "bf16[4,128,512]",
-            1,
-        ),
-    ),
-    "a dimension behind another": (
-        "inner-dimension",
-        gathered(
-            "ROOT r = bf16[4,128,512] dot(g, x), lhs_contracting_dims={2}, rhs_contracting_dims={0}",
-            "bf16[4,64,512]",
-            "bf16[4,128,512]",
-            1,
-        ),
-    ),
-    "float32": (
-        "dtype",
-        gathered(
-            f"""y = f32[512,512] convert(x)
+    "something else reads it, too": ("several-readers",
+        gathered(f"d = bf16[512,512] dot(g, x), {ROWS_BY}\n ROOT r = (bf16[512,512], bf16[512,512]) tuple(d, g)")),
+    "it is the result": ("returned",
+        f"w = bf16[256] parameter(0)\n ROOT g = bf16[512] all-gather(w), dimensions={{0}}, {GLOBAL}"),
+    "an addition comes first": ("no-matmul-reads-it",
+        gathered(f"a = bf16[512,512] add(g, x)\n ROOT r = bf16[512,512] dot(a, x), {ROWS_BY}")),
+    "multiplied by itself": ("squared",
+        gathered("ROOT r = bf16[512,512] dot(g, g), lhs_contracting_dims={1}, rhs_contracting_dims={1}")),
+    "shards that a reshape takes apart": ("scattered",
+        gathered(f"h = bf16[512,512] reshape(g)\n ROOT r = bf16[512,512] dot(h, x), {ROWS_BY}",
+            "bf16[4,64,512]", "bf16[4,128,512]", 1)),
+    "a dimension behind another": ("inner-dimension",
+        gathered("ROOT r = bf16[4,128,512] dot(g, x), lhs_contracting_dims={2}, rhs_contracting_dims={0}",
+            "bf16[4,64,512]", "bf16[4,128,512]", 1)),
+    "float32": ("dtype",
+        gathered(f"""y = f32[512,512] convert(x)
             ROOT r = f32[512,512] dot(g, y), {ROWS_BY}""",
-            "f32[256,512]",
-            "f32[512,512]",
-        ),
-    ),
-    "a batch": (
-        "batched",
+            "f32[256,512]", "f32[512,512]")),
+    "a batch": ("batched",
         f"""x = bf16[4,512,512] parameter(0)
         y = bf16[4,512,512] parameter(1)
         d = bf16[4,512,512] dot(x, y), lhs_batch_dims={{0}}, rhs_batch_dims={{0}},
           lhs_contracting_dims={{2}}, rhs_contracting_dims={{1}}
-        ROOT r = bf16[4,512,512] all-reduce(d), {SUM}""",
-    ),
-    "two dimensions at once": (
-        "several-contracted",
+        ROOT r = bf16[4,512,512] all-reduce(d), {SUM}"""),
+    "two dimensions at once": ("several-contracted",
         f"""x = bf16[512,8,64] parameter(0)
         y = bf16[8,64,512] parameter(1)
         d = bf16[512,512] dot(x, y), lhs_contracting_dims={{1,2}}, rhs_contracting_dims={{0,1}}
-        ROOT r = bf16[512,512] all-reduce(d), {SUM}""",
-    ),
-    "a dimension between those it keeps": (
-        "no-matrix",
+        ROOT r = bf16[512,512] all-reduce(d), {SUM}"""),
+    "a dimension between those it keeps": ("no-matrix",
         f"""x = bf16[4,512,128] parameter(0)
         y = bf16[512,512] parameter(1)
         d = bf16[4,128,512] dot(x, y), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
-        ROOT r = bf16[4,128,512] all-reduce(d), {SUM}""",
-    ),
+        ROOT r = bf16[4,128,512] all-reduce(d), {SUM}"""),
     "too little to sum over": ("no-tiles", summed(f"ROOT r = bf16[512,512] all-reduce(d), {SUM}", 64)),
     "a maximum": ("not-a-sum", summed(f"ROOT r = bf16[512,512] all-reduce(d), {GLOBAL}, to_apply=max")),
-    "a product converted before it is summed": (
-        "converted-sum",
-        summed(f"h = f16[512,512] convert(d)\n ROOT r = f16[512,512] all-reduce(h), {SUM}"),
-    ),
-    "a sum of no matmul": (
-        "comes-from-no-matmul",
-        f"x = bf16[512] parameter(0)\n y = bf16[512] add(x, x)\n ROOT r = bf16[512] all-reduce(y), {SUM}",
-    ),
-    "the product is read elsewhere": (
-        "several-readers",
-        summed(f"r = bf16[512,512] all-reduce(d), {SUM}\n ROOT t = (bf16[512,512], bf16[512,512]) tuple(r, d)"),
-    ),
-    "two arrays in one": (
-        "several-arrays",
-        summed(f"ROOT r = (bf16[512,512], bf16[512,512]) all-reduce(d, d), {SUM}"),
-    ),
-    "not one group of all": (
-        "groups",
-        summed(f"ROOT r = bf16[512,512] all-reduce(d), {among('{{0,1},{2,3}}')}"),
-    ),
-    "devices in another order": (
-        "groups",
-        summed(f"ROOT r = bf16[512,512] all-reduce(d), {among('{{1,0}}')}"),
-    ),
-    "more devices than a kernel takes": (
-        "too-many-devices",
-        summed(f"ROOT r = bf16[512,512] all-reduce(d), {among('{{0,1,2,3,4,5,6,7,8,9}}')}"),
-    ),
-    "a control dependency": (
-        "ordered",
-        gathered(f"ROOT r = bf16[512,512] dot(g, x), {ROWS_BY}, control-predecessors={{x}}"),
-    ),
+    "a product converted before it is summed": ("converted-sum",
+        summed(f"h = f16[512,512] convert(d)\n ROOT r = f16[512,512] all-reduce(h), {SUM}")),
+    "a sum of no matmul": ("comes-from-no-matmul",
+        f"x = bf16[512] parameter(0)\n y = bf16[512] add(x, x)\n ROOT r = bf16[512] all-reduce(y), {SUM}"),
+    "the product is read elsewhere": ("several-readers",
+        summed(f"r = bf16[512,512] all-reduce(d), {SUM}\n ROOT t = (bf16[512,512], bf16[512,512]) tuple(r, d)")),
+    "two arrays in one": ("several-arrays",
+        summed(f"ROOT r = (bf16[512,512], bf16[512,512]) all-reduce(d, d), {SUM}")),
+    "not one group of all": ("groups", summed(f"ROOT r = bf16[512,512] all-reduce(d), {among('{{0,1},{2,3}}')}")),
+    "devices in another order": ("groups", summed(f"ROOT r = bf16[512,512] all-reduce(d), {among('{{1,0}}')}")),
+    "more devices than a kernel takes": ("too-many-devices",
+        summed(f"ROOT r = bf16[512,512] all-reduce(d), {among('{{0,1,2,3,4,5,6,7,8,9}}')}")),
+    "a control dependency": ("ordered",
+        gathered(f"ROOT r = bf16[512,512] dot(g, x), {ROWS_BY}, control-predecessors={{x}}")),
 }  # fmt: skip
 
 
