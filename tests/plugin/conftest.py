@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import Handler
-
-_CASE = Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb"
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +15,7 @@ def compiled_search() -> None:
     """Searches beside a training have less time than compiling their code takes."""
     from tests.compiled_search import compile_search
 
-    compile_search(_CASE.read_bytes(), "cpu")
+    compile_search()
 
 
 @pytest.fixture
