@@ -9,6 +9,9 @@ from pathlib import Path
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 
 DATA = Path(__file__).parent / "data"
+CASES = DATA / "cases"
+CPU_MODULE = CASES / "search_never_returns.hlo.pb"
+"""85 instructions."""
 
 
 @cache

@@ -7,10 +7,11 @@ import tempfile
 from pathlib import Path
 
 from disco_hlo.optimize.cold_start import compile_code
+from tests.captured import CPU_MODULE
 
 
-def compile_search(module: bytes, device_kind: str) -> None:
+def compile_search() -> None:
     """One process at a time, as the others then find what it made."""
     with (Path(tempfile.gettempdir()) / "disco_tests_compile").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        compile_code(module, device_kind)
+        compile_code(CPU_MODULE.read_bytes(), "cpu")

@@ -85,10 +85,9 @@ def crash(folder: Path, module: str) -> None:
 
 
 @pytest.fixture
-def slot(tmp_path: Path, cpu_plan: Path) -> Path:
+def slot(store: Path) -> Path:
     """A plan's folder in the store, with the plan's module banned and another one."""
-    folder = plans.slot(tmp_path / "plans", plans.cpu())
-    shutil.copytree(cpu_plan, folder)
+    folder = plans.slot(store, plans.cpu())
     crash(folder, json.loads((folder / "plan.json").read_text())["module_sha256"])
     crash(folder, "f" * 64)
     return folder

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from disco_hlo.hlo import proto
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.plan import Plan, Strategy
+from disco_hlo.plan.apply import apply
+from disco_hlo.plan.plan import Plan, Strategy, by_region
 from disco_hlo.plan.read import describe_difference, read
 from disco_hlo.plugin.xla.hook import without_id
 from tests.e2e.jobs import Run
@@ -45,6 +47,18 @@ def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         (slot / "plan.json").write_text(json.dumps(plan))
 
     return spoil
+
+
+def put_plan(slot: Path, made: Callable[[CanonicalModule], Strategy]) -> None:
+    """Put another plan into a slot: what is ``made`` of the step as XLA compiled it."""
+    source = canonicalize(gzip.decompress((slot / "default.hlo.pb.gz").read_bytes()))
+    module = apply(made(source), source)
+    (slot / "module.hlo.pb").write_bytes(module)
+    said = {
+        "strategy": msgspec.to_builtins(by_region(read(canonicalize(module)))),
+        "module_sha256": hashlib.sha256(module).hexdigest(),
+    }
+    edited(lambda plan: plan.update(said))(slot)
 
 
 def plan_in(directory: Path) -> Plan:

@@ -153,7 +153,7 @@ def prepare() -> None:
     import disco_hlo.plugin.phases.search_phase  # noqa: F401
     from tests.compiled_search import compile_search
 
-    compile_search((TESTS / "data" / "cases" / "search_never_returns.hlo.pb").read_bytes(), "cpu")
+    compile_search()
 
 
 def main(arguments: list[str]) -> None:

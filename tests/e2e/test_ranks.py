@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import json
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.apply import apply
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.files import OwnedFile
-from disco_hlo.plan.plan import by_region
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from tests.as_searched import without_measurements
@@ -31,6 +25,7 @@ from tests.e2e.executed import (
     edited,
     is_ours,
     plan_in,
+    put_plan,
     slot_of,
 )
 from tests.e2e.jobs import LIMIT_S, Job, Run, until_it_says
@@ -112,23 +107,13 @@ def test_a_rank_needs_no_plan_directory(shared: Job, alone: list[Run], tmp_path:
     assert [run.lines("without a mark") for run in runs] == [[], []]
 
 
-def older(slot: Path) -> None:
-    """The plan of an earlier search: XLA's own kernels and buckets, as a plan."""
-    source = canonicalize(gzip.decompress((slot / "default.hlo.pb.gz").read_bytes()))
-    module = apply(read(source), source)
-    plan = json.loads((slot / "plan.json").read_text())
-    plan["strategy"] = msgspec.to_builtins(by_region(read(source)))
-    plan["module_sha256"] = hashlib.sha256(module).hexdigest()
-    (slot / "plan.json").write_text(json.dumps(plan))
-    (slot / "module.hlo.pb").write_bytes(module)
-
-
 @pytest.mark.product_only
 def test_what_another_rank_has_in_its_own_directory_does_not_matter(
     together: tuple[Job, list[Run]], alone: list[Run], tmp_path: Path
 ) -> None:
     own = new_job(tmp_path / "own", together[0].directory)
-    older(slot_of(own.directory))
+    # The plan of an earlier search: XLA's own kernels and buckets.
+    put_plan(slot_of(own.directory), read)
     each = [{}, {"DISCO_DIR": str(own.directory)}]
     runs = together[0].train_ranks(ENABLE_SEARCH="0", DISCO_LOG="debug", each=each)
     assert_all_execute_the_plan(runs, together[0].directory, alone)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
-from disco_hlo.plan.apply import apply
-from disco_hlo.plan.plan import Strategy, by_region
+from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plan.variants import one_bucket
 from tests.e2e.conftest import new_job
-from tests.e2e.executed import assert_same_losses, difference, digest, plan_in, slot_of
+from tests.e2e.executed import assert_same_losses, difference, digest, plan_in, put_plan, slot_of
 from tests.e2e.jobs import Job, Run
 from tests.known_times import know_all
 
@@ -43,20 +38,14 @@ def assert_all_execute(runs: list[Run], directory: Path, default: list[Run]) -> 
     return strategy
 
 
-def bucketed(slot: Path) -> None:
-    """Put another plan into a slot: in all regions XLA's kernels, and as few collectives as can be."""
-    source = canonicalize(gzip.decompress((slot / "default.hlo.pb.gz").read_bytes()))
+def bucketed(source: CanonicalModule) -> Strategy:
+    """In all regions XLA's kernels, and as few collectives as can be."""
     strategy = one_bucket(source.graph, read(source).groups)
     regions = [
         (region.name, one_bucket(region.source.graph, read(region.source).groups))
         for region in source.regions
     ]
-    module = apply(replace(strategy, regions=tuple(regions)), source)
-    plan = json.loads((slot / "plan.json").read_text())
-    plan["strategy"] = msgspec.to_builtins(by_region(read(canonicalize(module))))
-    plan["module_sha256"] = hashlib.sha256(module).hexdigest()
-    (slot / "plan.json").write_text(json.dumps(plan))
-    (slot / "module.hlo.pb").write_bytes(module)
+    return replace(strategy, regions=tuple(regions))
 
 
 def test_a_scanned_step_is_searched_and_enacted_and_so_is_a_plan_with_buckets_in_the_loop(
@@ -67,7 +56,7 @@ def test_a_scanned_step_is_searched_and_enacted_and_so_is_a_plan_with_buckets_in
     search = job.train_ranks(*SCANNED, fault="plan_wins", ENABLE_SEARCH="1", DISCO_BUDGET_S="5")
     assert assert_all_execute(search, job.directory, default).regions
 
-    bucketed(slot_of(job.directory))
+    put_plan(slot_of(job.directory), bucketed)
     strategy = assert_all_execute(job.train_ranks(*SCANNED, ENABLE_SEARCH="0"), job.directory, default)
     (gathers,) = dict(strategy.regions)["loop1"].buckets
     assert (len(gathers.collectives), gathers.form) == (2, "variadic")

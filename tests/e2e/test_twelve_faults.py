@@ -16,7 +16,6 @@ import subprocess
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -236,39 +235,29 @@ def report(row: Row, watched: Watched) -> None:
 
 
 @pytest.fixture
-def planned(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Row], Job]:
-    """A job that has what its phase begins with."""
-
-    def make(row: Row) -> Job:
-        if row.phase == "enact":
-            return new_job(tmp_path / "planned", request.getfixturevalue("together")[0].directory)
-        return new_job(tmp_path / "fresh")
-
-    return make
+def job(row: Row, request: pytest.FixtureRequest, tmp_path: Path) -> Job:
+    """One that has what its phase begins with."""
+    if row.phase == "enact":
+        return new_job(tmp_path / "planned", request.getfixturevalue("together")[0].directory)
+    made = new_job(tmp_path / "fresh")
+    know_all(made.directory, devices=2, processes=2)
+    return made
 
 
-@pytest.mark.parametrize("row", [one for one in TWELVE if one.quick], ids=lambda row: row.name)
-def test_a_fault_in_one_of_two_processes_costs_no_training_no_wait_and_no_ban(
-    row: Row, planned: Callable[[Row], Job], tmp_path: Path, alone: list[Run]
-) -> None:
-    _let_happen(row, planned, tmp_path, alone)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not LONG, reason="takes minutes of waiting: TWELVE_FAULTS=1 pytest -s tests/e2e/test_twelve_faults.py"
+LASTS = (
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not LONG, reason="takes minutes of waiting: TWELVE_FAULTS=1 pytest -s tests/e2e/test_twelve_faults.py"
+    ),
 )
-@pytest.mark.parametrize("row", [one for one in TWELVE if not one.quick], ids=lambda row: row.name)
-def test_a_fault_that_lasts_costs_no_training_no_wait_and_no_ban(
-    row: Row, planned: Callable[[Row], Job], tmp_path: Path, alone: list[Run]
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(one, id=one.name, marks=() if one.quick else LASTS) for one in TWELVE]
+)
+def test_a_fault_in_one_of_two_processes_costs_no_training_no_wait_and_no_ban(
+    row: Row, job: Job, tmp_path: Path, alone: list[Run]
 ) -> None:
-    _let_happen(row, planned, tmp_path, alone)
-
-
-def _let_happen(row: Row, planned: Callable[[Row], Job], folder: Path, alone: list[Run]) -> None:
-    job = planned(row)
-    if row.phase != "enact":
-        know_all(job.directory, devices=2, processes=2)
-    watched = run(row, job, folder)
+    watched = run(row, job, tmp_path)
     report(row, watched)
     check(row, watched, job, alone)

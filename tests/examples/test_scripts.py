@@ -43,6 +43,15 @@ def run(command: list[str], devices: int, out: Path) -> dict[str, Any]:
     return record
 
 
+def by_one_and_by_two(script: list[str], folder: Path, *of_two: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a script records in one process with two devices, and in two processes with one each."""
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+    one = run(script, 2, folder / "one" / "run.json")
+    under_mpi = ["mpiexec", "-n", "2", *script, *of_two, "--distributed"]
+    return one, run(under_mpi, 1, folder / "two" / "run.json")
+
+
 def test_no_example_imports_this_project() -> None:
     for path in EXAMPLES.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -59,12 +68,7 @@ def test_language_model_learns_and_two_processes_do_as_one(tmp_path: Path) -> No
         "script.LAYERS = 1; script.main()"
     )
     script = [sys.executable, "-c", smaller, "--steps", "12", "--batch-per-device", "2"]
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    one = run(script, 2, tmp_path / "one" / "run.json")
-    two = run(
-        ["mpiexec", "-n", "2", *script, "--steps", "2", "--distributed"], 1, tmp_path / "two" / "run.json"
-    )
+    one, two = by_one_and_by_two(script, tmp_path, "--steps", "2")
     assert (one["devices"], one["processes"]) == (2, 1)
     assert (two["devices"], two["processes"]) == (2, 2)
     np.testing.assert_allclose(one["losses"][:2], two["losses"], rtol=1e-5)
@@ -75,30 +79,15 @@ def test_language_model_learns_and_two_processes_do_as_one(tmp_path: Path) -> No
 
 @pytest.mark.mpi
 def test_two_processes_do_as_one(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(EXAMPLES / "llama.py"),
-        *["--shard", "fsdp", "--accumulate", "2", "--steps", "1"],
-    ]
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-    one = run(command, 2, tmp_path / "one" / "run.json")
-    two = run(["mpiexec", "-n", "2", *command, "--distributed"], 1, tmp_path / "two" / "run.json")
+    options = ["--shard", "fsdp", "--accumulate", "2", "--steps", "1"]
+    one, two = by_one_and_by_two([sys.executable, str(EXAMPLES / "llama.py"), *options], tmp_path)
     assert (one["processes"], two["processes"]) == (1, 2)
     np.testing.assert_allclose(one["losses"], two["losses"], rtol=1e-4)
 
 
 def test_train_script_records_a_tiny_run(tmp_path: Path) -> None:
-    script = [
-        sys.executable,
-        str(EXAMPLES / "train.py"),
-        "--model",
-        "rnnlm",
-        "--size",
-        "tiny",
-        "--steps",
-        "3",
-    ]
+    options = ["--model", "rnnlm", "--size", "tiny", "--steps", "3"]
+    script = [sys.executable, str(EXAMPLES / "train.py"), *options]
     record = run(script, 2, tmp_path / "run.json")
     assert (record["model"], record["size"], record["devices"]) == ("rnnlm", "tiny", 2)
     assert record["parameters"] == 23140

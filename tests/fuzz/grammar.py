@@ -198,13 +198,10 @@ class Builder:
         if decides(name, types, attributes) and not all(exact):
             raise ProgramError(f"{name} decides by numbers that may be rounded in several ways")
         results = infer(name, types, attributes, bodies, self.devices)
-        first = len(self.types)
-        self.ops_made.append(Op(name, tuple(operands), results, attributes, tuple(bodies)))
+        first, made = len(self.types), Op(name, tuple(operands), results, attributes, tuple(bodies))
+        self.ops_made.append(made)
         self.types += results
-        kept = (
-            not bodies and all(exact) and keeps_exact(name, attributes) and not rounds(results, types, name)
-        )
-        self.exact += [kept or not one.is_float for one in results]
+        self.exact += exact_behind(made, types, exact)
         return list(range(first, len(self.types)))
 
     def inner(self, dtype: str, *shape: int) -> Builder:
@@ -220,9 +217,12 @@ class Builder:
         return Program(self.body(*results), tuple(self.arguments), sharded=(False,) * len(results), seed=seed)
 
 
-def rounds(results: Sequence[Type], operands: Sequence[Type], name: str) -> bool:
-    """Whether an op that keeps exact numbers makes them coarser."""
-    return name == "convert" and results[0].dtype == "bf16" and operands[0].dtype != "bf16"
+def exact_behind(op: Op, operands: Sequence[Type], exact: Sequence[bool]) -> list[bool]:
+    """Of each result, whether nothing has rounded it."""
+    kept = not op.bodies and all(exact) and keeps_exact(op.name, op.attributes)
+    if op.name == "convert" and op.results[0].dtype == "bf16":
+        kept = kept and operands[0].dtype == "bf16"
+    return [kept or not one.is_float for one in op.results]
 
 
 def decides(name: str, operands: Sequence[Type], attributes: dict[str, Any]) -> bool:
@@ -241,9 +241,7 @@ def is_stable(body: Body, exact: Sequence[bool]) -> bool:
             return False
         if not all(is_stable(inner, inner_exact(op, operands, flags)) for inner in op.bodies):
             return False
-        kept = not op.bodies and all(flags) and keeps_exact(op.name, op.attributes)
-        kept = kept and not rounds(op.results, operands, op.name)
-        known += [kept or not one.is_float for one in op.results]
+        known += exact_behind(op, operands, flags)
     return True
 
 

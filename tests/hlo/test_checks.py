@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from disco_hlo.errors import ModuleError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.checks import MOST_BYTES, check_module
+from tests.captured import CPU_MODULE
 from tests.cli.large_steps import large_step
-
-MODULE = Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb"
 
 
 def entry(module: Any) -> Any:
@@ -75,7 +73,7 @@ WRONG_IN_LAYERS: dict[str, Callable[[Any], None]] = {
 
 @pytest.mark.parametrize("why", [*WRONG, *WRONG_IN_LAYERS])
 def test_what_is_wrong_is_said(why: str) -> None:
-    module = proto.parse(large_step(2) if why in WRONG_IN_LAYERS else MODULE.read_bytes())
+    module = proto.parse(large_step(2) if why in WRONG_IN_LAYERS else CPU_MODULE.read_bytes())
     check_module(module)
     (WRONG | WRONG_IN_LAYERS)[why](module)
     with pytest.raises(ModuleError, match=why) as caught:

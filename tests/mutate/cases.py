@@ -31,14 +31,10 @@ from disco_hlo.profiler.profile import Contention, Link, OpTime, Platform, Profi
 from disco_hlo.profiler.store import ProfileStore
 from disco_hlo.profiler.timeline import MeasuredStep
 from disco_hlo.profiler.timeline import encode as encode_timelines
+from tests.captured import CPU_MODULE, stored
 from tests.made_plans import made_plan
 from tests.mutate import mutations as change
 
-_DATA = Path(__file__).parents[1] / "data"
-CPU_MODULE = _DATA / "cases" / "search_never_returns.hlo.pb"
-"""85 instructions."""
-GPU_MODULE = _DATA / "h200_models" / "rnnlm.hlo.pb.gz"
-"""2765 instructions, of which 1450 are left in canonical form."""
 WEIGHTS = Path("disco_hlo") / "data" / "weights" / "cpu.safetensors"
 PLATFORM = Platform("some cpu, 2 cores", "cpu", "", "0.11.2", "0.11.2")
 LINK = Link(2, 1, "")
@@ -47,7 +43,7 @@ LINK = Link(2, 1, "")
 def build(folder: Path) -> None:
     """Everything that a case may change, in folders by what lies beside what."""
     _plan_folder(folder / "cpu", CPU_MODULE.read_bytes())
-    _plan_folder(folder / "gpu", gzip.decompress(GPU_MODULE.read_bytes()))
+    _plan_folder(folder / "gpu", stored("h200_models/rnnlm"))  # 2765 instructions, 1450 in canonical form
     source = canonicalize(CPU_MODULE.read_bytes())
     _capture_folder(folder / "captured", source)
     _stores(folder / "stores", source)

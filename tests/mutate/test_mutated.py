@@ -14,12 +14,12 @@ from random import Random
 import pytest
 
 from disco_hlo.errors import DiscoError
+from tests.captured import CASES, CPU_MODULE
 from tests.cli.conftest import Disco
 from tests.mutate import mutations
-from tests.mutate.cases import CPU_MODULE, KINDS, WEIGHTS
+from tests.mutate.cases import KINDS, WEIGHTS
 from tests.mutate.run import Case, Runner
 
-CASES = Path(__file__).parents[1] / "data" / "cases"
 ROOT = Path(__file__).parents[2]
 
 

@@ -32,12 +32,18 @@ from disco_hlo.search.schedule import Scheduled
 from tests.captured import captured
 
 
+def case_of(name: str) -> Case:
+    """Of a captured step as XLA:GPU runs it, with the shipped profile."""
+    source, profile = captured(name), shipped_profile("gpu", None)
+    assert profile is not None
+    xla = read(source)
+    return Case(source, xla, costs_of(profile, source, [xla]))
+
+
 def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order() -> None:
     """Where transfers cost kernels more than the simulator knew, that was faster than the plan."""
-    source = captured("h200_models/vgg19")
-    xla, profile = read(source), shipped_profile("gpu", None)
-    assert profile is not None
-    case = Case(source, xla, costs_of(profile, source, [xla]))
+    case = case_of("h200_models/vgg19")
+    source, xla = case.source, case.xla
     found = candidates(optimize(case, SearchSettings(evaluations=2000, seeds=1), Budget.of(None)), 1)
     trials = {name: strategy for name, strategy, _ in found}
     tried, plan = trials[OUR_KERNELS], trials[PLAN]
@@ -57,10 +63,8 @@ def test_the_plans_kernels_are_tried_with_xlas_buckets_in_xlas_order() -> None:
 
 @pytest.mark.parametrize("name", ["dp_scan", "fsdp_scan"])
 def test_xlas_kernels_keep_their_order_and_collectives_start_early(name: str) -> None:
-    source = captured(f"h100_llama/{name}")
-    xla, profile = read(source), shipped_profile("gpu", None)
-    assert profile is not None
-    case = Case(source, xla, costs_of(profile, source, [xla]))
+    case = case_of(f"h100_llama/{name}")
+    source, xla = case.source, case.xla
     nothing = optimize(case, SearchSettings(evaluations=1, seeds=1), Budget(0.0, 0.0, 0.0))
     found = {one.name: one for one in candidates(nothing, 0)}
     early = found.get(EARLY_COLLECTIVES, found[OUR_ORDER]).strategy  # one candidate where both are the same
@@ -86,10 +90,8 @@ def test_xlas_kernels_keep_their_order_and_collectives_start_early(name: str) ->
 
 def test_loops_have_the_plans_buckets_and_one_bucket_too() -> None:
     """Buckets of the entry alone were tried: in a step whose layers are a loop that is nothing but another order."""
-    source = captured("h100_llama/dp_scan")
-    xla, profile = read(source), shipped_profile("gpu", None)
-    assert profile is not None
-    case = Case(source, xla, costs_of(profile, source, [xla]))
+    case = case_of("h100_llama/dp_scan")
+    source, xla = case.source, case.xla
     optimized = optimize(case, SearchSettings(evaluations=1000, seeds=1), Budget.of(None))
     found = {one.name: one.strategy for one in candidates(optimized, 1)}
     plan, theirs, single = found[PLAN], found[PLAN_BUCKETS], found[ONE_BUCKET]
@@ -107,10 +109,8 @@ def test_loops_have_the_plans_buckets_and_one_bucket_too() -> None:
 
 def test_a_region_that_cannot_have_other_buckets_keeps_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole candidate was left out, though the entry and other regions could have the plan's buckets."""
-    source = captured("h100_llama/dp_scan")
-    xla, profile = read(source), shipped_profile("gpu", None)
-    assert profile is not None
-    case = Case(source, xla, costs_of(profile, source, [xla]))
+    case = case_of("h100_llama/dp_scan")
+    source, xla = case.source, case.xla
     optimized = optimize(case, SearchSettings(evaluations=50, seeds=1), Budget.of(None))
     loop = next(name for name, one in xla.regions if one.buckets)
     own, graph = dict(xla.regions)[loop], source.computations[loop].graph

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -33,17 +32,16 @@ from disco_hlo.search import restart, warm
 from disco_hlo.search.api import Dropped, Improvement, SearchResult, SearchSettings
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.build import resident_bytes
-from tests.captured import captured
+from tests.captured import CPU_MODULE, captured
 from tests.graphs import graph_of
 from tests.report import plans
 
-MODULE = Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb"
 FEW = SearchSettings(evaluations=500, seeds=1)
 
 
 @pytest.fixture(scope="module")
 def source() -> CanonicalModule:
-    return canonicalize(MODULE.read_bytes())
+    return canonicalize(CPU_MODULE.read_bytes())
 
 
 def case_of(source: CanonicalModule) -> Case:

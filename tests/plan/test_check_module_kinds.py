@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from disco_hlo.errors import ModuleError, PlanError
@@ -209,9 +211,8 @@ def test_loops_inside_of_loops_are_checked() -> None:
         "inner": BODY.format("n = f32[8] sine a\nr = f32[8] cosine a", "n r"),
         "inside": CONDITION,
     }
-    assert said(module(LOOP.format("s = f32[8] negate r"), called)).startswith(
-        "r reads p{1}, which n has overwritten"
-    )
+    found = said(module(LOOP.format("s = f32[8] negate r"), called))
+    assert found.startswith("r reads p{1}, which n has overwritten")
 
 
 CHOICE = "p = s32[] parameter\nx = f32[8] parameter number=1\ny = f32[8] negate x\n"
@@ -244,15 +245,11 @@ def test_a_call_works_on_the_buffers_of_its_caller() -> None:
 
 
 def test_a_computation_that_is_called_twice_has_one_set_of_buffers() -> None:
-    text = """
-        x = f32[8] parameter
-        c = f32[8] call x calls=two
-        d = f32[8] call c calls=two
-        s = f32[8] add c d
-    """
-    assert said(module(text, {"two": BRANCHES["two"]})).startswith(
-        "s reads e, which e has overwritten before"
+    text = (
+        "x = f32[8] parameter\nc = f32[8] call x calls=two\nd = f32[8] call c calls=two\ns = f32[8] add c d"
     )
+    found = said(module(text, {"two": BRANCHES["two"]}))
+    assert found.startswith("s reads e, which e has overwritten before")
 
 
 # --- asynchronous ops -------------------------------------------------------------------------------
@@ -271,19 +268,22 @@ def test_an_async_op_reads_until_it_is_done() -> None:
     assert said(module(text.format(f"{write}\n{wait}"), GATHER), "gpu") == read_late("d", "y", "w")
 
 
-@pytest.mark.parametrize("reader", ["d", "all-gather"])
-def test_what_an_all_gather_reads_is_there_until_it_is_done(reader: str) -> None:
-    started = {"d": "g = (f32[8],f32[16]) all-gather-start y", "all-gather": "g = f32[16] all-gather y"}[
-        reader
-    ]
-    waits = {"d": "d = f32[16] all-gather-done g", "all-gather": "d = f32[16] negate g"}[reader]
+@pytest.mark.parametrize(
+    ("started", "waits", "reads"),
+    [
+        ("g = (f32[8],f32[16]) all-gather-start y", "d = f32[16] all-gather-done g", True),
+        ("g = f32[16] all-gather y", "d = f32[16] negate g", False),
+    ],
+    ids=["started", "at once"],
+)
+def test_what_an_all_gather_reads_is_there_until_it_is_done(started: str, waits: str, reads: bool) -> None:
     text = f"""{BEGIN}
         {started}
         w = f32[8] dynamic-update-slice y u i
         {waits}
         e = f32[8] exponential w
     """
-    assert ("d reads y" in said(module(text), "gpu")) == (reader == "d")
+    assert ("d reads y" in said(module(text), "gpu")) is reads
 
 
 def test_an_async_start_in_place_overwrites_what_it_reads_but_for_itself() -> None:
@@ -315,9 +315,7 @@ SUM = "a = f32[4,4] parameter\nb = f32[4,4]{0,1} parameter number=1\ns = f32[4,4
 
 
 def test_a_value_enters_a_kernel_by_one_name_where_it_dies_with_it() -> None:
-    assert said(module(TWO_NAMES, {"sum": SUM})) == (
-        "f reads g by two names and may write f over it, in entry"
-    )
+    assert said(module(TWO_NAMES, {"sum": SUM})) == "f reads g by two names and may write f over it, in entry"
     assert said(module(f"{TWO_NAMES}e = f32[4,4] add f g", {"sum": SUM})) == ""  # g outlives it
 
 
@@ -456,13 +454,24 @@ def test_a_sort_of_numbers_that_it_makes_itself_may_be_written_over_its_other_op
 ELSEWHERE = "f writes f over p and reads that at other elements than it writes, in entry"
 
 
-def fused(kernel: str, *, donated: bool = True) -> str:
-    """What is said of a step that is one kernel, whose result takes the place of its first argument if that is
-    donated."""
+def fused(
+    kernel: str, backend: str = "cpu", *, donated: bool = True, copied: bool = False, kind: str = "kLoop"
+) -> str:
+    """What is said of a step that is one kernel, whose (first) result takes the place of its first argument if that is
+    donated; or that reads a copy of it."""
     lines = [line.strip() for line in kernel.splitlines() if line.strip()]
-    given = [line for line in lines if line.split()[3] == "parameter"]
-    call = f"f = {lines[-1].split()[2]} fusion {' '.join(line.split()[0] for line in given)} calls=kernel"
-    return said(module("\n".join([*given, call]), {"kernel": kernel}, [(0, 0)] * donated))
+    entry = [line for line in lines if line.split()[3] == "parameter"]
+    read = [line.split()[0] for line in entry]
+    if copied:
+        entry.append(f"c = {entry[0].split()[2]} copy {read[0]}")
+        read[0] = "c"
+    shape = lines[-1].split()[2]
+    entry.append(f"f = {shape} fusion {' '.join(read)} calls=kernel kind={kind}")
+    if shape.startswith("("):
+        members = re.findall(r"\w+\[[\d,]*\]", shape)
+        entry += [f"m{i} = {one} get-tuple-element f number={i}" for i, one in enumerate(members)]
+        entry.append(f"t = {shape} tuple {' '.join(f'm{i}' for i in range(len(members)))}")
+    return said(module("\n".join(entry), {"kernel": kernel}, [(0, 0)] * donated), backend)
 
 
 @pytest.mark.parametrize(
@@ -586,18 +595,8 @@ def test_results_beside_an_update_are_written_in_its_loop_on_gpu(backend: str, b
         w = f32[8] dynamic-update-slice p u i
         t = (f32[8],f32[8]) tuple m w
     """
-    text = """
-        x = f32[8] parameter
-        u = f32[2] parameter number=1
-        i = s32[] parameter number=2
-        c = f32[8] copy x
-        f = (f32[8],f32[8]) fusion c u i calls=kernel
-        a = f32[8] get-tuple-element f
-        b = f32[8] get-tuple-element f number=1
-        t = (f32[8],f32[8]) tuple a b
-    """
     is_right = backend == "gpu" and beside == "negate p"
-    assert (said(module(text, {"kernel": kernel}), backend) == "") is is_right
+    assert (fused(kernel, backend, donated=False, copied=True) == "") is is_right
 
 
 def test_an_update_cut_from_a_result_beside_it_is_refused_on_gpu() -> None:
@@ -611,18 +610,8 @@ def test_an_update_cut_from_a_result_beside_it_is_refused_on_gpu() -> None:
         w = f32[64] dynamic-update-slice p u i
         t = (f32[64],f32[64]) tuple m w
     """
-    text = """
-        x = f32[64] parameter
-        i = s32[] parameter number=1
-        c = f32[64] copy x
-        f = (f32[64],f32[64]) fusion c i calls=kernel
-        a = f32[64] get-tuple-element f
-        b = f32[64] get-tuple-element f number=1
-        t = (f32[64],f32[64]) tuple a b
-    """
-    assert said(module(text, {"kernel": kernel}), "gpu").startswith(
-        "f writes f{1} over c and reads that at other"
-    )
+    found = fused(kernel, "gpu", donated=False, copied=True)
+    assert found.startswith("f writes f{1} over c and reads that at other")
 
 
 def test_a_reduction_beside_the_result_reads_where_that_is_written_on_gpu() -> None:
@@ -633,11 +622,8 @@ def test_a_reduction_beside_the_result_reads_where_that_is_written_on_gpu() -> N
         r = f32[4] reduce n z
         t = (f32[4,4],f32[4]) tuple n r
     """
-    text = "x = f32[4,4] parameter\nf = (f32[4,4],f32[4]) fusion x calls=kernel kind=kInput"
-    entry = f"{text}\na = f32[4,4] get-tuple-element f\nb = f32[4] get-tuple-element f number=1\n"
-    data = module(f"{entry}t = (f32[4,4],f32[4]) tuple a b", {"kernel": kernel}, aliases=[(0, 0)])
-    assert said(data, "gpu") == ""
-    assert said(data, "cpu") == ELSEWHERE.replace("f over p", "f{0} over x")
+    assert fused(kernel, "gpu", kind="kInput") == ""
+    assert fused(kernel, "cpu", kind="kInput") == ELSEWHERE.replace("f over p", "f{0} over p")
 
 
 # --- results, and modules that make no sense ---------------------------------------------------------
@@ -770,11 +756,4 @@ def test_results_that_differ_by_dimensions_of_one_are_written_together() -> None
         r = s32[1] multiply b b
         t = (s32[],s32[1]) tuple n r
     """
-    text = """
-        x = s32[] parameter
-        f = (s32[],s32[1]) fusion x calls=kernel
-        a = s32[] get-tuple-element f
-        b = s32[1] get-tuple-element f number=1
-        t = (s32[],s32[1]) tuple a b
-    """
-    assert said(module(text, {"kernel": kernel}, aliases=[(0, 0)]), "gpu") == ""
+    assert fused(kernel, "gpu") == ""

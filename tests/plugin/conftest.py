@@ -1,4 +1,4 @@
-"""Handlers for real compiles, taken out again after each test."""
+"""Handlers for real compiles, taken out again after each test; and the search's compiled code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ import pytest
 
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import Handler
+
+
+@pytest.fixture(scope="session")
+def compiled_search() -> None:
+    """Searches beside a training have less time than compiling their code takes."""
+    from tests.compiled_search import compile_search
+
+    compile_search()
 
 
 @pytest.fixture

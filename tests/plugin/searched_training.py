@@ -27,10 +27,10 @@ from disco_hlo import elsewhere
 from disco_hlo.plan.plan import SEARCHED
 from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls import trial as trials
-from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.calls.watch import Watch
 from disco_hlo.plugin.phases import training_phase
 from disco_hlo.plugin.settings import Settings
+from tests.plugin.calls.verdicts import once_it_ran_often
 from tests.ports import free_port
 
 _MOST_CALLS = 20_000
@@ -64,12 +64,6 @@ def end(how: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(60)  # it may come to another thread first
             raise RuntimeError("the script's own")
-
-
-def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verdict:
-    """In the place of the clock: the plan wins once it ran often enough."""
-    lacking = FEWEST_ROUNDS - len(had)
-    return Verdict((SEARCHED,), None, lacking) if lacking > 0 else Verdict((SEARCHED,), SEARCHED)
 
 
 PLACES = (
@@ -220,7 +214,7 @@ def rank(address: str, folder: Path) -> None:
     patience_s = 8 if os.environ.get("FAULT_HOW") == "kill" else 20
     jax.distributed.initialize(address, num_processes=2, process_id=own, heartbeat_timeout_seconds=patience_s)
     trials._LONGEST_PAUSE = 8
-    schedule.verdict = verdict  # type: ignore[assignment]
+    schedule.verdict = once_it_ran_often(SEARCHED)  # type: ignore[assignment]
     # As where devices have no room for the autotuner beside a step.
     search_in_training.with_room_to_compile = lambda session: replace(session, compiles_between_steps=True)
     training = Training("searched", told=True)

@@ -264,9 +264,8 @@ def test_a_candidate_is_marked_from_its_first_run_to_the_first_that_counts(
 def test_a_measurement_ends_between_rounds_when_asked(
     measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        Runner, "run", lambda _: 1
-    )  # else the machine says who is far behind after two rounds
+    # Else the machine says who is far behind after two rounds.
+    monkeypatch.setattr(Runner, "run", lambda _: 1)
     trials, complete = measured([False, False, True], 600.0)
     assert complete is False
     assert [len(trial.times_ns) for trial in trials] == [2, 2, 2]
@@ -294,11 +293,8 @@ def test_on_gpu_several_steps_are_timed_in_a_row(
     compiled: tuple[Session, list[Trial]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, (default, *_) = compiled
-    monkeypatch.setattr(
-        candidates,
-        "at_once_of",
-        lambda _runner, step_ns, _bytes, within_ns: within_ns // 10**6 * (step_ns > 0),
-    )
+    rule = lambda _runner, step_ns, _bytes, within_ns: within_ns // 10**6 * (step_ns > 0)  # noqa: E731
+    monkeypatch.setattr(candidates, "at_once_of", rule)
     runner = Runner(session.request, default.executable, 0)
     on_gpu = replace(session, facts=replace(session.facts, backend="gpu"))
     beside = replace(on_gpu, between_steps=lambda _: contextlib.nullcontext())

@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,6 @@ import numpy as np
 import optax
 import pytest
 
-from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import ActivationError, IllegalStrategyError, UnsupportedError
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule
@@ -31,12 +31,12 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import is_whole
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.outputs import outputs_of
 from tests.plugin.handled import in_session
+from tests.plugin.sessions import session_of
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -72,6 +72,10 @@ def assert_refused(folder: Path, step: models.Step, *changes: Callable[[bytes], 
     (plain, *wrong), _ = errors(folder, step, *changes)
     assert plain == ""
     assert ["differs from XLA's default at" in error for error in wrong] == [True] * len(changes)
+
+
+def with_cosine(module: bytes) -> bytes:
+    return exchange_opcode(module, "tanh", "cosine")
 
 
 # --- programs that are wrong behind a mask only ---------------------------------------------------
@@ -139,19 +143,23 @@ def embedding_step() -> models.Step:
     return models.trained("embedding_step", loss, parameters, (text,), optax.sgd(0.1, momentum=0.9))
 
 
-def with_two_words(module: bytes) -> bytes:
-    """Where an index is compared with the last row's, the table has two rows."""
-    message = proto.parse(module, proto.DetailedModule)
-    last = [i for c in message.computations for i in c.instructions if list(i.literal.s32s) == [WORDS - 1]]
-    assert last
-    for constant in last:
-        constant.literal.s32s[:] = [1]
-    return proto.serialize(message)
+def with_constant(number: int, instead: int) -> Callable[[bytes], bytes]:
+    """Change every constant that is this whole number."""
+
+    def change(module: bytes) -> bytes:
+        message = proto.parse(module, proto.DetailedModule)
+        found = [i for c in message.computations for i in c.instructions if list(i.literal.s32s) == [number]]
+        assert found
+        for constant in found:
+            constant.literal.s32s[:] = [instead]
+        return proto.serialize(message)
+
+    return change
 
 
 def test_a_program_that_is_wrong_from_the_third_row_of_a_table_on_is_refused(tmp_path: Path) -> None:
-    """Zeros and ones do not show it."""
-    assert_refused(tmp_path, embedding_step(), with_two_words)
+    """Zeros and ones do not show it. An index is compared with the last row's, as if the table had two rows."""
+    assert_refused(tmp_path, embedding_step(), with_constant(WORDS - 1, 1))
 
 
 @pytest.mark.parametrize("make", [models.lstm, models.resnet])
@@ -177,13 +185,11 @@ def root_step(opaque: Callable[[Any], Any]) -> models.Step:
 def test_where_signs_give_no_values_inputs_are_positive_and_one_line_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    step = root_step(
-        lambda w: jnp.exp(100 * w) - 0.99
-    )  # its derivative is asked for nothing, and the root is not
+    # Its derivative is asked for nothing, and the root is not.
+    step = root_step(lambda w: jnp.exp(100 * w) - 0.99)
     with caplog.at_level("INFO", "disco_hlo"):
         assert errors(tmp_path, step) == ([""], None)
-    said = [record.getMessage() for record in caplog.records if "both signs" in record.getMessage()]
-    assert said == [
+    assert [line for line in caplog.messages if "both signs" in line] == [
         "jit_root_step computes infinities or NaNs on inputs of both signs, and none on positive ones: plans are "
         "compared on positive inputs, and an error in what a mask leaves out there stays unseen"
     ]
@@ -313,18 +319,9 @@ def frozen_step() -> models.Step:
     return jax.jit(frozen_step, donate_argnums=(0,)), placed
 
 
-def frozen_elsewhere(module: bytes) -> bytes:
-    message = proto.parse(module, proto.DetailedModule)
-    rows = [i for c in message.computations for i in c.instructions if list(i.literal.s32s) == [11]]
-    assert rows
-    for constant in rows:
-        constant.literal.s32s[:] = [12]
-    return proto.serialize(message)
-
-
 def test_a_program_in_which_two_elements_of_thousands_are_wrong_is_refused(tmp_path: Path) -> None:
     """They are some millionths of the update by norm, of which 1 % was allowed."""
-    (plain, wrong), _ = errors(tmp_path, frozen_step(), frozen_elsewhere)
+    (plain, wrong), _ = errors(tmp_path, frozen_step(), with_constant(11, 12))
     assert plain == ""
     assert re.search(r"differs from XLA's default at \[1[12], 13\] of float32\[64, 64\]: by ", wrong)
 
@@ -343,14 +340,11 @@ def test_a_program_whose_large_results_are_wrong_is_refused_where_they_lie(
 
     monkeypatch.setattr(tolerances, "on_each_device", on_each_device)
     parameters = {"w": models.random(0, 520, 520)}
+    batch, optimizer = (models.random(1, 8, 520),), optax.sgd(0.1, momentum=0.9)
     step = models.trained(
-        "large_step",
-        lambda p, x: jnp.mean(jnp.tanh(x @ p["w"]) ** 2),
-        parameters,
-        (models.random(1, 8, 520),),
-        optax.sgd(0.1, momentum=0.9),
+        "large_step", lambda p, x: jnp.mean(jnp.tanh(x @ p["w"]) ** 2), parameters, batch, optimizer
     )
-    assert_refused(tmp_path, step, lambda module: exchange_opcode(module, "tanh", "cosine"))
+    assert_refused(tmp_path, step, with_cosine)
     assert set(there) == {(520, 520)}
 
 
@@ -386,7 +380,7 @@ def test_in_several_passes_a_wrong_program_is_refused_and_a_right_one_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparing, "room_bytes", lambda _session: 0)
-    assert_refused(tmp_path, models.mlp(), lambda module: exchange_opcode(module, "tanh", "cosine"))
+    assert_refused(tmp_path, models.mlp(), with_cosine)
 
 
 # --- a training that ends --------------------------------------------------------------------------
@@ -403,9 +397,8 @@ def test_one_result_and_several_are_told_of_as_such(
     results: list[str], begins: str, ends: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     request: Any = SimpleNamespace(module_name="jit_step")
-    settings = Settings(search=True, directory=tmp_path)
     with caplog.at_level("INFO", "disco_hlo"):
-        comparing._say_hardly(Session(request, settings, None, LocalChannel()), Counter(results))  # type: ignore[arg-type]
+        comparing._say_hardly(replace(session_of(tmp_path), request=request), Counter(results))
     [said] = caplog.messages
     assert (said.startswith(begins), said.endswith(ends)) == (True, True)
 
@@ -428,17 +421,16 @@ def test_that_a_training_ends_says_nothing_of_a_program_and_hides_no_wrong_one(
             return Counter()
 
     monkeypatch.setattr(comparing, "Reference", Ended)
-    survey = Survey([], [], [], not_finite=0)
-    for method, result in {
-        "settled": survey,
+    answers = {
+        "settled": Survey([], [], [], 0),
         "_passes": [frozenset()],
         "_make_runner": None,
         "_read_modules": None,
-    }.items():
+    }
+    for method, result in answers.items():
         monkeypatch.setattr(comparing._Inputs, method, lambda *_, result=result: result)
-    settings = Settings(search=True, directory=tmp_path)
     request: Any = SimpleNamespace(devices=())
-    session = Session(request, settings, None, LocalChannel(), over=lambda: ends)  # type: ignore[arg-type]
+    session = replace(session_of(tmp_path), request=request, over=lambda: ends)
     default, *others = [Trial(name, None, 0) for name in ("default", "wrong", "right")]
     inputs: Any = object()
     with pytest.raises(ActivationError) if ends else contextlib.nullcontext():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import IllegalStrategyError, XlaRefusalError
 from disco_hlo.plugin.measuring.compiling import CompileBatch
+from tests.plugin.sessions import fake_session
 
 KNOWN = BACKENDS["gpu"].by_known_picks
 
@@ -47,11 +47,8 @@ def test_a_call_is_held_for_what_a_rank_cannot_compile_by_known_picks(
         said.append("hold")
         yield
 
-    session: Any = SimpleNamespace(
-        compiles_between_steps=True,
-        compiling=compiling,
-        facts=SimpleNamespace(backend="gpu"),
-        gathered=lambda mine, _: [mine, elsewhere],
+    session = fake_session(
+        compiles_between_steps=True, compiling=compiling, gathered=lambda mine, _: [mine, elsewhere]
     )
     with ThreadPoolExecutor(1) as pool:
         each = [lambda options, name=name: compiled(name, options) for name in names]
@@ -62,26 +59,21 @@ def test_a_call_is_held_for_what_a_rank_cannot_compile_by_known_picks(
     assert [type(one.exception()) for one in found[2:]] == [XlaRefusalError, IllegalStrategyError]
 
 
-def test_what_is_new_to_the_autotuner_is_not_tried_by_known_picks() -> None:
+@pytest.mark.parametrize(
+    ("between_steps", "more", "expected"),
+    [(True, {"are_tuned": [True, False]}, [KNOWN, {}]), (False, {}, [{}, {}])],
+    ids=[
+        "what is new to the autotuner is not tried by known picks",
+        "where it has room all are compiled at once",
+    ],
+)
+def test_which_of_two_compiles_go_by_known_picks(
+    between_steps: bool, more: dict[str, Any], expected: list[Mapping[str, Any]]
+) -> None:
     """XLA wrote an error for each kernel that it did not know, hundreds of them, between the lines of the training."""
-    session: Any = SimpleNamespace(
-        compiles_between_steps=True,
-        compiling=lambda _: contextlib.nullcontext(),
-        facts=SimpleNamespace(backend="gpu"),
-        gathered=lambda mine, _: [mine],
-    )
     asked: list[Mapping[str, Any]] = []
+    session = fake_session(compiles_between_steps=between_steps)
     with ThreadPoolExecutor(1) as pool:
-        each = [asked.append, asked.append]
-        compiles = CompileBatch(session, "structures", each, pool, at_once=1, are_tuned=[True, False])
+        compiles = CompileBatch(session, "structures", [asked.append] * 2, pool, at_once=1, **more)
         assert [one.result() for one in compiles.finish()] == [None, None]
-    assert asked == [KNOWN, {}]
-
-
-def test_where_the_autotuner_has_room_all_are_compiled_at_once() -> None:
-    session: Any = SimpleNamespace(compiles_between_steps=False)
-    asked: list[Mapping[str, Any]] = []
-    with ThreadPoolExecutor(1) as pool:
-        compiles = CompileBatch(session, "structures", [asked.append, asked.append], pool, at_once=1)
-        assert [one.result() for one in compiles.finish()] == [None, None]
-    assert asked == [{}, {}]
+    assert asked == expected

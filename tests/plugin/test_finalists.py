@@ -33,7 +33,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
 from tests.graphs import graph_of
 from tests.plugin.handled import in_session
-from tests.plugin.sessions import session_of
+from tests.plugin.sessions import fake_session, session_of
 
 STEP = graph_of("param\nwhile 0\nexp 1\nall-reduce 2\ntuple 3")
 
@@ -116,9 +116,8 @@ def test_the_searchs_code_is_compiled_beside_profiling_where_the_search_then_fin
 
     on_machine(monkeypatch, apart, where)
     backend = "cpu" if where == "a host without GPUs" else "gpu"
-    session: Any = SimpleNamespace(
-        leads=where != "another rank", facts=SimpleNamespace(backend=backend, device_kind="NVIDIA H100")
-    )
+    facts = SimpleNamespace(backend=backend, device_kind="NVIDIA H100")
+    session = fake_session(leads=where != "another rank", facts=facts)
     with finding.code_compiled_beside(session, b"", lambda: False) as finish:
         finish()
     assert len(begun) == begins
@@ -138,10 +137,7 @@ def test_what_compiles_the_searchs_code_is_ended_with_the_search(monkeypatch: py
         ended.set()
 
     on_machine(monkeypatch, apart, "a fresh machine")
-    session: Any = SimpleNamespace(
-        leads=True, facts=SimpleNamespace(backend="gpu", device_kind="NVIDIA H100")
-    )
-    with finding.code_compiled_beside(session, b"", lambda: False):
+    with finding.code_compiled_beside(fake_session(), b"", lambda: False):
         assert begun.wait(10)
         assert not ended.is_set()
     assert ended.is_set()

@@ -18,9 +18,9 @@ from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, compile_changes
 from disco_hlo.plugin.xla import gpu_copies, host_memory, own_programs
 from disco_hlo.plugin.xla.executables import Parameter
-from disco_hlo.plugin.xla.gpu_copies import Copy
+from disco_hlo.plugin.xla.gpu_copies import Copy, GpuCopies
 from disco_hlo.plugin.xla.host_memory import HostMemory
-from tests.plugin.driver import copied_by_driver
+from tests.plugin.driver import FakeDriver, copied_by_driver
 
 _SHAPE = (3, 512, 512)
 
@@ -30,6 +30,20 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> HostMemory:
     own = HostMemory()
     monkeypatch.setattr(host_memory, "MEMORY", own)
     return own
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """Copies to and from all devices from now on."""
+    return copied_by_driver(monkeypatch)
+
+
+@pytest.fixture
+def copies(driver: FakeDriver) -> GpuCopies:
+    """By that driver."""
+    found = host_memory.copies_of(None)
+    assert found is not None
+    return found
 
 
 def ready(memory: HostMemory, size_bytes: int) -> int:
@@ -97,10 +111,9 @@ def test_no_more_memory_is_got_once_it_is_over(memory: HostMemory, monkeypatch: 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_a_driver_copies_there_and_back_bit_by_bit(
-    memory: HostMemory, monkeypatch: pytest.MonkeyPatch, dtype: str
+    memory: HostMemory, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """It refuses to copy across the end of a piece (one H100: CUDA_ERROR_INVALID_VALUE)."""
-    driver = copied_by_driver(monkeypatch)
     monkeypatch.setattr(host_memory, "_PIECE_BYTES", 1 << 20)
     ready(memory, 13 << 20)
     devices = tuple(jax.devices()[:2])
@@ -123,9 +136,8 @@ def test_a_driver_copies_there_and_back_bit_by_bit(
 
 @pytest.mark.parametrize("fails", ["cuMemHostRegister_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"])
 def test_what_a_driver_refuses_is_copied_otherwise(
-    memory: HostMemory, monkeypatch: pytest.MonkeyPatch, fails: str
+    memory: HostMemory, driver: FakeDriver, fails: str
 ) -> None:
-    driver = copied_by_driver(monkeypatch)
     driver.fails = fails
     assert ready(memory, 4 << 20) == 4 << 20
     array = an_array()
@@ -134,9 +146,10 @@ def test_what_a_driver_refuses_is_copied_otherwise(
     assert np.asarray(back).tobytes() == copies[0].tobytes() == np.asarray(array).tobytes()
 
 
-def test_an_array_of_another_layout_is_copied_by_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_of_another_layout_is_copied_by_jax(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver copies bytes as they lie there."""
-    driver = copied_by_driver(monkeypatch)
     monkeypatch.setattr(host_memory, "_are_in_order", lambda _: False)
     array = an_array()
     [copy] = host_memory.copied([array])
@@ -155,20 +168,14 @@ def test_a_machine_without_a_driver_copies_by_jax(monkeypatch: pytest.MonkeyPatc
     assert gpu_copies.copies_of(Gpu()) is None
 
 
-def test_a_driver_says_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = copied_by_driver(monkeypatch)
-    copies = host_memory.copies_of(None)
-    assert copies is not None
+def test_a_driver_says_what_it_refuses(driver: FakeDriver, copies: GpuCopies) -> None:
     driver.fails = "cuMemHostUnregister"
     with pytest.raises(UnsupportedError, match="refuses cuMemHostUnregister: CUDA_ERROR_INVALID_VALUE"):
         copies.unregister(256)
 
 
-def test_what_was_begun_before_a_copy_is_refused_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_begun_before_a_copy_is_refused_is_waited_for(driver: FakeDriver, copies: GpuCopies) -> None:
     """It writes to memory that is used again as soon as the error is known."""
-    driver = copied_by_driver(monkeypatch)
-    copies = host_memory.copies_of(None)
-    assert copies is not None
     driver.fails = "cuMemcpyHtoDAsync_v2"
     source, to = np.ones(4, np.uint8), np.zeros(4, np.uint8)
     both = [Copy(to.ctypes.data, source.ctypes.data, 4, to_host) for to_host in (True, False)]
@@ -177,11 +184,8 @@ def test_what_was_begun_before_a_copy_is_refused_is_waited_for(monkeypatch: pyte
     assert driver.awaited == 1
 
 
-def test_arrays_are_kept_until_they_are_copied_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_are_kept_until_they_are_copied_whoever_waits(driver: FakeDriver, copies: GpuCopies) -> None:
     """After Ctrl-C nobody waits, and the driver copies on."""
-    driver = copied_by_driver(monkeypatch)
-    copies = host_memory.copies_of(None)
-    assert copies is not None
     source = np.ones(4, np.uint8)
     there, found = weakref.ref(source), list[bool]()
 
@@ -199,17 +203,15 @@ def test_arrays_are_kept_until_they_are_copied_whoever_waits(monkeypatch: pytest
     assert there() is None
 
 
-def test_a_copy_in_another_order_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_in_another_order_comes_back_as_it_was(driver: FakeDriver) -> None:
     """Its bytes as they lie there would be another array."""
-    driver = copied_by_driver(monkeypatch)
     copy = np.asfortranarray(np.asarray(an_array()))
     [back] = own_programs.on_devices((jax.devices()[0],), [copy])
     assert np.array_equal(np.asarray(back), copy)
     assert driver.copied == []
 
 
-def test_what_a_driver_did_not_write_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = copied_by_driver(monkeypatch)
+def test_what_a_driver_did_not_write_makes_room(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.fails = "cuMemcpyHtoDAsync_v2"
     blank: list[Any] = []
     overwrite = own_programs.overwrite
@@ -218,13 +220,8 @@ def test_what_a_driver_did_not_write_makes_room(monkeypatch: pytest.MonkeyPatch)
     assert [one.is_deleted() for one in blank] == [True]
 
 
-def test_memory_is_given_back_at_the_end_of_the_interpreter(
-    memory: HostMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_given_back_at_the_end_of_the_interpreter(memory: HostMemory, copies: GpuCopies) -> None:
     """No thread takes anything any more; what GPUs reach yet must not become other memory."""
-    copied_by_driver(monkeypatch)
-    copies = host_memory.copies_of(None)
-    assert copies is not None
     ready(memory, 1 << 12)
     there = memory._address(0)
     copies._thread.shutdown()
@@ -246,12 +243,10 @@ def test_a_fork_of_the_training_gets_none_of_the_memory(memory: HostMemory) -> N
     assert "wf" in own.split()
 
 
+@pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_nothing_is_compiled_to_bring_a_parameter_back_while_a_call_is_held(
-    monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_nothing_is_compiled_to_bring_a_parameter_back_while_a_call_is_held(dtype: str) -> None:
     """Of whole numbers nothing is changed, but they are copied, too."""
-    copied_by_driver(monkeypatch)
     devices, copy = tuple(jax.devices()[:2]), np.ones(_SHAPE, dtype)
     compile_changes(devices, Parameter(_SHAPE, copy.dtype, True))
     before = own_programs._compiled.cache_info().misses
@@ -259,9 +254,9 @@ def test_nothing_is_compiled_to_bring_a_parameter_back_while_a_call_is_held(
     assert own_programs._compiled.cache_info().misses == before
 
 
+@pytest.mark.usefixtures("driver")
 def test_what_no_program_of_ours_makes_room_for_is_copied_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """An argument that did not come back ended the training."""
-    copied_by_driver(monkeypatch)
 
     def fails(*_: object) -> None:
         raise RuntimeError("RESOURCE_EXHAUSTED")

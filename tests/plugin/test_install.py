@@ -34,6 +34,10 @@ print(json.dumps([result, ours, hasattr(compiler.compile_or_get_cached, "_disco_
 
 WATCHES = "disco_hlo.plugin.phases.training_phase"
 ALONE = "nothing was compiled for more than one device (DISCO_MODULE=name takes a step on one)"
+NO_TRAIN_STEP = (
+    "disco: warning: no training step was found: no module is called train_step (DISCO_MODULE); "
+    "compiled were "
+)
 
 FORKS = """
 import os, sys, jax
@@ -64,13 +68,13 @@ if __name__ == "__main__":
 """
 
 
-def train(**environment: str) -> tuple[list[Any], str]:
-    """Run a script that knows nothing of us; what it printed, and stderr."""
-    command = [sys.executable, "-c", TRAINING]
+def run(*script: str | Path, **environment: str) -> tuple[str, str]:
+    """What a script that knows nothing of us writes to stdout and stderr."""
     done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=200, check=True
-    )
-    return json.loads(done.stdout), done.stderr
+        [sys.executable, *script], env={**os.environ, **environment}, capture_output=True, text=True, timeout=200,
+        check=True,
+    )  # fmt: skip
+    return done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,8 @@ def train(**environment: str) -> tuple[list[Any], str]:
 def test_switched_on_compiles_are_intercepted_and_no_phase_but_what_watches_is_imported_for_one_device(
     environment: dict[str, str], reason: str
 ) -> None:
-    found, stderr = train(**environment)
+    stdout, stderr = run("-c", TRAINING, **environment)
+    found = json.loads(stdout)
     assert found[0] == 42.0
     assert found[2] is True
     watches = {WATCHES} if environment["ENABLE_SEARCH"] == "1" and jaxlink.keeps_donation() else set()
@@ -99,25 +104,13 @@ def test_switched_on_compiles_are_intercepted_and_no_phase_but_what_watches_is_i
 def test_workers_that_load_data_say_nothing(tmp_path: Path) -> None:
     script = tmp_path / "loads.py"
     script.write_text(LOADING)
-    environment = {**os.environ, "ENABLE_SEARCH": "0", "DISCO_MODULE": "train_step"}
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=200, check=True
-    )
-    assert done.stdout == "[0.0, 2.0]\n"
-    assert done.stderr == (
-        "disco: warning: no training step was found: no module is called train_step (DISCO_MODULE); "
-        "compiled were jit__lambda\n"
-    )
+    said = run(script, ENABLE_SEARCH="0", DISCO_MODULE="train_step")
+    assert said == ("[0.0, 2.0]\n", NO_TRAIN_STEP + "jit__lambda\n")
 
 
 def test_a_fork_of_the_training_says_nothing_at_its_end() -> None:
-    command = (sys.executable, "-W", "ignore", "-c", FORKS)
-    environment = {**os.environ, "ENABLE_SEARCH": "0", "DISCO_MODULE": "train_step"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr == (
-        "disco: warning: no training step was found: no module is called train_step (DISCO_MODULE); compiled were "
-        "jit_lonely\n"
-    )
+    said = run("-W", "ignore", "-c", FORKS, ENABLE_SEARCH="0", DISCO_MODULE="train_step")
+    assert said == ("", NO_TRAIN_STEP + "jit_lonely\n")
 
 
 def on_devices(count: int) -> NamedSharding:

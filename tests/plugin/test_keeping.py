@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from concurrent.futures import Future
 from dataclasses import replace
@@ -48,7 +47,7 @@ from disco_hlo.structure.choose import Chosen
 from disco_hlo.structure.moves import Double, to_json
 from disco_hlo.structure.propose_loops import KEPT_IN_PART, KEPT_IN_PART_NAMES, InPart, kept_in_part
 from tests.activation.stores import on_ranks
-from tests.plugin.sessions import session_of
+from tests.plugin.sessions import fake_session, session_of
 from tests.plugin.test_structure import SCANNED, found, parsed, profile
 from tests.steps.intercept import intercept
 from tests.structure.test_keep import step
@@ -57,43 +56,19 @@ MIB = 1 << 20
 MOVES = (Double((0,)),)
 
 
-class Rank:
-    """A job of one rank, and what it says."""
-
-    leads, on_calls, request, compiles_between_steps = True, None, None, False
-
-    def __init__(self, **settings: Any) -> None:
-        self.settings = Settings(search=True, directory=Path(), **settings)
-        self.said: list[str] = []
-
-    def stage(self, *_: object, **__: object) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    compiling = stage
-
-    def tell(self, value: Any, _tag: str) -> Any:
-        return value
-
-    def gathered(self, mine: Any, _tag: str) -> list[Any]:
-        return [mine]
-
-    def say(self, message: str, *values: object) -> None:
-        self.said.append(message % values)
-
-
 def ranked(**peaks_mib: int) -> list[Ranked]:
     return [Ranked(1, name.replace("_", "-"), False, mib * MIB) for name, mib in peaks_mib.items()]
 
 
 def test_what_is_predicted_to_have_no_room_is_one_line() -> None:
-    session: Any = Rank()
+    session = fake_session()
     every = ranked(keep=120, gather_once_rotate=101, keep_kernels=100, rotate=130)
     assert [one.name for one in with_room(session, every, 100 * MIB)] == ["keep-kernels", "rotate"]
     assert session.said == [
         "not tried, as each device has room for 100 MiB: keep (120 MiB), gather-once-rotate (101 MiB)"
     ]
     assert with_room(session, every, None) == every
-    asked: Any = Rank(structure="keep")
+    asked = fake_session(settings=Settings(search=True, directory=Path(), structure="keep"))
     assert with_room(asked, every, 100 * MIB) == every
     assert asked.said == []
 
@@ -106,7 +81,7 @@ def test_what_keeps_more_is_compiled_to_see_its_memory_where_that_is_near() -> N
 def test_what_lacks_one_byte_is_not_said_to_fit() -> None:
     assert room.over_limit(100 * MIB, 100 * MIB) == ""
     assert room.over_limit(100 * MIB + 1, 100 * MIB).startswith("it needs 101 MiB a device, 100 MiB are")
-    session: Any = Rank()
+    session = fake_session()
     assert not with_room(session, [Ranked(1, "keep", False, 100 * MIB + 1)], 100 * MIB)
     assert session.said == ["not tried, as each device has room for 100 MiB: keep (101 MiB)"]
 
@@ -160,19 +135,15 @@ def kept_by(
 
     monkeypatch.setattr(compiles, "compile_module", lambda *_: next(needed) * MIB)
     rooms = rooms_asked_for(monkeypatch)
-    session: Any = Rank()
+    session = fake_session()
     return list(in_part(session, EARLY, needing(peak_mib), most_mib * MIB, made)), rooms, session.said
 
 
 def test_no_call_is_held_for_the_memory_of_a_structure_that_is_not_made() -> None:
-    held: list[str] = []
-    session: Any = Rank()
-    session.compiles_between_steps, session.facts = True, SimpleNamespace(backend="gpu")
-    session.compiling = lambda what: held.append(what) or contextlib.nullcontext()
+    session = fake_session(compiles_between_steps=True, compiling=lambda _: pytest.fail("a call was held"))
     unmade: Future[Any] = Future()
     unmade.set_exception(XlaRefusalError("XLA refused the restructured step"))
     assert needed_bytes(session, "keep", unmade, 100) == (0, "")
-    assert held == []
 
 
 def test_as_much_is_kept_as_the_step_leaves_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,11 +302,6 @@ def test_a_step_without_room_for_all_keeps_some_which_the_plan_says(
 def test_nothing_is_kept_in_part_where_that_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = SimpleNamespace(schedules={KEPT_IN_PART: ()})
     monkeypatch.setattr(keeping, "_chosen", lambda *_: chosen)
-    session: Any = SimpleNamespace(
-        stage=lambda *_, **__: contextlib.nullcontext(), tell=lambda value, _: value
-    )
-    case: Any = SimpleNamespace(default=SimpleNamespace(peak_bytes=1))
-    early: Any = None
     asked: list[Any] = []
-    assert keeping.in_part(session, early, case, 2, lambda one: asked.append(one) or {}) == {}
+    assert in_part(fake_session(), EARLY, needing(1), 2, lambda one: asked.append(one) or {}) == {}
     assert asked == [{KEPT_IN_PART: []}]

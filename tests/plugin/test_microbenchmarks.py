@@ -32,6 +32,7 @@ from disco_hlo.plugin.xla.own_programs import Chain, in_clean_thread
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.trace import Execution, Trace
 from tests.outputs import Outputs, outputs_of
+from tests.plugin.sessions import fake_session
 from tests.steps.intercept import intercept
 
 CONSTANTS = DeviceConstants(launch_ns=412, memory_bandwidth=21.5e9, flops_per_s=96.5e9, noise=0.02)
@@ -53,11 +54,11 @@ def test_between_the_steps_of_a_training_ranks_measure_again_where_rank_0_was_di
         return CONSTANTS
 
     monkeypatch.setattr(microbenchmarks, "_measure", measure)
-    session = SimpleNamespace(
+    session = fake_session(
         request=SimpleNamespace(local_devices=["cpu"]), leads=False, between_steps=lambda _: None,
-        tell=lambda _value, _tag: next(said), facts=SimpleNamespace(backend="gpu"),
+        tell=lambda _value, _tag: next(said),
     )  # fmt: skip
-    assert microbenchmarks.measure_constants(session) == CONSTANTS  # type: ignore[arg-type]
+    assert microbenchmarks.measure_constants(session) == CONSTANTS
     assert made == [True] * 3
 
 
@@ -74,19 +75,15 @@ def test_a_disturbed_measurement_is_repeated_and_fails_on_rank_0_alone(
         return CONSTANTS
 
     monkeypatch.setattr(microbenchmarks, "_measure", measure)
-    session = SimpleNamespace(
-        request=SimpleNamespace(local_devices=["one"]),
-        leads=rank == 0,
-        between_steps=None,
-        facts=SimpleNamespace(backend="cpu"),
-    )
-    found = microbenchmarks.measure_constants(session)  # type: ignore[arg-type]
+    devices, facts = SimpleNamespace(local_devices=["one"]), SimpleNamespace(backend="cpu")
+    session = fake_session(request=devices, leads=rank == 0, facts=facts)
+    found = microbenchmarks.measure_constants(session)
     assert found == (CONSTANTS if disturbed == 2 else None)
     if rank == 0:
         calls.clear()
         disturbed = 9
         with pytest.raises(ProfileError, match="does not grow"):
-            microbenchmarks.measure_constants(session)  # type: ignore[arg-type]
+            microbenchmarks.measure_constants(session)
 
 
 def test_the_label_names_the_settings_that_choose_the_link(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +43,7 @@ from disco_hlo.profiler.profile import Link, OpTime, Profile
 from disco_hlo.profiler.store import ProfileStore
 from tests.known_times import PLATFORM, SWEEP, know_all, know_device
 from tests.plugin.handled import in_session
+from tests.plugin.sessions import fake_session
 from tests.steps import models
 from tests.steps.intercept import captured_step, intercept
 
@@ -60,10 +60,9 @@ def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
     step: CanonicalModule, backend: str, expected: Callable[[Graph], Strategy]
 ) -> None:
     """Behind one of many an op took half as long again, and one-bucket plans were predicted too slow."""
-    session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend=backend), on_calls=None))
-    modules = _to_trace(
-        session, step, read(step), {"unfused ops": True, "ops": True, "contention": False}, None
-    )
+    session = fake_session(facts=SimpleNamespace(backend=backend))
+    wanted = {"unfused ops": True, "ops": True, "contention": False}
+    modules = _to_trace(session, step, read(step), wanted, None)
     unfused_step = next(module.trial for module in modules if module.trial.name == "unfused step")
     assert unfused_step.strategy is not None
     assert unfused_step.strategy.groups == ()
@@ -82,9 +81,7 @@ def test_where_all_reduces_block_ops_are_timed_in_a_step_that_has_them_together(
 def test_calls_of_a_training_stand_in_where_it_is_known_what_transfers_cost_their_kernels(
     step: CanonicalModule, wanted: dict[str, bool], expected: list[tuple[str, bool]]
 ) -> None:
-    session: Any = SimpleNamespace(
-        facts=SimpleNamespace(backend="gpu"), on_calls=object(), request=SimpleNamespace(call_default=object)
-    )
+    session = fake_session(on_calls=object(), request=SimpleNamespace(call_default=object))
     modules = _to_trace(session, step, read(step), wanted, None)
     assert [(module.trial.name, module.is_called) for module in modules] == expected
     structure: Any = object()
@@ -98,9 +95,7 @@ def test_calls_stand_in_for_a_module_without_room_only_where_it_is_of_their_step
 ) -> None:
     """Where a structure's kernels had no room, the step's own were traced again, for 46 s of a training."""
     monkeypatch.setattr(profiling, "_compile", lambda *_, **__: None)
-    session: Any = SimpleNamespace(
-        facts=SimpleNamespace(backend="gpu"), on_calls=object(), request=SimpleNamespace(call_default=object)
-    )
+    session = fake_session(on_calls=object(), request=SimpleNamespace(call_default=object))
     trial = Trial(ALONE, read(step), 0, restructured=structure, executable=object())
     modules = [Traceable(trial, None)]
     found = list(_with_called(session, step, modules, {ALONE: Findings()}))
@@ -109,9 +104,9 @@ def test_calls_stand_in_for_a_module_without_room_only_where_it_is_of_their_step
 
 def test_transfers_of_many_sizes_are_traced_alone_and_beside_kernels(step: CanonicalModule) -> None:
     """Buckets filled up to a threshold are all of one size, from which no wait can be told."""
-    session = cast(Session, SimpleNamespace(facts=SimpleNamespace(backend="gpu"), on_calls=None))
     xla = one_bucket(step.graph, read(step).groups)
-    modules = _to_trace(session, step, xla, {"unfused ops": False, "ops": False, "contention": True}, None)
+    wanted = {"unfused ops": False, "ops": False, "contention": True}
+    modules = _to_trace(fake_session(), step, xla, wanted, None)
     alone, beside = (module.trial for module in modules)
     assert alone.strategy is not None
     assert beside.strategy is not None
@@ -200,11 +195,6 @@ def test_a_gpu_that_grew_warm_between_two_steps_does_not_count_as_slowed_by_tran
 ) -> None:
     """The step beside transfers was timed last, on the warmest GPU, and held against the first."""
     source: Any = SimpleNamespace(graph=None)
-    session: Any = SimpleNamespace(
-        facts=SimpleNamespace(backend="gpu", process_count=1),
-        on_calls=None,
-        stage=lambda _name: contextlib.nullcontext(),
-    )
     untraced = {ALONE: alone_ns, UNFUSED: 0, BESIDE: 1_040_300}
     timed: list[tuple[str, str]] = []
 
@@ -222,15 +212,12 @@ def test_a_gpu_that_grew_warm_between_two_steps_does_not_count_as_slowed_by_tran
     monkeypatch.setattr(profiling, "untraced_ns", timed_again)
     monkeypatch.setattr(profiling, "lack_of_memory", lambda *_: "")
     monkeypatch.setattr(profiling, "tell_of_uneven_devices", lambda *_: None)
+    times = {"dot": OpTime(1, 0, 1)}
     monkeypatch.setattr(
-        profiling,
-        "findings",
-        lambda _source, _module, taken, *_, **__: Findings(
-            times={"dot": OpTime(1, 0, 1)}, step_ns=taken.step_ns
-        ),
+        profiling, "findings", lambda *given, **_: Findings(times=times, step_ns=given[2].step_ns)
     )
     modules = [Traceable(Trial(name, None, 0)) for name in (ALONE, UNFUSED, BESIDE)]
-    found = profiling._trace(session, source, modules, 0, None)
+    found = profiling._trace(fake_session(), source, modules, 0, None)
     assert (found[ALONE].step_ns, found[BESIDE].step_ns) == (alone_ns, beside_ns)
     assert timed == ([(ALONE, f"runner of {ALONE}")] if alone_ns else [])
 

@@ -77,25 +77,33 @@ def compiling_thread() -> Callable[[], None]:
     return start_or_end
 
 
+def searched(step: models.Step, folder: Path, **settings: Any) -> object:
+    """A step that is searched before it is called."""
+    asked = Settings(search=True, directory=folder, **settings)
+    return intercept(*step, lambda request: search_phase.handle(request, asked))
+
+
+@pytest.fixture
+def differing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are about to run different steps."""
+    monkeypatch.setattr(refusals, "agree", lambda *_, **__: Agreement("", "rank 0: A; rank 1: B"))
+
+
+@pytest.mark.usefixtures("differing")
 def test_ranks_that_were_about_to_search_different_steps_wait_for_each_other_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(search=True, directory=tmp_path)
     joined: list[str] = []
 
     def counted(request: CompileRequest, settings: Settings) -> Session:
         joined.append(request.module_name)
         return join(request, settings)
 
-    def handled(request: CompileRequest) -> object:
-        return search_phase.handle(request, settings)
-
     monkeypatch.setattr(search_phase, "join", counted)
-    monkeypatch.setattr(refusals, "agree", lambda *_, **__: Agreement("", "rank 0: A; rank 1: B"))
     with pytest.raises(ActivationError, match="rank 0: A; rank 1: B; no other step is run on made-up inputs"):
-        intercept(*models.mlp(), handled)
+        searched(models.mlp(), tmp_path)
     steps._histories.clear()
-    assert intercept(*models.mlp(), handled) is None
+    assert searched(models.mlp(), tmp_path) is None
     assert len(joined) == 1
 
 
@@ -112,15 +120,15 @@ def test_a_step_compiled_beside_a_thread_that_may_run_another_is_not_searched_in
     refuse_other_threads(RANKS, threading.current_thread())
 
 
+@pytest.mark.usefixtures("differing")
 def test_a_step_that_may_not_be_run_is_captured_without_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was run, and its all-reduces met those of the step that another thread trained."""
-    monkeypatch.setattr(refusals, "agree", lambda *_, **__: Agreement("", "rank 0: A; rank 1: B"))
     monkeypatch.setattr(capture_phase, "profile_step", lambda *_, **__: pytest.fail("was run"))
     settings = Settings(search=False, directory=tmp_path / "plans")
-    with caplog.at_level(logging.INFO, "disco_hlo"):
-        intercept(*models.mlp(), lambda request: capture_phase.handle(request, settings, tmp_path / "step"))
+    caplog.set_level(logging.INFO, "disco_hlo")
+    intercept(*models.mlp(), lambda request: capture_phase.handle(request, settings, tmp_path / "step"))
     assert "captured without measured times: rank 0: A; rank 1: B" in caplog.text
     assert not (tmp_path / "step" / "profile.json").exists()
     assert (tmp_path / "step" / "default.hlo.pb.gz").exists()
@@ -135,13 +143,11 @@ def debugging() -> Iterator[None]:
 
 def test_a_profiler_under_way_is_noticed_before_anything_is_measured(tmp_path: Path) -> None:
     """Two modules were compiled and run before it was seen, and three lines said so."""
-    settings = Settings(search=True, directory=tmp_path / "plans")
+    said = r"jax.profiler.* under way.* start the trace after"
     jax.profiler.start_trace(str(tmp_path))
     try:
-        with pytest.raises(
-            UnsupportedError, match=r"jax.profiler.* under way.* start the trace after"
-        ) as refused:
-            intercept(*models.mlp(), lambda request: search_phase.handle(request, settings))
+        with pytest.raises(UnsupportedError, match=said) as refused:
+            searched(models.mlp(), tmp_path / "plans")
     finally:
         jax.profiler.stop_trace()
     assert is_shared(refused.value)
@@ -151,9 +157,8 @@ def test_a_profiler_under_way_is_noticed_before_anything_is_measured(tmp_path: P
 
 @pytest.mark.usefixtures("debugging")
 def test_debug_nans_makes_another_step_and_is_named(tmp_path: Path) -> None:
-    settings = Settings(search=True, directory=tmp_path)
     with pytest.raises(UnsupportedError, match=r"jax_debug_nans is on, .* another step, .*JAX_DEBUG_NANS=0"):
-        intercept(*models.mlp(), lambda request: search_phase.handle(request, settings))
+        searched(models.mlp(), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
     assert "there is no plan for it in" in (said := why_not_enacted(models.mlp(), tmp_path))
@@ -199,9 +204,8 @@ def asking() -> models.Step:
 
 
 def test_a_step_that_waits_for_python_is_refused_before_it_is_profiled_and_searched(tmp_path: Path) -> None:
-    settings = Settings(search=True, directory=tmp_path)
     with pytest.raises(UnsupportedError, match="waits for Python"):
-        intercept(*asking(), lambda request: search_phase.handle(request, settings))
+        searched(asking(), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -235,11 +239,9 @@ def test_a_step_whose_devices_decide_by_their_numbers_is_refused_before_it_is_ru
 
     rows = PartitionSpec("data")
     step = jax.jit(jax.shard_map(local, mesh=models.mesh(), in_specs=rows, out_specs=rows, check_vma=False))
-    settings = Settings(search=True, directory=tmp_path, module="local")
-    with pytest.raises(
-        UnsupportedError, match=r"a branch .* depends on the device's own number .*; decide by a value"
-    ):
-        intercept(step, (models.random(0, 8, 8),), lambda request: search_phase.handle(request, settings))
+    said = r"a branch .* depends on the device's own number .*; decide by a value"
+    with pytest.raises(UnsupportedError, match=said):
+        searched((step, (models.random(0, 8, 8),)), tmp_path, module="local")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.cores import own_cores
 from disco_hlo.errors import UnsupportedError, XlaRefusalError
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring import candidates, room
@@ -33,18 +34,15 @@ from disco_hlo.plugin.measuring.room import (
     with_room_to_compile,
 )
 from disco_hlo.plugin.measuring.trial import Trial
-from disco_hlo.plugin.session import Session, join
-from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla.executables import Memory, tuning_bytes
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.activation.stores import on_ranks
 from tests.modules import module_of
+from tests.plugin.handled import in_session
 from tests.plugin.sessions import session_of
-from tests.steps import models
-from tests.steps.intercept import intercept
 
 GIB = 1 << 30
+GPU: Any = SimpleNamespace(backend="gpu")
 
 
 @pytest.mark.parametrize(
@@ -69,9 +67,7 @@ def test_a_candidate_without_room_is_not_run_and_the_others_are(
     """It was run, whatever it needed: on CPU the process is killed then. And a step for whose made-up inputs there is
     no room is refused."""
 
-    def body(request: CompileRequest) -> list[Trial]:
-        source = canonicalize(compiles.capture(request))
-        session = join(request, Settings(search=True, directory=tmp_path))
+    def look(session: Session, source: CanonicalModule) -> list[Trial]:
         assert (room_bytes(session) or 0) > 1 << 20
         trials = [Trial(DEFAULT, None, 1), Trial("plan", read(source), 1), Trial("large", read(source), 1)]
         compile_trials(session, source, trials, tag="test")
@@ -85,12 +81,12 @@ def test_a_candidate_without_room_is_not_run_and_the_others_are(
         assert measure(session, trials, budget_s=0.01)
         monkeypatch.setattr(room, "room_bytes", lambda _session: 0)
         with pytest.raises(
-            UnsupportedError, match=r"^XLA default has no room on made-up inputs: rank 0: it needs "
+            UnsupportedError, match=r"^XLA default has no room on made-up inputs: rank 0: it n"
         ):
             measure(session, trials[:1], budget_s=0.01)
         return trials
 
-    default, plan, large = intercept(*models.mlp(), body)
+    default, plan, large = in_session(tmp_path, look)
     assert default.times_ns
     assert plan.times_ns
     assert large.times_ns == []
@@ -161,9 +157,9 @@ def test_modules_are_compiled_between_steps_where_memory_is_short_on_some_rank(
     monkeypatch.setattr(room, "memory", lambda _: SimpleNamespace(temporaries_bytes=more))
     monkeypatch.setattr(room, "read_executable", lambda _: b"")
     monkeypatch.setattr(room, "tuning_bytes", lambda _: 100)
-    request, facts = SimpleNamespace(call_default=object), SimpleNamespace(backend="gpu")
-    channel, settings = TwoHosts(other), Settings(search=True, directory=tmp_path)
-    session = Session(request, settings, facts, channel, between_steps=contextlib.nullcontext)  # type: ignore[arg-type]
+    request: Any = SimpleNamespace(call_default=object)
+    session = session_of(tmp_path, TwoHosts(other))
+    session = replace(session, request=request, facts=GPU, between_steps=contextlib.nullcontext)
     monkeypatch.setattr(Session, "stage", lambda *_: contextlib.nullcontext())
     found = with_room_to_compile(session)
     assert (found.compiles_at_once, found.compiles_between_steps) == (at_once, held)
@@ -184,7 +180,6 @@ def test_ranks_hold_as_many_calls_where_one_alone_tries_candidates_one_at_a_time
 
     monkeypatch.setattr(candidates, "_compile", compile_one)
     monkeypatch.setattr(candidates, "compiles_at_once", lambda _: 8)
-    settings = Settings(search=True, directory=tmp_path, timeout_s=2.0)
 
     def holds(channel: KvChannel) -> tuple[int, list[str]]:
         marks: Any = SimpleNamespace(bans=SimpleNamespace(suspects=lambda _: channel.rank == 0))
@@ -197,8 +192,8 @@ def test_ranks_hold_as_many_calls_where_one_alone_tries_candidates_one_at_a_time
             held.append(what)
             return contextlib.nullcontext()
 
-        facts: Any = SimpleNamespace(backend="gpu")
-        between = Session(None, settings, facts, channel, hold, compiles_between_steps=True)  # type: ignore[arg-type]
+        session = session_of(tmp_path, channel, timeout_s=2.0)
+        between = replace(session, facts=GPU, between_steps=hold, compiles_between_steps=True)
         compile_trials(between, None, trials, tag="test")  # type: ignore[arg-type]
         return len(held), [one.error for one in trials]
 
@@ -228,7 +223,7 @@ def test_a_kernel_is_tried_on_its_operands_and_two_of_its_results() -> None:
 
 def test_a_backend_that_tries_nothing_on_its_devices_compiles_beside_the_steps(tmp_path: Any) -> None:
     facts: Any = SimpleNamespace(backend="cpu")
-    session = Session(None, Settings(search=True, directory=tmp_path), facts, LocalChannel())  # type: ignore[arg-type]
+    session = replace(session_of(tmp_path), facts=facts)
     assert with_room_to_compile(session) is session
 
 

@@ -24,7 +24,8 @@ import pytest
 from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, DiscoError, XlaRefusalError
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.plan.plan import DEFAULT, SEARCHED
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Plan
 from disco_hlo.plan.store import PROFILE_NAME, PlanStore
 from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls import trial as trials
@@ -46,7 +47,6 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.profiler.keys import GROUP_PREFIX
 from disco_hlo.profiler.profile import Profile, load
-from tests.compiled_search import compile_search
 from tests.known_times import know_all
 from tests.plugin.calls.training import (
     WHOLE,
@@ -59,16 +59,14 @@ from tests.plugin.calls.training import (
     step,
     telling,
 )
+from tests.plugin.calls.verdicts import once_it_ran_often
 
-pytestmark = pytest.mark.product_only
+pytestmark = [pytest.mark.product_only, pytest.mark.usefixtures("compiled_search")]
 _LONGEST_S = 120.0
 _TOLD = 5
 """Lines that a call of the step that prints has."""
 _STEP_S = 0.01
 """The cores are the search's, too; and a training of thousands of steps would have to be repeated."""
-_CASE = Path(__file__).parents[1] / "data" / "cases" / "search_never_returns.hlo.pb"
-
-
 _found: dict[str, FoundPlans] = {}
 """What the searches of these tests found, by the step's fingerprint."""
 
@@ -88,12 +86,6 @@ def noted(*arguments: Any, **named: Any) -> FoundPlans:
     """Search, and keep what is found."""
     found = _found[fingerprint(arguments[1])] = search_apart(*arguments, **named)
     return found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    """The searches have less time than compiling their code takes."""
-    compile_search(_CASE.read_bytes(), "cpu")
 
 
 @dataclass
@@ -128,6 +120,24 @@ class Training:
         """Train until a search has come and gone, and the calls were given back."""
         return self.train(call, lambda: self.observation.searched and not self.observation.trials)
 
+    def goes_on_as_stock(self, name: str) -> None:
+        """A step of this name trains until its search is over, with the losses that it has without us."""
+        losses, _ = self.until_over(jitted(name))
+        assert losses == self.stock(len(losses))[0]
+
+    def wait_for_search(self) -> None:
+        """See the last calls, and join the searches that are under way."""
+        self.observation.stop()
+        for thread in searches():
+            thread.join(60)
+        assert searches() == []
+
+    def saved(self) -> Plan:
+        """The only one."""
+        [listed] = PlanStore(self.settings.directory).list_plans()
+        assert listed.problem == ""
+        return plans.decode(listed.plan_json, "")
+
 
 def searches() -> list[threading.Thread]:
     """Searches under way."""
@@ -161,28 +171,36 @@ def training(
     monkeypatch.setattr(subprocess, "Popen", Noted)
     monkeypatch.setattr(trials, "_LONGEST_PAUSE", 8)
     jaxlink.install(lambda request: training_phase.handle(request, settings))
-    observation = training_phase.observe(settings)
+    own = Training(settings, training_phase.observe(settings), processes)
     try:
-        yield Training(settings, observation, processes)
+        yield own
     finally:
-        observation.stop()
+        own.observation.stop()
         jaxlink.uninstall()
         training_phase.observe.cache_clear()
-        for thread in searches():
-            thread.join(60)
-        assert searches() == []
+        own.wait_for_search()
         assert all(process.poll() is not None for process in processes)
 
 
 def let_win(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The clock is taken out: this one wins once it ran often enough."""
+    monkeypatch.setattr(schedule, "verdict", once_it_ran_often(name))
 
-    def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verdict:
-        assert name in candidates
-        lacking = FEWEST_ROUNDS - len(had)
-        return Verdict((name,), None, lacking) if lacking > 0 else Verdict((name,), name)
 
-    monkeypatch.setattr(schedule, "verdict", verdict)
+@pytest.fixture
+def profiles(monkeypatch: pytest.MonkeyPatch) -> list[Profile]:
+    """With which searches were to begin; none does."""
+    found: list[Profile] = []
+
+    def search_apart(_settings: Any, _module: Any, profile: Profile, *_: Any, **__: Any) -> FoundPlans:
+        found.append(profile)
+        raise DiscoError("enough")
+
+    monkeypatch.setattr(search_in_training, "search_apart", search_apart)
+    return found
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
 
 
 @pytest.mark.slow
@@ -206,14 +224,13 @@ def test_a_step_is_searched_while_it_trains_and_goes_on_with_its_plan(
     assert "the training was held for" in text
     assert f"jit_searched_step: {SEARCHED} from call" in text
 
-    [listed] = PlanStore(training.settings.directory).list_plans()
-    assert listed.problem == ""
-    plan = enact_phase.plans.decode(listed.plan_json, "")
+    plan = training.saved()
     assert plan.chosen == SEARCHED
     assert plan.measured is not None
     timed = {one.name: one for one in plan.measured.candidates}
     assert timed[SEARCHED].samples == timed[DEFAULT].samples >= FEWEST_ROUNDS
-    assert load(listed.path / PROFILE_NAME).ops
+    [profile] = training.settings.directory.rglob(PROFILE_NAME)
+    assert load(profile).ops
 
     # The next job enacts it.
     enacting = replace(training.settings, search=False)
@@ -277,22 +294,19 @@ def test_another_structure_is_profiled_searched_compared_and_tried_as_real_steps
     expected, _ = training.stock(len(losses))
     assert losses == pytest.approx(expected, rel=1e-5)
     assert f"jit_chunked_step: {structure} from call" in caplog.text
-    [listed] = PlanStore(training.settings.directory).list_plans()
-    plan = enact_phase.plans.decode(listed.plan_json, "")
-    assert plan.chosen == structure
-    assert plan.structure.name == structure
+    plan = training.saved()
+    assert plan.chosen == plan.structure.name == structure
     assert len(training.processes) == 2
 
 
 @pytest.mark.slow
 def test_what_nobody_knows_is_profiled_and_runs_over_devices_only_while_a_call_is_held(
-    training: Training, monkeypatch: pytest.MonkeyPatch
+    training: Training, profiles: list[Profile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program over several devices beside a step may begin on one before the step, on another after it."""
     (training.settings.directory / STORE_NAME).unlink()
     held = threading.Event()
     ran: list[bool] = []
-    profiles: list[Profile] = []
     wait, execute, trains = Hold.wait, executables.execute, threading.current_thread()
 
     def waiting(hold: Hold) -> None:
@@ -305,15 +319,9 @@ def test_what_nobody_knows_is_profiled_and_runs_over_devices_only_while_a_call_i
             ran.append(held.is_set())
         return execute(*arguments)
 
-    def search_apart(_settings: Any, _module: Any, profile: Profile, *_: Any, **__: Any) -> FoundPlans:
-        profiles.append(profile)
-        raise DiscoError("enough")
-
     monkeypatch.setattr(Hold, "wait", waiting)
     monkeypatch.setattr(executables, "execute", executed)
-    monkeypatch.setattr(search_in_training, "search_apart", search_apart)
-    losses, _ = training.until_over(jitted("unknown_step"))
-    assert losses == training.stock(len(losses))[0]
+    training.goes_on_as_stock("unknown_step")
     [profile] = profiles
     assert profile.ops
     assert profile.transfers is not None
@@ -323,19 +331,14 @@ def test_what_nobody_knows_is_profiled_and_runs_over_devices_only_while_a_call_i
 
 
 def test_a_module_without_room_is_left_out_and_the_search_goes_on_with_what_calls_tell(
-    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    training: Training,
+    profiles: list[Profile],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    profiles: list[Profile] = []
-
-    def search_apart(_settings: Any, _module: Any, profile: Profile, *_: Any, **__: Any) -> FoundPlans:
-        profiles.append(profile)
-        raise DiscoError("enough")
-
-    monkeypatch.setattr(search_in_training, "search_apart", search_apart)
     lacks = "it needs 900 MiB a device, 20 MiB of what is free are usable"
     monkeypatch.setattr(lending, "lack_of_memory", lambda *_, **__: lacks)
-    losses, _ = training.until_over(jitted("large_step"))
-    assert losses == training.stock(len(losses))[0]
+    training.goes_on_as_stock("large_step")
     assert f"unfused step: not profiled: {lacks}" in caplog.text
     [profile] = profiles
     assert any(key.startswith(GROUP_PREFIX) for key in profile.ops)
@@ -356,13 +359,11 @@ def test_a_training_goes_on_when_its_search_is_killed(
         return apart(*arguments, **options)
 
     monkeypatch.setattr(finding, "apart", killed)
-    losses, _ = training.until_over(jitted("killed_step"))
-    assert losses == training.stock(len(losses))[0]
-    [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    assert line == (
+    training.goes_on_as_stock("killed_step")
+    assert warnings(caplog) == [
         "the search for jit_killed_step has ended, and the training goes on: the search's process ended with -9 and "
         "found nothing"
-    )
+    ]
     assert PlanStore(training.settings.directory).list_plans() == []
     # What was measured is known to the next job.
     assert (training.settings.directory / STORE_NAME).exists()
@@ -379,11 +380,9 @@ def test_a_candidate_that_computes_something_else_never_runs_a_call(
 
     monkeypatch.setattr(search_in_training, "compile_trials", compile_wrongly)
     monkeypatch.setattr(search_in_training, "search_apart", found_before)
-    losses, _ = training.until_over(jitted("right_step"))
-    assert losses == training.stock(len(losses))[0]
+    training.goes_on_as_stock("right_step")
     assert f"{SEARCHED} is not tried: output 0 differs from XLA's default" in caplog.text
-    [listed] = PlanStore(training.settings.directory).list_plans()
-    assert enact_phase.plans.decode(listed.plan_json, "").chosen == DEFAULT
+    assert training.saved().chosen == DEFAULT
 
 
 def test_a_training_that_ends_before_a_candidate_has_won_saves_it_unmeasured(
@@ -399,16 +398,13 @@ def test_a_training_that_ends_before_a_candidate_has_won_saves_it_unmeasured(
         loss.block_until_ready()
         number += 1
         time.sleep(_STEP_S)
-    training.observation.stop()
-    for thread in searches():
-        thread.join(60)
-    [listed] = PlanStore(training.settings.directory).list_plans()
-    plan = enact_phase.plans.decode(listed.plan_json, "")
+    training.wait_for_search()
+    plan = training.saved()
     assert plan.chosen == SEARCHED
     assert plan.measured is not None
     assert not any(one.samples for one in plan.measured.candidates)
     assert "interrupted: the best plan so far is in" in caplog.text
-    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+    assert warnings(caplog) == []
 
 
 def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
@@ -423,11 +419,10 @@ def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
 
     monkeypatch.setattr(search_in_training, "profile_step", interrupted)
     before, switches_s = signal.getsignal(signal.SIGINT), sys.getswitchinterval()
-    losses, _ = training.until_over(jitted("interrupted_step"))
+    training.goes_on_as_stock("interrupted_step")
     assert signal.getsignal(signal.SIGINT) is before
     assert sys.getswitchinterval() == switches_s
-    assert losses == training.stock(len(losses))[0]
-    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+    assert warnings(caplog) == []
     assert training.processes == []
 
 
@@ -439,7 +434,7 @@ def test_a_script_too_short_for_a_search_is_told_so(
     for number in range(12):
         *state, _ = call(*state, batch(number))
     training_phase.say_if_not_begun(training.settings)
-    assert [one.getMessage() for one in caplog.records] == [
+    assert caplog.messages == [
         "no training step was found: nothing that ran on several devices returns the state that it takes; "
         "DISCO_WHEN=compile goes by collectives instead",
         "the script ended after 12 calls of jit_short_step, before a search for it began: nothing is saved; a longer "
@@ -458,7 +453,7 @@ def test_a_script_whose_modules_are_no_steps_is_not_told_to_train_for_longer(
         loss.block_until_ready()
         *state, loss = call(*state, batch(number))
     training_phase.say_if_not_begun(training.settings)
-    assert [one.getMessage() for one in caplog.records] == [
+    assert caplog.messages == [
         "no training step was found: calls of jit_rare_step are left alone (it takes 100% of the devices' time); "
         "DISCO_WHEN=compile goes by collectives instead"
     ]
@@ -475,7 +470,7 @@ def test_a_script_whose_ranks_differ_is_told_no_other_reason(
     monkeypatch.setattr(training_phase, "join", differ)
     jitted("differing_step")(*fresh_state(), batch(0))
     training_phase.say_if_not_begun(training.settings)
-    assert [one.getMessage() for one in caplog.records] == [
+    assert caplog.messages == [
         "calls of jit_differing_step are not watched: the ranks differ in DISCO_SEED",
         "no training step was found: calls of jit_differing_step are left alone (the ranks differ in DISCO_SEED)",
     ]
@@ -538,7 +533,7 @@ def test_a_device_whose_memory_cannot_be_read_is_one_line_and_the_calls_are_give
 
     monkeypatch.setattr(search_in_training, "peaks_bytes", unread)
     training.until_over(jitted("unread_step"))
-    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == [
+    assert warnings(caplog) == [
         "the search for jit_unread_step has ended, and the training goes on: RuntimeError: no statistics"
     ]
 
@@ -613,9 +608,8 @@ def test_a_jax_that_loses_donation_is_told_how_to_search(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(jaxlink, "keeps_donation", lambda: False)
-    losses, _ = training.until_over(jitted("donating_step"))
-    assert losses == training.stock(len(losses))[0]
-    [line] = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    training.goes_on_as_stock("donating_step")
+    [line] = warnings(caplog)
     assert "DISCO_WHEN=compile searches it" in line
     assert training.processes == []
 
@@ -640,22 +634,12 @@ def other_executable(settings: Settings) -> Any:
 
 
 def test_a_search_ends_when_the_step_is_called_no_more(training: Training) -> None:
-    call = jitted("dropped_step")
-    begun = [False]
-
-    def done() -> bool:
-        begun[0] = begun[0] or bool(searches())
-        return begun[0]
-
-    (weights, key), number = fresh_state(), 0
-    while not done():
+    call, (weights, key), number = jitted("dropped_step"), fresh_state(), 0
+    while not searches():
         weights, key, _ = call(weights, key, batch(number))
         weights["in"].block_until_ready()
         number += 1
-    training.observation.stop()
-    for thread in searches():
-        thread.join(60)
-    assert searches() == []
+    training.wait_for_search()
     with suppress(IndexError):
         assert training.processes[0].poll() is not None
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,19 +16,19 @@ from disco_hlo.plan.plan import SEARCHED
 from disco_hlo.plan.store import PlanStore
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.profiler.store import ProfileStore
-from tests.compiled_search import compile_search
 from tests.known_times import PLATFORM, know_all
 from tests.plugin.searched_training import CANDIDATE, OWN_CODE, PLACES, environment_of, with_fault
 
-pytestmark = [pytest.mark.product_only, pytest.mark.slow]
+pytestmark = [pytest.mark.product_only, pytest.mark.slow, pytest.mark.usefixtures("compiled_search")]
 _ROOT = Path(__file__).parents[2]
-_CASE = _ROOT / "tests" / "data" / "cases" / "search_never_returns.hlo.pb"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    """The searches have less time than compiling their code takes."""
-    compile_search(_CASE.read_bytes(), "cpu")
+def end(directory: Path, how: str, **environment: Any) -> subprocess.CompletedProcess[str]:
+    """A training that ends early, in a process of its own."""
+    return subprocess.run(
+        (sys.executable, "-m", "tests.plugin.searched_training", "end", how), cwd=_ROOT, check=False,
+        env=environment_of(directory, devices=2, **environment), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("how", "code"), [("raise", 1), ("kill", -9)])
@@ -35,11 +36,7 @@ def test_a_training_that_ends_early_keeps_what_is_known_and_leaves_no_search(
     how: str, code: int, tmp_path: Path
 ) -> None:
     know_all(tmp_path, devices=2, processes=1)
-    environment = environment_of(tmp_path, devices=2, patience=1_000_000)
-    done = subprocess.run(
-        (sys.executable, "-m", "tests.plugin.searched_training", "end", how),
-        cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = end(tmp_path, how, patience=1_000_000)
     assert done.returncode == code, done.stderr
     assert done.stderr.count("Traceback") == (how == "raise"), done.stderr
     while Path(f"/proc/{int(done.stdout)}").exists():  # the test's own limit ends it
@@ -50,10 +47,8 @@ def test_a_training_that_ends_early_keeps_what_is_known_and_leaves_no_search(
 
 def test_a_training_that_ends_while_a_worker_waits_to_hold_a_call_ends_with_one_line(tmp_path: Path) -> None:
     """Python waits for workers of executors before it says that the process ends."""
-    done = subprocess.run(
-        (sys.executable, "-m", "tests.plugin.searched_training", "end", "held"),
-        cwd=_ROOT, env=environment_of(tmp_path, devices=2), capture_output=True, text=True, timeout=90, check=True,
-    )  # fmt: skip
+    done = end(tmp_path, "held")
+    assert done.returncode == 0
     assert done.stderr.splitlines() == [
         "disco: jit_ending_step is the training step by its calls; it goes on while a plan is searched",
         "disco: the training ended before the search for jit_ending_step did: no plan is saved, what was measured is "

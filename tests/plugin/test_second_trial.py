@@ -25,6 +25,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from tests.plugin.calls.training import counted_python_calls, fresh_state, jitted, reworded_state, train
+from tests.plugin.calls.verdicts import once_it_ran_often
 from tests.plugin.handled import save_plan
 
 pytestmark = pytest.mark.product_only
@@ -86,17 +87,8 @@ def job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Job]:
 
 @pytest.fixture
 def let_win(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Takes the clock out: the one of this name wins once both ran often enough."""
-
-    def let(name: str) -> None:
-        def verdict(had: list[schedule.Round], candidates: list[str], _: object) -> Verdict:
-            assert candidates == [PLAN]
-            lacking = FEWEST_ROUNDS - len(had)
-            return Verdict((PLAN,), None, lacking) if lacking > 0 else Verdict((PLAN,), name)
-
-        monkeypatch.setattr(schedule, "verdict", verdict)
-
-    return let
+    """Takes the clock out: the one of this name wins."""
+    return lambda name: monkeypatch.setattr(schedule, "verdict", once_it_ran_often(PLAN, name))
 
 
 def test_a_plan_of_another_jax_that_does_not_pay_is_not_run_and_the_next_job_does_not_try(
@@ -104,7 +96,7 @@ def test_a_plan_of_another_jax_that_does_not_pay_is_not_run_and_the_next_job_doe
 ) -> None:
     let_win(DEFAULT)
     losses = job.train(**OLD)
-    _, begins, ends = [one.getMessage() for one in caplog.records]
+    _, begins, ends = caplog.messages
     assert begins == (
         "enacts the plan of jit_tried_step: 0 op groups, 3 buckets, 1.11x faster when measured; it was "
         "measured under jax 0.0.1: at first it takes turns with XLA's default, and goes on if it pays"
@@ -146,7 +138,7 @@ def test_a_plan_whose_gain_is_in_doubt_goes_on_where_it_pays(
     assert job.pays() is True
     caplog.clear()
     job.train()
-    _, line = [one.getMessage() for one in caplog.records]
+    _, line = caplog.messages
     assert line.startswith("enacts the plan of jit_tried_step: ")
     assert "turns" not in line
 

@@ -8,15 +8,15 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.errors import ActivationError, ProfileError
-from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.cold_start import COMPILE_S
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin import session
@@ -35,6 +35,7 @@ from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.profile import Link, OpTime, Platform
 from disco_hlo.profiler.store import ProfileStore
+from tests.plugin.handled import in_session
 from tests.plugin.sessions import session_of
 from tests.steps import models
 from tests.steps.intercept import intercept
@@ -94,9 +95,7 @@ def test_a_store_that_cannot_be_written_is_read_and_one_line_says_so(
         known.add_constants(CONSTANTS)
         assert known.profile("f00d").ops == {"dot": OpTime(100, 1, 12)}
         assert known.profile("f00d").launch_ns == 400
-    assert [record.getMessage() for record in caplog.records] == [
-        f"measured times are not kept: {tmp_path / STORE_NAME} cannot be written"
-    ]
+    assert caplog.messages == [f"measured times are not kept: {tmp_path / STORE_NAME} cannot be written"]
 
 
 @pytest.mark.parametrize("unwritable", [False, True])
@@ -224,13 +223,12 @@ def test_a_candidate_that_rank_0_fails_to_write_is_left_out_on_all(
 
     monkeypatch.setattr(candidates, "apply", broken)
 
-    def look(request: CompileRequest, step: Step) -> list[Trial]:
-        session = join(request, Settings(search=True, directory=tmp_path))
-        trials = [Trial("XLA default", None, 0), Trial("no fusion", unfused(step.source.graph), 0)]
-        compile_trials(session, step.source, trials, tag="candidate")
+    def look(session: Session, source: CanonicalModule) -> list[Trial]:
+        trials = [Trial("XLA default", None, 0), Trial("no fusion", unfused(source.graph), 0)]
+        compile_trials(session, source, trials, tag="candidate")
         return trials
 
-    default, plain = on_mlp(look)
+    default, plain = in_session(tmp_path, look)
     assert (default.error, plain.error) == ("", "KeyError: 'n7'")
     assert default.executable is not None
     assert plain.executable is None
@@ -341,7 +339,7 @@ def test_where_nobody_takes_the_note_one_line_says_so_and_nothing_waits(
         with stop.watched():
             press()
         told_threads()
-    assert [record.getMessage() for record in caplog.records] == [
+    assert caplog.messages == [
         "interrupted: the search is ended; another Ctrl-C ends the program",
         "rank 0 cannot be told of the interruption: rank 0's process does not answer",
     ]
@@ -361,9 +359,7 @@ def test_what_fails_because_a_training_ends_is_no_line_for_the_user(
 ) -> None:
     caplog.set_level(logging.DEBUG, "disco_hlo")
     ends = [False]
-    session = Session(
-        None, Settings(search=True, directory=tmp_path), None, LocalChannel(), over=lambda: ends[0]
-    )  # type: ignore[arg-type]
+    session = replace(session_of(tmp_path), over=lambda: ends[0])
     session.say_failed("%s: not profiled", "before")
     ends[0] = True
     session.say_failed("%s: not profiled", "after")

@@ -12,8 +12,13 @@ from disco_hlo.plugin import logs
 from disco_hlo.plugin.settings import Settings, SettingsError
 
 
+def asked(**environment: str) -> Settings:
+    """Those of an environment that says to search."""
+    return Settings.from_environment({"ENABLE_SEARCH": "1"} | environment)
+
+
 def test_defaults_suit_a_first_run() -> None:
-    settings = Settings.from_environment({"ENABLE_SEARCH": "1", "XDG_CACHE_HOME": "/caches"})
+    settings = asked(XDG_CACHE_HOME="/caches")
     assert settings == Settings(
         search=True, directory=Path("/caches/disco-hlo"), log_level="info", module=None, budget_s=120.0, seed=0,
         finalists=5, patience=1000, timeout_s=600.0, channel="auto",
@@ -31,7 +36,7 @@ def test_a_relative_directory_stays_where_it_is_when_the_script_changes_its_fold
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_DIR": "my plans"})
+    settings = asked(DISCO_DIR="my plans")
     assert settings.directory == tmp_path / "my plans"
 
 
@@ -41,9 +46,9 @@ def test_a_home_that_nobody_knows_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Path, "expanduser", unknown)
     with pytest.raises(SettingsError, match="DISCO_DIR is '~them/plans'; expected a directory"):
-        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_DIR": "~them/plans"})
+        asked(DISCO_DIR="~them/plans")
     with pytest.raises(SettingsError, match="nobody says where this user's home folder is; set DISCO_DIR"):
-        Settings.from_environment({"ENABLE_SEARCH": "1"})
+        asked()
 
 
 def test_a_folder_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,27 +56,15 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     with pytest.raises(SettingsError, match="DISCO_DIR is 'plans'; expected a directory"):
-        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_DIR": "plans"})
+        asked(DISCO_DIR="plans")
 
 
 def test_every_setting_can_be_set_in_the_environment() -> None:
-    settings = Settings.from_environment(
-        {
-            "ENABLE_SEARCH": " 1 ",
-            "DISCO_DIR": "/plans",
-            "DISCO_LOG": "DEBUG",
-            "DISCO_MODULE": "train",
-            "DISCO_BUDGET_S": "2.5",
-            "DISCO_SEED": "7",
-            "DISCO_FINALISTS": "2",
-            "DISCO_PATIENCE": "50",
-            "DISCO_TIMEOUT_S": "30",
-            "DISCO_CHANNEL": "mpi",
-            "DISCO_STRUCTURE": "chunk-2",
-            "DISCO_WHEN": "training",
-            "DISCO_SHARE": "0.5",
-        }
-    )
+    settings = asked(
+        ENABLE_SEARCH=" 1 ", DISCO_DIR="/plans", DISCO_LOG="DEBUG", DISCO_MODULE="train", DISCO_BUDGET_S="2.5",
+        DISCO_SEED="7", DISCO_FINALISTS="2", DISCO_PATIENCE="50", DISCO_TIMEOUT_S="30", DISCO_CHANNEL="mpi",
+        DISCO_STRUCTURE="chunk-2", DISCO_WHEN="training", DISCO_SHARE="0.5",
+    )  # fmt: skip
     assert settings == Settings(
         True, Path("/plans"), "debug", "train", 2.5, 7,
         finalists=2, patience=50, timeout_s=30.0, channel="mpi", structure="chunk-2", when="training", share=0.5,
@@ -81,9 +74,7 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "disco.toml"
     file.write_text('dir = "/from/file"\nbudget_s = 1.5\nfinalists = 4\n')
-    settings = Settings.from_environment(
-        {"ENABLE_SEARCH": "1", "DISCO_CONFIG": str(file), "DISCO_BUDGET_S": "1.25"}
-    )
+    settings = asked(DISCO_CONFIG=str(file), DISCO_BUDGET_S="1.25")
     assert (settings.directory, settings.budget_s, settings.finalists) == (Path("/from/file"), 1.25, 4)
 
 
@@ -108,22 +99,20 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
 )
 def test_a_bad_value_is_named_with_what_was_expected(variable: str, value: str, expected: str) -> None:
     with pytest.raises(SettingsError) as error:
-        Settings.from_environment({"ENABLE_SEARCH": "1", variable: value})
+        asked(**{variable: value})
     assert str(error.value) == f"{variable} is {value!r}; {expected}"
 
 
 @pytest.mark.parametrize(("text", "share"), [(".6", 0.6), ("1.", 1.0), ("+5e-1", 0.5)])
 def test_a_number_may_be_written_as_python_reads_it(text: str, share: float) -> None:
-    assert Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_SHARE": text}).share == share
+    assert asked(DISCO_SHARE=text).share == share
 
 
 def test_a_misspelled_variable_is_named_and_other_programs_variables_are_not() -> None:
     with pytest.raises(SettingsError, match="DISCO_BUDGT_S is no setting; did you mean DISCO_BUDGET_S"):
-        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_BUDGT_S": "3"})
+        asked(DISCO_BUDGT_S="3")
     theirs = {"DISCO_HOME": "/disco", "DISCO_PORT": "80", "DISCO_LEVEL": "3"}
-    assert Settings.from_environment({"ENABLE_SEARCH": "1", **theirs}) == Settings.from_environment(
-        {"ENABLE_SEARCH": "1"}
-    )
+    assert asked(**theirs) == asked()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +129,7 @@ def test_a_bad_file_is_named_with_what_was_expected(text: str, message: str, tmp
     file = tmp_path / "disco.toml"
     file.write_text(text)
     with pytest.raises(SettingsError) as error:
-        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_CONFIG": str(file)})
+        asked(DISCO_CONFIG=str(file))
     assert str(file) in str(error.value)
     assert message in str(error.value)
 
@@ -151,7 +140,7 @@ def test_a_file_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Pa
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(SettingsError, match=f"DISCO_CONFIG: cannot read {file}"):
-        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_CONFIG": str(file)})
+        asked(DISCO_CONFIG=str(file))
 
 
 @pytest.mark.parametrize(
@@ -170,11 +159,9 @@ def test_a_module_is_named_with_or_without_jits_prefix(wanted: str | None, modul
 
 
 def test_only_a_name_forces_a_schedule() -> None:
-    forced = [
-        Settings.from_environment({"ENABLE_SEARCH": "1", "DISCO_STRUCTURE": text}).forced_structure
-        for text in ("", "auto", "off", "chunk-2", "matmul, all-reduce, fused pointwise")
-    ]
-    assert forced == [None, None, None, "chunk-2", "matmul, all-reduce, fused pointwise"]
+    names = ["chunk-2", "matmul, all-reduce, fused pointwise"]
+    forced = [asked(DISCO_STRUCTURE=text).forced_structure for text in ("", "auto", "off", *names)]
+    assert forced == [None, None, None, *names]
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,7 @@ from tests.activation.stores import on_ranks
 from tests.hlo.test_transfers_gpu import STEP
 from tests.modules import ADD, module_of
 from tests.outputs import outputs_of
-from tests.plugin.sessions import session_of
+from tests.plugin.sessions import fake_session, session_of
 from tests.steps import models
 from tests.steps.intercept import intercept
 
@@ -187,6 +187,11 @@ def profile(backend: str, ns_per_byte: float) -> Profile:
     )
 
 
+def case_of(source: CanonicalModule, backend: str, ns_per_byte: float) -> Case:
+    """Unfused."""
+    return Case(source, unfused(source.graph), costs_of(profile(backend, ns_per_byte), source))
+
+
 def test_a_data_parallel_step_has_nothing_between_its_transfers() -> None:
     step, arguments = models.mlp()
     graph = intercept(step, arguments, lambda r: canonicalize(compiles.capture(r))).graph
@@ -204,7 +209,7 @@ def test_why_no_structure_is_tried() -> None:
     step = parsed(STEP)
 
     def answer(backend: str, ns_per_byte: float) -> str:
-        case = Case(step, unfused(step.graph), costs_of(profile(backend, ns_per_byte), step))
+        case = case_of(step, backend, ns_per_byte)
         return why_not(case, case.times)
 
     assert "collectives block on this device" in answer("cpu", 1.0)
@@ -246,8 +251,7 @@ REDUCED = "all-reduce(x), channel_id=3, replica_groups={{0,1}}, use_global_devic
 @pytest.mark.product_only  # compiles the engine
 def test_structures_are_tried_where_a_loop_communicates() -> None:
     def answer(op: str) -> str:
-        step = parsed(SCANNED.replace("OP", op))
-        case = Case(step, unfused(step.graph), costs_of(profile("gpu", 100.0), step))
+        case = case_of(parsed(SCANNED.replace("OP", op)), "gpu", 100.0)
         return why_not(case, case.times)
 
     assert "of the ops' time lies between transfers" in answer("negate(x)")
@@ -258,16 +262,14 @@ def found(
     source: CanonicalModule, backend: str = "cpu", *, searched_s: float = 0.0, ns: int = 1
 ) -> Optimized:
     """What searches found that found nothing."""
-    known = profile(backend, 1.0)
-    case = Case(source, unfused(source.graph), costs_of(known, source))
+    case = case_of(source, backend, 1.0)
     result = SearchResult(case.xla, ns, ns, (), 0, 0, 0.0, "")
     return Optimized(case, result, (Scheduled(case.xla, ns, 0),), searched_s)
 
 
-def searching(session: Session, unchanged: Optimized | None) -> StructureSearch:
-    """Without a plan directory, and with nothing made."""
-    nothing: Any = None
-    return StructureSearch(session, nothing, None, unchanged, nothing)
+def searching(session: Session, unchanged: Any, making: Any = None) -> StructureSearch:
+    """Without a plan directory."""
+    return StructureSearch(session, None, None, unchanged, making)  # type: ignore[arg-type]
 
 
 def trials_of(request: CompileRequest, folder: Path, structure: str) -> list[Any]:
@@ -364,6 +366,12 @@ def test_a_forced_schedule_that_the_step_has_no_pattern_for_is_one_line(
     assert reason in line
 
 
+UNCHANGED: Any = SimpleNamespace(
+    case=SimpleNamespace(source=None, costs=SimpleNamespace(profile=None), limit_bytes=1)
+)
+"""A step as it is, of which nothing is known."""
+
+
 def made_by(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[str], str], names: Sequence[str] = ("a", "b", "c")
 ) -> None:
@@ -384,12 +392,8 @@ def done(value: Any) -> Future[Any]:
 
 def not_held(folder: Path, processes: int = 1, **settings: Any) -> Any:
     """A session whose structures are made by threads."""
-    return SimpleNamespace(
-        settings=Settings(search=True, directory=folder, **settings), leads=True,
-        request=SimpleNamespace(tuner_results=None),
-        channel=SimpleNamespace(size=processes), compiles_between_steps=False,
-        facts=SimpleNamespace(backend="gpu", device_kind="H200"),
-    )  # fmt: skip
+    asked = Settings(search=True, directory=folder, **settings)
+    return fake_session(settings=asked, channel=SimpleNamespace(size=processes))
 
 
 def test_what_was_tuned_on_other_devices_counts_as_new(
@@ -520,15 +524,11 @@ def ranked(
 
     monkeypatch.setattr(structure_search, "foreseen", lambda *_: (next(ns for ns in left if ns), 0.0, 0))
     monkeypatch.setattr(structure_search, "unsearched", lambda case: Scheduled(case.xla, own_ns, 0))
-    said: list[str] = []
-    session: Any = SimpleNamespace(
-        settings=Settings(search=True, directory=Path(), structure=structure),
-        say=lambda message, *values: said.append(message % values),
-    )
+    session = not_held(Path(), structure=structure)
     made = {name: SimpleNamespace(result=lambda ns=ns: result(ns)) for name, ns in takes_ns.items()}
     structures: Any = SimpleNamespace(made=made)
     monkeypatch.setattr(structure_search, "ThreadPoolExecutor", lambda *_: ThreadPoolExecutor(1))
-    return [one.name for one in searching(session, found(step))._ranked(structures)], said
+    return [one.name for one in searching(session, found(step))._ranked(structures)], session.said
 
 
 def test_a_structure_that_would_not_be_called_faster_than_the_step_as_it_is_is_not_profiled(
@@ -567,7 +567,7 @@ def test_a_structure_is_profiled_only_where_that_could_decide_whether_it_is_trie
         made={"a": SimpleNamespace(result=lambda: SimpleNamespace(source=step))}
     )
     for structure, expected in (("auto", profiled), ("a", unmeasured > 0.01)):
-        session: Any = SimpleNamespace(settings=Settings(search=True, directory=Path(), structure=structure))
+        session = not_held(Path(), structure=structure)
         [one] = searching(session, found(step, ns=1000))._ranked(structures)
         assert one.lacking is expected
 
@@ -626,27 +626,17 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
         told.append(value)
         return told[0]
 
-    case = SimpleNamespace(source=None, costs=SimpleNamespace(profile=None), limit_bytes=1)
-    found: Any = SimpleNamespace(case=case)
     for leads in (True, False):
-        session: Any = SimpleNamespace(
-            settings=Settings(search=True, directory=tmp_path, when="training"),
-            request=SimpleNamespace(tuner_results=tmp_path / str(leads)),
-            leads=leads,
-            on_calls=None,
-            say=lambda *_: None,
-            channel=SimpleNamespace(size=2),
-            facts=SimpleNamespace(backend="gpu", device_kind="H200"),
-            compiles_between_steps=True,
+        session = fake_session(
+            settings=Settings(search=True, directory=tmp_path, when="training"), leads=leads, tell=tell,
+            request=SimpleNamespace(tuner_results=tmp_path / str(leads)), channel=SimpleNamespace(size=2),
+            compiles_between_steps=True, compiling=holding, gathered=lambda value, _: [value, [[0, False]]],
             stage=lambda name, **_: met.append(name) or contextlib.nullcontext(),
-            compiling=holding,
-            gathered=lambda value, _: [value, [[0, False]]],
-            tell=tell,
-        )
+        )  # fmt: skip
         making = Making(session, parsed(SCANNED.replace("OP", REDUCED)))
         note_tuned(tmp_path / str(leads), making._digest(made[1], []))
         structures = making.structures()
-        likeliest, over = searching(session, found if leads else None)._likeliest(structures, None)
+        likeliest, over = searching(session, UNCHANGED if leads else None)._likeliest(structures, None)
         making.make(structures, likeliest)
         making.end()
         assert list(structures.made) == made
@@ -686,17 +676,10 @@ def test_calls_are_held_for_what_is_kept_in_part_only_where_a_draft_of_it_is_fas
         drafts=lambda _, schedules: {name: done(name) for name in schedules},
         make=lambda found, names: made.extend(names),
     )
-    session: Any = SimpleNamespace(
-        settings=Settings(search=True, directory=Path()),
-        stage=lambda *_, **__: contextlib.nullcontext(),
-        tell=lambda value, _: value,
-    )
-    unchanged: Any = SimpleNamespace(case=SimpleNamespace(source=None, costs=SimpleNamespace(profile=None)))
-    structures: Any = SimpleNamespace(
-        early=None, made={"made": None}, drafts={"made": done("made")} if drafts_ns else {}
-    )
+    drafts = {"made": done("made")} if drafts_ns else {}
+    structures: Any = SimpleNamespace(early=None, made={"made": None}, drafts=drafts)
     schedules: dict[str, Any] = {name: [] for name in drafts_ns if name != "made"} or {"keep-some": []}
-    StructureSearch(session, None, None, unchanged, making)._made(structures, ["made"], schedules)  # type: ignore[arg-type]
+    searching(fake_session(), UNCHANGED, making)._made(structures, ["made"], schedules)
     assert made == worth
 
 
@@ -717,21 +700,14 @@ def test_what_is_kept_in_part_is_made_where_what_keeps_all_has_no_room(
     def make(found: Any, names: Sequence[str]) -> None:
         found.made.update(dict.fromkeys(names))
 
-    making: Any = SimpleNamespace(
+    making = SimpleNamespace(
         drafts=lambda _, schedules: {name: done(name) for name in schedules},
         make=make,
         in_time=lambda chosen: chosen,
     )
-    session: Any = SimpleNamespace(
-        settings=Settings(search=True, directory=Path()),
-        say=lambda *_: None,
-        stage=lambda *_, **__: contextlib.nullcontext(),
-        tell=lambda value, _: value,
-    )
-    unchanged: Any = SimpleNamespace(case=SimpleNamespace(source=None, costs=SimpleNamespace(profile=None)))
     drafts = {name: done(name) for name in (DEFAULT, "keep-all")}
     structures: Any = structure_search.Structures(None, {"keep-all": []}, {"keep-all": None}, drafts)  # type: ignore[arg-type,dict-item]
-    search = StructureSearch(session, None, None, unchanged, making)  # type: ignore[arg-type]
+    search = searching(fake_session(), UNCHANGED, making)
     assert search._promising(structures, None, over=False) == {"keep-some": False}
 
 
@@ -766,10 +742,8 @@ def test_a_structure_is_searched_as_a_later_process_makes_it(
         graph=SimpleNamespace(backend="gpu", nodes=[]), module=SimpleNamespace(computations=())
     )
     making = Making(not_held(tmp_path, structure="off"), source)
-    first: Future[Any] = Future()
     own = SimpleNamespace(early=b"early", record=SimpleNamespace(moves=()), name="a")
-    first.set_result(own)
-    structures = structure_search.Structures(None, {}, {"a": first})  # type: ignore[arg-type]
+    structures = structure_search.Structures(None, {}, {"a": done(own)})  # type: ignore[arg-type]
     making.settle(structures, ["a"])
     settled: Any = structures.made["a"].result(10)
     making.end()
@@ -829,15 +803,11 @@ def test_structures_that_there_is_no_time_to_profile_are_named(
     said: list[str] = []
 
     def in_time(**settings: Any) -> list[str]:
-        session: Any = SimpleNamespace(
-            channel=SimpleNamespace(size=1),
-            settings=Settings(search=True, directory=tmp_path, **settings),
-            say=lambda message, *values: said.append(message % values),
-            compiles_between_steps=False,
-        )
+        session = not_held(tmp_path, **settings)
         making = Making(session, parsed(STEP), None, 90.0)
         kept = making.in_time([("a", True), ("known", False), ("b", True), ("c", True)])
         making.end()
+        said.extend(session.said)
         return [name for name, _ in kept]
 
     assert in_time(budget_s=10) == ["a", "known", "b"]
@@ -862,8 +832,7 @@ def test_structures_that_there_is_no_time_to_profile_are_named(
 def test_structures_that_may_be_tried_get_as_much_of_the_budget_as_a_search_of_the_step(
     structure: str, when: str, ns_per_byte: float, share: float
 ) -> None:
-    step = parsed(STEP)
-    case = Case(step, unfused(step.graph), costs_of(profile("gpu", ns_per_byte), step))
+    case = case_of(parsed(STEP), "gpu", ns_per_byte)
     settings = Settings(search=True, directory=Path(), structure=structure, when=when)
     assert share_of_a_search(settings, case) == pytest.approx(share)
 
@@ -888,12 +857,11 @@ class Searching:
 
     def run(self, searched_s: float, **settings: Any) -> list[str]:
         asked = Settings(search=True, directory=Path(), budget_s=180, **settings)
-        session: Any = SimpleNamespace(
-            settings=asked, facts=SimpleNamespace(backend="gpu"), say=lambda *_: None
-        )
         made = {name: SimpleNamespace(source=self.step) for name in self._profiles}
         before = found(self.step, "gpu", searched_s=searched_s, ns=100)
-        return list(searching(session, before)._searched(self._profiles, made, None, before))
+        return list(
+            searching(fake_session(settings=asked), before)._searched(self._profiles, made, None, before)
+        )
 
 
 def test_structures_share_what_the_searches_of_the_step_left_of_the_budget(

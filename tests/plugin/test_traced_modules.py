@@ -27,6 +27,7 @@ from disco_hlo.plugin.measuring.traced_modules import (
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.xla.executables import Memory
 from disco_hlo.profiler.trace import Trace, moved_ns
+from tests.plugin.sessions import fake_session
 from tests.profiler.test_command_buffers import BUFFERED, NAMED, trace
 
 without = trace("jit_b", *[NAMED] * 3)
@@ -36,14 +37,13 @@ others: list[Any] = []
 
 
 def session(backend: str = "gpu") -> Any:
-    return SimpleNamespace(
-        facts=SimpleNamespace(backend=backend, process_count=2),
-        stage=lambda _what: contextlib.nullcontext(),
+    def say(text: str, *values: object) -> None:
+        said.append(text % values)
+
+    return fake_session(
+        facts=SimpleNamespace(backend=backend, process_count=2), say=say, say_failed=say,
         gathered=lambda mine, _tag: [mine, *others],
-        on_calls=None,
-        say=lambda text, *values: said.append(text % values),
-        say_failed=lambda text, *values: said.append(text % values),
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -237,11 +237,10 @@ def test_inputs_that_are_there_already_need_no_room_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(room, "memory", lambda _executable: Memory(100 << 20, 0, 20 << 20, 0))
     monkeypatch.setattr(room, "room_bytes", lambda _session: 54 << 20)
     others.clear()
-    posed = SimpleNamespace(**vars(session()), request=None)
-    assert "needs 120 MiB" in room.lack_of_memory(posed, "step", None)  # type: ignore[arg-type]
+    assert "needs 120 MiB" in room.lack_of_memory(session(), "step", None)  # type: ignore[arg-type]
     for donated_mib, lacks in ((0, False), (30, False), (40, True)):
         runner: Any = SimpleNamespace(donated_bytes=lambda mib=donated_mib: mib << 20)
-        found = room.lack_of_memory(posed, "step", None, runner)  # type: ignore[arg-type]
+        found = room.lack_of_memory(session(), "step", None, runner)  # type: ignore[arg-type]
         assert bool(found) == lacks
 
 
@@ -252,7 +251,6 @@ def test_inputs_that_are_there_already_need_no_room_again(monkeypatch: pytest.Mo
 def test_a_gpu_computes_for_a_second_before_it_is_traced(
     backend: str, step_ns: int, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session: Any = SimpleNamespace(facts=SimpleNamespace(backend=backend), tell=lambda value, _tag: value)
     runner: Any = SimpleNamespace(run=lambda: step_ns)
     first_runs: Any = SimpleNamespace(begin=lambda _runs: None)
     monkeypatch.setattr(traced_modules, "run_on_all", lambda _session, _what, run, _guard: run())
@@ -260,5 +258,5 @@ def test_a_gpu_computes_for_a_second_before_it_is_traced(
         traced_modules, "repeated", lambda _session, _what, run, count, _guard: [run()] * count
     )
     monkeypatch.setattr(traced_modules, "traced", lambda _runner, _runs, warm_ups: warm_ups)
-    warm_ups: Any = traced_modules.traced_on_all(session, "a step", runner, 5, first_runs)
+    warm_ups: Any = traced_modules.traced_on_all(session(backend), "a step", runner, 5, first_runs)
     assert warm_ups == runs

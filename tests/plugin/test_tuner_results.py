@@ -19,6 +19,7 @@ from disco_hlo.plugin import tuner_results
 from disco_hlo.plugin.tuner_results import exchange, folder_of, hand_out, is_tuned, note_tuned
 from disco_hlo.plugin.xla import jaxlink
 from tests.activation.stores import MemoryStore, on_ranks
+from tests.plugin.sessions import fake_session
 
 DEVICE = "f0f061abbc1249ce"
 MATMUL, CONVOLUTION = f"{DEVICE}/0c185d2813d1.pb", f"{DEVICE}/8b0144968e12.pb"
@@ -196,12 +197,8 @@ def test_only_the_first_request_of_all_processes_waits_for_rank_0(
 
 
 def session(channel: Any, folder: Path | None, backend: str = "gpu") -> Any:
-    return SimpleNamespace(
-        channel=channel,
-        request=SimpleNamespace(tuner_results=folder),
-        facts=SimpleNamespace(backend=backend),
-        timeout_s=20.0,
-    )
+    request, facts = SimpleNamespace(tuner_results=folder), SimpleNamespace(backend=backend)
+    return fake_session(channel=channel, request=request, facts=facts, timeout_s=20.0)
 
 
 def test_after_a_search_every_rank_has_what_all_picked(tmp_path: Path) -> None:
@@ -211,8 +208,7 @@ def test_after_a_search_every_rank_has_what_all_picked(tmp_path: Path) -> None:
         keep(tmp_path / "2", convolution=b"engine 1"),
         None,
     ]
-    store = MemoryStore()
-    on_ranks(4, lambda one: exchange(session(one, folders[one.rank])), store)
+    on_ranks(4, lambda one: exchange(session(one, folders[one.rank])))
     assert content(folders[0]) == {MATMUL: b"library", CONVOLUTION: b"engine 4"}
     assert content(folders[1]) == {MATMUL: b"library", CONVOLUTION: b"engine 4"}
     assert content(folders[2]) == {MATMUL: b"library", CONVOLUTION: b"engine 1"}

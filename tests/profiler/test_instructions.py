@@ -30,6 +30,12 @@ def trace_of(*executions, windows=()):
     return Trace(tuple(ordered), tuple(windows))
 
 
+def three_runs_of(*ops):
+    """Of ops with their beginnings and ends, a microsecond apart."""
+    runs = [1000 * run for run in range(3)]
+    return trace_of(*(ran(op, at // 1000, at + a, at + b) for at in runs for op, a, b in ops))
+
+
 def medians(trace, owner, **options):
     """Of one run, seen three times."""
     times = instruction_times(joined([trace] * 3), "step", owner, **options)
@@ -199,17 +205,9 @@ def test_what_others_take_of_a_step_is_spread_over_its_instructions() -> None:
 
 
 def test_compute_that_runs_under_an_all_reduce_takes_no_time_of_the_step() -> None:
-    trace = trace_of(*(
-        execution
-        for run in range(3)
-        for execution in (
-            ran("a", run, 1000 * run, 1000 * run + 100),
-            ran("all-reduce", run, 1000 * run + 50, 1000 * run + 300),
-            ran("b", run, 1000 * run + 200, 1000 * run + 330),
-            ran("c", run, 1000 * run + 330, 1000 * run + 350),
-            ran("all-reduce.2", run, 1000 * run + 350, 1000 * run + 400),
-        )
-    ))  # fmt: skip
+    trace = three_runs_of(
+        ("a", 0, 100), ("all-reduce", 50, 300), ("b", 200, 330), ("c", 330, 350), ("all-reduce.2", 350, 400)
+    )
     talks = {"all-reduce", "all-reduce.2"}
     alone = {op: time.median_ns for op, time in instruction_times(trace, "step", {}, blocking=talks).items()}
     assert alone == {"a": 50, "b": 30, "c": 20, "all-reduce": 250, "all-reduce.2": 50}
@@ -219,14 +217,7 @@ def test_compute_that_runs_under_an_all_reduce_takes_no_time_of_the_step() -> No
 
 
 def test_ops_are_not_free_where_launches_leave_nothing_of_the_step() -> None:
-    trace = trace_of(*(
-        execution
-        for run in range(3)
-        for execution in (
-            ran("a", run, 1000 * run, 1000 * run + 100),
-            ran("all-reduce", run, 1000 * run + 100, 1000 * run + 300),
-        )
-    ))  # fmt: skip
+    trace = three_runs_of(("a", 0, 100), ("all-reduce", 100, 300))
     assert stretch(trace, "step", {"all-reduce"}, 10, [310] * 3, {}) == 1.0
     # Launches may be as slow as this elsewhere.
     assert stretch(trace, "step", {"all-reduce"}, 500, [310] * 3, {}) == 1.0

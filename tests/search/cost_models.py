@@ -79,6 +79,13 @@ class HoldingCosts(ResultCosts):
         return {node.id: 40 * (node.id % 3) for node in graph.nodes if node.opcode == "scatter"}
 
 
+class HoldingDots(TrafficCosts):
+    """Each product holds transfers for half of its time."""
+
+    def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
+        return np.array([0.5 * (node.opcode == "dot") for node in graph.nodes])
+
+
 class OneDevice(ResultCosts):
     """Costs of a profile that has no all-reduce sweep."""
 

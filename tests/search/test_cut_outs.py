@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -33,7 +32,7 @@ from disco_hlo.simulator.timeline import simulate
 from tests.captured import captured
 from tests.graphs import graph_of
 from tests.machines import GPU
-from tests.search.cost_models import TrafficCosts
+from tests.search.cost_models import HoldingDots, TrafficCosts
 from tests.search.states import SPLIT, UNFUSE, Bench, check_consistent, undo
 from tests.search.steps import random_step
 from tests.search.test_segments import Followed, followed_moves, run
@@ -127,16 +126,12 @@ def test_what_the_root_returns_is_cut_out_behind_everything() -> None:
 
 
 def test_a_transfer_begins_beside_what_cuts_out_not_beside_the_product_behind_it() -> None:
-    class Held(TrafficCosts):
-        def hold_shares(self, graph: Graph) -> np.ndarray:
-            return np.array([0.5 * (node.opcode == "dot") for node in graph.nodes])
-
     # The third gradient's transfer is issued when the bucket has arrived, in front of the dot that reads it.
     graph = graph_of(
         "param\nnegate 0\nnegate 0\nall-reduce 1\nall-reduce 2\nadd 4 0\nall-reduce 5\ndot 3 0\ntuple 6 7",
         backend="gpu",
     )
-    costs = Held(LinearPieces.of((0, 0.0, 200.0)))
+    costs = HoldingDots(LinearPieces.of((0, 0.0, 200.0)))
     followed = Followed(Bench(graph, MACHINE, costs, Strategy((), (Bucket((3, 4)), Bucket((6,))))))
     issued_ns = 43 + 43 + (3 + 2 * 64) + 200 + 75
     check(followed, issued_ns + max(200, CUT_NS + 75), ["b0.unpack3"])

@@ -123,26 +123,21 @@ def test_a_refused_move_changes_nothing(seed: int, count: int) -> None:
         bench.costs.price_changed(bench.state, bench.scratch)
 
 
-def test_an_op_taken_out_makes_what_it_reads_a_result_of_a_third_kernel() -> None:
-    # The second group recomputes 2 for 3 and 5; taken out, 3 reads it from the first, whose result it becomes.
-    graph = graph_of(
-        "param\nnegate 0\nexponential 1\nnegate 2\nexponential 3\nmultiply 2 4\nnegate 2\ntuple 5 6"
-    )
-    bench = Bench(graph, start=Strategy((Group((1, 2, 6)), Group((3, 4, 5), (1, 2)))))
-    assert bench.move(UNFUSE, 3, 3)
-    bench.costs.price_changed(bench.state, bench.scratch)
-    check_consistent(bench)
-    check_legal(bench)
-
-
-def test_a_copy_given_up_rids_a_third_kernel_of_a_result() -> None:
-    # 5 recomputes 4 and reads 3 for it; reading 4 from its owner, who recomputes 3, it leaves 3 to its own kernel.
-    graph = graph_of(
-        "param\nnegate 0\nexponential 1\nnegate 2\nexponential 3\nnegate 4\nexponential 4\nnegate 3\ntuple 5 6 7"
-    )
-    start = Strategy((Group((1, 2, 3, 7)), Group((4, 6), (3,)), Group((5,), (4,))))
-    bench = Bench(graph, start=start)
-    assert bench.move(UNFUSE, 5, 4)
+@pytest.mark.parametrize(
+    ("step", "groups", "unit", "node"),
+    [
+        # The second group recomputes 2 for 3 and 5; taken out, 3 reads it from the first, whose result it becomes.
+        ("negate 0\nexponential 1\nnegate 2\nexponential 3\nmultiply 2 4\nnegate 2\ntuple 5 6",
+            (Group((1, 2, 6)), Group((3, 4, 5), (1, 2))), 3, 3),
+        # 5 recomputes 4 and reads 3 for it; reading 4 from its owner, who recomputes 3, it leaves 3 to its own kernel.
+        ("negate 0\nexponential 1\nnegate 2\nexponential 3\nnegate 4\nexponential 4\nnegate 3\ntuple 5 6 7",
+            (Group((1, 2, 3, 7)), Group((4, 6), (3,)), Group((5,), (4,))), 5, 4),
+    ],
+    ids=["an op taken out makes what it reads one", "a copy given up rids it of one"],
+)  # fmt: skip
+def test_results_of_a_third_kernel_follow(step: str, groups: tuple[Group, ...], unit: int, node: int) -> None:
+    bench = Bench(graph_of(f"param\n{step}"), start=Strategy(groups))
+    assert bench.move(UNFUSE, unit, node)
     bench.costs.price_changed(bench.state, bench.scratch)
     check_consistent(bench)
     check_legal(bench)

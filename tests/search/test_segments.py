@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
-import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.graph import Kind
 from disco_hlo.plan.legal import check_order
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
@@ -25,7 +23,7 @@ from disco_hlo.simulator.costs import PPM, MachineModel
 from disco_hlo.simulator.timeline import simulate
 from tests.graphs import graph_of
 from tests.machines import CPU, GPU
-from tests.search.cost_models import HoldingCosts, TrafficCosts
+from tests.search.cost_models import HoldingCosts, HoldingDots, TrafficCosts
 from tests.search.states import FUSE, REORDER, Bench, count_order, moved, recount_order, undo
 from tests.search.steps import random_step
 
@@ -162,14 +160,9 @@ def test_kernels_beside_a_transfer_are_rounded_up_together() -> None:
 
 def holding(product_ppm: int, compute_ppm: int = PPM, **more: int) -> Followed:
     """43 ns in front of a transfer of 100; beside it a product of 43, of which 20 hold it, and two more of 43."""
-
-    class Held(TrafficCosts):
-        def hold_shares(self, graph: Graph) -> NDArray[np.float64]:
-            return np.array([0.5 * (node.opcode == "dot") for node in graph.nodes])
-
     graph = graph_of("param\nnegate 0\nall-reduce 1\ndot 0\nnegate 3\nnegate 4\ntuple 2 5", backend="gpu")
     machine = replace(ALONE, product_speed_ppm=product_ppm, compute_speed_ppm=compute_ppm, **more)
-    return Followed(Bench(graph, machine, Held(LinearPieces.of((0, 0.0, 100.0)))))
+    return Followed(Bench(graph, machine, HoldingDots(LinearPieces.of((0, 0.0, 100.0)))))
 
 
 def test_a_product_that_holds_a_transfer_is_charged_for_it_once_and_goes_at_full_speed() -> None:

@@ -123,6 +123,12 @@ def assert_same(found: Run, expected: Run, tolerance: float) -> None:
         )
 
 
+def assert_equal(found: Run, expected: Run) -> None:
+    """Every output equal, bit by bit."""
+    for new, old in zip(found.outputs, expected.outputs, strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
 def count_ops(text: str, opcode: str) -> int:
     """How many instructions of a compiled module have this opcode."""
     return text.count(f" {opcode}(")

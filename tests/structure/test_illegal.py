@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,16 +54,14 @@ two { a = f32[] parameter(0)
 GLOBAL = "channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true"
 
 
-CONDITION = """{ p = (s32[], f32[4,2], f32[4]) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  n = s32[] constant(4)"""
-LOOPS = (
-    ADD
-    + """
-first_condition { p = (s32[], f32[4,2], f32[4]) parameter(0)
+CONDITION = """condition { p = (s32[], f32[4,2], f32[4]) parameter(0)
   i = s32[] get-tuple-element(p), index=0
   n = s32[] constant(4)
   ROOT c = pred[] compare(i, n), direction=LT }
+"""
+LOOPS = (
+    f"{ADD}\nfirst_{CONDITION}second_{CONDITION}"
+    """
 first_body { p = (s32[], f32[4,2], f32[4]) parameter(0)
   i = s32[] get-tuple-element(p), index=0
   w = f32[4,2] get-tuple-element(p), index=1
@@ -74,10 +74,6 @@ first_body { p = (s32[], f32[4,2], f32[4]) parameter(0)
   one = s32[] constant(1)
   j = s32[] add(i, one)
   ROOT t = (s32[], f32[4,2], f32[4]) tuple(j, w, y) }
-second_condition { p = (s32[], f32[4,2], f32[4]) parameter(0)
-  i = s32[] get-tuple-element(p), index=0
-  n = s32[] constant(4)
-  ROOT c = pred[] compare(i, n), direction=LT }
 second_body { p = (s32[], f32[4,2], f32[4]) parameter(0)
   i = s32[] get-tuple-element(p), index=0
   w = f32[4,2] get-tuple-element(p), index=1
@@ -242,6 +238,41 @@ CASES: dict[str, tuple[str, Move | tuple[str, int, int], str]] = {
 }  # fmt: skip
 
 
+Asked = Callable[[bytes], Move]
+
+
+def gathers_in(inside: Program) -> tuple[list[int], list[Program], list[int]]:
+    """Places of loops, their bodies, and the place of the gather in each."""
+    loops = [position for position, i in enumerate(inside.instructions) if i.opcode == "while"]
+    bodies = [inside.inside(inside.instructions[at].called_computation_ids[0]) for at in loops]
+    return loops, bodies, [[i.opcode for i in body.instructions].index("all-gather") for body in bodies]
+
+
+def asked_of_loops(source: bytes, kind: type[Move]) -> Move:
+    loops, bodies, gathers = gathers_in(Program(source))
+    if kind is FinishLater:
+        at = [i.opcode for i in bodies[0].instructions].index("all-reduce")
+        return FinishLater((loops[0],), (at,), ("all-reduce",))
+    if kind in (Double, Unroll):
+        return kind((loops[0],))  # type: ignore[call-arg]
+    if kind is KeepTurns:
+        again = [i.opcode for i in bodies[-1].instructions].index("all-gather") + 1
+        return KeepTurns((loops[0],), loops[-1], ((gathers[0], again),), (("all-gather", "reshape"),))
+    return kind((loops[0],), (gathers[0],))  # type: ignore[call-arg]
+
+
+def asked_of_nested(source: bytes) -> Hoist:
+    entry = Program(source)
+    at = opcodes(source).index("while")
+    loops, _, gathers = gathers_in(entry.inside(entry.instructions[at].called_computation_ids[0]))
+    return Hoist((at,), tuple(zip(loops, gathers, strict=True)))
+
+
+def asked_of_twice(source: bytes) -> Keep:
+    first, again = (at for at, opcode in enumerate(opcodes(source)) if opcode == "sine")
+    return Keep((), ((first, again),), (("sine", "sine"),))
+
+
 EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
     "loop-shares-its-body": (
         ("condition=second_condition, body=second_body", "condition=first_condition, body=first_body"),
@@ -273,7 +304,7 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
     "gather-not-repeated": (("k = s32[] subtract(three, i)", "k = s32[] subtract(i, three)"),
         HoistRepeated, "what it gathers may change with the turns"),
     "other-number-of-turns": (
-        (f"second_condition {CONDITION}", f"second_condition {CONDITION.replace('(4)', '(3)')}"),
+        (f"second_{CONDITION}", f"second_{CONDITION}".replace("(4)", "(3)")),
         KeepTurns, "it turns 3 times, first 4"),
 }  # fmt: skip
 """What of :data:`LOOPS` is written otherwise, the move that is asked for, and why it is refused."""
@@ -308,70 +339,16 @@ ENTRY main { w = f32[4,2] parameter(0)
 )
 """The same in a loop over microbatches."""
 EDITS_OF_NESTED: dict[str, tuple[tuple[str, str], str]] = {
-    "hoisted-array-changes": (
-        ("tuple(m, w, b)", "tuple(m, v, b)"),
-        "what it gathers changes in the outer loop",
-    ),
-    "hoisted-entry-missing": (
-        ("three = s32[] constant(3)", "three = s32[] constant(4)"),
-        "it gathers an entry that there is not",
-    ),
-}
-
-
-def asked_of_nested(source: bytes) -> Hoist:
-    entry = Program(source)
-    at = opcodes(source).index("while")
-    outer = entry.inside(entry.instructions[at].called_computation_ids[0])
-    loops = [position for position, i in enumerate(outer.instructions) if i.opcode == "while"]
-    bodies = [outer.inside(outer.instructions[one].called_computation_ids[0]) for one in loops]
-    gathers = [[i.opcode for i in body.instructions].index("all-gather") for body in bodies]
-    return Hoist((at,), tuple(zip(loops, gathers, strict=True)))
-
-
-@pytest.mark.parametrize("case", EDITS_OF_NESTED)
-def test_refused_of_nested_loops(case: str) -> None:
-    (old, new), reason = EDITS_OF_NESTED[case]
-    assert old in NESTED
-    source = module_of(NESTED.replace(old, new))
-    with pytest.raises(IllegalMoveError, match=re.escape(reason)):
-        apply_moves(source, [asked_of_nested(source)])
+    "hoisted-array-changes": (("tuple(m, w, b)", "tuple(m, v, b)"), "what it gathers changes in the outer loop"),
+    "hoisted-entry-missing": (("three = s32[] constant(3)", "three = s32[] constant(4)"),
+        "it gathers an entry that there is not"),
+}  # fmt: skip
 
 
 def test_what_nested_loops_are_refused_for_is_the_edit_alone() -> None:
     source = module_of(NESTED)
     made = apply_moves(source, [asked_of_nested(source)])
     assert opcodes(made).count("all-gather") == 1
-
-
-def asked_of_loops(source: bytes, kind: type[Move]) -> Move:
-    entry = Program(source)
-    loops = [position for position, i in enumerate(entry.instructions) if i.opcode == "while"]
-    bodies = [entry.inside(entry.instructions[at].called_computation_ids[0]) for at in loops]
-    gathers = [[i.opcode for i in body.instructions].index("all-gather") for body in bodies]
-    if kind is FinishLater:
-        return FinishLater(
-            (loops[0],), ([i.opcode for i in bodies[0].instructions].index("all-reduce"),), ("all-reduce",)
-        )
-    if kind is HoistRepeated:
-        return HoistRepeated((loops[0],), (gathers[0],))
-    if kind is Prefetch:
-        return Prefetch((loops[0],), (gathers[0],))
-    if kind is Narrow:
-        return Narrow((loops[0],), (gathers[0],))
-    if kind in (Double, Unroll):
-        return kind((loops[0],))  # type: ignore[call-arg]
-    again = [i.opcode for i in bodies[-1].instructions].index("all-gather") + 1
-    return KeepTurns((loops[0],), loops[-1], ((gathers[0], again),), (("all-gather", "reshape"),))
-
-
-@pytest.mark.parametrize("case", EDITS)
-def test_refused_of_loops(case: str) -> None:
-    (old, new), kind, reason = EDITS[case]
-    assert old in LOOPS
-    source = module_of(LOOPS.replace(old, new))
-    with pytest.raises(IllegalMoveError, match=re.escape(reason)):
-        apply_moves(source, [asked_of_loops(source, kind)], copies=kind is not KeepTurns)
 
 
 @pytest.mark.parametrize("kind", [Prefetch, Double, Unroll, KeepTurns])
@@ -410,18 +387,24 @@ EDITS_OF_TWICE: dict[str, tuple[tuple[str, str], str]] = {
 }
 
 
-def asked_of_twice(source: bytes) -> Keep:
-    first, again = (at for at, opcode in enumerate(opcodes(source)) if opcode == "sine")
-    return Keep((), ((first, again),), (("sine", "sine"),))
+OF_LOOPS: dict[str, tuple[str, tuple[str, str], Asked, str]] = {
+    **{
+        case: (LOOPS, edit, partial(asked_of_loops, kind=kind), why)
+        for case, (edit, kind, why) in EDITS.items()
+    },
+    **{case: (NESTED, edit, asked_of_nested, why) for case, (edit, why) in EDITS_OF_NESTED.items()},
+    **{case: (TWICE, edit, asked_of_twice, why) for case, (edit, why) in EDITS_OF_TWICE.items()},
+}
 
 
-@pytest.mark.parametrize("case", EDITS_OF_TWICE)
-def test_refused_of_what_is_made_twice(case: str) -> None:
-    (old, new), reason = EDITS_OF_TWICE[case]
-    assert old in TWICE
-    source = module_of(TWICE.replace(old, new))
+@pytest.mark.parametrize("case", OF_LOOPS)
+def test_refused_of_loops_and_of_what_is_made_twice(case: str) -> None:
+    text, (old, new), asked, reason = OF_LOOPS[case]
+    assert old in text
+    source = module_of(text.replace(old, new))
+    move = asked(source)
     with pytest.raises(IllegalMoveError, match=re.escape(reason)):
-        apply_moves(source, [asked_of_twice(source)])
+        apply_moves(source, [move], copies=not isinstance(move, KeepTurns))
 
 
 def test_what_is_made_twice_is_refused_for_the_edit_alone() -> None:
@@ -450,4 +433,4 @@ def test_a_scheduled_module_is_refused() -> None:
 def test_the_table_in_the_documentation_names_every_refusal() -> None:
     section = TABLE.read_text().split("## What is refused")[1].split("## ")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
-    assert sorted(rows) == sorted({*CASES, *EDITS, *EDITS_OF_NESTED, *EDITS_OF_TWICE})
+    assert sorted(rows) == sorted({*CASES, *OF_LOOPS})

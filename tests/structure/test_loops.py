@@ -21,7 +21,7 @@ from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose_loops import loop_schedules
 from tests.modules import ADD, module_of
 from tests.structure import steps
-from tests.structure.enact import Run, moved, opcodes, run, run_early
+from tests.structure.enact import Run, assert_equal, moved, opcodes, run, run_early
 from tests.structure.test_illegal import LOOPS, NESTED
 
 P = steps.P
@@ -192,11 +192,6 @@ def unmoved(seed: int, devices: int) -> Run:
 @cache
 def proposed(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ...]]:
     return loop_schedules(module, copies=copies)
-
-
-def assert_equal(found: Run, expected: Run) -> None:
-    for new, old in zip(found.outputs, expected.outputs, strict=True):
-        np.testing.assert_array_equal(new, old)
 
 
 @pytest.mark.product_only  # minutes of compiling

@@ -51,13 +51,15 @@ def pipeline(x: jax.Array, w: jax.Array) -> jax.Array:
     return jax.numpy.tanh(sent @ w[:8]) + lax.axis_index("stage")
 
 
-def scanned(x: jax.Array, w: jax.Array) -> jax.Array:
+def scanned(x: jax.Array, w: jax.Array, adds: bool = False) -> jax.Array:
     """Microbatches in a loop, as pipelines are written."""
 
     def turn(carried: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
         first = lax.axis_index("stage") == 0
-        made = layer(jax.numpy.where(first, x * batch, carried), w)
+        given = jax.numpy.where(first, x * batch, carried)
+        made = layer(given, w)
         made = jax.numpy.concatenate([made, made], axis=1)
+        made = given + made if adds else made
         return lax.ppermute(made, "stage", [(0, 1)]), made
 
     return lax.scan(turn, x * 0, np.arange(3, dtype=np.float32))[1]
@@ -65,15 +67,7 @@ def scanned(x: jax.Array, w: jax.Array) -> jax.Array:
 
 def residual(x: jax.Array, w: jax.Array) -> jax.Array:
     """The same with what came from the stage before added, as in transformers: what a turn sends is the next one's."""
-
-    def turn(carried: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
-        first = lax.axis_index("stage") == 0
-        given = jax.numpy.where(first, x * batch, carried)
-        made = layer(given, w)
-        made = given + jax.numpy.concatenate([made, made], axis=1)
-        return lax.ppermute(made, "stage", [(0, 1)]), made
-
-    return lax.scan(turn, x * 0, np.arange(3, dtype=np.float32))[1]
+    return scanned(x, w, adds=True)
 
 
 def mixed(x: jax.Array, w: jax.Array) -> jax.Array:

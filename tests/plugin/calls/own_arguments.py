@@ -1,4 +1,4 @@
-"""One process of a two-process gloo job, for test_two_processes.py: own_arguments.py ADDRESS FOLDER RANK."""
+"""One process of a two-process gloo job, for test_two_processes.py: own_arguments.py ADDRESS RANK FOLDER."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from disco_hlo.plugin.xla.host_memory import copied
 from disco_hlo.plugin.xla.jaxlink import shards_of
 
 
-def main(address: str, folder: Path, rank: int) -> None:
+def main(address: str, rank: int, folder: Path) -> None:
     jax.distributed.initialize(address, num_processes=2, process_id=rank)
     whole = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
     jaxlink.install(lambda _: None)
@@ -56,4 +56,4 @@ def main(address: str, folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

@@ -61,10 +61,9 @@ def compared(
     folder: Path,
     make: Callable[[Any], Any],
     width: int = 16,
-    call: Callable[..., Any] | None = None,
-) -> tuple[Trial, list[float], Any]:
-    """What became of a candidate that is compared in the third call, and the training around it."""
-    call = jitted("compared_step") if call is None else call
+) -> Trial:
+    """What became of a candidate that is compared in the third call; the training around it is that of stock."""
+    call = jitted("compared_step")
     found: list[Trial] = []
 
     def begin(watch: Any) -> None:
@@ -84,7 +83,9 @@ def compared(
         if number == 0:
             begin(trial_of(observation.trials, "jit_compared_step").watch)
     [trial] = found
-    return trial, losses, tuple(state)
+    observation.stop()
+    assert (losses, numbers(tuple(state))) == stock(_CALLS, width)
+    return trial
 
 
 def session_of(request: CompileRequest, folder: Path) -> Session:
@@ -92,12 +93,33 @@ def session_of(request: CompileRequest, folder: Path) -> Session:
     return Session(request, settings, device_facts(request), LocalChannel())
 
 
-def compare_in_call(observation: Observation, folder: Path, candidate: Any) -> Trial:
-    calls = trial_of(observation.trials, "jit_compared_step")
+def search_of(calls: Any, folder: Path, holds: bool = True) -> SearchInTraining:
+    """That for the step of these calls, of which it may hold one."""
     request = calls.watch.request
     session = session_of(request, folder)
     search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
-    search._request, search._session, search._hold = request, session, Hold("comparing", nullcontext)
+    search._request, search._session = request, session
+    search._hold = Hold("comparing", nullcontext) if holds else None
+    return search
+
+
+def in_a_call(calls: Any, call: Callable[..., Any], state: Any, work: Callable[[], Any]) -> list[Any]:
+    """Work in the next call of a step, which runs XLA's default: what it returns."""
+    found: list[Any] = []
+
+    def choose(_: int) -> str:
+        found.append(work())
+        return DEFAULT
+
+    calls.watch.swap(choose)
+    call(*state, batch(1))[2].block_until_ready()
+    return found
+
+
+def compare_in_call(observation: Observation, folder: Path, candidate: Any) -> Trial:
+    calls = trial_of(observation.trials, "jit_compared_step")
+    search = search_of(calls, folder)
+    request, session = search._request, search._session
     default, other = Trial(DEFAULT, None, 0), Trial("candidate", None, 0)
     default.executable, other.executable = request.call_default(), candidate
     with jaxlink.ours():
@@ -149,11 +171,9 @@ def test_the_same_program_is_found_the_same_and_the_training_goes_on(
     observation: Observation, tmp_path: Path, leaves: None, width: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "disco_hlo")
-    trial, losses, state = compared(observation, tmp_path, compiled_again, width)
+    trial = compared(observation, tmp_path, compiled_again, width)
     assert (trial.error, trial.compared) == ("", True)
     assert "made-up" not in caplog.text
-    observation.stop()
-    assert (losses, numbers(state)) == stock(_CALLS, width)
 
 
 def changed(watch: Any) -> Any:
@@ -172,24 +192,19 @@ def test_what_a_driver_copied_to_the_host_tells_the_same(
     make: Callable[[Any], Any] | None,
 ) -> None:
     driver = copied_by_driver(monkeypatch)
-    trial, losses, state = compared(observation, tmp_path, make or changed, _LARGE)
+    trial = compared(observation, tmp_path, make or changed, _LARGE)
     if make is None:
         assert "differs from XLA's default at" in trial.error
     else:
         assert (trial.error, trial.compared) == ("", True)
     assert {("to the host", 4 * _LARGE**2), ("to the GPU", 4 * _LARGE**2)} <= set(driver.copied)
-    observation.stop()
-    assert (losses, numbers(state)) == stock(_CALLS, _LARGE)
 
 
 @pytest.mark.parametrize("width", [16, _LARGE])
 def test_a_program_that_computes_something_else_is_refused(
     observation: Observation, tmp_path: Path, leaves: None, width: int
 ) -> None:
-    trial, losses, state = compared(observation, tmp_path, changed, width)
-    assert "differs from XLA's default at" in trial.error
-    observation.stop()
-    assert (losses, numbers(state)) == stock(_CALLS, width)
+    assert "differs from XLA's default at" in compared(observation, tmp_path, changed, width).error
 
 
 @pytest.mark.parametrize("has_room", [True, False])
@@ -215,8 +230,7 @@ def test_nothing_is_compiled_while_a_call_is_held_to_compare(
         before.append(len(compiled))
         return compiled_again(watch)
 
-    trial, _, _ = compared(observation, tmp_path, make, _LARGE)
-    assert trial.compared
+    assert compared(observation, tmp_path, make, _LARGE).compared
     assert before == [len(compiled)] != [0]
 
 
@@ -238,10 +252,8 @@ class Raising:
 def test_a_candidate_that_raises_leaves_the_state_as_it_was(
     observation: Observation, tmp_path: Path, leaves: None
 ) -> None:
-    trial, losses, state = compared(observation, tmp_path, lambda watch: Raising(compiled_again(watch)))
+    trial = compared(observation, tmp_path, lambda watch: Raising(compiled_again(watch)))
     assert "RESOURCE_EXHAUSTED" in trial.error
-    observation.stop()
-    assert (losses, numbers(state)) == stock(_CALLS, 16)
 
 
 def test_what_is_wrong_for_the_trainings_numbers_alone_is_refused(
@@ -270,35 +282,26 @@ def test_what_is_wrong_for_the_trainings_numbers_alone_is_refused(
     jaxlink.install(lambda request: taken.append(compiles.compile_module(request, None)))
     made("other_step", 2.0)(*fresh_state(), batch(0))
     jaxlink.install(lambda _: None)
-    call, found = made("compared_step", 1.0), []
-    state = with_a_large_number()
-    *state, _ = call(*state, batch(0))
-    watch = trial_of(observation.trials, "jit_compared_step").watch
-
-    def choose(index: int) -> str:
-        found.append(compare_in_call(observation, tmp_path, taken[-1]))
-        return DEFAULT
-
-    watch.swap(choose)
-    call(*state, batch(1))[2].block_until_ready()
-    assert "differs from XLA's default at" in found[0].error
+    call = made("compared_step", 1.0)
+    *state, _ = call(*with_a_large_number(), batch(0))
+    calls = trial_of(observation.trials, "jit_compared_step")
+    [found] = in_a_call(calls, call, state, lambda: compare_in_call(observation, tmp_path, taken[-1]))
+    assert "differs from XLA's default at" in found.error
 
 
 def test_a_training_of_nans_compares_nothing(observation: Observation, tmp_path: Path) -> None:
     """All candidates compute the same NaNs, a wrong one too."""
     call, (weights, key) = jitted("compared_step"), fresh_state()
     *state, _ = call(jax.tree.map(lambda w: w * jnp.nan, weights), key, batch(0))
-    watch = trial_of(observation.trials, "jit_compared_step").watch
-    candidate = changed(watch)
+    calls = trial_of(observation.trials, "jit_compared_step")
+    candidate = changed(calls.watch)
 
-    def choose(_: int) -> str:
+    def work() -> None:
         with pytest.raises(UnsupportedError, match="infinities and NaNs"):
             compare_in_call(observation, tmp_path, candidate)
-        return DEFAULT
 
-    watch.swap(choose)
-    call(*state, batch(1))[2].block_until_ready()
-    assert watch.settled is None
+    assert len(in_a_call(calls, call, state, work)) == 1
+    assert calls.watch.settled is None
 
 
 def test_where_the_host_has_no_room_inputs_are_made_up_and_a_line_says_so(
@@ -312,9 +315,24 @@ def test_where_the_host_has_no_room_inputs_are_made_up_and_a_line_says_so(
     monkeypatch.setattr(
         lending, "room_bytes", lambda session, on_host=False: 0 if on_host else room_bytes(session)
     )
-    trial, _, _ = compared(observation, tmp_path, compiled_again)
+    trial = compared(observation, tmp_path, compiled_again)
     assert (trial.error, trial.compared) == ("", True)
     assert "compared on made-up inputs: the host has no room" in caplog.text
+
+
+def inputs_of(
+    observation: Observation, width: int = 16, interrupted: bool = False
+) -> tuple[RealInputs, list[Any]]:
+    """Those that a call lends, and its arguments."""
+    call = jitted("compared_step")
+    call(*fresh_state(width), batch(0, width=width))
+    request = trial_of(observation.trials, "jit_compared_step").watch.request
+    (weights, key), x = fresh_state(width), batch(1, width=width)
+    arguments = [weights["in"], weights["out"], jax.random.key_data(key), x]
+    taken = executables.parameters(request.call_default())
+    inputs = RealInputs(request, taken, 0, nullcontext, lambda: interrupted)
+    inputs.take(arguments)
+    return inputs, arguments
 
 
 @pytest.mark.parametrize("by_host", [True, False])
@@ -322,24 +340,17 @@ def test_inputs_are_raised_and_lowered_alike_by_host_and_devices(
     observation: Observation, monkeypatch: pytest.MonkeyPatch, by_host: bool
 ) -> None:
     monkeypatch.setattr(_SHARE_MEMORY, lambda _: by_host)
-    call = jitted("compared_step")
-    call(*fresh_state(_LARGE), batch(0, width=_LARGE))
-    request = trial_of(observation.trials, "jit_compared_step").watch.request
-    (weights, key), x = fresh_state(_LARGE), batch(1, width=_LARGE)
-    arguments = [weights["in"], weights["out"], jax.random.key_data(key), x]
-    taken = executables.parameters(request.call_default())
-    inputs = RealInputs(request, taken, 0, nullcontext, lambda: False)
-    inputs.take(arguments)
+    inputs, (weights, _, key, x) = inputs_of(observation, _LARGE)
     inputs.nudge(1e-3, 2)
     (was, large), (_, small) = (tuple(np.asarray(one[1]) for one in inputs.both(index)) for index in (0, 3))
-    before = np.asarray(weights["in"])
+    before = np.asarray(weights)
     assert was.tolist() == before.tolist()
     assert np.asarray(inputs.like(0).addressable_data(1)).tolist() == large.tolist()
     assert set(np.round(large / before, 5).reshape(-1)) == {np.float32(1.001), np.float32(0.999)}
     given = inputs.floats(0, 1, np.arange(_LARGE * _LARGE))
     assert large.reshape(-1).tolist() == inputs._changed(given, 0, 1e-3, 2).tolist()
     assert not np.array_equal(small, np.asarray(x.addressable_data(1)))
-    assert np.asarray(inputs.both(2)[1][0]).tolist() == np.asarray(arguments[2]).tolist()
+    assert np.asarray(inputs.both(2)[1][0]).tolist() == np.asarray(key).tolist()
     inputs.nudge(0.0)
     assert np.asarray(inputs.both(0)[1][1]).tolist() == before.tolist()
 
@@ -359,54 +370,52 @@ def test_memory_of_the_host_is_got_once_and_the_search_goes_on_without(
     call, state = jitted("memory_step"), fresh_state()
     call(*state, batch(0))
     calls = trial_of(observation.trials, "jit_memory_step")
-    session = session_of(calls.watch.request, tmp_path)
-    search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
-    search._request = calls.watch.request
+    search = search_of(calls, tmp_path, holds=False)
     monkeypatch.setattr(host_memory.MEMORY, "get_ready", get_ready)
-    search._get_memory(session)
-    search._get_memory(session)
+    for _ in range(2):
+        search._get_memory(search._session)
     [size_bytes] = asked
-    assert search._ready_bytes == (
-        0 if error is not None else size_bytes // len(calls.watch.request.local_devices)
-    )
+    assert search._ready_bytes == (error is None) * size_bytes // len(search._request.local_devices)
 
 
 def test_no_run_begins_once_the_user_has_interrupted(observation: Observation) -> None:
-    call = jitted("compared_step")
-    call(*fresh_state(), batch(0))
-    request = trial_of(observation.trials, "jit_compared_step").watch.request
-    (weights, key), x = fresh_state(), batch(1)
-    arguments = [weights["in"], weights["out"], jax.random.key_data(key), x]
-    taken = executables.parameters(request.call_default())
-    inputs = RealInputs(request, taken, 0, nullcontext, lambda: True)
-    inputs.take(arguments)
+    inputs, _ = inputs_of(observation, interrupted=True)
     with pytest.raises(ActivationError, match="interrupted"):
         inputs.fresh()
+
+
+def runs_lent(
+    observation: Observation,
+    folder: Path,
+    arrange: Callable[[SearchInTraining, lending.Loan], object] = lambda *_: None,
+    refused: str = "",
+) -> int:
+    """How many runs a search makes in a call on what that lends, or none where it is refused in these words."""
+    call, state = jitted("lending_step"), fresh_state()
+    *state, _ = call(*state, batch(0))
+    calls, ran = trial_of(observation.trials, "jit_lending_step"), []
+    search, default = search_of(calls, folder), calls.watch.request.call_default()
+    loan = lending.Loan.of(default, [default])
+    arrange(search, loan)
+
+    def work() -> None:
+        fits = pytest.raises(UnsupportedError, match=refused) if refused else nullcontext()
+        with jaxlink.ours(), fits, search.lend(loan) as inputs:
+            ran.append(Runner(calls.watch.request, default, inputs=inputs).run())
+
+    assert len(in_a_call(calls, call, state, work)) == 1
+    return len(ran)
 
 
 def test_runs_on_lent_arguments_begin_on_a_rank_that_was_interrupted_as_on_the_others(
     observation: Observation, tmp_path: Path
 ) -> None:
     """Ranks do not meet before each of them: the others would wait for it in a collective."""
-    call, state = jitted("lending_step"), fresh_state()
-    *state, _ = call(*state, batch(0))
-    calls = trial_of(observation.trials, "jit_lending_step")
-    request, ran = calls.watch.request, []
-    session = session_of(request, tmp_path)
-    search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
-    search._session, search._hold = session, Hold("profiling", nullcontext)
-    search._stop.wanted = True
-    default = request.call_default()
 
-    def choose(_: int) -> str:
-        lent = search.lend(lending.Loan.of(default, [default]))
-        with jaxlink.ours(), lent as inputs:
-            ran.append(Runner(request, default, inputs=inputs).run())
-        return DEFAULT
+    def interrupt(search: SearchInTraining, _: lending.Loan) -> None:
+        search._stop.wanted = True
 
-    calls.watch.swap(choose)
-    call(*state, batch(1))[2].block_until_ready()
-    assert len(ran) == 1
+    assert runs_lent(observation, tmp_path, interrupt) == 1
 
 
 @pytest.mark.parametrize("within", [True, False])
@@ -501,20 +510,8 @@ def test_no_call_is_held_once_all_candidates_are_refused(
         take(*given)
 
     monkeypatch.setattr(RealInputs, "take", counted)
-    trial, _, _ = compared(observation, tmp_path, changed)
-    assert "differs from XLA's default at" in trial.error
+    assert "differs from XLA's default at" in compared(observation, tmp_path, changed).error
     assert len(takes) == 1
-
-
-def lender(observation: Observation, folder: Path) -> tuple[Any, list[Any], Any, SearchInTraining]:
-    """A jitted step that was called once, the state that it returned, its calls, and a search that holds one."""
-    call, state = jitted("lending_step"), fresh_state()
-    *state, _ = call(*state, batch(0))
-    called = trial_of(observation.trials, "jit_lending_step")
-    session = session_of(called.watch.request, folder)
-    search = SearchInTraining(weakref.ref(called), session.settings, threading.current_thread())
-    search._session, search._hold = session, Hold("profiling", nullcontext)
-    return call, state, called, search
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -522,23 +519,13 @@ def test_a_copy_needs_no_room_where_memory_was_made_ready_for_it(
     observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: bool
 ) -> None:
     """What was made ready is not free any more: a host with room for one copy was said to have none."""
-    call, state, called, search = lender(observation, tmp_path)
-    default = called.watch.request.call_default()
-    loan = lending.Loan.of(default, [default])
-    search._ready_bytes = loan.taken_bytes * ready
+
+    def make_ready(search: SearchInTraining, loan: lending.Loan) -> None:
+        search._ready_bytes = loan.taken_bytes * ready
+
     monkeypatch.setattr(lending, "room_bytes", lambda *_, **__: 0)
-    ran: list[int] = []
-
-    def choose(_: int) -> str:
-        lent = search.lend(loan)
-        refused = nullcontext() if ready else pytest.raises(UnsupportedError, match="the host has no room")
-        with jaxlink.ours(), refused, lent as inputs:
-            ran.append(Runner(called.watch.request, default, inputs=inputs).run())
-        return DEFAULT
-
-    called.watch.swap(choose)
-    call(*state, batch(1))[2].block_until_ready()
-    assert len(ran) == ready
+    refused = "" if ready else "the host has no room"
+    assert runs_lent(observation, tmp_path, make_ready, refused) == ready
 
 
 @pytest.mark.parametrize("rise_bytes", [1 << 40, 0])
@@ -546,21 +533,10 @@ def test_what_is_profiled_may_raise_memory_by_no_more_than_is_allowed(
     observation: Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rise_bytes: int
 ) -> None:
     """It was held against all that is free, so a search could raise the peak of a training by more than it may."""
-    call, state, called, search = lender(observation, tmp_path)
-    default = called.watch.request.call_default()
     monkeypatch.setattr(room, "free_device_bytes", lambda _: 1 << 50)
     monkeypatch.setattr(room, "may_rise_bytes", lambda _: rise_bytes)
-    ran: list[int] = []
-
-    def choose(_: int) -> str:
-        fits = nullcontext() if rise_bytes else pytest.raises(UnsupportedError, match="0 MiB of what is free")
-        with jaxlink.ours(), fits, search.lend(lending.Loan.of(default, [default])) as inputs:
-            ran.append(Runner(called.watch.request, default, inputs=inputs).run())
-        return DEFAULT
-
-    called.watch.swap(choose)
-    call(*state, batch(1))[2].block_until_ready()
-    assert len(ran) == bool(rise_bytes)
+    refused = "" if rise_bytes else "0 MiB of what is free"
+    assert runs_lent(observation, tmp_path, refused=refused) == bool(rise_bytes)
 
 
 @pytest.mark.parametrize(("fails", "by_driver"), [(False, False), (True, False), (False, True)])
@@ -741,9 +717,8 @@ def test_each_run_or_each_pass_holds_a_call_and_a_wrong_last_element_of_many_arr
     monkeypatch.setattr(Runner, "output_arrays", run)
     monkeypatch.setattr(Allowed, "unlike", looked)
 
-    session = session_of(request, tmp_path)
-    search = SearchInTraining(weakref.ref(calls), session.settings, trains)
-    search._request, search._session = request, session
+    search = search_of(calls, tmp_path, holds=False)
+    session = search._session
     default, same, wrong = Trial(DEFAULT, None, 0), Trial("same", None, 0), Trial("wrong", None, 0)
     default.executable, wrong.executable = request.call_default(), taken[-1]
     same.executable = compiled_again(calls.watch)

@@ -80,8 +80,13 @@ class Calls:
         return self.ran[begun:]
 
 
-def trial_on(calls: Calls) -> Trial:
-    return Trial(calls, LocalChannel(), 1.0, "t")  # type: ignore[arg-type]
+FAST = {DEFAULT: 10**8, "fast": 8 * 10**7, "slow": 2 * 10**8, "near": 10**8}
+
+
+def tried(step_ns: dict[str, int] = FAST, behind: int = 3) -> tuple[Calls, Trial]:
+    """Calls, and a trial on them."""
+    calls = Calls(step_ns, behind)
+    return calls, Trial(calls, LocalChannel(), 1.0, "t")  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -132,8 +137,7 @@ def test_a_call_whose_state_is_elsewhere_outlasts_what_a_handler_raises_until_it
 
 def test_what_has_ended_is_not_offered_to_the_other_ranks_again() -> None:
     """One of them might have the next one ready by then, under the same name, and begin alone."""
-    calls = Calls(FAST)
-    trial = trial_on(calls)
+    calls, trial = tried()
     hold = Hold("profiling", contextlib.nullcontext)
     assert hold.ready()
     with contextlib.suppress(ActivationError), hold.held(lambda: True):
@@ -145,8 +149,7 @@ def test_what_has_ended_is_not_offered_to_the_other_ranks_again() -> None:
 
 
 def test_the_next_hold_may_be_ready_before_a_traced_call_goes_on() -> None:
-    calls = Calls(FAST)
-    trial = trial_on(calls)
+    calls, trial = tried()
     following = Hold("comparing", contextlib.nullcontext)
 
     class Traced(Hold):
@@ -163,12 +166,8 @@ def test_the_next_hold_may_be_ready_before_a_traced_call_goes_on() -> None:
     assert trial.hold is following
 
 
-FAST = {DEFAULT: 10**8, "fast": 8 * 10**7, "slow": 2 * 10**8, "near": 10**8}
-
-
 def test_default_and_candidates_take_turns_until_the_order_is_clear() -> None:
-    calls = Calls(FAST)
-    trial = trial_on(calls)
+    calls, trial = tried()
     assert calls.call(FIRST_MEETING) == [DEFAULT] * FIRST_MEETING
     for name in ("fast", "near", "slow"):
         trial.offer(name, object())
@@ -184,8 +183,7 @@ def test_default_and_candidates_take_turns_until_the_order_is_clear() -> None:
 
 
 def test_a_candidate_that_comes_later_is_tried_against_default_and_winner() -> None:
-    calls = Calls({**FAST, "faster": 5 * 10**7})
-    trial = trial_on(calls)
+    calls, trial = tried({**FAST, "faster": 5 * 10**7})
     trial.offer("fast", object())
     calls.call(60)
     assert calls.ran[-5:] == ["fast"] * 5
@@ -198,8 +196,7 @@ def test_a_candidate_that_comes_later_is_tried_against_default_and_winner() -> N
 
 
 def test_a_search_begins_once_and_where_it_failed_the_default_stays() -> None:
-    calls = Calls(FAST)
-    trial = trial_on(calls)
+    calls, trial = tried()
     begun: list[int] = []
     trial.due = lambda _: len(calls.ran) > FIRST_MEETING
     trial.begin = lambda _: begun.append(len(calls.ran))
@@ -213,8 +210,7 @@ def test_a_search_begins_once_and_where_it_failed_the_default_stays() -> None:
 
 
 def test_a_call_waits_for_what_needs_the_devices() -> None:
-    calls = Calls(FAST)
-    trial = trial_on(calls)
+    calls, trial = tried()
     calls.call(FIRST_MEETING)
     hold = Hold("profiling", contextlib.nullcontext)
     trial.hold = hold
@@ -236,8 +232,7 @@ def test_calls_are_held_for_no_more_than_their_share_since_the_search_began(
 ) -> None:
     now_ns = [10**9]
     monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter_ns=lambda: now_ns[0]))
-    calls = Calls(FAST)
-    trial = trial_on(calls)
+    calls, trial = tried()
     trial.share, trial.due = 0.05, lambda _: True
     calls.call(FIRST_MEETING + 1)
     now_ns[0] += 6 * 10**9  # in which nobody holds a call
@@ -268,8 +263,7 @@ def test_work_that_no_call_will_wait_for_is_not_done() -> None:
 
 
 def test_without_a_better_one_the_default_stays() -> None:
-    calls = Calls(FAST)
-    trial = trial_on(calls)
+    calls, trial = tried()
     trial.offer("slow", object())
     trial.offer("near", object())
     trial.complete()
@@ -279,24 +273,22 @@ def test_without_a_better_one_the_default_stays() -> None:
 
 
 def test_what_cannot_be_called_alike_or_fails_is_not_run_on() -> None:
-    calls = Calls(FAST)
-    trial = trial_on(calls)
+    calls, trial = tried()
     trial.offer("other", None)
     trial.offer("slow", object())
     calls.call(12)
     assert "slow" in calls.ran
     calls.failures["slow"] = "out of memory"
-    tried = len(calls.ran)
+    ran = len(calls.ran)
     trial.complete()
     calls.call(100)
-    assert set(calls.ran[tried:]) == {DEFAULT}
+    assert set(calls.ran[ran:]) == {DEFAULT}
     assert "other" not in calls.ran
     assert trial.outcome == DEFAULT
 
 
 def test_a_module_that_takes_little_of_the_devices_time_is_given_back() -> None:
-    calls = Calls(FAST)
-    trial = trial_on(calls)
+    calls, trial = tried()
     calls.share = lambda: 0.5 if len(calls.ran) < 10 else 0.01
     calls.call(100)
     assert trial.outcome == DEFAULT
@@ -306,8 +298,7 @@ def test_a_module_that_takes_little_of_the_devices_time_is_given_back() -> None:
 
 def test_a_module_none_of_whose_calls_has_ended_yet_is_not_judged() -> None:
     """Small steps are dispatched by the dozen before the first has ended: nothing is known of their time then."""
-    calls = Calls(FAST, behind=12)
-    trial = trial_on(calls)
+    calls, trial = tried(behind=12)
     calls.share = lambda: 1.0 if calls.timed else 0.0
     met: list[int] = []
     trial.due = lambda _: met.append(len(calls.ran)) or False  # type: ignore[func-returns-value]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.plan.plan import DEFAULT
+from tests.plugin.two_ranks import run_two
 from tests.ports import free_port
 
 SCRIPT = (sys.executable, "-m", "tests.plugin.calls.rank")
@@ -72,24 +73,8 @@ def test_two_processes_change_over_at_the_same_calls(carrier: str, tmp_path: Pat
 def test_what_each_process_makes_for_itself_is_copied_as_other_arguments(tmp_path: Path) -> None:
     """A key or a rate lies on the process's own device, and JAX brings it to all: of such an array JAX itself names no
     shards where a process has one device, and each search ended there."""
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-    own = [
-        sys.executable,
-        "-m",
-        "tests.plugin.calls.own_arguments",
-        f"127.0.0.1:{free_port()}",
-        str(tmp_path),
-    ]
-    started = [
-        subprocess.Popen([*own, rank], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in "01"
-    ]
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], errors
+    codes, errors, _ = run_two("calls.own_arguments", tmp_path, devices=1)
+    assert codes == [0, 0], errors
     for rank in "01":
         report = json.loads((tmp_path / f"{rank}.json").read_text())
         assert report["seen"] == report["given"]

@@ -269,18 +269,15 @@ def test_a_candidate_that_raises_is_replaced_where_its_arguments_are_there(obser
 
 
 def test_threads_may_call_at_once(observation: Observation) -> None:
-    call = jax.jit(
-        named("threaded", lambda x: (jnp.tanh(x @ x.T @ x) * 2 - 1 + jnp.cos(x) * jnp.sin(x), x.sum(0)))
-    )
-    data = [
-        jax.device_put(np.random.default_rng(i).normal(size=(8, 8)).astype(np.float32), jax.devices()[0])
-        for i in range(8)
-    ]
+    def step(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.tanh(x @ x.T @ x) * 2 - 1 + jnp.cos(x) * jnp.sin(x), x.sum(0)
+
+    call, device = jax.jit(named("threaded", step)), jax.devices()[0]
+    drawn = [np.random.default_rng(i).normal(size=(8, 8)).astype(np.float32) for i in range(8)]
+    data = [jax.device_put(one, device) for one in drawn]
     stock = [np.asarray(call(one)[0]) for one in data]
     observation._wanted = lambda request: request.module_name == "jit_threads"
-    call = jax.jit(
-        named("threads", lambda x: (jnp.tanh(x @ x.T @ x) * 2 - 1 + jnp.cos(x) * jnp.sin(x), x.sum(0)))
-    )
+    call = jax.jit(named("threads", step))
     call(data[0])
     ran = alternate(observation, "jit_threads")
     with ThreadPoolExecutor(4) as pool:
@@ -434,26 +431,28 @@ def test_executions_are_reported_in_order_and_a_failed_one_as_such() -> None:
     times.close()
 
 
+def assert_given_back(observation: Observation, call: Any, state: Any, count: Callable[[], int]) -> None:
+    """No call takes Python any more once JAX has noted how to call it: with arrays made in Python, and its own."""
+    for number in range(8):
+        if number == 3:
+            noted = count()
+        *state, _ = call(*state, batch(number))
+    assert count() == noted
+    assert observation.trials == []
+
+
 @pytest.mark.parametrize("winner", [DEFAULT, "again"])
 def test_no_call_takes_python_after_a_module_is_settled(observation: Observation, winner: str) -> None:
     call = jitted("given_back")
     _, state = train(call, 3)
     watch = trial_of(observation.trials, "jit_given_back").watch
     watch.offer("again", compiled_again(watch))
-    xs = [batch(number) for number in range(8)]
     with counted_python_calls() as count:
-        for x in xs[:2]:
-            *state, _ = call(*state, x)
+        _, state = train(call, 2, state)
         assert count() == 2
         watch.settle(winner)
-        for x in xs[:3]:  # in which JAX notes how to call it: with arrays made in Python, and its own
-            *state, _ = call(*state, x)
-        noted = count()
-        for x in xs[3:]:
-            *state, _ = call(*state, x)
-        assert count() == noted
+        assert_given_back(observation, call, state, count)
     assert watch.calls == 5
-    assert observation.trials == []
 
 
 def test_a_call_that_raised_does_not_keep_a_step_in_python(observation: Observation) -> None:
@@ -525,16 +524,9 @@ def test_nothing_is_wrapped_before_and_after() -> None:
 def test_stopping_gives_back_what_is_still_watched(observation: Observation) -> None:
     call = jitted("stopped")
     _, state = train(call, 2)
-    xs = [batch(number) for number in range(8)]
     observation.stop()
     with counted_python_calls() as count:
-        for x in xs[:3]:
-            *state, _ = call(*state, x)
-        noted = count()
-        for x in xs[3:]:
-            *state, _ = call(*state, x)
-        assert count() == noted
-    assert observation.trials == []
+        assert_given_back(observation, call, state, count)
 
 
 def test_a_jax_that_calls_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -571,25 +563,34 @@ def test_nothing_is_offered_for_a_step_that_is_settled(observation: Observation)
         trial.watch.offer("another", executable)
 
 
+def settled_where_a_call_raises(
+    observation: Observation, choose: Callable[[int], str], restored: bool = False
+) -> str | None:
+    """What a step is settled on where its second call raises the script's own error, and is made again as in stock."""
+    call, state = jitted("interrupted_step"), fresh_state()
+    *state, _ = call(*state, batch(0))
+    watch = trial_of(observation.trials, "jit_interrupted_step").watch
+    watch.swap(choose)
+    with pytest.raises(TimeoutError, match="own"):
+        call(*state, batch(1))
+    if restored:
+        watch.swap(None)
+    *state, loss = call(*state, batch(1))
+    settled: str | None = watch.settled
+    observation.stop()
+    assert float(loss) == stock(2)[0][1]
+    return settled
+
+
 def test_what_a_handler_of_the_scripts_raises_in_a_call_that_waits_reaches_the_script(
     observation: Observation,
 ) -> None:
     """It was logged, and the alarm of a script that wanted to end its training was lost."""
-    call, state = jitted("alarmed_step"), fresh_state()
-    *state, _ = call(*state, batch(0))
-    watch = trial_of(observation.trials, "jit_alarmed_step").watch
 
     def alarmed(_: int) -> str:
         raise FromScript(TimeoutError("the script's own"))
 
-    watch.swap(alarmed)
-    with pytest.raises(TimeoutError, match="own"):
-        call(*state, batch(1))
-    watch.swap(None)
-    *state, loss = call(*state, batch(1))
-    assert watch.settled is None
-    observation.stop()
-    assert float(loss) == stock(2)[0][1]
+    assert settled_where_a_call_raises(observation, alarmed, restored=True) is None
 
 
 class Alarm:
@@ -608,9 +609,6 @@ def test_what_a_handler_raises_anywhere_in_a_call_reaches_the_script(
     handler: Callable[..., None], observation: Observation
 ) -> None:
     """For instance where ranks wait for each other; they go on with XLA's default, as they may be apart."""
-    call, state = jitted("interrupted_step"), fresh_state()
-    *state, _ = call(*state, batch(0))
-    watch = trial_of(observation.trials, "jit_interrupted_step").watch
 
     def interrupted(_: int) -> str:
         signal.raise_signal(signal.SIGUSR1)
@@ -618,12 +616,6 @@ def test_what_a_handler_raises_anywhere_in_a_call_reaches_the_script(
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        watch.swap(interrupted)
-        with pytest.raises(TimeoutError, match="own"):
-            call(*state, batch(1))
+        assert settled_where_a_call_raises(observation, interrupted) == DEFAULT
     finally:
         signal.signal(signal.SIGUSR1, before)
-    *state, loss = call(*state, batch(1))
-    assert watch.settled == DEFAULT
-    observation.stop()
-    assert float(loss) == stock(2)[0][1]
