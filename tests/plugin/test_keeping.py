@@ -159,7 +159,7 @@ def test_a_little_of_the_limit_is_left_to_picks_of_the_autotuner(monkeypatch: py
     which themselves had none."""
     rooms = rooms_asked_for(monkeypatch)
     monkeypatch.setattr(keeping, "_DRAFTED_WITHIN", 0.015)
-    session: Any = Rank()
+    session = fake_session()
     assert in_part(session, EARLY, needing(60), 100 * MIB, lambda _: {}) == {}
     assert rooms == [38]
     assert (most_drafted_bytes(100 * MIB), most_drafted_bytes(None)) == (int(98.5 * MIB), None)
@@ -168,8 +168,8 @@ def test_a_little_of_the_limit_is_left_to_picks_of_the_autotuner(monkeypatch: py
 def test_what_is_kept_may_be_worth_it_only_in_a_rotated_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     rooms = rooms_asked_for(monkeypatch)
     monkeypatch.setattr(compiles, "compile_module", lambda *_: (110 if len(rooms) == 1 else 100) * MIB)
-    rotated, session = KEPT_IN_PART_NAMES[1], Rank()
-    kept = in_part(session, EARLY, needing(60), 100 * MIB, lambda _: {rotated: done(b"")})  # type: ignore[arg-type]
+    rotated, session = KEPT_IN_PART_NAMES[1], fake_session()
+    kept = in_part(session, EARLY, needing(60), 100 * MIB, lambda _: {rotated: done(b"")})
     assert (list(kept), rooms) == ([rotated], [40, 30])
 
 
@@ -237,9 +237,9 @@ def test_a_structure_may_need_what_a_plan_may_and_before_a_training_what_is_free
     source = parsed(SCANNED.replace("OP", "negate(x)"))
     case = Case(source, unfused(source.graph), costs_of(profile("gpu", 1.0), source), 10 * MIB)
     limit = resident_bytes(source.graph) + 10 * MIB
-    assert most_bytes(SimpleNamespace(on_calls=None), case, 8 * MIB) == 8 * MIB  # type: ignore[arg-type]
-    assert most_bytes(SimpleNamespace(on_calls=None), case, 80 * MIB) == limit  # type: ignore[arg-type]
-    assert most_bytes(SimpleNamespace(on_calls=object()), case, 8 * MIB) == limit  # type: ignore[arg-type]
+    assert most_bytes(SimpleNamespace(on_calls=None), case, 8 * MIB) == 8 * MIB
+    assert most_bytes(SimpleNamespace(on_calls=None), case, 80 * MIB) == limit
+    assert most_bytes(SimpleNamespace(on_calls=object()), case, 8 * MIB) == limit
 
 
 def test_the_users_limit_counts_what_the_step_has() -> None:
