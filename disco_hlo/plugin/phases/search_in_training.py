@@ -222,14 +222,17 @@ class SearchInTraining:
 
     def _wait_for_memory(self, session: Session) -> None:
         default, room = self._request.call_default(), room_bytes(session, on_host=True)
-        devices, by_numpy = self._request.local_devices, share_memory(self._request)
-        sizes = [math.prod(one.shape) * one.dtype.itemsize for one in parameters(default)]
-        if room is not None:
+        devices = self._request.local_devices
+        if room is None:
+            return
+        if share_memory(self._request):
+            asked = sum(math.prod(one.shape) * one.dtype.itemsize for one in parameters(default))
+            # What runs has no other memory, and without real inputs needs no copy.
+            room -= memory(default).total_bytes
+        else:
             self._passes = passes_on_host(default, room)
-        asked = sum(sizes) if by_numpy else needed_on_host_bytes(default, self._passes)
-        # What runs has no other memory where devices have none, and without real inputs needs no copy.
-        beside = memory(default).total_bytes if by_numpy else 0
-        if room is None or asked + beside > room:
+            asked = needed_on_host_bytes(default, self._passes)
+        if asked > room:
             return
 
         def work() -> None:
