@@ -10,7 +10,7 @@ from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import Handler
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def compiled_search() -> None:
     """Searches beside a training have less time than compiling their code takes."""
     from tests.compiled_search import compile_search
