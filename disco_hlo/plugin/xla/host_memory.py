@@ -204,10 +204,15 @@ def is_reached(shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> boo
 def _copier_of(array: Any) -> GpuCopies | None:
     if is_copy(array):
         return None
-    [device], layout = array.devices(), array.format.layout
-    # Its numbers lie on the device as numpy's do, the last dimension's side by side.
-    in_order = tuple(layout.major_to_minor) == tuple(range(array.ndim)) and not layout.tiling
+    [device] = array.devices()
+    in_order = _are_in_order(array)
     return copies_of(device) if in_order and is_reached(array.shape, np.dtype(array.dtype), device) else None
+
+
+def _are_in_order(array: Any) -> bool:
+    """Whether its numbers lie on the device as numpy's do, the last dimension's side by side."""
+    layout = array.format.layout
+    return tuple(layout.major_to_minor) == tuple(range(array.ndim)) and not layout.tiling
 
 
 def _copy(every: Sequence[tuple[GpuCopies, NDArray[Any], Any]], *, to_host: bool) -> None:
