@@ -122,7 +122,7 @@ def _compared(condition: Program, loop: Message) -> tuple[int, int | None]:
     if root.opcode != "compare" or root.comparison_direction != "LT":
         raise illegal(loop, "how often it turns is not known")
     element, limit = (behind_copies(condition, one) for one in condition.operands(root))
-    if element.opcode != "get-tuple-element":
+    if element.opcode != "get-tuple-element" or element.operand_ids[0] != _parameter(condition).id:
         raise illegal(loop, "how often it turns is not known")
     return int(element.tuple_index), _number(condition, limit)
 

@@ -278,6 +278,7 @@ class Program:
         self.instructions[at:at] = made
         for one in made:
             self._readers[one.id] = {}
+            self._waited_for.update(one.control_predecessor_ids)
             for operand in one.operand_ids:
                 self._readers[operand][one.id] = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -50,7 +51,7 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
     * ``prefetch``: each turn of a loop gathers for the next turn.
     * ``finish-later``: each turn makes the reductions of the turn before it; ``rotate``: both.
     * ``double``: loops run two turns in one; ``prefetch-double``: both.
-    * ``unroll``: the turns of loops that communicate, and of those beside them, are written out.
+    * ``unroll``: the turns of loops that communicate, and of those beside them with as many, are written out.
     * ``hoist``: a loop over microbatches gathers nothing; all its loops gather is gathered before it.
     * ``keep-kernels``: the backward pass reads the results of kernels that it would compute again; ``keep``: and what
       kernels read; with ``-gather-once`` and ``-rotate``: that, too.
@@ -72,9 +73,9 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
         "finish-later": builder.with_each(narrowed, _finishes),
         "rotate": builder.with_each(prefetched, _finishes),
         "prefetch-double": builder.with_each(prefetched, _doubles),
-        "unroll": builder.with_each(narrowed, _unrolls, every_loop=True),
+        "unroll": builder.written_out(narrowed),
     }
-    found["gather-once-unroll"] = builder.with_each(once, _unrolls, every_loop=True)
+    found["gather-once-unroll"] = builder.written_out(once)
     found["gather-once-prefetch"] = builder.with_each(once, _prefetches)
     found["gather-once-rotate"] = builder.with_each(found["gather-once-prefetch"], _finishes)
     levels: dict[str, What] = {"keep-kernels": "kernels", "keep": "operands"}
@@ -161,6 +162,24 @@ class _Builder:
                 moves = self._legal(moves, Narrow(path, gathers)) or moves
         return moves
 
+    def written_out(self, moves: tuple[Move, ...]) -> tuple[Move, ...]:
+        """``moves``, then every loop that communicates written out, and those beside it with as many turns: what its
+        turns hand those of another, as a forward pass does. A loop over something else, or around others, stays one."""
+        loops = []
+        for _, caller, one in _loops(Program(self.applied(moves), copies=self.copies)):
+            with suppress(IllegalMoveError):
+                place = caller.entry.id, read_loop(caller, one).turns
+                loops.append((one.name, place, _communicates(caller, one)))
+        communicating = {place for _, place, communicates in loops if communicates}
+        wanted = {name for name, place, _ in loops if place in communicating}
+
+        def unrolls(places: list[_Place], at: int) -> Iterator[Move]:
+            path, _, instruction = places[at]
+            if instruction.name in wanted:
+                yield Unroll(path)
+
+        return self.with_each(moves, unrolls, every_loop=True)
+
     def places(self, moves: tuple[Move, ...]) -> list[Place]:
         """Where the module makes something twice after ``moves``: within a computation, and in loops."""
         before = Program(self.applied(moves), copies=self.copies)
@@ -231,14 +250,6 @@ def _finishes(places: list[_Place], at: int) -> Iterator[Move]:
 
 def _doubles(places: list[_Place], at: int) -> Iterator[Move]:
     yield Double(places[at][0])
-
-
-def _unrolls(places: list[_Place], at: int) -> Iterator[Move]:
-    """A loop, where one of its caller's communicates."""
-    path, caller, _ = places[at]
-    beside = [one for _, its_caller, one in places if its_caller is caller]
-    if any(_communicates(caller, one) for one in beside):
-        yield Unroll(path)
 
 
 def _hoists_repeated(places: list[_Place], at: int) -> Iterator[Move]:

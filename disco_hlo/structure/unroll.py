@@ -8,7 +8,7 @@ layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
+from disco_hlo.structure.keep import restore_order
 from disco_hlo.structure.loops import Loop, behind_copies, constant, element, forget_state
-from disco_hlo.structure.program import Program, dims, evaluate
+from disco_hlo.structure.program import Buffers, Program, dims, evaluate, illegal, physical
 from disco_hlo.structure.rotation import check_repeatable, written
 
 _MOST_WRITTEN = 20_000
-"""Instructions that a loop may become: XLA compiles so many in about a minute."""
+"""Instructions that a loop may become: XLA:CPU compiles so many in about 20 s."""
 _Part = tuple[tuple[int, int], ...]
 """Of an array, by dimension: from where, and how many."""
 
@@ -34,32 +35,42 @@ def unroll(loop: Loop) -> None:
         IllegalMoveError: a turn cannot be repeated, or the turns are too many instructions.
     """
     check_repeatable(loop, 1)
-    caller, where = loop.caller, f"{loop.instruction.name} ({loop.instruction.opcode})"
+    caller = loop.caller
     if (many := loop.turns * len(loop.body.instructions)) > _MOST_WRITTEN:
-        raise IllegalMoveError(f"{where}: its turns are {many} instructions, expected up to {_MOST_WRITTEN}")
-    results = loop.results()
+        reason = f"its turns are {many} instructions, expected up to {_MOST_WRITTEN}"
+        raise illegal(loop.instruction, reason)
+    if any(map(loop.condition.acts, loop.condition.instructions)):
+        raise illegal(loop.instruction, "its condition has effects")
+    results, unordered = loop.results(), Buffers(caller).unordered()
     _write_turns(loop, results)
     caller.sweep()
     if loop.instruction.id in caller.by_id:
-        raise IllegalMoveError(f"{where}: something else than its results waits for it")
+        raise illegal(loop.instruction, "something else than its results waits for it")
     _forget(loop)
-    _read_where_made(caller)
+    slices = _read_where_made(caller)
     caller.sweep()
-    if not caller.copies:
-        _slice_behind_barriers(caller)
+    if caller.copies:
+        restore_order(caller, unordered)
+        caller.in_order()
+    else:
+        _slice_behind_barriers(caller, slices)
 
 
 def _write_turns(loop: Loop, results: Mapping[int, list[Message]]) -> None:
     """Write the turns before the loop, and have its readers read the last of them."""
     caller, ends, unchanged = loop.caller, loop.ends, loop.unchanged()
     now = list(loop.begins)
+    wanted = {k: end for k, end in enumerate(ends) if k != loop.counter and k not in unchanged}
     for turn in range(loop.turns + 1):
         at = caller.position(loop.instruction)
-        now[loop.counter] = constant(caller, now[loop.counter], loop.start + turn * loop.step)
-        caller.place([now[loop.counter]], at)
+        count = constant(caller, now[loop.counter], loop.start + turn * loop.step)
+        caller.place([count], at)
+        now[loop.counter] = count
         if turn == loop.turns:
+            if caller.copies:  # it may be returned or counted on, and a constant's buffer is everybody's
+                now[loop.counter] = caller.make("copy", "counted", count.shape, [count])
+                caller.place([now[loop.counter]], at + 1)
             break
-        wanted = {k: end for k, end in enumerate(ends) if k != loop.counter and k not in unchanged}
         values = {i: now[k] for i, k in loop.elements.items()}
         found = written(caller, loop.body, values, list(wanted.values()), at + 1)
         for k, end in wanted.items():
@@ -76,37 +87,62 @@ def _forget(loop: Loop) -> None:
         del every[at]
 
 
-def _read_where_made(caller: Program) -> None:
+def _read_where_made(caller: Program) -> set[int]:
     """Let what is taken out of an array at a known place be the value that was put there, behind a barrier: XLA would
-    take what a ``jax.checkpoint`` computes again for what it computed first. The rest is a plain slice."""
+    take what a ``jax.checkpoint`` computes again for what it computed first. The rest is a plain slice, whose ids are
+    returned."""
     known: dict[int, NDArray[Any] | None] = {}
-    for taken in [one for one in caller.instructions if one.opcode == "dynamic-slice"]:
-        part = _part(caller, taken, list(taken.dynamic_slice_sizes), known)
-        if part is None:
+    buffers, slices, instead = Buffers(caller), set[int](), dict[int, Message]()
+    found: list[tuple[int, Message, _Part, Message | None]] = []
+    for at, taken in enumerate(caller.instructions):
+        if taken.opcode != "dynamic-slice" or taken.control_predecessor_ids:
             continue
-        put = _put(caller, caller.operands(taken)[0], part, known)
-        if put is not None and put.shape.element_type == taken.shape.element_type:
+        part = _part(caller, taken, list(taken.dynamic_slice_sizes), known)
+        if part is not None:
+            put = _put(caller, caller.operands(taken)[0], part, known)
+            stands = put is not None and _stands_for(buffers, put, taken)
+            found.append((at, taken, part, put if stands else None))
+    for placed, (at, taken, part, put) in enumerate(found):
+        if put is not None:
+            put = instead.get(put.id, put)
             made = caller.make("opt-barrier", f"{taken.name}.made", taken.shape, [put])
         else:
             made = caller.make("slice", taken.name, taken.shape, caller.operands(taken)[:1])
             for first, size in part:
                 made.slice_dimensions.add(start=first, limit=first + size, stride=1)
-        if not taken.control_predecessor_ids:
-            caller.place([made], caller.position(taken))
-            caller.redirect(taken, made)
+            slices.add(made.id)
+        caller.place([made], at + placed)
+        caller.redirect(taken, made)
+        instead[taken.id] = made
+    return slices
 
 
-def _slice_behind_barriers(caller: Program) -> None:
+def _stands_for(buffers: Buffers, put: Message, taken: Message) -> bool:
+    """Whether a value can be read in the place of the slice that it was put into: as that lies in memory, and where
+    nothing writes over it before."""
+    if put.shape.element_type != taken.shape.element_type or physical(put.shape) != physical(taken.shape):
+        return False
+    try:
+        for reader in buffers.readers(taken) if buffers.program.copies else ():
+            buffers.check_read(put, reader)
+    except IllegalMoveError:
+        return False
+    return True
+
+
+def _slice_behind_barriers(caller: Program, slices: Collection[int]) -> None:
     """Let an optimization barrier take whole arrays, which costs nothing, and what is behind it their slices, as part
-    of the kernels that read them: what goes into a barrier is an array of its own."""
+    of the kernels that read them: what goes into a barrier is an array of its own. Only those slices of ids: of another
+    the program may need the whole no longer."""
     for barrier in [one for one in caller.instructions if one.opcode == "opt-barrier"]:
         before, takers = caller.operands(barrier)[0], caller.readers(barrier)
-        if before.opcode != "tuple" or len(caller.readers(before)) != 1:
+        is_root = caller.root in (before.id, barrier.id)
+        if before.opcode != "tuple" or len(caller.readers(before)) != 1 or is_root:
             continue
         if any(one.opcode != "get-tuple-element" for one in takers):
             continue
         for number, value in enumerate(caller.operands(before)):
-            chain = _sliced(caller, value)
+            chain = _sliced(caller, value, slices)
             if not chain:
                 continue
             array = caller.operands(chain[0])[0]
@@ -125,15 +161,15 @@ def _slice_behind_barriers(caller: Program) -> None:
         caller.sweep()
 
 
-def _sliced(caller: Program, value: Message) -> list[Message]:
-    """A slice of a larger array, and what brings it into the shape of a value that only one instruction reads; none
-    where the value is something else."""
+def _sliced(caller: Program, value: Message, slices: Collection[int]) -> list[Message]:
+    """One of ``slices``, and what brings it into the shape of a value that only one instruction reads; none where the
+    value is something else."""
     chain: list[Message] = []
     while value.opcode in ("slice", "reshape", "bitcast") and len(caller.readers(value)) == 1:
         chain.insert(0, value)
         value = caller.operands(value)[0]
         if chain[0].opcode == "slice":
-            return chain
+            return chain if chain[0].id in slices else []
     return []
 
 
@@ -162,6 +198,8 @@ def _part(
     operands = caller.operands(one)
     array, starts = dims(operands[0]), operands[2 if is_update else 1 :]
     found = []
+    if any(dims(start) for start in starts):  # all of them as one array
+        return None
     for start, whole, size in zip(starts, array, sizes, strict=True):
         if start.id not in known:
             known[start.id] = evaluate(caller, start, known=known)

@@ -123,6 +123,11 @@ def chunk_wins() -> None:
     _let_win("chunk-2")
 
 
+def unroll_wins() -> None:
+    """The step whose loops are written out counts as the fastest."""
+    _let_win("unroll")
+
+
 def default_wins() -> None:
     """XLA's default counts as the fastest."""
     _let_win("XLA default")
@@ -339,7 +344,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     function.__name__: function
     for function in (
         not_installed, hook_never_called, disk_full, read_only,
-        no_memory, one_element_off, plan_wins, chunk_wins, default_wins, no_timeline, plan_crashes_xla,
+        no_memory, one_element_off, plan_wins, chunk_wins, unroll_wins, default_wins, no_timeline, plan_crashes_xla,
         enacting,
         dies_at, stops_at, fails_at, dies_in_run, hurries_from, disk_fills_at, directory_gone_at, clock_moves_at,
         coordinator_gone_at,

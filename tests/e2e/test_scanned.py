@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
-from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read
@@ -60,3 +61,22 @@ def test_a_scanned_step_is_searched_and_enacted_and_so_is_a_plan_with_buckets_in
     strategy = assert_all_execute(job.train_ranks(*SCANNED, ENABLE_SEARCH="0"), job.directory, default)
     (gathers,) = dict(strategy.regions)["loop1"].buckets
     assert (len(gathers.collectives), gathers.form) == (2, "variadic")
+
+
+@pytest.mark.product_only
+def test_ranks_of_mpiexec_write_the_loops_out_each_by_itself(
+    default: list[Run], fresh: Callable[..., Job]
+) -> None:
+    job = fresh()
+    know_all(job.directory, devices=2, processes=2, kinds=(ALL_REDUCE, CollectiveKind("all-gather")))
+    wanted = {"DISCO_STRUCTURE": "unroll", "DISCO_FINALISTS": "1", "DISCO_BUDGET_S": "5"}
+    search = job.train_mpi(*SCANNED, fault="unroll_wins", ENABLE_SEARCH="1", **wanted)
+    plan = plan_in(job.directory)
+    assert plan.structure is not UNSET
+    assert {move["move"] for move in plan.structure.moves} == {"unroll"}
+    enacted = job.train_mpi(*SCANNED, ENABLE_SEARCH="0")
+    assert [len(run.lines("enacts the plan of jit_train_step: unroll, ")) for run in enacted] == [1, 0]
+    assert len({canonicalize(run.modules[0]).graph.key for run in (*search, *enacted)}) == 1
+    for run, other in zip((*search, *enacted), (*default, *default), strict=True):
+        assert "while" not in {node.opcode for node in canonicalize(run.modules[0]).graph.nodes}
+        assert_same_losses(run, other)
