@@ -290,8 +290,8 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
         ("y = f32[4] add(x, g)", 'y = f32[4] custom-call(g), custom_call_target="f", custom_call_has_side_effect=true'),
         Double, "its body holds y (custom-call), which is not repeated"),
     "condition-with-effects": (
-        (f"first_condition {CONDITION}", f'first_condition {CONDITION}\n'
-         '  e = s32[] custom-call(i), custom_call_target="f", custom_call_has_side_effect=true'),
+        (f"first_{CONDITION}", f"first_{CONDITION}".replace("  n = ",
+         '  e = s32[] custom-call(i), custom_call_target="f", custom_call_has_side_effect=true\n  n = ')),
         Unroll, "its condition has effects"),
     "too-many-turns": (("constant(4)", "constant(4000)"), Unroll, "instructions, expected up to 20000"),
     "gather-not-foreseen": (("r = f32[2] reshape(s)", "r = f32[2] slice(x), slice={[0:2]}"),
