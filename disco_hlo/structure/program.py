@@ -486,8 +486,6 @@ def computed_value(instruction: Message, operands: list[NDArray[Any]]) -> NDArra
         if (first < 0).any() or (operands[1] <= 0).any():
             return None
         return np.asarray((np.floor_divide if opcode == "divide" else np.remainder)(*operands))
-    if opcode == "select" and first.dtype == np.bool_:
-        return np.asarray(np.where(*operands))
     if opcode == "compare" and first.dtype.kind in "biu":
         return np.asarray(_COMPARED[instruction.comparison_direction](*operands))
     return None

@@ -97,13 +97,9 @@ backward { p = (s32[], f32[4], f32[4,4], f32[4,4]) parameter(0)
   three = s32[] constant(3)
   k = s32[] subtract(three, i)
   z = s32[] constant(0)
-  before = pred[] compare(k, z), direction=LT
-  four = s32[] constant(4)
-  around = s32[] add(k, four)
-  at = s32[] select(before, around, k)
-  a = f32[1,4] dynamic-slice(kept, at, z), dynamic_slice_sizes={1,4}
+  a = f32[1,4] dynamic-slice(kept, k, z), dynamic_slice_sizes={1,4}
   x = f32[4] reshape(a)
-  b = f32[1,4] dynamic-slice(w, at, z), dynamic_slice_sizes={1,4}
+  b = f32[1,4] dynamic-slice(w, k, z), dynamic_slice_sizes={1,4}
   v = f32[4] reshape(b)
   both = (f32[4], f32[4]) tuple(x, v)
   later = (f32[4], f32[4]) opt-barrier(both)
@@ -328,13 +324,12 @@ def written_out(module: bytes) -> bytes:
 
 @pytest.mark.product_only  # the older jaxlib has another way to compile a module
 def test_loops_that_are_written_out_are_gone_with_the_arrays_of_their_turns() -> None:
-    """Of 112 ms of kernels of a Llama-like step on H200s copies into such arrays and out of them are 17: written out
-    by its user it takes 0.88 of the time."""
+    """Kernels of a Llama-like step take 112 ms on H200s with its layers in a loop, 95 where its user has unrolled it."""
     source = module_of(STACKED)
     module = written_out(source)
     made = Program(module)
     assert len(made.module.computations) == 1
-    assert not {"while", "dynamic-slice", "dynamic-update-slice", "select"} & set(opcodes(module))
+    assert not {"while", "dynamic-slice", "dynamic-update-slice"} & set(opcodes(module))
     barriers = [one for one in made.instructions if one.opcode == "opt-barrier" and one.shape.tuple_shapes]
     whole = [[4], [4, 4]]  # a slice goes behind the barrier, into the kernel that reads it
     assert [[list(one.dimensions) for one in b.shape.tuple_shapes] for b in barriers] == [whole] * 4
@@ -346,8 +341,8 @@ def test_loops_that_are_written_out_are_gone_with_the_arrays_of_their_turns() ->
 
 def test_what_is_read_elsewhere_than_it_was_put_stays_in_its_array() -> None:
     """Turns read a part of two rows, of which two turns have written one each, and the array itself is returned."""
-    two = STACKED.replace("a = f32[1,4] dynamic-slice(kept, at, z), dynamic_slice_sizes={1,4}", """
-  p2 = f32[2,4] dynamic-slice(kept, at, z), dynamic_slice_sizes={2,4}
+    two = STACKED.replace("a = f32[1,4] dynamic-slice(kept, k, z), dynamic_slice_sizes={1,4}", """
+  p2 = f32[2,4] dynamic-slice(kept, k, z), dynamic_slice_sizes={2,4}
   a = f32[1,4] slice(p2), slice={[0:1],[0:4]}""")  # fmt: skip
     module = written_out(module_of(two))
     assert opcodes(module).count("dynamic-update-slice") == 4
