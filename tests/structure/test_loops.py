@@ -324,7 +324,7 @@ def written_out(module: bytes) -> bytes:
 
 @pytest.mark.product_only  # the older jaxlib has another way to compile a module
 def test_loops_that_are_written_out_are_gone_with_the_arrays_of_their_turns() -> None:
-    """Kernels of a Llama-like step take 112 ms on H200s with its layers in a loop, 95 where its user has unrolled it."""
+    """Kernels of a Llama-like step take 112 ms on H200s with layers in a loop, 95 where its user has unrolled them."""
     source = module_of(STACKED)
     module = written_out(source)
     made = Program(module)
