@@ -162,13 +162,19 @@ def test_the_job_ends_where_nobody_takes_its_output(monkeypatch: pytest.MonkeyPa
         lockstep._end_job(session, "a run", "RuntimeError: broken", ActivationError("rank 0 is silent"))
 
 
-def test_a_step_that_does_not_come_back_ends_the_job_and_says_why(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    ended = threading.Event()
-    monkeypatch.setattr(os, "_exit", lambda _code: ended.set())
-    monkeypatch.setattr(lockstep, "_ENDLESS_S", 0.01)
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Whether the process would have ended itself; what it logs is caught."""
+    event = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda _code: event.set())
     monkeypatch.setattr(logging.getLogger("disco_hlo"), "propagate", True)
+    return event
+
+
+def test_a_step_that_does_not_come_back_ends_the_job_and_says_why(
+    ended: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lockstep, "_ENDLESS_S", 0.01)
     with lockstep.coming_back(request_of(0)):
         assert ended.wait(60)
     assert "a run of jit_step on made-up inputs has not ended after 0.01 s" in caplog.text
@@ -179,15 +185,13 @@ def test_a_run_beside_a_training_hangs_where_many_calls_would_have_ended(
     call_s: float,
     ranks: int,
     longest_s: float,
+    ended: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It held the training for ten minutes. Of several ranks that tell each other nothing, one may stand still."""
-    ended = threading.Event()
-    monkeypatch.setattr(os, "_exit", lambda _code: ended.set())
     monkeypatch.setattr(lockstep, "_ENDLESS_S", 0.4)
     monkeypatch.setattr(lockstep, "_HANGS_S", 0.1)
-    monkeypatch.setattr(logging.getLogger("disco_hlo"), "propagate", True)
     with lockstep.coming_back(request_of(int(1e9 * call_s), ranks)):
         assert ended.wait(60)
     assert f"has not ended after {longest_s:g} s" in caplog.text
@@ -225,16 +229,14 @@ def test_a_run_on_several_ranks_ends_the_job_where_all_of_them_wait_in_it(
     verdicts: tuple[str, ...],
     why: str,
     rank: int,
+    ended: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It took ten minutes, as one of them might have stood still. Where one does, it still takes that long."""
-    ended = threading.Event()
-    monkeypatch.setattr(os, "_exit", lambda _code: ended.set())
     monkeypatch.setattr(lockstep, "_ENDLESS_S", 1.0)
     monkeypatch.setattr(lockstep, "_HANGS_S", 0.1)
     monkeypatch.setattr(lockstep, "_LAST_S", 0.0)
-    monkeypatch.setattr(logging.getLogger("disco_hlo"), "propagate", True)
     caplog.set_level(logging.DEBUG, "disco_hlo")
     wait = Wait(rank, *verdicts)
     with lockstep.coming_back(request_of(1, 2, wait)):

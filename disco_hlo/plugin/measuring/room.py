@@ -48,8 +48,8 @@ _USABLE = 0.9
 """Part of the free memory that may be taken: what is free lies in pieces."""
 PASSES = 3
 """In which results are compared where the host has no room to keep all of them: each runs everything again."""
-_LEFT_FREE = 2
-"""All are kept where that takes one of so many parts of what a host has free."""
+_TIMES_THE_ROOM = 2
+"""All are kept where a host has so many times what that takes."""
 _LITTLE_BYTES = 256 << 20
 """Of the host a device, which devices reach in a quarter of a second."""
 Module = TypeVar("Module")
@@ -93,7 +93,7 @@ def limited_bytes(settings: Settings, room: int | None, graph: Graph) -> int | N
 def passes_on_host(default: LoadedExecutable, room: int) -> int:
     """In how many passes candidates are compared with XLA's ``default`` on real inputs, where hosts have so much room
     for each device."""
-    return 1 if _LEFT_FREE * needed_on_host_bytes(default, 1) <= room else PASSES
+    return 1 if _TIMES_THE_ROOM * needed_on_host_bytes(default, 1) <= room else PASSES
 
 
 def in_passes(kept_bytes: Sequence[int], most: int) -> list[frozenset[int]]:
