@@ -45,7 +45,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("models", nargs="+", type=_model, metavar="MODEL", help=_EXPECTED)
     parser.add_argument("--link", choices=[*commands.LINKS, commands.GLOO], required=True)
     parser.add_argument("--devices", type=int, choices=range(1, 65), default=2, metavar="N")
-    parser.add_argument("--rows", default="all", help="all, minimum, or names separated by commas")
+    parser.add_argument("--rows", default="all", help="all, minimum, form, xla, or names with commas between")
     parser.add_argument("--search-seconds", type=float, default=20.0, help="of each search (default 20)")
     parser.add_argument("--finalists", type=int, default=3)
     alone = "measure a model before the next one is profiled, without traces"

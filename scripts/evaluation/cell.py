@@ -30,7 +30,19 @@ from evaluation import commands, measure, predicting, step
 from evaluation.measure import Compiled, Rounds
 from evaluation.predicting import Ran, xla_ran
 from evaluation.record import ABSENT, FAILED, NO_TIME, CellName, Record
-from evaluation.rows import BASELINE, PGLE, PLANNED, Context, Row, chosen_names, promised_ns, rows_of, wanted
+from evaluation.rows import (
+    BASELINE,
+    PGLE,
+    PGLE_BEST,
+    PLANNED,
+    Context,
+    Row,
+    best_threshold_bytes,
+    chosen_names,
+    promised_ns,
+    rows_of,
+    wanted,
+)  # fmt: skip
 
 AT_A_TIME = max(1, min(16, (os.cpu_count() or 2) // 2))
 """Compiles at once: each takes a core and some gigabytes."""
@@ -129,7 +141,9 @@ class Cell:
             chosen_names(self.args.rows),
             BACKENDS[self.captured.source.graph.backend].asynchronous,
         )
-        if asynchronous and (not names or PGLE in names) and not self.record.finished(PGLE):
+        if asynchronous and any(
+            (not names or name in names) and not self.record.finished(name) for name in (PGLE, PGLE_BEST)
+        ):
             with self.record.clock("pgle"):
                 self._collect_fdo_profile()
 
@@ -172,7 +186,14 @@ class Cell:
         source, record = self.captured.source, self.record
         costs, ran = step.costs(profile, self.captured, plans), xla_ran(source)
         self.context = Context(
-            self.request, source, ran.strategy, costs, self.args.seed, plans, self.fdo_profile
+            self.request,
+            source,
+            ran.strategy,
+            costs,
+            self.args.seed,
+            plans,
+            self.fdo_profile,
+            best_threshold_bytes(record),
         )
         bounds = predicting.bounds_of(plans)
         record.note(search_s=plans.search_s, evaluations=plans.evaluations, bounds=bounds)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
+from itertools import pairwise
+from operator import or_
+from types import MappingProxyType
 from typing import Any
 
 from disco_hlo.backends import BACKENDS, Backend
@@ -14,11 +18,12 @@ from disco_hlo.errors import IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import moved_bytes
 from disco_hlo.hlo.cost_model import CostModel
-from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.opcodes import PRODUCTS
 from disco_hlo.optimize.ablations import ONE_BUCKET, OUR_KERNELS, OUR_ORDER, PLAN_BUCKETS
 from disco_hlo.optimize.costs import Costs
 from disco_hlo.plan.apply import attested_groups
-from disco_hlo.plan.legal import check_strategy, started_late
+from disco_hlo.plan.legal import bucket_of, check_strategy, started_late
 from disco_hlo.plan.plan import DEFAULT, Bucket, Group, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.units import UnitGraph, unit_graph
@@ -27,9 +32,10 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.costs import MachineModel
-from evaluation.record import ALONE_XLA
+from evaluation.record import ALONE_XLA, Record
 from evaluation.step import FoundPlans, with_option
 
+NO_OPTIONS: Mapping[str, CompileOptionValue] = MappingProxyType({})
 NO_COMBINING = "no all-reduce combining"
 EVERYTHING = "threshold everything"
 NO_OP_FUSION = "no op fusion"
@@ -38,20 +44,37 @@ O1 = "O1"
 FUSION_ONLY, ORDER_ONLY, BUCKETS_ONLY = "plan's op fusion only", "plan's order only", "plan's buckets only"
 BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
 OURS_IN_ONE = "one bucket in our order (XLA's op fusion)"
-THRESHOLD_OPTION = "xla_gpu_all_reduce_combine_threshold_bytes"
-DOUBLE_BUFFERED = "XLA's double-buffered loop"
-DOUBLE_BUFFERING_OPTION = "xla_gpu_enable_while_loop_double_buffering"
+PER_BLOCK = "a bucket per block (XLA's op fusion)"
+PGLE_BEST = "PGLE, best threshold"
+DOUBLE_BUFFERED, PIPELINED = "XLA's double-buffered loop", "XLA's pipelined collectives"
+PIPELINED_DOUBLE = "XLA's pipelined collectives, double-buffered loop"
+_DOUBLE = {"xla_gpu_enable_while_loop_double_buffering": True}
+_PIPELINE = {
+    f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON"
+    for kind in ("all_gather", "all_reduce", "reduce_scatter")
+}
+_EVERYTHING_BYTES = 1 << 40
 RANDOM_PLANS, RANDOM_ORDERS = 6, 3
 MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PGLE, ALONE_XLA)
 """Enough to say whether the plan wins, and what the link was like, in the least time."""
 _ORDERS = tuple(f"random order {number}" for number in range(1, RANDOM_ORDERS + 1))
 FORM = (DEFAULT, ORDER_ONLY, PLAN, DOUBLE_BUFFERED, *_ORDERS)
 """What each form of the Llama step is measured as."""
-_NAMES = (
-    "all", "form", DEFAULT, PLAN, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
-    ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, DOUBLE_BUFFERED,
+_OF_LOOPS = (DOUBLE_BUFFERED, PIPELINED, PIPELINED_DOUBLE)
+_FORM_MEBIBYTES = (1, 4, 16, 64, 256)
+XLA = (
+    DEFAULT, *(f"threshold {size} MiB" for size in _FORM_MEBIBYTES), EVERYTHING, O1, PGLE, PGLE_BEST,
+    *_OF_LOOPS, PER_BLOCK,
 )  # fmt: skip
-_ONLY_FORM = (DOUBLE_BUFFERED, *_ORDERS)
+"""What XLA offers such a form without us, and the buckets that people make by hand."""
+_CHOICES = {"minimum": MINIMUM, "form": FORM, "xla": XLA}
+_NAMES = (
+    "all", DEFAULT, PLAN, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
+    ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, *_OF_LOOPS,
+    PGLE_BEST, PER_BLOCK,
+)  # fmt: skip
+_ONLY_FORM = (*_OF_LOOPS, *_ORDERS)
+_THRESHOLD = re.compile(r"threshold (\d+) MiB")
 _NUMBERED = re.compile(r"plan \d+|random (plan|order) \d+|threshold \d+ MiB")
 BASELINE, PLANNED, PART, RANDOM, ALONE = "baseline", "plan", "part of the plan", "random", "transfers alone"
 
@@ -91,6 +114,8 @@ class Context:
     """What the search found."""
     fdo_profile: bytes = b""
     """What jax collected of the default step."""
+    best_threshold_bytes: int | None = None
+    """Of XLA's combiners, with which an earlier run was fastest; None before one."""
 
     @property
     def backend(self) -> Backend:
@@ -113,8 +138,8 @@ class Context:
 
     def threshold(self, size_bytes: int) -> Variant:
         """XLA's own combiner where it has the option; elsewhere its rule, written by us."""
-        if THRESHOLD_OPTION in self.backend.combiners:
-            return Variant(self.request, options={THRESHOLD_OPTION: size_bytes})
+        if self.backend.combiners:
+            return Variant(self.request, options=dict.fromkeys(self.backend.combiners, size_bytes))
         graph, groups = self.source.graph, self.xla.groups
         ordered = self.in_xla_order(replace(unfused(graph, groups), order=()))
         buckets = combined_up_to(graph, ordered, size_bytes)
@@ -127,7 +152,7 @@ def rows_of(context: Context) -> list[Row]:
     searched = [name for name, _, _ in context.plans.strategies]
     absent = "" if context.backend.asynchronous else f"XLA:{graph.backend.upper()} has none"
     has_loops = any(region.name.startswith("loop") for region in source.regions)
-    total_bytes = int(moved_bytes(graph).sum())
+    total_bytes = sum(int(moved_bytes(one.graph).sum()) for one in source.computations.values())
     dice = 1000 * context.seed
 
     def own(name: str, kind: str, strategy: Callable[[], Strategy], **more: Any) -> Row:
@@ -146,8 +171,8 @@ def rows_of(context: Context) -> list[Row]:
     def plan() -> Strategy:
         return context.named(PLAN)
 
-    def guided() -> Variant:
-        return Variant(with_option(request, "fdo_profile", context.fdo_profile))
+    def guided(options: Mapping[str, CompileOptionValue] = NO_OPTIONS) -> Variant:
+        return Variant(with_option(request, "fdo_profile", context.fdo_profile), options=options)
 
     def with_effort() -> Variant:
         from jax._src.compiler import CompilerEffortLevel
@@ -157,16 +182,25 @@ def rows_of(context: Context) -> list[Row]:
     def threshold(name: str, size_bytes: int, **more: Any) -> Row:
         return Row(name, BASELINE, lambda: context.threshold(size_bytes), **more)
 
+    def of_loops(name: str, options: Mapping[str, CompileOptionValue]) -> Row:
+        no_loop = "" if has_loops else "the step has no loop"
+        return Row(name, BASELINE, lambda: Variant(request, options=options), absent or no_loop)
+
     def random_plan(number: int) -> Strategy:
         costs = context.costs
         return random_strategy(source, dice + number, (xla, plan()), costs, costs.machine)
 
     mebibytes = [1 << power for power in range(20) if 1 << power + 20 < total_bytes]
+    best_bytes = context.best_threshold_bytes
+    best_guided: tuple[Row, ...] = ()
+    if best_bytes is not None and context.fdo_profile:
+        best = dict.fromkeys(context.backend.combiners, best_bytes)
+        best_guided = (Row(PGLE_BEST, BASELINE, partial(guided, best)),)
     return [
         Row(DEFAULT, BASELINE, lambda: Variant(request), traced=True),
         *(found(name, name) for name in searched if name.startswith(PLAN) and name != PLAN_BUCKETS),
         threshold(NO_COMBINING, 0, traced=True),
-        threshold(EVERYTHING, 1 << max(20, (2 * total_bytes).bit_length())),
+        threshold(EVERYTHING, _EVERYTHING_BYTES),
         Row(PGLE, BASELINE, guided, absent),
         own(ALONE_XLA, ALONE, lambda: one_at_a_time(graph, xla), absent=absent, traced=True),
         tried(OUR_ORDER, ORDER_ONLY, lambda: context.best_order(replace(xla, order=()))),
@@ -185,10 +219,11 @@ def rows_of(context: Context) -> list[Row]:
             for number in range(1, RANDOM_PLANS + 1)
         ),
         found(OURS_IN_ONE, ONE_BUCKET),
-        Row(
-            DOUBLE_BUFFERED, BASELINE, lambda: Variant(request, options={DOUBLE_BUFFERING_OPTION: True}),
-            absent or ("" if has_loops else "the step has no loop"),
-        ),
+        of_loops(DOUBLE_BUFFERED, _DOUBLE),
+        of_loops(PIPELINED, _PIPELINE),
+        of_loops(PIPELINED_DOUBLE, {**_PIPELINE, **_DOUBLE}),
+        own(PER_BLOCK, BASELINE, lambda: bucketed_per_block(source, xla)),
+        *best_guided,
         *(
             own(name, RANDOM, partial(in_random_order, source, xla, dice + number))
             for number, name in enumerate(_ORDERS, 1)
@@ -204,21 +239,30 @@ def promised_ns(context: Context) -> dict[str, int]:
     return {names.get(name, name): ns for name, _, ns in context.plans.strategies}
 
 
+def best_threshold_bytes(record: Record) -> int | None:
+    """The combine threshold with which a step was measured fastest, XLA's default's aside; None where none was."""
+    sizes = {NO_COMBINING: 0, EVERYTHING: _EVERYTHING_BYTES}
+    measured: dict[int, float] = {}
+    for name, row in record.data["rows"].items():
+        if found := _THRESHOLD.fullmatch(name):
+            sizes[name] = int(found[1]) << 20
+        if name in sizes and "of_default" in row:
+            measured[sizes[name]] = row["of_default"]
+    return min(measured, key=lambda size: measured[size], default=None)
+
+
 def chosen_names(choice: str) -> set[str]:
     """The names that ``--rows`` asks for; empty for all.
 
     Raises:
         ValueError: something is no row's name.
     """
-    names = {name.strip() for name in choice.split(",") if name.strip()}
-    if "minimum" in names:
-        names |= set(MINIMUM)
-    if "form" in names:
-        names |= set(FORM)
-    names -= {"minimum", "form"}
+    names: set[str] = set()
+    for name in filter(None, map(str.strip, choice.split(","))):
+        names |= set(_CHOICES.get(name, (name,)))
     unknown = [name for name in sorted(names) if name not in _NAMES and not _NUMBERED.fullmatch(name)]
     if unknown:
-        listed = ", ".join(["minimum", *_NAMES])
+        listed = ", ".join([*_CHOICES, *_NAMES])
         raise ValueError(
             f"--rows: no row is called {unknown[0]!r}; there are {listed}, plan N, threshold N MiB"
         )
@@ -258,6 +302,77 @@ def gradients_in_order(graph: Graph, strategy: Strategy) -> list[int]:
     return list(dict.fromkeys([*found, *graph.collectives]))
 
 
+def bucketed_per_block(source: CanonicalModule, xla: Strategy) -> Strategy:
+    """XLA's kernels in its order with the buckets that people make by hand: of each kind of collective one for a block
+    of the model (:func:`per_block`), in the entry, in loop bodies and in branches.
+
+    Raises:
+        IllegalStrategyError: the entry cannot have them; a region that cannot keeps XLA's.
+    """
+    asynchronous = BACKENDS[source.graph.backend].asynchronous
+    regions = []
+    for name, own in xla.regions:
+        region = source.computations[name]
+        other = Strategy(own.groups, per_block(region.graph))
+        with contextlib.suppress(IllegalStrategyError):
+            own = check(region, in_the_order_of(region.graph, other, own, asynchronous))
+        regions.append((name, own))
+    entry = Strategy(xla.groups, per_block(source.graph), regions=tuple(regions))
+    return check(source, in_the_order_of(source.graph, entry, xla, asynchronous))
+
+
+def per_block(graph: Graph) -> tuple[Bucket, ...]:
+    """Of each kind of collective a bucket for a block of the model: what lies between two equal shapes, where shapes
+    repeat in the order in which their operands are made; what repeats nowhere is together, and so is a body of one
+    layer. What needs another one's result is in a bucket of its own. Several arrays are one instruction, as XLA's own
+    combiner makes it."""
+    awaited: list[int] = []
+    for node in graph.nodes:
+        awaited.append(reduce(or_, (awaited[read] | 1 << read for read in node.operands), 0))
+    long = sum(
+        1 << node.id for node in graph.nodes if node.kind is Kind.COLLECTIVE or node.opcode in PRODUCTS
+    )
+    kinds: dict[object, list[int]] = {}
+    for node in sorted(graph.collectives, key=lambda one: (awaited[one] & long).bit_count()):
+        kinds.setdefault((graph.nodes[node].collective, graph.nodes[node].shape.dtype), []).append(node)
+    buckets: list[Bucket] = []
+    for nodes in kinds.values():
+        for begin, end in pairwise(block_cuts([graph.nodes[node].shape for node in nodes])):
+            apart: list[list[int]] = []
+            for node in nodes[begin:end]:
+                free = [one for one in apart if not any(awaited[node] >> other & 1 for other in one)]
+                if free:
+                    free[0].append(node)
+                else:
+                    apart.append([node])
+            buckets += [bucket_of(graph, one, "variadic") for one in apart]
+    return tuple(buckets)
+
+
+def block_cuts(shapes: Sequence[object]) -> list[int]:
+    """Where blocks begin, and the end: by the period with which most shapes come again; what follows the last of them
+    begins a piece of its own."""
+    count = len(shapes)
+
+    def again(period: int) -> list[bool]:
+        return [shapes[i] == shapes[i + period] for i in range(count - period)]
+
+    period = max(range(1, count // 2 + 1), key=lambda one: (sum(again(one)), -one), default=0)
+    same = again(period) if period else []
+    if 3 * sum(same) < count:  # two equal matrices make no model of many layers
+        return sorted({0, count})
+    cuts, position = {0, count}, 0
+    while position < len(same):
+        if not same[position]:
+            position += 1
+            continue
+        end = next((i for i in range(position, len(same)) if not same[i]), len(same))
+        if end - position >= period:
+            cuts |= set(range(position, end + period + 1, period))
+        position = end
+    return sorted(cuts)
+
+
 def combined_up_to(graph: Graph, strategy: Strategy, threshold_bytes: int) -> tuple[Bucket, ...]:
     """Neighbouring gradients together, as many as stay below the threshold: what XLA's combiner does."""
     depth = collective_depths(graph)
@@ -274,7 +389,7 @@ def combined_up_to(graph: Graph, strategy: Strategy, threshold_bytes: int) -> tu
         runs.append([node])
         kinds.append(kind)
         size = one.shape.size_bytes
-    return tuple(Bucket(tuple(run)) for run in runs)
+    return tuple(bucket_of(graph, run) for run in runs)
 
 
 def random_strategy(

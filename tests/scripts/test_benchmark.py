@@ -19,7 +19,14 @@ from evaluation import cell, measure, running, step
 from evaluation.commands import prepare
 from evaluation.predicting import Ran, predict_in_rounds, predicted, with_took
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
-from evaluation.rows import chosen_names, combined_up_to, random_strategy
+from evaluation.rows import (
+    best_threshold_bytes,
+    block_cuts,
+    bucketed_per_block,
+    chosen_names,
+    combined_up_to,
+    random_strategy,
+)
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.collectives import ALL_REDUCE, collective_bytes, collective_kind
@@ -27,9 +34,11 @@ from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.optimize.costs import Costs
 from disco_hlo.optimize.pipeline import Case
+from disco_hlo.plan.apply import apply
 from disco_hlo.plan.legal import check_order, check_strategy
 from disco_hlo.plan.plan import DEFAULT, Bucket, Prediction, Strategy
 from disco_hlo.plan.read import read as read_strategy
+from disco_hlo.plan.read import verify
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import one_at_a_time, one_bucket, unfused
 from disco_hlo.plugin.step import Step
@@ -38,6 +47,7 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.profiler.collectives import CollectiveFit, InStep, fit, point_of
 from disco_hlo.profiler.profile import Collectives, Platform, Profile
 from disco_hlo.search.schedule import Scheduled
+from tests.captured import captured
 from tests.cost_models import MadeUpCosts
 from tests.hlo.small_modules import module_of
 from tests.hlo.test_collectives import STEP as SHARDED
@@ -149,6 +159,7 @@ def test_row_names_are_checked_before_anything_runs() -> None:
     assert chosen_names("all") == set()
     assert chosen_names("plan 2, threshold 32 MiB") == {"plan 2", "threshold 32 MiB"}
     assert {"XLA default", "plan", "PGLE", "O1"} <= chosen_names("minimum,O1")
+    assert {"plan", "threshold 256 MiB", "XLA's pipelined collectives"} < chosen_names("xla, plan")
     with pytest.raises(ValueError, match="no row is called 'nonsense'"):
         chosen_names("plan,nonsense")
 
@@ -437,6 +448,43 @@ def test_thresholds_combine_neighbours_as_long_as_they_fit(
     together = combined_up_to(graph, separate, 1 << 40)
     assert sorted(node for bucket in together for node in bucket.collectives) == sorted(graph.collectives)
     assert len(together) == len(one_bucket(graph).buckets)
+
+
+def test_buckets_by_hand_hold_a_block_of_the_model() -> None:
+    source = captured("h100_llama/fsdp_scan")
+    strategy = bucketed_per_block(source, read_strategy(source))
+    verify(source, apply(strategy, source), strategy)
+    graph = source.computations["loop1"].graph
+    gathered = [
+        len(bucket.collectives)
+        for bucket in dict(strategy.regions)["loop1"].buckets
+        if graph.nodes[bucket.collectives[0]].opcode == "all-gather"
+    ]
+    assert max(gathered) == 7
+
+
+@pytest.mark.parametrize(
+    ("shapes", "cuts"),
+    [
+        ("", [0]),
+        ("abc", [0, 3]),
+        ("abab", [0, 2, 4]),
+        ("xabcabcaby", [0, 1, 4, 7, 10]),
+        ("aaa", [0, 1, 2, 3]),
+    ],
+)
+def test_blocks_are_cut_where_shapes_repeat(shapes: str, cuts: list[int]) -> None:
+    assert block_cuts(shapes) == cuts
+
+
+def test_the_threshold_to_guide_is_the_fastest_one_measured(tmp_path: Path) -> None:
+    record = Record.open(tmp_path, CELL)
+    assert best_threshold_bytes(record) is None
+    record.update("threshold 16 MiB", of_default=0.97)
+    record.update("threshold 4 MiB", status="failed")
+    record.update("threshold everything", of_default=0.98)
+    record.update("plan", of_default=0.8)
+    assert best_threshold_bytes(record) == 16 << 20
 
 
 def test_random_plans_are_legal_and_repeatable(request_and_module: tuple[CompileRequest, bytes]) -> None:
