@@ -327,25 +327,27 @@ def per_block(graph: Graph) -> tuple[Bucket, ...]:
     layer. What needs another one's result is in a bucket of its own. Several arrays are one instruction, as XLA's own
     combiner makes it."""
     awaited: list[int] = []
-    for node in graph.nodes:
-        awaited.append(reduce(or_, (awaited[read] | 1 << read for read in node.operands), 0))
-    long = sum(
-        1 << node.id for node in graph.nodes if node.kind is Kind.COLLECTIVE or node.opcode in PRODUCTS
-    )
+    long = 0
+    for one in graph.nodes:
+        awaited.append(reduce(or_, (awaited[read] | 1 << read for read in one.operands), 0))
+        if one.kind is Kind.COLLECTIVE or one.opcode in PRODUCTS:
+            long |= 1 << one.id
     kinds: dict[object, list[int]] = {}
-    for node in sorted(graph.collectives, key=lambda one: (awaited[one] & long).bit_count()):
+    for node in sorted(graph.collectives, key=lambda each: (awaited[each] & long).bit_count()):
         kinds.setdefault((graph.nodes[node].collective, graph.nodes[node].shape.dtype), []).append(node)
     buckets: list[Bucket] = []
     for nodes in kinds.values():
         for begin, end in pairwise(block_cuts([graph.nodes[node].shape for node in nodes])):
             apart: list[list[int]] = []
             for node in nodes[begin:end]:
-                free = [one for one in apart if not any(awaited[node] >> other & 1 for other in one)]
+                free = [
+                    members for members in apart if not any(awaited[node] >> other & 1 for other in members)
+                ]
                 if free:
                     free[0].append(node)
                 else:
                     apart.append([node])
-            buckets += [bucket_of(graph, one, "variadic") for one in apart]
+            buckets += [bucket_of(graph, members, "variadic") for members in apart]
     return tuple(buckets)
 
 
