@@ -1,9 +1,10 @@
 """Search over the step's structure: named schedules of moves, each searched like a step of its own.
 
-It begins where order and buckets end: only if the best plan found leaves communication exposed that lies inside the
-layer is any schedule tried. Each is handed to XLA, while rank 0 still searches the step as it is. Then it is predicted
-with what is known of its ops, the most promising are profiled and searched, and those that are predicted to beat the
-plan are measured with the finalists.
+It begins where order and buckets end: where a step computes anything again, communicates in loops, or the best plan
+found leaves communication exposed that lies inside the layer (:func:`~disco_hlo.plugin.structure.why_not`). Each
+schedule is handed to XLA, while rank 0 still searches the step as it is. Then it is predicted with what is known of its
+ops, the most promising are profiled and searched, and those that are predicted to beat the plan are measured with the
+finalists.
 """
 
 from __future__ import annotations
