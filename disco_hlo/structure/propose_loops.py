@@ -34,8 +34,8 @@ from disco_hlo.structure.rotation import foreseen_gathers, late_reductions
 
 KEPT_IN_PART = "keep-some"
 """The schedule that keeps as much as there is room for."""
-KEPT_IN_PART_NAMES = (KEPT_IN_PART, f"{KEPT_IN_PART}-rotate")
-"""That, and the same with loops rotated."""
+KEPT_IN_PART_NAMES = (KEPT_IN_PART, f"{KEPT_IN_PART}-rotate", f"{KEPT_IN_PART}-unroll")
+"""That, and the same with loops rotated, and written out."""
 _Place = tuple[tuple[int, ...], Program, Message]
 """A loop: its path, its caller, the instruction."""
 _Found = TypeVar("_Found")
@@ -54,7 +54,7 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
     * ``unroll``: the turns of loops that communicate, and of those beside them with as many, are written out.
     * ``hoist``: a loop over microbatches gathers nothing; all its loops gather is gathered before it.
     * ``keep-kernels``: the backward pass reads the results of kernels that it would compute again; ``keep``: and what
-      kernels read; with ``-gather-once`` and ``-rotate``: that, too.
+      kernels read; with ``-gather-once``, ``-rotate`` or ``-unroll``: that, too.
     * ``gather-once``: the backward pass reads the weights that the forward pass gathered; ``gather-once-prefetch``: and
       the gathers that are left are made a turn ahead; ``gather-once-rotate``: and the reductions a turn later;
       ``gather-once-unroll``: in loops that are written out.
@@ -84,8 +84,9 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
         if kept != narrowed:
             gathered_once = builder.kept(kept, "gathers")
             name += "-gather-once" * (gathered_once != kept)
-            rotated = builder.with_each(builder.with_each(gathered_once, _prefetches), _finishes)
+            rotated = builder.rotated(gathered_once)
             found[name + "-rotate" * (rotated != gathered_once)] = rotated
+            found[name + "-unroll"] = builder.written_out(gathered_once)
     first: dict[tuple[Move, ...], str] = {}
     for name, moves in found.items():
         first.setdefault(moves, name)
@@ -105,7 +106,8 @@ def kept_in_part(
     module: bytes, prices_of: Callable[[bytes], Prices], room_bytes: int, *, copies: bool = True
 ) -> InPart:
     """Schedules that keep of what a module makes twice as much as there is room for, what saves most time per byte
-    first; then also with loops rotated. Their moves say what: they mean the same wherever they are made again.
+    first; then also with loops rotated, and written out. Their moves say what: they mean the same wherever they are
+    made again.
 
     Args:
         prices_of: what the ops of a module cost.
@@ -117,9 +119,9 @@ def kept_in_part(
     kept = builder.kept(narrowed, chosen.values)
     if kept == narrowed:
         return InPart({}, Chosen())
-    rotated = builder.with_each(builder.with_each(kept, _prefetches), _finishes)
-    both = kept, *([rotated] if rotated != kept else [])
-    return InPart(dict(zip(KEPT_IN_PART_NAMES, both, strict=False)), chosen)
+    others = builder.rotated(kept), builder.written_out(kept)
+    found = {name: moves for name, moves in zip(KEPT_IN_PART_NAMES[1:], others, strict=True) if moves != kept}
+    return InPart({KEPT_IN_PART: kept, **found}, chosen)
 
 
 class _Builder:
@@ -153,6 +155,10 @@ class _Builder:
                 grown = found is not None and as_often_as_there_is
                 moves = found or moves
         return moves
+
+    def rotated(self, moves: tuple[Move, ...]) -> tuple[Move, ...]:
+        """``moves``, then each loop's gathers a turn ahead and its reductions a turn later."""
+        return self.with_each(self.with_each(moves, _prefetches), _finishes)
 
     def narrowed(self) -> tuple[Move, ...]:
         """Every all-gather in the type that is read, in every computation."""

@@ -86,11 +86,15 @@ def test_what_lacks_one_byte_is_not_said_to_fit() -> None:
     assert session.said == ["not tried, as each device has room for 100 MiB: keep (101 MiB)"]
 
 
+NAMES = KEPT_IN_PART_NAMES[:2]
+"""Of those that a step has."""
+
+
 def part_of(room_bytes: int) -> InPart:
     """Keeps as much as there is room for."""
     held_bytes = max(0, room_bytes)
     chosen = Chosen(frozenset({("body", "dot.1")}), held_bytes, 1.0) if held_bytes else Chosen()
-    return InPart(dict.fromkeys(KEPT_IN_PART_NAMES, MOVES) if held_bytes else {}, chosen)
+    return InPart(dict.fromkeys(NAMES, MOVES) if held_bytes else {}, chosen)
 
 
 EARLY: Any = SimpleNamespace(module=b"", copies=True, run=here)
@@ -148,7 +152,7 @@ def test_no_call_is_held_for_the_memory_of_a_structure_that_is_not_made() -> Non
 
 def test_as_much_is_kept_as_the_step_leaves_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     names, rooms, said = kept_by(monkeypatch, [100, 100], 100)
-    assert (names, rooms) == (list(KEPT_IN_PART_NAMES), [40])
+    assert (names, rooms) == (list(NAMES), [40])
     assert said == [
         "keep-some keeps 1 values that are computed twice, in up to 40 of the 40 MiB left on each device"
     ]
@@ -168,7 +172,7 @@ def test_a_little_of_the_limit_is_left_to_picks_of_the_autotuner(monkeypatch: py
 def test_what_is_kept_may_be_worth_it_only_in_a_rotated_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     rooms = rooms_asked_for(monkeypatch)
     monkeypatch.setattr(compiles, "compile_module", lambda *_: (110 if len(rooms) == 1 else 100) * MIB)
-    rotated, session = KEPT_IN_PART_NAMES[1], fake_session()
+    rotated, session = NAMES[1], fake_session()
     kept = in_part(session, EARLY, needing(60), 100 * MIB, lambda _: {rotated: done(b"")})
     assert (list(kept), rooms) == ([rotated], [40, 30])
 
@@ -190,7 +194,7 @@ def test_half_is_still_kept_where_xla_needs_more_than_all_that_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names, rooms, _ = kept_by(monkeypatch, [150, 150, 100, 100], 100)
-    assert (names, rooms) == (list(KEPT_IN_PART_NAMES), [40, 20])
+    assert (names, rooms) == (list(NAMES), [40, 20])
 
 
 def test_what_never_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +225,7 @@ def test_ranks_keep_what_rank_0_chooses_and_what_fits_on_all(
 
     first, second = on_ranks(2, kept)
     assert first == second
-    assert first[0] == list(KEPT_IN_PART_NAMES)
+    assert first[0] == list(NAMES)
     assert rooms == [40, 36]
 
 
