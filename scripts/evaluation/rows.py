@@ -46,6 +46,7 @@ BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
 OURS_IN_ONE = "one bucket in our order (XLA's op fusion)"
 PER_BLOCK = "a bucket per block (XLA's op fusion)"
 PGLE_BEST = "PGLE, best threshold"
+NO_COMMAND_BUFFERS = "no command buffers"
 DOUBLE_BUFFERED, PIPELINED = "XLA's double-buffered loop", "XLA's pipelined collectives"
 PIPELINED_DOUBLE = "XLA's pipelined collectives, double-buffered loop"
 _DOUBLE = {"xla_gpu_enable_while_loop_double_buffering": True}
@@ -64,14 +65,14 @@ _OF_LOOPS = (DOUBLE_BUFFERED, PIPELINED, PIPELINED_DOUBLE)
 _FORM_MEBIBYTES = (1, 4, 16, 64, 256)
 XLA = (
     DEFAULT, *(f"threshold {size} MiB" for size in _FORM_MEBIBYTES), EVERYTHING, O1, PGLE, PGLE_BEST,
-    *_OF_LOOPS, PER_BLOCK,
+    *_OF_LOOPS, PER_BLOCK, NO_COMMAND_BUFFERS,
 )  # fmt: skip
 """What XLA offers such a form without us, and the buckets that people make by hand."""
 _CHOICES = {"minimum": MINIMUM, "form": FORM, "xla": XLA}
 _NAMES = (
     "all", DEFAULT, PLAN, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
     ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, *_OF_LOOPS,
-    PGLE_BEST, PER_BLOCK,
+    PGLE_BEST, PER_BLOCK, NO_COMMAND_BUFFERS,
 )  # fmt: skip
 _ONLY_FORM = (*_OF_LOOPS, *_ORDERS)
 _THRESHOLD = re.compile(r"threshold (\d+) MiB")
@@ -222,6 +223,7 @@ def rows_of(context: Context) -> list[Row]:
         of_loops(DOUBLE_BUFFERED, _DOUBLE),
         of_loops(PIPELINED, _PIPELINE),
         of_loops(PIPELINED_DOUBLE, {**_PIPELINE, **_DOUBLE}),
+        Row(NO_COMMAND_BUFFERS, BASELINE, lambda: Variant(request, options=context.backend.naming_options), absent),
         own(PER_BLOCK, BASELINE, lambda: bucketed_per_block(source, xla)),
         *best_guided,
         *(
