@@ -91,6 +91,9 @@ MOST_PROFILED = 3
 """Schedules that are profiled and searched."""
 MOST_STRUCTURES = 2
 """Beside a training, that take turns with XLA's default; for no more of the fastest are calls held."""
+_RIVALS = 0.1
+"""Nor is one tried that is predicted to take longer than the first by more. In searches on GPUs, of two or three
+structures each, the fastest took up to 2.3 % longer than the first, as predicted (``docs/benchmarks/*/training``)."""
 _SEARCH_GAINS = 0.15
 """A schedule that is slower than the plan by more, as predicted with the best order of its kernels, is not searched."""
 _UNMEASURED = 0.01
@@ -437,7 +440,7 @@ class StructureSearch:
             with session.stage("ranking what is kept in part", takes_s=_TAKES_S):
                 fitting += self._ranked(replace(structures, made=dict(made)))
         with session.stage("structures in time"):
-            chosen = [one for one in sorted(fitting) if one.name not in lacking][:MOST_PROFILED]
+            chosen = _rivals([one for one in sorted(fitting) if one.name not in lacking], MOST_PROFILED)
             in_time = self.making.in_time([(one.name, one.lacking) for one in chosen])
         return dict(session.tell(in_time, "promising structures"))
 
@@ -488,7 +491,8 @@ class StructureSearch:
                     ]
                     most = most_drafted_bytes(most_bytes(session, case, free_bytes))
                     fitting = with_room(session, faster, most)
-                    mine, over = [one.name for one in fitting[:MOST_STRUCTURES]], len(fitting) < len(faster)
+                    mine = [one.name for one in _rivals(fitting, MOST_STRUCTURES)]
+                    over = len(fitting) < len(faster)
         mine, over = session.tell([mine, over], "likeliest structures")
         return mine, over
 
@@ -709,6 +713,11 @@ def _wanted(session: Session, early: Early, pays: Pays | None) -> dict[str, list
         )
         return {}
     return {forced: schedules[forced]}
+
+
+def _rivals(ranked: Sequence[Ranked], most: int) -> list[Ranked]:
+    """The first few, the most promising first, that may be the best."""
+    return [one for one in ranked[:most] if one.predicted_ns <= (1 + _RIVALS) * ranked[0].predicted_ns]
 
 
 def _decides(predicted_ns: int, unmeasured: float, best_ns: int) -> bool:
