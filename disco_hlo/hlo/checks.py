@@ -244,7 +244,7 @@ def _check_attributes(check: _Checker, instruction: Message, operands: Sequence[
             check.fail(where, f"makes {list(shape.dimensions)} of {list(operands[0].dimensions)}")
     elif opcode in ("reduce", "reverse"):
         check._check_distinct(where, "dimension", dimensions, first)
-    elif opcode in ("all-gather", "reduce-scatter"):
+    elif opcode in COLLECTIVE and COLLECTIVE[opcode].along:
         # Of several arrays, each along the same dimension.
         rank = min((len(one.dimensions) for one in operands), default=0)
         check._check_within(where, "dimension", dimensions, rank)

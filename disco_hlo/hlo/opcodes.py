@@ -67,6 +67,14 @@ class Collective:
     """Whether it names sources and targets, not groups."""
     leaves_out: bool = False
     """Whether devices may be in no group."""
+    alike: bool = False
+    """Whether all devices of a group are left with the same."""
+    parted: bool = False
+    """Whether each device of a group is left with a part of its own of what the group had."""
+    of_partitions: bool = False
+    """Whether its groups name partitions wherever it has a channel, without a flag that says so."""
+    along: bool = False
+    """Whether it names the dimension along which it joins or cuts."""
     ring_share: float = 0.5
     """Bytes that each device sends around a ring, of those of an all-reduce."""
     passes_on: bool = False
@@ -74,20 +82,26 @@ class Collective:
 
 
 COLLECTIVE = {
-    "all-gather": Collective(travels=True, shares=True),
+    "all-gather": Collective(travels=True, shares=True, alike=True, along=True),
     "all-reduce": Collective(
-        travels=True, shares=True, concatenates=True, in_place=True, reduces=True, ring_share=1.0
+        travels=True, shares=True, concatenates=True, in_place=True, reduces=True, alike=True, ring_share=1.0
     ),
-    "all-to-all": Collective(travels=True),
-    "collective-broadcast": Collective(travels=True, in_place=True, leaves_out=True, passes_on=True),
-    "collective-permute": Collective(travels=True, shares=True, names_pairs=True, passes_on=True),
-    "ragged-all-to-all": Collective(),
-    "reduce-scatter": Collective(travels=True, shares=True, reduces=True),
+    "all-to-all": Collective(travels=True, parted=True, of_partitions=True),
+    "collective-broadcast": Collective(
+        travels=True, in_place=True, leaves_out=True, alike=True, of_partitions=True, passes_on=True
+    ),
+    "collective-permute": Collective(
+        travels=True, shares=True, names_pairs=True, of_partitions=True, passes_on=True
+    ),
+    "ragged-all-to-all": Collective(of_partitions=True),
+    "reduce-scatter": Collective(travels=True, shares=True, reduces=True, parted=True, along=True),
 }
 """By opcode. A new collective is one line."""
 COLLECTIVES = frozenset(COLLECTIVE)
 MOVED_COLLECTIVES = frozenset(opcode for opcode, collective in COLLECTIVE.items() if collective.travels)
 """Collectives that may overlap with kernels as a plan says, where they are of one array."""
+ALIKE = frozenset(opcode for opcode, one in COLLECTIVE.items() if one.alike and not one.leaves_out)
+"""Collectives that leave the same on all devices of each group, and leave no device out."""
 MOSAIC_GPU = "mosaic_gpu_v2"
 """Target of a kernel that JAX lowers for GPUs."""
 NEVER_MERGED = COLLECTIVES | SIDE_EFFECTS | frozenset({

@@ -22,7 +22,6 @@ import msgspec
 from disco_hlo.errors import IllegalMoveError, UnsupportedError
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.hlo.proto import Message
-from disco_hlo.kernels.missed import MissedError
 from disco_hlo.kernels.pattern import (
     GATHER,
     MOVING,
@@ -34,7 +33,7 @@ from disco_hlo.kernels.pattern import (
     fused_calls,
 )
 from disco_hlo.kernels.tiles import MatmulTiles, UpdateTiles
-from disco_hlo.kernels.update_pattern import UPDATES, Recipe, UpdateCall, program_above
+from disco_hlo.kernels.update_pattern import UPDATES, MissedError, Recipe, UpdateCall, program_above
 from disco_hlo.structure.moves import Fuse, FusedPair, Move, apply_moves
 from disco_hlo.structure.program import Program, computations, dims, dtype, illegal, waits_for
 from disco_hlo.structure.sharded import scatter

@@ -24,11 +24,10 @@ from math import prod
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
-from disco_hlo.kernels.missed import MissedError, NoMatmulError, require_met
 from disco_hlo.kernels.refusals import MOST_DEVICES
 from disco_hlo.kernels.tiles import HALF_TYPES, MATMUL_RANGE, VECTOR_RANGE, MatmulTiles
 from disco_hlo.kernels.times import Size
-from disco_hlo.kernels.update_pattern import UpdateCall, own_shard_of, update_call
+from disco_hlo.kernels.update_pattern import MissedError, UpdateCall, own_shard_of, require_met, update_call
 from disco_hlo.structure.chunk import operand_needs, reduction_opcode
 from disco_hlo.structure.program import Program, dims, dtype
 from disco_hlo.structure.sharded import groups_of
@@ -45,6 +44,10 @@ COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 MOVING = ("reshape", "bitcast", "transpose", "copy")
 # HLO's names of the types that numpy calls otherwise.
 SHORT_NAMES = {"bfloat16": "bf16", "float16": "f16"}
+
+
+class NoMatmulError(MissedError):
+    """What a collective sums or sends comes from no matmul."""
 
 
 @dataclass(frozen=True, slots=True)

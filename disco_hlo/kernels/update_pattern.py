@@ -24,7 +24,6 @@ from math import prod
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
 from disco_hlo.hlo.walks import reached
-from disco_hlo.kernels.missed import MissedError, require_met
 from disco_hlo.kernels.tiles import NORMED_RANGE, UPDATE_RANGE, UpdateTiles
 from disco_hlo.kernels.times import Size
 from disco_hlo.structure.chunk import reduction_opcode
@@ -40,6 +39,16 @@ _DTYPE = "f32"
 # What may be done to single numbers that are made of a norm, and what only renames one.
 _OF_NUMBERS = POINTWISE | {"and", "compare", "not", "or", "select"}
 _RENAMING = ("bitcast", "broadcast", "copy", "reshape")
+
+
+class MissedError(Exception):
+    """No kernel takes a collective; its text says why."""
+
+
+def require_met(met: bool, why: str) -> None:
+    """Raise :class:`MissedError`, unless `met`."""
+    if not met:
+        raise MissedError(why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind, Groups
 from disco_hlo.hlo.cost_model import on_one_line
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.hlo.opcodes import ALIKE
 from disco_hlo.hlo.proto import DetailedInstruction, DetailedModule, serialize
 from disco_hlo.optimize.costs import SENDS, Costs, Inner, sent_bytes
 from disco_hlo.structure.program import Program
@@ -73,7 +74,7 @@ def in_shards(graph: Graph, costs: Costs, sends: Sends, *, overlapped: bool) -> 
 def _sent(region: CanonicalModule, program: Program) -> Iterator[tuple[int, Groups]]:
     """The largest groups count whose size divides what is sent."""
     nodes = region.graph.nodes
-    grouped = {one.groups for one in nodes if one.opcode in ("all-reduce", "all-gather") and one.groups}
+    grouped = {one.groups for one in nodes if one.opcode in ALIKE and one.groups}
     of_one_size = [groups for groups in grouped if len({len(group) for group in groups}) == 1]
     largest = sorted(of_one_size, key=lambda groups: (-len(groups[0]), groups))
     proven = {groups: SameValues(program, groups).proven for groups in largest}

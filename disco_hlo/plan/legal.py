@@ -79,8 +79,8 @@ def refused_groups(
 
 
 def bucket_of(graph: Graph, members: Sequence[int], form: str = "concat") -> Bucket:
-    """The bucket of these collectives, in the wanted form where they can have it: only all-reduces can be concatenated,
-    whatever else travels together is one instruction with several operands."""
+    """The bucket of these collectives, in the wanted form where they can have it: what cannot be concatenated is one
+    instruction with several operands."""
     if len(members) == 1:
         return Bucket(tuple(members))
     known = COLLECTIVE.get(graph.nodes[members[0]].opcode)

@@ -18,6 +18,7 @@ from disco_hlo.elsewhere import Run, here
 from disco_hlo.errors import IllegalMoveError, PlanError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
+from disco_hlo.hlo.opcodes import COLLECTIVE
 from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays, fuse, kernel_schedules
 from disco_hlo.kernels.refusals import refuse_machine
 from disco_hlo.optimize.pipeline import Case
@@ -183,7 +184,7 @@ def refuse_unsupported(source: CanonicalModule) -> None:
     """
     graph = source.graph
     for node in graph.nodes if BACKENDS[graph.backend].gathers_outermost_only else ():
-        if node.opcode not in ("all-gather", "reduce-scatter") or not node.shape.layout:
+        if node.opcode not in COLLECTIVE or not COLLECTIVE[node.opcode].along or not node.shape.layout:
             continue
         outside = node.shape.layout[node.shape.layout.index(node.dimensions[0]) + 1 :]
         if any(node.shape.dims[dimension] > 1 for dimension in outside):

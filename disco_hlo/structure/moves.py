@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from disco_hlo.errors import IllegalMoveError, PlanError
+from disco_hlo.hlo.opcodes import ALIKE
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import MOST_PARTS, chunk
 from disco_hlo.structure.hoist import hoist, hoist_repeated
@@ -262,7 +263,7 @@ def _apply_inside(inner: Program, move: SliceSend | Keep | Narrow) -> None:
         keep(inner, _pairs(move, inner, inner))
     elif isinstance(move, Narrow):
         narrow(inner, [inner.at(position, "all-gather") for position in move.gathers])
-    elif move.opcode not in ("all-reduce", "all-gather"):
+    elif move.opcode not in ALIKE:
         raise IllegalMoveError(f"a {move.opcode} leaves no array alike on the devices of a group")
     else:
         send, grouped = inner.at(move.send, "collective-permute"), inner.at(move.grouped, move.opcode)

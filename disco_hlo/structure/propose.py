@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.collectives import Groups
-from disco_hlo.hlo.opcodes import ELEMENTWISE
+from disco_hlo.hlo.opcodes import ALIKE, ELEMENTWISE
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import Needs, operand_needs
 from disco_hlo.structure.moves import Chunk, Move, Reorder, SliceSend, Split, apply_to
@@ -251,7 +251,7 @@ def _sliced(own: Program, path: tuple[int, ...], send: int) -> Iterator[SliceSen
     """Ways to slice a send: by the groups of the collectives next to it, and each dimension of its array."""
     seen: set[Groups] = set()
     for at, grouped in enumerate(own.instructions):
-        if grouped.opcode not in ("all-reduce", "all-gather"):
+        if grouped.opcode not in ALIKE:
             continue
         try:
             groups = groups_of(own, grouped)

@@ -16,7 +16,7 @@ import numpy as np
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.collectives import Groups, devices_by_axes, iota_devices, written_groups
-from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.hlo.opcodes import ALIKE, COLLECTIVE, COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.structure.chunk import Needs, operand_needs, reduction_opcode, shrink
 from disco_hlo.structure.program import (
@@ -35,7 +35,7 @@ _CUT_THROUGH = frozenset({"bitcast", "broadcast", "convert", "iota", "reshape", 
 """Ops computed again on the shard rather than cut, since that is cheaper or meets an all-gather further up."""
 _S32, _U32 = 4, 8
 _REPLICATED, _TILED = 0, 3
-_DIFFERS = (COLLECTIVES - {"all-reduce", "all-gather"}) | frozenset({
+_DIFFERS = COLLECTIVES | frozenset({
     "partition-id", "replica-id", "custom-call", "infeed", "recv", "rng", "rng-get-and-update-state", "async-update",
     "outfeed", "send", "after-all",
 })  # fmt: skip
@@ -413,8 +413,7 @@ def groups_of(program: Program, collective: Message) -> Groups:
     Raises:
         IllegalMoveError: they name replicas, or are of different sizes.
     """
-    # An all-to-all has no such flag.
-    of_all = collective.use_global_device_ids or collective.opcode == "all-to-all"
+    of_all = collective.use_global_device_ids or COLLECTIVE[collective.opcode].of_partitions
     if program.replicas() != 1 or collective.channel_id <= 0 or not of_all:
         raise illegal(collective, "its groups name replicas, not the partitions of one program")
     groups = written_groups(collective) or (tuple(range(program.partitions())),)
@@ -465,7 +464,7 @@ class SameValues:
             return bool(self._shardings) and _held_alike(self._shardings[number], self.groups)
         if opcode == "get-tuple-element" and program.operands(instruction)[0].opcode == "parameter":
             return operands_same or instruction.tuple_index in self._state
-        if opcode in ("all-reduce", "all-gather"):
+        if opcode in ALIKE:
             return _made_alike(program, instruction, self.groups, operands_same)
         if opcode == "collective-permute":  # who gets nothing has zeros
             of_partitions = program.replicas() == 1 and instruction.channel_id > 0
@@ -508,7 +507,7 @@ _INDICES = frozenset({"pred", "s32", "s64", "u32"})
 
 def _is_deterministic(program: Program, instruction: Message) -> bool:
     opcode = instruction.opcode
-    if opcode in _DIFFERS or opcode in COLLECTIVES or opcode.endswith(("-start", "-done")):
+    if opcode in _DIFFERS or opcode.endswith(("-start", "-done")):
         return False
     return all(
         _is_deterministic(program, inner)
@@ -528,7 +527,7 @@ def _made_alike(program: Program, collective: Message, groups: Groups, operands_
         return False
     group_of = {device: i for i, group in enumerate(groups) for device in group}
     seen = {device: [group_of.get(d, -1 - d) for d in group] for group in own for device in group}
-    if collective.opcode == "all-reduce":
+    if COLLECTIVE[collective.opcode].reduces:
         seen = {device: sorted(who) for device, who in seen.items()}
     return all(seen.get(device) == seen.get(group[0]) for group in groups for device in group)
 

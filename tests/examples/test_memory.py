@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.optimize.costs import costs_for
-from disco_hlo.optimize.keeping import prices_of
 from disco_hlo.optimize.regions import step_times
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring.runner import Runner
+from disco_hlo.plugin.phases.keeping import prices_of
 from disco_hlo.plugin.structure import early_module
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.jaxlink import CompileRequest

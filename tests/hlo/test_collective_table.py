@@ -1,44 +1,44 @@
-"""A collective is one line of the table: it is read, ordered, bucketed, costed, written, checked and shown."""
+"""A collective is one line of the table: it is read, ordered and bucketed by both search methods, costed, simulated,
+written, checked, shown, and followed through what decides."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-LAST = '    "reduce-scatter": Collective(travels=True, shares=True, reduces=True),\n'
+import disco_hlo
+
+ROOT = Path(__file__).parents[2]
+AT_THE_ROOT = ("estimator", "profiler", "search")
+
+LAST = '}\n"""By opcode. A new collective is one line."""\n'
 MADE_UP = (
     # Its name, what the table says of it, the form of a bucket, its share of a ring, and where it is looked at.
     (
         "all-mean",
-        "travels=True, shares=True, concatenates=True, in_place=True, reduces=True, ring_share=1.0",
+        "travels=True, shares=True, concatenates=True, in_place=True, reduces=True, alike=True, ring_share=1.0",
         "concat",
         1.0,
         "gpu",
     ),
-    ("part-mean", "travels=True, shares=True, reduces=True", "variadic", 0.5, "cpu"),
+    ("part-mean", "travels=True, shares=True, reduces=True, parted=True, along=True", "variadic", 0.5, "cpu"),
 )
 """One like an all-reduce, one like a reduce-scatter."""
 STEP = """
-import gzip, importlib.util, json, sys
+import gzip, json, sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
-last, made_up, place = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
-spec = importlib.util.find_spec("disco_hlo.hlo.opcodes")
-text = Path(spec.origin).read_text()
-assert text.count(last) == 1
-lines = "".join(f'    "{name}": Collective({said}),\\n' for name, said, *_ in made_up)
-opcodes = sys.modules[spec.name] = ModuleType(spec.name)
-exec(compile(text.replace(last, last + lines), spec.origin, "exec"), opcodes.__dict__)
-
+import disco_hlo
 from disco_hlo.cli import main
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import canonicalize
-from disco_hlo.hlo.collectives import collective_kind
+from disco_hlo.hlo.collectives import collective_bytes, collective_kind
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.plan.apply import apply
@@ -50,9 +50,16 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.plan import Bucket
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.profiler.collectives import CollectiveFit
+from disco_hlo.plugin.measuring.inputs.decisions import EQUAL, Devices, collected, of_parameter
 from disco_hlo.profiler.profile import Collectives, to_json
+from disco_hlo.simulator.build import build
+from disco_hlo.simulator.costs import bucket_times
 from tests.captured import stored
 from tests.report import plans
+
+
+place, made_up = Path(sys.argv[1]), json.loads(sys.argv[2])
+assert Path(disco_hlo.__file__).is_relative_to(place), disco_hlo.__file__
 
 
 def look(name, said, form, share, backend):
@@ -83,21 +90,32 @@ def look(name, said, form, share, backend):
     costs = costs_of(swept, source, [read(source)])
     print("costed by its own line:", costs.collective(kind)([4096])[0] == own_line([4096])[0])
 
+    left = collected(Devices(1, 2), source.protos[graph.collectives[0]], [of_parameter(0)])
+    print("known to leave the same or parts:", (left == EQUAL) == ("alike" in said))
+
     (folder / "step.hlo.pb.gz").write_bytes(gzip.compress(module))
     (folder / "profile.json").write_text(to_json(swept))
-    asked = ["disco", "search", folder / "step.hlo.pb.gz", "--profile", folder / "profile.json"]
-    for command in ([*asked, "-o", folder / "found", "--evaluations", 100], ["disco", "inspect", folder / "found"]):
-        sys.argv = [str(word) for word in command]
-        with suppress(SystemExit):
-            main.main()
-
-    plan = decode((folder / "found" / "plan.json").read_bytes(), "plan.json").strategy
-    several = [bucket for bucket in plan.buckets if len(bucket.collectives) > 1]
-    print("bucketed:", bool(several) and bucket_of(graph, several[0].collectives).form == form)
-    check_order(unit_graph(graph, plan), plan.order, costs.machine.asynchronous)
-    written = apply(plan, source)
-    print("written and read back:", read(canonicalize(written)).buckets == plan.buckets)
-    print("checked:", faults(written, backend) == [])
+    asked = ["disco", "search", folder / "step.hlo.pb.gz", "--profile", folder / "profile.json", "--evaluations", 100]
+    for method in ("joint", "backtracking"):
+        found = folder / method
+        for command in ([*asked, "--method", method, "-o", found], ["disco", "inspect", found]):
+            sys.argv = [str(word) for word in command]
+            with suppress(SystemExit):
+                main.main()
+        plan = decode((found / "plan.json").read_bytes(), "plan.json").strategy
+        several = [bucket for bucket in plan.buckets if len(bucket.collectives) > 1]
+        print("bucketed:", bool(several) and bucket_of(graph, several[0].collectives).form == form)
+        check_order(unit_graph(graph, plan), plan.order, costs.machine.asynchronous)
+        problem = build(graph, plan, costs, costs.machine).problem
+        sizes = [[collective_bytes(graph, node) for node in one.collectives] for one in plan.buckets]
+        line_ns = [
+            bucket_times(own_line, costs.machine, of_one, packed_bytes=None, name="").main_ns for of_one in sizes
+        ]
+        took = sorted((problem.duration_ns[problem.communicates] * problem.unit_ns).tolist())
+        print("simulated by its own line:", took == sorted(line_ns))
+        written = apply(plan, source)
+        print("written and read back:", read(canonicalize(written)).buckets == plan.buckets)
+        print("checked:", faults(written, backend) == [])
 
 for one in made_up:
     print("looking at", one[0])
@@ -106,19 +124,37 @@ for one in made_up:
 
 
 def test_a_made_up_collective_is_one_line(tmp_path: Path) -> None:
-    """Its operands, groups, share of a ring, form in a bucket and aliasing were told by name in eight files."""
+    """Its operands, groups, share of a ring, form in a bucket and aliasing were told by name in eight files; then what
+    it leaves on each device in six, where one like a reduce-scatter passed for one like an all-reduce."""
+    package = tmp_path / "disco_hlo"
+    package.mkdir()
+    for source in (*Path(disco_hlo.__file__).parent.iterdir(), *(ROOT / one for one in AT_THE_ROOT)):
+        if source.name != "hlo":
+            (package / source.name).symlink_to(source)
+    shutil.copytree(Path(disco_hlo.__file__).parent / "hlo", package / "hlo")
+    table = package / "hlo" / "opcodes.py"
+    assert table.read_text().count(LAST) == 1
+    lines = "".join(f'    "{name}": Collective({facts}),\n' for name, facts, *_ in MADE_UP)
+    table.write_text(table.read_text().replace(LAST, lines + LAST))
     done = subprocess.run(
-        [sys.executable, "-c", STEP, LAST, json.dumps(MADE_UP), str(tmp_path)],
-        capture_output=True, text=True, timeout=400, check=False,
+        [sys.executable, "-P", "-c", STEP, str(tmp_path), json.dumps(MADE_UP)],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     said = done.stdout + done.stderr
     of_each = done.stdout.split("looking at ")[1:]
     assert len(of_each) == len(MADE_UP), said
+    assert "ended early" not in said, said
     for (name, *_), found in zip(MADE_UP, of_each, strict=True):
         lines = found.splitlines()
-        assert lines[:5] == [
+        assert lines[:6] == [
             name, "read: True", "its kind: True", "costed like a share of an all-reduce: True",
-            "costed by its own line: True",
+            "costed by its own line: True", "known to leave the same or parts: True",
         ], said  # fmt: skip
-        assert any(name in one for one in lines[5:-3]), said
-        assert lines[-3:] == ["bucketed: True", "written and read back: True", "checked: True"], said
+        joint, backtracking = found.split("checked: True\n")[:-1]
+        for by_method in (joint, backtracking):
+            *shown, bucketed, simulated, written = by_method.splitlines()
+            assert any(name in one for one in shown[6:]), said
+            assert [bucketed, simulated, written] == [
+                "bucketed: True", "simulated by its own line: True", "written and read back: True",
+            ], said  # fmt: skip

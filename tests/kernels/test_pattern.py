@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from disco_hlo.kernels.missed import MissedError
 from disco_hlo.kernels.pattern import COLLECTIVES, FusedCall, fused_call, fused_calls
+from disco_hlo.kernels.update_pattern import MissedError
 from disco_hlo.structure.program import Program
 from tests.modules import module_of
 from tests.structure.enact import handed_over

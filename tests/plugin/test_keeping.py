@@ -17,7 +17,6 @@ from disco_hlo.elsewhere import here
 from disco_hlo.errors import XlaRefusalError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.keeping import prices_of
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanStore
@@ -32,6 +31,7 @@ from disco_hlo.plugin.phases.keeping import (
     most_bytes,
     most_drafted_bytes,
     needed_bytes,
+    prices_of,
     with_room,
 )
 from disco_hlo.plugin.phases.structure_search import Making, StructureSearch

@@ -14,7 +14,7 @@ from jax import lax
 
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.costs import costs_for
-from disco_hlo.optimize.keeping import prices_of
+from disco_hlo.plugin.phases.keeping import prices_of
 from disco_hlo.structure.choose import Chosen, Prices
 from disco_hlo.structure.moves import KeepTurns, apply_moves, from_json, to_json
 from disco_hlo.structure.propose_loops import (

@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from disco_hlo.optimize.keeping import prices_of
+from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.hlo.collectives import collective_bytes, collective_kind
+from disco_hlo.optimize.costs import Costs
 from disco_hlo.optimize.pipeline import Case
+from disco_hlo.optimize.regions import calls_by_caller, regions_callees_first
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.compiling import CompileBatch
 from disco_hlo.plugin.measuring.room import most_needed_bytes, over_limit, whole_mib
@@ -21,6 +24,7 @@ from disco_hlo.plugin.structure import KEEPS, Early, Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
+from disco_hlo.structure.choose import Prices
 from disco_hlo.structure.moves import to_json
 from disco_hlo.structure.propose_loops import KEPT_IN_PART, InPart, kept_in_part
 
@@ -165,3 +169,31 @@ def _chosen(session: Session, early: Early, case: Case, room_bytes: int) -> InPa
             KEPT_IN_PART, values, part.chosen.held_bytes / 2**20, left,
         )  # fmt: skip
     return part
+
+
+def prices_of(costs: Costs, module: bytes) -> Prices:
+    """What the ops of an early module cost: times of all by themselves, as far as ``costs`` knows them measured, else
+    estimated; of collectives by the line of their kind, of loops the ops inside as often as they turn.
+
+    Raises:
+        ModuleError: the module cannot be read.
+        ProfileError: nothing is known of the time of a collective.
+    """
+    source = canonicalize(module)
+    called = calls_by_caller(source)
+    ns: dict[str, dict[str, float]] = {}
+    taken_ns: dict[str, float] = {}
+    for name, region in regions_callees_first(source):
+        graph = region.graph
+        times = [float(one) for one in costs.op_ns(graph)]
+        for node in graph.collectives:
+            kind = collective_kind(graph.nodes[node])
+            times[node] = float(costs.collective(kind)(collective_bytes(graph, node)))
+        for callee, call in called[name]:
+            times[call.node] += (call.trips or 1) * taken_ns[callee]
+        taken_ns[name] = sum(times)
+        sources = next((one.sources for one in source.regions if one.name == name), (source,))
+        for alike in sources:
+            inside = alike.index.computation(alike.computation).name
+            ns[inside] = {node.name: times[node.id] for node in alike.graph.nodes}
+    return Prices(ns, 1e9 / costs.profile.memory_bandwidth)

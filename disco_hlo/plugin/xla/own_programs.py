@@ -18,6 +18,7 @@ import numpy as np
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.collectives import CollectiveKind, Groups
+from disco_hlo.hlo.opcodes import COLLECTIVE
 from disco_hlo.hlo.proto import parse
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import executables, jaxlink
@@ -41,8 +42,6 @@ _KEPT_APART = (
     "reduce-scatter-combiner", "reduce-scatter-reassociate", "collective-permute-combiner",
 )  # fmt: skip
 """Passes that would make fewer of several in a row."""
-_SHARED_OUT = ("all-gather", "all-to-all", "reduce-scatter")
-"""Collectives in which each device of a group has a share of the bytes."""
 _AXIS = "device"
 _WORK_WIDTH = 384
 """Rows and columns of the matrix whose square is the work between two collectives."""
@@ -228,7 +227,7 @@ def compile_chain(
     members = len(rows[0])
     # Devices stay in the request's order, in which a runner hands over what each of them reads.
     mesh = Mesh(np.array(request.devices, dtype=object), (_AXIS,))
-    if kind.opcode in _SHARED_OUT:
+    if COLLECTIVE[kind.opcode].along or COLLECTIVE[kind.opcode].parted:
         count = -(-count // members) * members
     everywhere = PartitionSpec(_AXIS)
 
@@ -262,10 +261,10 @@ def compile_chain(
 def _rows(request: CompileRequest, kind: CollectiveKind) -> Groups:
     """The places, among the request's devices, of those that take part together."""
     everyone = tuple(range(len(request.devices)))
-    if not kind.groups or kind.opcode == "collective-permute":
+    if not kind.groups or COLLECTIVE[kind.opcode].names_pairs:
         return (everyone,)
     listed = tuple(sorted(device for row in kind.groups for device in row))
-    alone = kind.opcode != "collective-broadcast" or len(kind.groups) == 1
+    alone = not COLLECTIVE[kind.opcode].leaves_out or len(kind.groups) == 1
     if len({len(row) for row in kind.groups}) != 1 or listed != everyone or not alone:
         raise UnsupportedError(
             f"{kind}: expected groups of one size that hold each of {len(everyone)} devices once"

@@ -32,7 +32,7 @@ from disco_hlo.errors import DiscoError, UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import Groups, written_groups
 from disco_hlo.hlo.flatten import ModuleIndex
-from disco_hlo.hlo.opcodes import COLLECTIVES
+from disco_hlo.hlo.opcodes import COLLECTIVE, COLLECTIVES
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plugin.measuring.inputs.bodies import Following, Known, detailed, holds_whole_numbers
 from disco_hlo.structure.program import computed_value, literal_value
@@ -50,10 +50,6 @@ _WAY_OUT = "decide by a value that is all-reduced (lax.pmax), or train without E
 _NONE: frozenset[int] = frozenset()
 _LARGEST = 1 << 12
 """Elements of the largest array that is computed."""
-_CROSS_PARTITION = frozenset(
-    {"all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all"}
-)
-"""Collectives whose groups name partitions wherever they have a channel."""
 
 
 def equal_parameters(source: CanonicalModule, devices: Devices) -> frozenset[int]:
@@ -201,9 +197,8 @@ class Devices:
             return None
         if collective.channel_id <= 0:  # among the replicas, of which there is one
             return tuple((device,) for device in range(self.count))
-        return (
-            written if collective.use_global_device_ids or collective.opcode in _CROSS_PARTITION else everyone
-        )
+        of_all = collective.use_global_device_ids or COLLECTIVE[collective.opcode].of_partitions
+        return written if of_all else everyone
 
 
 @dataclass(frozen=True)
@@ -285,17 +280,17 @@ def collected(devices: Devices, proto: Message, operands: Sequence[DeviceValue])
     collective.opcode = proto.opcode.removesuffix("-start")
     before = joined(operands)
     groups = devices.groups_of(collective)
-    known = groups is not None and {d for group in groups for d in group} == set(range(devices.count))
-    if groups is None or not known or collective.opcode in ("collective-permute", "ragged-all-to-all"):
+    known = COLLECTIVE[collective.opcode]
+    is_for_all = groups is not None and {d for group in groups for d in group} == set(range(devices.count))
+    if groups is None or not is_for_all or not (known.alike or known.parted):
         return differing(devices, _named(collective.opcode), before.parameters)
-    parted = collective.opcode in ("all-to-all", "reduce-scatter")
     kinds = before.kinds or (0,) * devices.count
     found: list[Hashable] = [None] * devices.count
     for group in groups:
         held = tuple(kinds[device] for device in group)
         for place, device in enumerate(group):
-            found[device] = (held, place if parted else 0)
-    left = _NONE if len(groups) == 1 and not parted else before.parameters
+            found[device] = (held, place if known.parted else 0)
+    left = _NONE if len(groups) == 1 and not known.parted else before.parameters
     after = _kinds(found)
     return DeviceValue(left, after, (before.why or _named(collective.opcode)) if after else "")
 

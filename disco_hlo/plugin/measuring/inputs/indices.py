@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.opcodes import COLLECTIVE
 from disco_hlo.hlo.proto import Message
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.inputs.bodies import (
@@ -39,9 +40,9 @@ from disco_hlo.plugin.measuring.inputs.bodies import (
 from disco_hlo.structure.program import literal_value
 
 _MOVED = frozenset({
-    "add-dependency", "all-gather", "all-gather-done", "all-gather-start", "all-to-all", "async-done",
-    "async-update", "collective-broadcast", "collective-permute", "collective-permute-done",
-    "collective-permute-start", "copy-done", "copy-start", "domain", "opt-barrier", "reverse", "slice",
+    "add-dependency", "async-done", "async-update", "copy-done", "copy-start", "domain", "opt-barrier", "reverse",
+    "slice", *(f"{name}{half}" for name, one in COLLECTIVE.items() if one.travels and not one.reduces
+               for half in ("", "-start", "-done")),
 })  # fmt: skip
 """Ops whose result has the numbers of their operands, perhaps elsewhere."""
 _REARRANGED = frozenset({"bitcast", "broadcast", "copy", "reshape", "transpose"})
