@@ -172,14 +172,14 @@ class CoordinationStore:
         return None
 
     def names(self, directory: str) -> list[str]:
-        """Last path components of the keys right under ``directory``."""
+        """Of the keys under ``directory``, their paths from there."""
         return list(self.values(directory))
 
     def values(self, directory: str) -> dict[str, bytes]:
-        """By last path component, the values of the keys right under ``directory``."""
+        """By their paths from ``directory``, the values of the keys under it."""
         with _reaching():
             found = self._client.key_value_dir_get_bytes(directory)
-        return {key.rsplit("/", 1)[-1]: value for key, value in found}
+        return {key.removeprefix(f"{directory}/"): value for key, value in found}
 
     def renew(self, key: str, value: bytes) -> None:
         """Set a key, whatever it was."""

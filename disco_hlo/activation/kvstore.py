@@ -119,10 +119,16 @@ class KvChannel:
             self._store.delete(f"{where}/from")
         return outcome
 
-    def wait(self, went: str | None = None) -> LongWait:
-        """Of this rank, in what all ranks run before they next exchange anything; or in that exchange, where it says
-        why the run failed here, or nothing."""
-        return LongWait(self.rank, self.size, f"{self._root}/{self._sequence}-waits", self._store, went)
+    def wait(self, went: str | None = None, where: str = "") -> LongWait:
+        """Of this rank, in what all ranks run before they next exchange anything, or ``where`` they say that they do;
+        or in that exchange, where it says why the run failed here, or nothing."""
+        directory = f"{self._root}/{where or f'{self._sequence}-waits'}"
+        return LongWait(self.rank, self.size, directory, self._store, went)
+
+    def long_in(self, directory: str) -> set[str]:
+        """Places of this directory in which a rank has run for long (:meth:`wait`). Raises as the store."""
+        words = self._store.values(f"{self._root}/{directory}")
+        return {place.split("/")[0] for place, word in words.items() if word == _RUNS}
 
     def _await_rank_0(self, where: str, timeout_s: float) -> bytes | None:
         deadline = Deadline(timeout_s, self.gone)

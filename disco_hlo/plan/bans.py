@@ -96,8 +96,10 @@ class _Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def text(self) -> str:
         """What happened, as a sentence's end."""
         by = "" if self.fatal == _NONE else f" by {_signal_name(int(self.fatal))}"
-        how = "hung" if self.fatal == _HUNG else f"ended{by}"
-        return f"process {self.pid} on {self.host} {how} while it was {_WHEN[self.stage]} ({self.since})"
+        how = (
+            "hung while it was run" if self.fatal == _HUNG else f"ended{by} while it was {_WHEN[self.stage]}"
+        )
+        return f"process {self.pid} on {self.host} {how} ({self.since})"
 
 
 _PLACES = Places(
@@ -264,9 +266,10 @@ def withdraw_marks() -> None:
         _remove(path)
 
 
-def note_hang() -> None:
+def note_hang() -> bool:
     """Before this process ends itself, as what it runs does not come back: that bans what runs, and nothing that is
-    compiled meanwhile."""
+    compiled meanwhile. Whether anything is banned."""
+    banned = False
     for path, stage in list(_held.items()):
         if stage != "run":
             _remove(path)
@@ -275,6 +278,8 @@ def note_hang() -> None:
             file.seek(_PLACES.fatal)
             file.write(_HUNG.encode())
             _kept(path)  # what runs may fail before the process has ended, and would take a mark back
+            banned = True
+    return banned
 
 
 def _others_of(record: _Record, records: list[_Record]) -> bool:

@@ -192,6 +192,7 @@ def join(request: CompileRequest, settings: Settings) -> Session:
         raise ActivationError(f"{request.module_name} runs on processes {processes} of the job only")
     with _told_if_long(request, settings):
         channel = _channel(processes, facts.process_index, settings)
+        request.wait = channel.wait if isinstance(channel, KvChannel) else None
         session = Session(request, settings, facts, channel)
         _check_alike(session)
     return session

@@ -284,6 +284,7 @@ def _apply_to_loop(program: Program, move: OfLoops) -> None:
     elif isinstance(move, Double):
         double(loops[0])
     elif isinstance(move, Unroll):
+        program.flush()
         unroll(loops.pop())
     elif isinstance(move, HoistRepeated):
         hoist_repeated(loops[0], [loops[0].body.at(position, "all-gather") for position in move.gathers])

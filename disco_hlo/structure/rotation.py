@@ -35,6 +35,7 @@ from disco_hlo.structure.loops import (
 )
 from disco_hlo.structure.program import Program, bits, illegal
 
+_GROUP = b"_scheduling_group_id"
 _NOT_REPEATED = SIDE_EFFECTS | ASYNCHRONOUS | {"while", "conditional", "call", "fusion"}
 _FORESEEN = ELEMENTWISE | DATA_MOVEMENT | {"all-gather", "bitcast", "constant", "partition-id"}
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
@@ -348,6 +349,8 @@ def check_repeatable(loop: Loop, turns: int) -> None:
             raise illegal(
                 loop.instruction, f"its body holds {one.name} ({one.opcode}), which is not repeated"
             )
+        if _GROUP in one.frontend_attributes:
+            raise illegal(loop.instruction, f"its body holds {one.name}, of a scheduling group")
 
 
 def _takers(loop: Loop) -> list[int]:

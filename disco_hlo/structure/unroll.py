@@ -22,22 +22,24 @@ from disco_hlo.structure.program import Buffers, Program, dims, evaluate, illega
 from disco_hlo.structure.rotation import check_repeatable, written
 
 _MOST_WRITTEN = 20_000
-"""Instructions that a loop may become: XLA:CPU compiles so many in about 20 s."""
+"""Instructions that a step may become: XLA:CPU compiles so many in about 20 s."""
 _Part = tuple[tuple[int, int], ...]
 """Of an array, by dimension: from where, and how many."""
 
 
 def unroll(loop: Loop) -> None:
     """Write all turns of a loop in its place, which is gone afterwards. What a later turn or loop takes out of an
-    array at a place of its own it reads where that was put in.
+    array at a place of its own it reads where that was put in. The module must hold what was written before.
 
     Raises:
-        IllegalMoveError: a turn cannot be repeated, or the turns are too many instructions.
+        IllegalMoveError: a turn cannot be repeated, or the step would be too many instructions.
     """
     check_repeatable(loop, 1)
     caller = loop.caller
-    if (many := loop.turns * len(loop.body.instructions)) > _MOST_WRITTEN:
-        reason = f"its turns are {many} instructions, expected up to {_MOST_WRITTEN}"
+    many = sum(len(one.instructions) for one in caller.module.computations)
+    many += (loop.turns - 1) * len(loop.body.instructions)
+    if many > _MOST_WRITTEN:
+        reason = f"written out, the step has {many} instructions, expected up to {_MOST_WRITTEN}"
         raise illegal(loop.instruction, reason)
     if any(map(loop.condition.acts, loop.condition.instructions)):
         raise illegal(loop.instruction, "its condition has effects")

@@ -205,7 +205,7 @@ class Notes:
         if self.gone:
             raise ActivationError("out of reach")
         return {
-            key.rsplit("/", 1)[1]: value
+            key.removeprefix(f"{directory}/"): value
             for key, value in self.kept.items()
             if key.startswith(f"{directory}/")
         }
@@ -327,6 +327,19 @@ def test_waits_of_one_run_are_told_from_those_of_another() -> None:
     assert later.wait()._directory == before
     earlier._begin("an exchange")
     assert earlier.wait()._directory != before
+
+
+def test_others_hear_in_which_of_several_places_a_rank_has_been_for_long() -> None:
+    notes = Notes()
+    first, second = (KvChannel(rank, 2, "job", notes) for rank in range(2))
+    assert second.long_in("calls/t") == set()
+    wait, past = first.wait(where="calls/t/7"), second.wait("", "calls/t/5")
+    assert [wait.verdict(0.0), past.verdict(0.0)] == ["", ""]
+    assert second.long_in("calls/t") == {"7"}
+    past = second.wait("", "calls/t/7")
+    assert [past.verdict(0.0), wait.verdict(0.0), past.verdict(0.0)] == ["", HANGS, HANGS]
+    wait.end()
+    assert first.long_in("calls/t") == set()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -270,7 +270,7 @@ def test_a_run_that_hangs_bans_its_module_at_once_and_none_that_is_compiled_mean
     assert end(tmp_path, code, stage="run", processes=processes) == 1
     [ban] = Bans(tmp_path).all()
     assert ban.module == A
-    assert " hung while it was first run (" in ban.reason
+    assert " hung while it was run (" in ban.reason
     assert names(tmp_path) == ["died"]
 
 

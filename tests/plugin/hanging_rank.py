@@ -1,7 +1,8 @@
-"""One of two processes beside whose training a candidate runs, for test_lockstep.py: ADDRESS RANK FOLDER FAULT.
+"""One of two processes beside whose training a candidate runs, for test_hangs.py: ADDRESS RANK FOLDER FAULT.
 
 FAULT: the candidate ``hangs`` on rank 1's device, ``hangs late`` there, when rank 0 has run it, or ``fails`` there; or
-rank 1 ``stands still`` before it until rank 0 has waited for too long, and goes on.
+rank 1 ``stands still`` before it until rank 0 has waited for too long, and goes on. Or the candidate ``hangs at first``
+on rank 1's device, when XLA's default alone has run, and no training does.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import jax
 
 from disco_hlo.activation.channel import CoordinationStore, nobody_gone
 from disco_hlo.hlo.canonical import canonicalize
+from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.variants import unfused
+from disco_hlo.plugin import hangs
 from disco_hlo.plugin.logs import configure
 from disco_hlo.plugin.measuring import lockstep
 from disco_hlo.plugin.measuring.candidates import compile_trials
+from disco_hlo.plugin.measuring.comparing import settle_inputs
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.trial import Trial, marked
-from disco_hlo.plugin.session import Session, join_beside
+from disco_hlo.plugin.session import Session, join, join_beside
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -63,14 +67,19 @@ def arrange(fault: str, endless: Any) -> None:
 def main(address: str, rank: int, folder: Path, fault: str) -> None:
     jax.distributed.initialize(address, num_processes=2, process_id=rank)
     configure("info")
-    lockstep._HANGS_S = _LONGER_S if fault == "stands still" else _LONG_S
+    hangs._HANGS_S = _LONGER_S if fault == "stands still" else _LONG_S
     endless = jax.jit(lambda x: jax.lax.while_loop(lambda y: y >= 0, lambda y: 1 - y, x)).lower(0).compile()
 
     def handle(request: CompileRequest) -> LoadedExecutable | None:
         if request.module_name != "jit_step":
             return None
-        session = join_beside(request, Settings(search=True, directory=folder), "search", nobody_gone)
-        request.call_ns = 1
+        settings = Settings(search=True, directory=folder)
+        if fault == "hangs at first":
+            session = join(request, settings)
+            settle_inputs(session, Trial(DEFAULT, None, 0, executable=request.call_default()))
+        else:
+            session = join_beside(request, settings, "search", nobody_gone)
+            request.call_ns = 1
         source = canonicalize(compiles.capture(request))
         slot = session.slot(source.graph.key)
         slot.path.mkdir(parents=True, exist_ok=True)

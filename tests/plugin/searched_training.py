@@ -72,8 +72,9 @@ PLACES = (
 )  # fmt: skip
 """Of a search, in turn: in a call under the profiler, while what is profiled has a call's arguments, before candidates
 are compiled, and so on."""
-OWN_CODE, CANDIDATE = "own code", "a candidate's run"
-"""Places besides: between two calls of the script's while a call is waited for, and once a candidate is to run."""
+OWN_CODE, CANDIDATE, CALL = "own code", "a candidate's run", "a candidate's call"
+"""Places besides: between two calls of the script's while a call is waited for, once a candidate is to run, and in the
+first call that one runs."""
 _LONG_S, _SLEPT_S = 4.0, 6.0
 """Where one sleeps, no run takes as long as the former; in the script's own code it sleeps for the latter."""
 _STOOD_STILL_S = 0.4
@@ -96,6 +97,7 @@ def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> Ca
 
     struck: list[str] = []
     tried: list[Any] = []
+    offered: list[object] = []
 
     def strike(here: str) -> None:
         if here in places and here not in struck:
@@ -126,8 +128,9 @@ def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> Ca
         tried.extend(one for one in trials if one.strategy is not None)
         return "compile"
 
-    def is_tried(executable: object) -> bool:
-        return any(one.executable is executable for one in tried)
+    def executed(executable: object, _: object) -> str:
+        is_tried = executable in [one.executable for one in tried]  # no longer once it is offered
+        return CANDIDATE if is_tried else CALL * (executable in offered)
 
     def chosen(trial: trials.Trial, _: int) -> str:
         return "rounds" if len(trial._stretch.turns) > 1 and trial.outcome is None else ""
@@ -141,7 +144,8 @@ def strike_at(places: Sequence[str], how: str, training: threading.Thread) -> Ca
     struck_in(candidates, "_compile", lambda *_: "one compile")
     struck_in(Slices, "runner", lambda *_: "slice", after=True)
     struck_in(search_in_training, "compile_trials", compiled)
-    struck_in(executables, "execute", lambda one, *_: CANDIDATE if is_tried(one) else "")
+    struck_in(trials.Trial, "offer", lambda *given: offered.append(given[2]) or "")
+    struck_in(executables, "execute", executed)
     return strike
 
 
@@ -200,7 +204,7 @@ def environment_of(directory: Path, devices: int, patience: int = 50) -> dict[st
 
 def rank(address: str, folder: Path) -> None:
     """Train with another process until a plan runs, and some steps more."""
-    from disco_hlo.plugin.measuring import lockstep
+    from disco_hlo.plugin import hangs
     from disco_hlo.plugin.phases import search_in_training
     from tests.plugin.calls.rank import Training
 
@@ -208,7 +212,7 @@ def rank(address: str, folder: Path) -> None:
     if place := os.environ.get("FAULT_AT"):
         strike = strike_at(place.split(","), os.environ["FAULT_HOW"], threading.current_thread())
     if os.environ.get("FAULT_HOW") == "sleep":
-        lockstep._HANGS_S = _LONG_S
+        hangs._HANGS_S = _LONG_S
     own = int(os.environ["OMPI_COMM_WORLD_RANK"])
     # After its default of 100 s JAX itself ends a process whose peer is gone.
     patience_s = 8 if os.environ.get("FAULT_HOW") == "kill" else 20

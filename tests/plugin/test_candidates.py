@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from disco_hlo.errors import ActivationError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.variants import unfused
+from disco_hlo.plugin import hangs
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, MOST_ROUNDS
 from disco_hlo.plugin.measuring import candidates, comparing
 from disco_hlo.plugin.measuring.candidates import (
@@ -34,6 +36,7 @@ from disco_hlo.plugin.phases.finalists import chosen
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla import compiles, executables
+from tests.plugin.calls.hanging import end_where_it_hangs
 from tests.plugin.handled import in_session
 
 
@@ -233,6 +236,31 @@ def test_a_candidate_that_fails_while_it_is_timed_is_out_and_the_others_are_time
     assert complete is True
     assert (plain.error, plain.times_ns) == ("RuntimeError: illegal memory access", [])
     assert min(len(default.times_ns), len(wrong.times_ns)) >= FEWEST_TO_DROP
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Exception in thread disco-endless"
+)  # which ends in the place of the process
+@pytest.mark.parametrize("number", [1, 3], ids=["first run", "one that is timed"])
+def test_a_candidate_that_hangs_before_the_first_step_ends_the_job_by_what_the_default_takes(
+    number: int, measured: Measured, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It held the job for ten minutes."""
+    monkeypatch.setattr(logging.getLogger("disco_hlo"), "propagate", True)
+    ended = end_where_it_hangs(monkeypatch)
+    monkeypatch.setattr(hangs, "_HANGS_S", 1.0)
+    (_, plain, _), _ = measured([True])
+    runs, really = itertools.count(1), executables.execute
+
+    def execute(executable: Any, arguments: Any) -> Any:
+        if executable is plain.executable and next(runs) == number:
+            assert ended.wait(60)
+        return really(executable, arguments)
+
+    monkeypatch.setattr(executables, "execute", execute)
+    measured([False] * 2 + [True])
+    assert ended.is_set()
+    assert "a run of jit_mlp_step has not ended after 1 s: it hangs; " in caplog.text
 
 
 def test_a_candidate_is_marked_from_its_first_run_to_the_first_that_counts(

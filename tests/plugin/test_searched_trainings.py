@@ -17,7 +17,7 @@ from disco_hlo.plan.store import PlanStore
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
 from disco_hlo.profiler.store import ProfileStore
 from tests.known_times import PLATFORM, know_all
-from tests.plugin.searched_training import CANDIDATE, OWN_CODE, PLACES, environment_of, with_fault
+from tests.plugin.searched_training import CALL, CANDIDATE, OWN_CODE, PLACES, environment_of, with_fault
 
 pytestmark = [pytest.mark.product_only, pytest.mark.slow, pytest.mark.usefixtures("compiled_search")]
 _ROOT = Path(__file__).parents[2]
@@ -93,14 +93,17 @@ def test_a_rank_that_dies_or_stands_still_hangs_nobody(
     assert f"jit_searched: {SEARCHED} from call" in said
 
 
-def test_a_candidate_that_hangs_ends_the_training_of_two_processes_and_is_banned(tmp_path: Path) -> None:
-    """One of them might stand still, so that it took ten minutes."""
+@pytest.mark.parametrize("place", [CANDIDATE, CALL])
+def test_a_candidate_that_hangs_ends_the_training_of_two_processes_and_is_banned(
+    place: str, tmp_path: Path
+) -> None:
+    """One of them might stand still, so that it took ten minutes; in a call of the training for ever."""
     plans = tmp_path / "plans"
     know_all(plans, devices=2, processes=2)
-    ends = with_fault(tmp_path, environment_of(plans, 1), 1, (CANDIDATE,), "sleep")
+    ends = with_fault(tmp_path, environment_of(plans, 1), 1, (place,), "sleep")
     assert all(code not in (None, 0) for code, _ in ends), ends
     said = [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)]
     assert [one.count("has not ended after") for one in said] == [1, 0], said
-    assert " s: it hangs; the run cannot be interrupted, so the job ends" in said[0]
+    assert " s: it hangs; it cannot be interrupted, so the job ends" in said[0]
     [ban] = [ban for one in PlanStore(plans).list_plans() for ban in one.bans]
-    assert " hung while it was first run (" in ban.reason
+    assert " hung while it was run (" in ban.reason

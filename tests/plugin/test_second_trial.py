@@ -24,6 +24,7 @@ from disco_hlo.plugin.session import join, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.plugin.calls.hanging import PLACES, end_where_it_hangs, hanging_after
 from tests.plugin.calls.training import counted_python_calls, fresh_state, jitted, reworded_state, train
 from tests.plugin.calls.verdicts import once_it_ran_often
 from tests.plugin.handled import save_plan
@@ -159,6 +160,31 @@ def test_a_training_that_ends_before_the_order_is_clear_leaves_no_outcome(
     monkeypatch.setattr(schedule, "verdict", lambda *_: Verdict((PLAN,), None, FEWEST_ROUNDS))
     job.train(**OLD)
     assert job.pays() is None
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Exception in thread disco-endless"
+)  # which ends in the place of the process
+@pytest.mark.parametrize("place", PLACES)
+def test_a_plan_that_hangs_in_a_call_ends_the_job_and_the_next_one_runs_without(
+    place: str, job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Behind it: the call has returned, and the script goes on while the devices never end."""
+    ended = end_where_it_hangs(monkeypatch)
+    monkeypatch.setattr(schedule, "verdict", lambda *_: Verdict((PLAN,), None, FEWEST_ROUNDS))
+    with hanging_after(3, place, ended):
+        job.train(**OLD)
+    [line] = [one for one in caplog.messages if "has not ended" in one]
+    assert re.fullmatch(
+        r"a call of jit_tried_step that no fusion ran has not ended after 0\.\d+ s: it hangs; it cannot be interrupted"
+        r", so the job ends; the candidate is banned, and the next job goes on without it",
+        line,
+    ), line
+    second_trial._outcomes.clear()  # as in another process
+    caplog.clear()
+    job.train()
+    assert "jit_tried_step runs as XLA compiles it: its plan is banned: process " in caplog.text
+    assert " hung while it was run (" in caplog.text
 
 
 @pytest.mark.parametrize("watched", [False, True])

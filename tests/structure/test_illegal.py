@@ -289,6 +289,9 @@ EDITS: dict[str, tuple[tuple[str, str], type[Move], str]] = {
     "turn-with-effects": (
         ("y = f32[4] add(x, g)", 'y = f32[4] custom-call(g), custom_call_target="f", custom_call_has_side_effect=true'),
         Double, "its body holds y (custom-call), which is not repeated"),
+    "turn-in-a-group": (("y = f32[4] add(x, g)",
+                         'y = f32[4] add(x, g), frontend_attributes={_scheduling_group_id="1"}'),
+        Double, "its body holds y, of a scheduling group"),
     "condition-with-effects": (
         (f"first_{CONDITION}", f"first_{CONDITION}".replace("  n = ",
          '  e = s32[] custom-call(i), custom_call_target="f", custom_call_has_side_effect=true\n  n = ')),

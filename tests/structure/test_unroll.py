@@ -8,6 +8,7 @@ import pytest
 
 from disco_hlo.errors import IllegalMoveError
 from disco_hlo.hlo.proto import Message
+from disco_hlo.structure import unroll
 from disco_hlo.structure.moves import Double, Unroll, apply_moves, from_json, to_json
 from disco_hlo.structure.program import Buffers, Program
 from disco_hlo.structure.propose_loops import loop_schedules
@@ -343,6 +344,22 @@ def test_a_loop_behind_one_that_communicates_is_written_out_where_it_turns_as_of
     assert sum(isinstance(one, Unroll) for one in moves) == 1 + is_written_out
     made = apply_moves(source, moves, copies=False)
     assert ("while" in opcodes(made)) == (not is_written_out)
+
+
+def test_loops_are_written_out_as_long_as_the_whole_step_is_not_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Several loops, each short enough, made a step of any length."""
+    source = module_of(STACKED)
+    first, second = (at for at, opcode in enumerate(opcodes(source)) if opcode == "while")
+    length = sum(len(one.instructions) for one in Program(source).module.computations)
+    monkeypatch.setattr(unroll, "_MOST_WRITTEN", length + 3 * 22)  # three more turns of the longer body
+    for at in (first, second):
+        apply_moves(source, [Unroll((at,))], copies=False)
+    longer = apply_moves(source, [Unroll((first,))], copies=False)
+    moves = [Unroll((first,)), Unroll((opcodes(longer).index("while"),))]
+    with pytest.raises(IllegalMoveError, match=r"written out, the step has \d+ instructions"):
+        apply_moves(source, moves, copies=False)
 
 
 @pytest.mark.product_only  # the older jaxlib has another way to compile a module

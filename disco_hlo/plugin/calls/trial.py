@@ -24,8 +24,10 @@ from disco_hlo.activation.channel import Channel
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls import schedule
+from disco_hlo.plugin.calls.hanging import look_after
 from disco_hlo.plugin.calls.schedule import Answer, Round, Stretch, meet, settled
 from disco_hlo.plugin.calls.watch import LEAST_SHARE, FromScript, Sample, Watch
+from disco_hlo.plugin.hangs import Guard
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -60,18 +62,21 @@ class Trial:
             timeout_s: how long a rank waits for the others before all go on with XLA's default.
         """
         self.watch = watch
-        self._channel = channel
+        self.channel = channel
         self._timeout_s = timeout_s
         self.tag = tag
         """Names this module among those that the ranks meet about; equal on all."""
         self._stretch = Stretch(0, FIRST_MEETING, (DEFAULT,))
-        self._compared: list[Stretch] = []
+        self._tried: list[Stretch] = []
+        """In which candidates ran."""
         self._times_ns: dict[int, int] = {}
         self._latest_ns: deque[int] = deque(maxlen=_LATEST)
         self._under_way: Hold | None = None
         """Calls that are traced."""
         self._refused: dict[str, str] = {}
         self._predicted_ns: dict[str, int] = {}
+        self.marks: dict[str, Guard] = {}
+        """By candidate, what stands around the end of the process where a call of it hangs."""
         self._complete = False
         self.begun = False
         """Whether a search for this step has begun."""
@@ -105,7 +110,7 @@ class Trial:
     def rounds(self) -> list[Round]:
         """What was measured so far, on this rank."""
         times_ns = dict(self._times_ns)
-        return [one for stretch in self._compared for one in stretch.rounds(times_ns)]
+        return [one for stretch in self._tried for one in stretch.rounds(times_ns)]
 
     @property
     def call_ns(self) -> int:
@@ -117,14 +122,26 @@ class Trial:
         """Forget what a call takes: what ran beside the calls so far runs no more."""
         self._latest_ns.clear()
 
-    def offer(self, name: str, executable: LoadedExecutable, predicted_ns: int = 0) -> None:
+    def name_of(self, index: int) -> str:
+        """What ran this call, or runs it."""
+        return next((one.name_at(index) for one in reversed(self._tried) if one.holds(index)), DEFAULT)
+
+    def offer(
+        self,
+        name: str,
+        executable: LoadedExecutable,
+        predicted_ns: int = 0,
+        mark: Guard = contextlib.nullcontext,
+    ) -> None:
         """Bring a candidate on this rank, from any thread; it runs once all ranks have brought one of this name.
 
         Args:
             name: equal only for equal modules: ranks that run different ones wait for each other forever.
             executable: computes what XLA's default does.
             predicted_ns: its step time, which decides where the clock does not; 0 where nobody knows.
+            mark: around the end of this process, where a call of it hangs.
         """
+        self.marks[name] = mark
         try:
             self.watch.offer(name, executable)
             self._predicted_ns[name] = predicted_ns
@@ -155,7 +172,7 @@ class Trial:
         if self._stretch.end is not None and index >= self._stretch.end:
             hold = self.hold
             # Rank 0's clock decides whether it would stay within its share, as nobody holds without it.
-            may = self._channel.rank != 0 or time.perf_counter_ns() >= self._next_hold_ns
+            may = self.channel.rank != 0 or time.perf_counter_ns() >= self._next_hold_ns
             if hold is not None and not (may and hold.ready()):
                 hold = None
             self._begin(self._meet(index, hold))
@@ -165,12 +182,12 @@ class Trial:
         if self._stretch.end is None:
             self.on_outcome(name, self.rounds)
             self.watch.settle(name)
-        elif name in self.watch.failures and self._channel.size == 1:
+        elif name in self.watch.failures and self.channel.size == 1:
             return DEFAULT
         return name
 
     def _hold_for(self, hold: Hold, index: int) -> None:
-        self.watch.drain()
+        self.watch.drain_queue()
         began_ns = time.perf_counter_ns()
         hold.wait()
         self._held_since(began_ns)
@@ -205,7 +222,7 @@ class Trial:
             return replace(stretch, begins=begins)
 
         try:
-            return meet(self._channel, index, answer, plan, tag=self.tag, timeout_s=self._timeout_s)
+            return meet(self.channel, index, answer, plan, tag=self.tag, timeout_s=self._timeout_s)
         except ActivationError as error:
             return settled(index, DEFAULT, one_line(error))
 
@@ -215,11 +232,13 @@ class Trial:
             self.begun = True
             self._next_hold_ns = time.perf_counter_ns()
             self.begin(self)
-        if len(stretch.turns) > 1:
-            self._compared.append(stretch)
+        if stretch.turns != (DEFAULT,):
+            if not self._tried:
+                look_after(self)
+            self._tried.append(stretch)
         if (stretch.turns, stretch.end is None, stretch.why) == (before.turns, False, ""):
             return
-        level = 20 if stretch.end is None and stretch.turns != (DEFAULT,) and self._channel.rank == 0 else 10
+        level = 20 if stretch.end is None and stretch.turns != (DEFAULT,) and self.channel.rank == 0 else 10
         LOGGER.log(level, "%s: %s from call %d on%s", self.watch.module_name, " and ".join(stretch.turns),
                    stretch.first, f": {stretch.why}" if stretch.why else "")  # fmt: skip
 
@@ -230,7 +249,7 @@ class Trial:
             traced.device_ns.append(sample.device_ns)
         elif sample.name == DEFAULT:
             self._latest_ns.append(sample.device_ns)
-        for stretch in reversed(self._compared):
+        for stretch in reversed(self._tried):
             if stretch.holds(sample.index):
                 if stretch.name_at(sample.index) == sample.name:
                     self._times_ns[sample.index] = sample.device_ns
@@ -251,7 +270,7 @@ class Trial:
         found = schedule.verdict(self.rounds, sorted(candidates), self._predicted_ns)
         if found.winner is None:
             turns = (DEFAULT, *found.running)
-            warm_up = int(not set(turns) <= {name for one in self._compared for name in one.turns})
+            warm_up = int(not set(turns) <= {name for one in self._tried for name in one.turns})
             end = index + len(turns) * (warm_up + found.rounds)
             return Stretch(index, end, turns, why, warm_up)
         if self._complete:

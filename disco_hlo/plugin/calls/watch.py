@@ -21,22 +21,36 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable, call_signature
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, LoadedModule
+from disco_hlo.plugin.xla.own_programs import run_nothing
 
 Choose = Callable[[int], str]
 """From the number of a call, counted from 0, to the name of what runs it."""
 
 LEAST_SHARE = 0.05
 """Of the devices' time: what takes less is not worth a search."""
+
+
+class UnderWay(NamedTuple):
+    """A call that has not ended."""
+
+    watch: Watch
+    number: int
+    name: str
+    """Of what runs it."""
+
+
 Report = Callable[[int | None], None]
 """Told of an execution's time on the devices in ns; None where it failed there."""
+_QUEUE: object = "what the devices had in their queue"
 _END_S = 5.0
 """How long the end of the process waits for executions under way."""
 
@@ -84,6 +98,7 @@ class Watch:
         self._times = times
         self._executables: dict[str, LoadedExecutable] = {DEFAULT: module.executable}
         self._devices = [device.id for device in module.executable.local_devices()]
+        self._queues = backend_of(module.request.backend.platform).queues
         self._choosing = threading.RLock()
         self._reporting = threading.Lock()
         self._failures: dict[str, str] = {}
@@ -91,6 +106,10 @@ class Watch:
         self._choose: Choose | None = None
         self.calls = 0
         """How many calls began, until it was settled."""
+        self.ended = 0
+        """How many did until one that was told to have ended."""
+        self._dispatched: UnderWay | None = None
+        """While it is handed to the devices, which for some takes until it has ended."""
         self._before_ns = self._latest_ns = times.total_ns
         self.device_ns = 0
         """Of all calls that were timed."""
@@ -134,6 +153,15 @@ class Watch:
         return self._times.total_ns - self._latest_ns > self.device_ns
 
     @property
+    def under_way(self) -> UnderWay | None:
+        """The call of this module that the devices are at; None where they are at something else that is watched, or
+        that was queued before."""
+        at = self._times.at
+        if at is None:
+            return self._dispatched
+        return at if isinstance(at, UnderWay) and at.watch is self else None
+
+    @property
     def settled(self) -> str | None:
         """What runs all calls from now on, out of our sight; None while they are watched."""
         return self._settled
@@ -156,9 +184,19 @@ class Watch:
         """Return when every call so far has ended and was timed."""
         self._times.drain()
 
+    def drain_queue(self) -> None:
+        """As :meth:`drain`, and when whatever else the script has queued for the devices has ended."""
+        self._note_queue()
+        self._times.drain()
+
     def drain_before_next(self) -> None:
         """Have the next call, of any module that is watched with this one, wait as :meth:`drain` does."""
         self._times.drains_next = True
+
+    def beside(self, run: Callable[[threading.Event], object]) -> None:
+        """Run this in a thread of its own. It ends soon after the event that it is given is set, at the end of the
+        process."""
+        self._times.beside(run)
 
     def swap(self, choose: Choose | None) -> None:
         """From the next call on ``choose`` says what runs it, asked of one at a time; None: XLA's default."""
@@ -194,17 +232,36 @@ class Watch:
                 arguments, self.arguments = self.arguments, []
             executable = self._executables[name]
             default = self._executables.get(DEFAULT)
+        if len(self._executables) > 1:
+            self._note_queue()
         dispatched_ns = time.perf_counter_ns()
+        call = self._dispatched = UnderWay(self, index, name)
         try:
             results = executables.execute(executable, arguments)
         except Exception as error:
             if of_signal_handler(error) or not self._may_run_again(name, arguments, error) or default is None:
                 raise
-            name = DEFAULT
+            name, call = DEFAULT, UnderWay(self, index, DEFAULT)
             results = executables.execute(default, arguments)
+        finally:
+            self._dispatched = None
         token = executables.token_of(results)
-        self._times.note(token, dispatched_ns, self._devices, lambda ns: self._report(index, name, ns))
+        self._times.note(token, dispatched_ns, self._devices, lambda ns: self._report(index, name, ns), call)
         return results, token
+
+    def _note_queue(self) -> None:
+        """Have it seen when devices that have a queue are done with what is in it. That may be programs of the script's
+        that nobody watches, such as a long evaluation: a call that waits for them does not hang."""
+        if not self._queues:
+            return
+        noted_ns = time.perf_counter_ns()
+        try:
+            token = run_nothing(self.request.local_devices)
+        except Exception as error:  # no failure of ours may stop the training
+            if of_signal_handler(error):
+                raise
+            return
+        self._times.note(token, noted_ns, self._devices, lambda _: None, _QUEUE)
 
     def _name(self, index: int) -> str:
         if self._settled is not None:
@@ -232,6 +289,7 @@ class Watch:
         return alone and not any(argument.is_deleted() for argument in arguments)
 
     def _report(self, index: int, name: str, device_ns: int | None) -> None:
+        self.ended = index + 1
         if device_ns is None:
             if name not in (DEFAULT, self._settled):
                 self._failures[name] = f"call {index} failed on the devices"
@@ -250,6 +308,7 @@ class _Execution:
     dispatched_ns: int
     devices: Sequence[int]
     report: Report
+    what: object
 
 
 def device_ns(done_ns: int, dispatched_ns: int, ended_ns: Mapping[int, int], devices: Sequence[int]) -> int:
@@ -275,6 +334,10 @@ class DeviceTimes:
         """Of all executions that were timed."""
         self.drains_next = False
         """See :meth:`Watch.drain_before_next`."""
+        self.at: object | None = None
+        """What is waited for now."""
+        self._closing = threading.Event()
+        self._beside: list[threading.Thread] = []
 
     def drain_if_asked(self) -> None:
         """Before a call is dispatched."""
@@ -282,17 +345,25 @@ class DeviceTimes:
             self.drains_next = False
             self.drain()
 
-    def note(self, token: Any, dispatched_ns: int, devices: Sequence[int], report: Report) -> None:
+    def note(
+        self,
+        token: Any,
+        dispatched_ns: int,
+        devices: Sequence[int],
+        report: Report,
+        what: object = None,
+    ) -> None:
         """Have ``report`` told, in the other thread, how long the execution with this token took.
 
         Args:
             token: of the execution; nobody else waits for it.
             dispatched_ns: ``time.perf_counter_ns()`` before it was dispatched.
             devices: identities of the local devices it runs on.
+            what: it is, for :attr:`at`.
         """
         if self._thread is None:
             self._start()
-        self._executions.put(_Execution(token, dispatched_ns, devices, report))
+        self._executions.put(_Execution(token, dispatched_ns, devices, report, what))
 
     def drain(self) -> None:
         """Return when every execution noted so far has ended and was reported."""
@@ -300,16 +371,25 @@ class DeviceTimes:
 
     def close(self) -> None:
         """End the thread once the executions noted so far have ended, or go on without it after 5 s."""
+        self._closing.set()
         with self._starting:
             thread, self._thread = self._thread, None
         if thread is not None and thread.is_alive():  # in a fork of the process it is not
             atexit.unregister(self.close)
             self._executions.put(None)
-            join_uninterrupted(thread, _END_S)
+            for one in (thread, *self._beside):
+                join_uninterrupted(one, _END_S)
+
+    def beside(self, run: Callable[[threading.Event], object]) -> None:
+        """See :meth:`Watch.beside`."""
+        thread = threading.Thread(target=run, args=(self._closing,), name="disco-beside", daemon=True)
+        self._beside = [*(one for one in self._beside if one.is_alive()), thread]
+        thread.start()
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
+                self._closing.clear()
                 thread = threading.Thread(target=self._time, name="disco-device-times", daemon=True)
                 thread.start()
                 # Before JAX takes its clients down: a thread must not wait inside of one then.
@@ -319,15 +399,18 @@ class DeviceTimes:
     def _time(self) -> None:
         ended_ns: dict[int, int] = {}
         while (one := self._executions.get()) is not None:
+            self.at = one.what
             try:
                 one.token.block_until_ready()
                 done_ns = time.perf_counter_ns()
                 taken_ns = device_ns(done_ns, one.dispatched_ns, ended_ns, one.devices)
-                ended_ns.update(dict.fromkeys(one.devices, done_ns))
-                self.total_ns += taken_ns
+                if one.what is not _QUEUE:  # seen too late to tell when a call began
+                    ended_ns.update(dict.fromkeys(one.devices, done_ns))
+                    self.total_ns += taken_ns
             except Exception:  # the training meets the same error where it reads the results
                 taken_ns = None
             one.report(taken_ns)
+            self.at = None
             del one
             self._executions.task_done()
         self._executions.task_done()

@@ -28,6 +28,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import verify
 from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Round, verdict
+from disco_hlo.plugin.hangs import coming_back
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.comparing import (
     HeldPasses,
@@ -41,7 +42,6 @@ from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import (
     SLICE_NS,
     anywhere,
-    coming_back,
     repeated,
     run_on_all,
     training_ends,
@@ -303,15 +303,20 @@ def _first_runs(session: Session, alive: Sequence[Trial]) -> None:
 def _round(session: Session, alive: Sequence[Trial], at_once: int) -> None:
     """Time each once. One that fails on any rank is out on all of them."""
     for trial in alive:
-        timed = functools.partial(time_once, trial.running, at_once)
+        timed = functools.partial(_time_once, session, trial, at_once)
         first = not trial.times_ns  # what reads memory that nobody wrote may end otherwise than its first run
         guard = marked(session, trial, "run") if first else contextlib.nullcontext()
         try:
-            with guard, coming_back(session.request):
+            with guard:
                 trial.times_ns.append(run_on_all(session, f"a run of {trial.name}", timed))
         except Exception as error:
             trial.error = one_line(error)
             trial.times_ns.clear()
+
+
+def _time_once(session: Session, trial: Trial, at_once: int) -> int:
+    with coming_back(session.request):
+        return time_once(trial.running, at_once)
 
 
 def _still_alive(trials: Sequence[Trial]) -> list[Trial]:

@@ -3,46 +3,29 @@
 What fails before a rank has dispatched its step (no memory for its inputs) is agreed on before anyone dispatches:
 :func:`all_have` is for that. What fails on all ranks alike (XLA refuses a module) is agreed on afterwards. A rank
 whose step fails while it runs, alone, is beyond both: the others wait for it where nobody can call them back, and
-the collectives of its training would meet theirs and exchange the wrong numbers. So it ends, and the job with it. So
-do all where a step does not come back at all, but not while one of them has yet to come to it.
+the collectives of its training would meet theirs and exchange the wrong numbers. So it ends, and the job with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import logging
 import math
-import os
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from disco_hlo.activation.channel import name_ranks
-from disco_hlo.activation.kvstore import HANGS, LongWait
 from disco_hlo.errors import ActivationError, GoneError, shared
-from disco_hlo.plan.bans import note_hang, withdraw_marks
+from disco_hlo.plan.bans import withdraw_marks
+from disco_hlo.plugin.hangs import Guard, coming_back, end_now
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
 Result = TypeVar("Result")
-Guard = Callable[[], contextlib.AbstractContextManager[None]]
 
 SLICE_NS = 50_000_000
 """For how long the devices are taken between two steps of a training, unless one run takes longer."""
-_ENDLESS_S = 600.0
-"""No step takes so long. A loop of it may end with the training's numbers, and not with made-up ones."""
-_HANGS_S, _CALLS = 54.0, 18
-"""Nor so long, nor as long as so many calls of its training, where these are timed: with what ranks need to tell each
-other it has ended within a minute, if a call takes no longer than three seconds."""
-_PIECES = 60
-_LOOPS = "it may have a loop that ends only with the training's own inputs"
-_LAST_S = 0.2
-"""Until all ranks have heard that they end: the others' connections to the first one that does break."""
 
 
 def all_have(session: Session, what: str) -> contextlib.AbstractContextManager[None]:
@@ -181,71 +164,4 @@ def _end_job(session: Session, what: str, reason: str, silence: ActivationError)
         what, session.channel.rank, reason, silence,
     )  # fmt: skip
     withdraw_marks()
-    _end_now()
-
-
-@contextlib.contextmanager
-def coming_back(request: CompileRequest, went: str | None = None) -> Iterator[None]:
-    """Around one run of a step that may never end: nothing can call a device back, so the job ends in its place. Time
-    for which the process itself was stopped does not count.
-
-    Beside the training of several ranks one that stands still keeps the others in its collectives, which is no fault of
-    the step's. So each says when it has waited for so long, and it hangs once all are in it so or have come back.
-
-    Args:
-        went: why the run failed here, or empty, where this rank waits to hear of the others' runs.
-    """
-    wait = None if request.wait is None or not request.call_ns else request.wait(went)
-    if wait is None and went is not None:
-        yield
-        return
-    timed = wait is not None or (request.call_ns > 0 and len(request.process_indices) == 1)
-    long_s = max(_HANGS_S, _CALLS * request.call_ns / 1e9) if timed else _ENDLESS_S
-    piece_s, first = long_s / _PIECES, _PIECES if went is None else 1
-    has_ended = threading.Event()
-
-    def watch() -> None:
-        if any(has_ended.wait(piece_s) for _ in range(first)):
-            return
-        for pieces in itertools.count(first):
-            verdict = HANGS if wait is None else wait.verdict(piece_s)
-            if has_ended.is_set() and not verdict:
-                return
-            if verdict or (went is None and pieces * piece_s >= _ENDLESS_S):
-                waited_s = max(pieces * piece_s, long_s)
-                _end_endless(request.module_name, waited_s, verdict if timed else _LOOPS, wait)
-                return
-
-    threading.Thread(target=watch, name="disco-endless", daemon=True).start()
-    try:
-        yield
-    finally:
-        has_ended.set()
-        if wait is not None:
-            wait.end()
-
-
-def _end_endless(name: str, waited_s: float, why: str, wait: LongWait | None) -> None:
-    leads = wait is None or wait.rank == 0
-    LOGGER.log(
-        logging.ERROR if leads or not why else logging.DEBUG,
-        "a run of %s %s has not ended after %g s: %s; the run cannot be interrupted, so the job ends; start it again "
-        "without ENABLE_SEARCH=1",
-        name, "on made-up inputs" if why == _LOOPS else "beside its training", waited_s,
-        why or "another rank stands still",
-    )  # fmt: skip
-    if why == HANGS:
-        note_hang()
-    elif why != _LOOPS:
-        withdraw_marks()
-    if wait is not None:
-        time.sleep(_LAST_S)
-    _end_now()
-
-
-def _end_now() -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # one may be closed, or None
-            stream.flush()
-    # An exit in order would wait for the other ranks (jax.distributed shuts down at a barrier).
-    os._exit(1)
+    end_now()

@@ -25,8 +25,8 @@ import numpy as np
 from disco_hlo.backends import backend_of
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.hlo.collectives import ALL_REDUCE
+from disco_hlo.plugin.hangs import coming_back
 from disco_hlo.plugin.measuring.inputs.arguments import Inputs, Together
-from disco_hlo.plugin.measuring.lockstep import coming_back
 from disco_hlo.plugin.refusals import refuse_callbacks
 from disco_hlo.plugin.xla import executables, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -110,6 +110,8 @@ class Runner:
         """Perhaps with other runners of the step: what changes them holds for all."""
         self._meeting: _Meeting = inputs_of._meeting if inputs_of and known else _Meeting(request)
         self._has_run = False
+        self.took_ns = 0
+        """Of the last run whose outputs somebody had."""
         self._next_of: dict[int, int] = executables.storage_taken(executable, module) if of_step else {}
         """By parameter, the output that a training loop hands on as the next step's."""
 
@@ -242,8 +244,10 @@ class Runner:
 
         arguments = self.runs_on.fresh() if arguments is None else arguments
         with coming_back(self.runs_on.request), jax.transfer_guard("allow"), self._silently():
+            started_ns = time.perf_counter_ns()
             arrays = executables.result_arrays(executables.execute(self._executable, arguments))
             jax.block_until_ready(arrays)
+            self.took_ns = time.perf_counter_ns() - started_ns
         self.runs_on.learn_donation(arguments)
         return arrays
 

@@ -21,11 +21,12 @@ from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.plugin.hangs import Guard
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import compile_trials, steps_in_a_row
 from disco_hlo.plugin.measuring.inputs.arguments import Together
 from disco_hlo.plugin.measuring.lending import Slices
-from disco_hlo.plugin.measuring.lockstep import FirstRuns, Guard, anywhere, in_a_slice, repeated, run_on_all
+from disco_hlo.plugin.measuring.lockstep import FirstRuns, anywhere, in_a_slice, repeated, run_on_all
 from disco_hlo.plugin.measuring.microbenchmarks import TransferChains
 from disco_hlo.plugin.measuring.runner import Runner, time_once
 from disco_hlo.plugin.measuring.trial import Trial, marked

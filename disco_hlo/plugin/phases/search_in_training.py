@@ -57,7 +57,7 @@ from disco_hlo.plugin.measuring.room import (
     room_bytes,
     with_room_to_compile,
 )
-from disco_hlo.plugin.measuring.trial import Trial
+from disco_hlo.plugin.measuring.trial import Trial, marked
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, shown, trials_of
 from disco_hlo.plugin.phases.finding import FoundPlans, code_compiled_beside, longest_s, search_apart
 from disco_hlo.plugin.phases.search_phase import only_search
@@ -433,7 +433,8 @@ class SearchInTraining:
         trial = self._calls()
         if trial is not None:
             for one in alive:
-                trial.offer(one.name, one.executable, one.predicted_ns)
+                mark = functools.partial(marked, self._session, one, "run")
+                trial.offer(one.name, one.executable, one.predicted_ns, mark)
             trial.complete()
 
     def _note(self, winner: str, rounds: list[Round]) -> None:

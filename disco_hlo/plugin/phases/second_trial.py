@@ -8,6 +8,8 @@ keeps the outcome, so that the next job under the same versions does not try aga
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import statistics
 import threading
 from collections import Counter
@@ -26,6 +28,7 @@ from disco_hlo.plugin.calls.watch import DeviceTimes, Watch, check_same_signatur
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
 from disco_hlo.plugin.refusals import refuse_other_threads
 from disco_hlo.plugin.session import Session, versions
+from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import Execute, LoadedModule
 
@@ -153,7 +156,10 @@ class _Again:
         trial = Trial(watch, self.session.channel, self.session.timeout_s, tag)
         trial.least_share = 0.0
         trial.on_outcome = self.note
-        trial.offer(self.plan.chosen, self.executable)
+        processes = jaxlink.process_count()
+        mark = functools.partial(self.slot.bans.trying, self.digest, "run", processes)
+        leads = self.session.leads
+        trial.offer(self.plan.chosen, self.executable, mark=mark if leads else contextlib.nullcontext)
         trial.complete()
         return watch.execute
 

@@ -85,6 +85,12 @@ def compile_for_each_device(
         compile_for_copies(devices, one)
 
 
+def run_nothing(devices: tuple[Any, ...]) -> Any:
+    """The token of a program that does next to nothing, on each of these devices of this process."""
+    executable = _compiled(devices, _blank, ((1,), np.dtype(np.int32)), ())
+    return executables.token_of(executables.execute(executable, []))
+
+
 def compile_for_copies(devices: tuple[Any, ...], fact: Fact) -> None:
     """Have :func:`on_devices` find compiled what it runs for such copies."""
     if is_reached(*fact, devices[0]):

@@ -52,6 +52,12 @@ class Calls:
     def drain(self) -> None:
         pass
 
+    def beside(self, _: object) -> None:
+        """No call of these hangs."""
+
+    def drain_queue(self) -> None:
+        pass
+
     def drain_before_next(self) -> None:
         pass
 

@@ -83,9 +83,9 @@ class CompileRequest:
     training_peaks_bytes: tuple[int, ...] = ()
     """The most memory that it had in use on each local device, before anything of ours was there."""
     call_ns: int = 0
-    """What a call of it takes the devices; 0 where nobody knows."""
+    """What a call of it takes the devices, or a run of XLA's default on made-up inputs; 0 where nobody knows."""
     wait: Callable[[str | None], LongWait] | None = field(default=None, repr=False)
-    """Beside a training, tells other ranks of a run that takes long, or how it went here; None: nothing does."""
+    """Tells other ranks of a run that takes long, or how it went here; None: nothing does."""
     silent: threading.Event = field(default_factory=threading.Event)
     """Set while executables of this request run for us, beside the training: its Python functions are not called."""
     on_load: Callable[[Any], Any] | None = field(default=None, repr=False)
