@@ -76,18 +76,21 @@ def test_a_first_search_on_a_gpu_compiles_its_code(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("cached", "said"),
+    ("cached", "whole", "said"),
     [
-        (set(), True),
-        ({"disco_hlo.simulator.timeline"}, True),
-        ({"disco_hlo.simulator.timeline", "disco_hlo.estimator.analytic"}, False),
+        (set(), False, True),
+        ({"disco_hlo.simulator.timeline"}, True, True),
+        ({"disco_hlo.simulator.timeline", "disco_hlo.estimator.analytic"}, False, True),
+        ({"disco_hlo.simulator.timeline", "disco_hlo.estimator.analytic"}, True, False),
     ],
 )
 def test_nobody_waits_without_a_word_for_the_code_that_predicts(
-    monkeypatch: pytest.MonkeyPatch, cached: set[str], said: bool
+    monkeypatch: pytest.MonkeyPatch, cached: set[str], whole: bool, said: bool
 ) -> None:
-    """On a machine's first search 50 s went by between the profiling and the next line."""
+    """On a machine's first search 50 s went by between the profiling and the next line; and where an earlier job had
+    ended while it was compiled, the rest of it took the whole budget."""
     monkeypatch.setattr(finding, "is_cached", lambda module: module in cached)
+    monkeypatch.setattr(finding, "is_ready", lambda *_: whole)
     lines: list[str] = []
     assert finding.say_what_predicting_takes(lines.append) is said
     assert [line.split(",")[0] for line in lines] == ["compiling the code that predicts step times"] * said
