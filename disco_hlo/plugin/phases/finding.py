@@ -131,16 +131,22 @@ def find(
             on_progress=on_progress,
             stop=lambda: bool(stop),
         )
+    say_what_was_found(say, found)
+    named = candidates if with_parts else without_parts
+    return Found(found, named(found, settings.finalists), profile)
+
+
+def say_what_was_found(say: Say, found: Optimized) -> None:
+    """A line for the step, and one for each loop, branch or call for which something faster was found: a step may have
+    dozens of them."""
     for note in found.notes:
         say("%s", note)
     for region in found.regions:
-        say("%s", region)
+        (LOGGER.debug if region.strategy is None else say)("%s", region)
     say(
         "searched %d candidates in %.1f s: the best is predicted to take %.2f ms a step, XLA's default %.2f ms",
-        found.evaluations, found.search_s, found.best.predicted_ns / 1e6, case.default.makespan_ns / 1e6,
+        found.evaluations, found.search_s, found.best.predicted_ns / 1e6, found.case.default.makespan_ns / 1e6,
     )  # fmt: skip
-    named = candidates if with_parts else without_parts
-    return Found(found, named(found, settings.finalists), profile)
 
 
 def search_settings(settings: Settings) -> SearchSettings:
