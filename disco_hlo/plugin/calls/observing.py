@@ -70,6 +70,7 @@ class Observation:
         self._decided: dict[str, LoadedExecutable | None] = {}
         self._loaded: Counter[str] = Counter()
         self._begun: Counter[str] = Counter()
+        self._left: set[str] = set()
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
         """Of the modules that are or were watched, by name."""
@@ -141,6 +142,13 @@ class Observation:
                 module.settle(winner)
             return None
         if self._begun[digest] >= _MOST_SEARCHES:
+            if digest not in self._left and request.backend.process_index() == 0:
+                self._left.add(digest)
+                LOGGER.info(
+                    "%s: JAX loaded it anew in each of %d searches, as it does for each new jit, and there is no "
+                    "other: keep its jit, or let DISCO_WHEN=compile search before the first step",
+                    request.module_name, _MOST_SEARCHES,
+                )  # fmt: skip
             return None
         with self._lock:
             number = self._loaded[digest]

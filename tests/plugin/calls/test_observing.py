@@ -199,8 +199,9 @@ def test_of_two_steps_in_turn_the_second_waits_for_the_search_for_the_first(
 
 @pytest.mark.parametrize("anew", ["clear_caches", "another function"])
 def test_a_step_that_jax_loads_anew_is_searched_for_again_but_not_each_time(
-    observation: Observation, monkeypatch: pytest.MonkeyPatch, anew: str
+    observation: Observation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, anew: str
 ) -> None:
+    caplog.set_level("INFO")
     monkeypatch.setattr(trials, "_LONGEST_PAUSE", 8)
     digests: list[str] = []
     observation._search = lambda trial: digests.append(trial.watch.request.digest)
@@ -217,6 +218,9 @@ def test_a_step_that_jax_loads_anew_is_searched_for_again_but_not_each_time(
     with counted_python_calls() as taken:
         train(call, 20)
     assert taken() < 10, "the last one is watched"
+    assert [one.split(",")[0] for one in caplog.messages if "JAX loaded it anew" in one] == [
+        f"jit_loaded_anew: JAX loaded it anew in each of {_MOST_SEARCHES} searches"
+    ], "nobody said why no more began"
 
 
 def test_what_was_decided_is_forgotten_of_a_module_that_holds_addresses(
