@@ -170,13 +170,20 @@ def lower_bound(
     """The lowest bound over the kernels of these strategies, whatever their buckets and order, of the step or of one
     execution of a region; what it runs is bounded likewise."""
     called = calls_by_caller(source)
+    loops = measured_loops(source, costs)
+    executions = _executions(source, loops)
     bounds: dict[str, Bound] = {}
     for name, region in regions_callees_first(source):
-        inner = {
-            call.node: Inner(call.trips * bounds[callee].makespan_ns, 0)
-            for callee, call in called[name]
-            if call.trips is not None
-        }
+        inner: dict[int, Inner] = {}
+        for callee, call in called[name]:
+            trips = turns(callee, call, loops, executions[name])
+            if trips is None:
+                continue
+            loop = loops.get(callee)
+            first_ns = 0 if loop is None or not trips else min(0, loop.first_more_ns)
+            least_ns = max(0, round(trips * bounds[callee].makespan_ns + first_ns))
+            longest_ns = inner[call.node].takes_ns if call.node in inner else 0
+            inner[call.node] = Inner(max(least_ns, longest_ns), 0)
         own = (
             strategies
             if name == ENTRY

@@ -18,6 +18,7 @@ from msgspec import UNSET
 from disco_hlo.errors import DiscoError, IllegalStrategyError
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.optimize.ablations import NO_FUSION, ONE_BUCKET, OUR_ORDER, PLAN_BUCKETS, Candidate
+from disco_hlo.optimize.pipeline import RegionFound
 from disco_hlo.optimize.select import ratio_noise, ratio_to
 from disco_hlo.plan.plan import DEFAULT, Strategy
 from disco_hlo.plan.plan import SEARCHED as PLAN
@@ -76,21 +77,43 @@ def test_a_first_search_on_a_gpu_compiles_its_code(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("cached", "said"),
+    ("cached", "whole", "said"),
     [
-        (set(), True),
-        ({"disco_hlo.simulator.timeline"}, True),
-        ({"disco_hlo.simulator.timeline", "disco_hlo.estimator.analytic"}, False),
+        (set(), False, True),
+        ({"disco_hlo.simulator.timeline"}, True, True),
+        ({"disco_hlo.simulator.timeline", "disco_hlo.estimator.analytic"}, False, True),
+        ({"disco_hlo.simulator.timeline", "disco_hlo.estimator.analytic"}, True, False),
     ],
 )
 def test_nobody_waits_without_a_word_for_the_code_that_predicts(
-    monkeypatch: pytest.MonkeyPatch, cached: set[str], said: bool
+    monkeypatch: pytest.MonkeyPatch, cached: set[str], whole: bool, said: bool
 ) -> None:
-    """On a machine's first search 50 s went by between the profiling and the next line."""
+    """On a machine's first search 50 s went by between the profiling and the next line; and where an earlier job had
+    ended while it was compiled, the rest of it took the whole budget."""
     monkeypatch.setattr(finding, "is_cached", lambda module: module in cached)
+    monkeypatch.setattr(finding, "is_ready", lambda *_: whole)
     lines: list[str] = []
     assert finding.say_what_predicting_takes(lines.append) is said
     assert [line.split(",")[0] for line in lines] == ["compiling the code that predicts step times"] * said
+
+
+def test_loops_for_which_nothing_was_found_have_no_lines() -> None:
+    """Five loops had a line each, which said twice what one of them takes as XLA compiled it."""
+    regions = (
+        RegionFound("loop2", 8, 9_000, 9_000, 43, None),
+        RegionFound("loop1", 2, 9_000, 8_000, 100, Strategy()),
+    )
+    found = SimpleNamespace(
+        notes=(), regions=regions, evaluations=200, search_s=1.5, best=SimpleNamespace(predicted_ns=2_000_000),
+        case=SimpleNamespace(default=SimpleNamespace(makespan_ns=3_000_000)),
+    )  # fmt: skip
+    lines: list[str] = []
+    finding.say_what_was_found(lambda line, *what: lines.append(line % what), found)  # type: ignore[arg-type]
+    assert lines == [
+        "searched 100 candidates for loop1, which runs 2 times a step: the best is predicted to take 8 µs, XLA's "
+        "default 9 µs",
+        "searched 200 candidates in 1.5 s: the best is predicted to take 2.00 ms a step, XLA's default 3.00 ms",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -442,6 +442,23 @@ def test_a_script_too_short_for_a_search_is_told_so(
     ]
 
 
+def test_a_script_that_makes_its_jit_anew_is_told_so_and_not_to_train_for_longer(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 3056 calls, 50 by each jit, none came late enough for a search to begin."""
+    state = fresh_state()
+    for number in range(48):
+        if number % 12 == 0:
+            call = jitted("new_step")
+        *state, _ = call(*state, batch(number))
+    training_phase.say_if_not_begun(training.settings)
+    assert caplog.messages == [
+        "the script ended after 48 calls of jit_new_step, before a search for it began: nothing is saved; JAX loaded "
+        "it 4 times, as it does for each new jit: one that is kept is searched while it trains, DISCO_WHEN=compile "
+        "searches before the first step"
+    ]
+
+
 def test_a_script_whose_modules_are_no_steps_is_not_told_to_train_for_longer(
     training: Training, caplog: pytest.LogCaptureFixture
 ) -> None:

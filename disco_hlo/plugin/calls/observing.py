@@ -22,7 +22,7 @@ from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import LEAST_SHARE, DeviceTimes, Seen, Watch
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import jaxlink
-from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.executables import LoadedExecutable, Memory, memory
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
 from disco_hlo.plugin.xla.jaxlink.calls import ArrayType
 
@@ -39,6 +39,7 @@ FEWEST_CALLS = 5
 """Before them a module is not taken for a step: a function is compiled once for the arrays that a script makes and
 again for those that its step returns, and the first of the two is called once."""
 _LEAST_RETURNED = 0.5
+_LEAST_HANDED_ON = 0.1
 
 
 class Observation:
@@ -69,6 +70,7 @@ class Observation:
         self._decided: dict[str, LoadedExecutable | None] = {}
         self._loaded: Counter[str] = Counter()
         self._begun: Counter[str] = Counter()
+        self._left: set[str] = set()
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
         """Of the modules that are or were watched, by name."""
@@ -118,6 +120,11 @@ class Observation:
         return [trials[index] for index in steps([trial.watch.seen for trial in trials])]
 
     @property
+    def most_loads(self) -> int:
+        """How often JAX loaded one and the same module, the one that it loaded most often."""
+        return max(self._loaded.values(), default=0)
+
+    @property
     def searched(self) -> bool:
         """Whether a search has begun for any step."""
         return bool(self._begun)
@@ -126,7 +133,7 @@ class Observation:
         request = module.request
         if not self._wanted(request) or _is_small(request):
             return None
-        if not keeps_state(module.takes, module.returns):
+        if not keeps_state(module.takes, module.returns) and not hands_on(memory(module.executable)):
             return None
         digest = request.digest
         if digest in self._decided:
@@ -135,6 +142,13 @@ class Observation:
                 module.settle(winner)
             return None
         if self._begun[digest] >= _MOST_SEARCHES:
+            if digest not in self._left and request.backend.process_index() == 0:
+                self._left.add(digest)
+                LOGGER.info(
+                    "%s: JAX loaded it anew in each of %d searches, as it does for each new jit, and there is no "
+                    "other: keep its jit, or let DISCO_WHEN=compile search before the first step",
+                    request.module_name, _MOST_SEARCHES,
+                )  # fmt: skip
             return None
         with self._lock:
             number = self._loaded[digest]
@@ -212,6 +226,12 @@ def keeps_state(takes: Sequence[ArrayType], returns: Sequence[ArrayType]) -> boo
             free[one] -= 1
             returned += one.bytes
     return returned > 0 and returned >= _LEAST_RETURNED * total
+
+
+def hands_on(needed: Memory) -> bool:
+    """Whether a tenth of what a module takes and returns, by bytes, is donated arguments whose storage results take:
+    a state, beside which a step may return activations or gradients for the script to look at."""
+    return needed.aliased_bytes > _LEAST_HANDED_ON * (needed.arguments_bytes + needed.outputs_bytes)
 
 
 def steps(seen: Sequence[Seen]) -> list[int]:

@@ -71,6 +71,10 @@ class Trial:
         """In which candidates ran."""
         self._times_ns: dict[int, int] = {}
         self._latest_ns: deque[int] = deque(maxlen=_LATEST)
+        self._went_on = 0, time.perf_counter_ns()
+        """The call that ranks last met before, and when it went on."""
+        self._apart_ns = 0
+        """From one call to the next, since then."""
         self._under_way: Hold | None = None
         """Calls that are traced."""
         self._refused: dict[str, str] = {}
@@ -170,6 +174,8 @@ class Trial:
         if self._under_way is not None:
             self._after_traced(self._under_way)
         if self._stretch.end is not None and index >= self._stretch.end:
+            before, then_ns = self._went_on
+            self._apart_ns = (time.perf_counter_ns() - then_ns) // max(1, index - before)
             hold = self.hold
             # Rank 0's clock decides whether it would stay within its share, as nobody holds without it.
             may = self.channel.rank != 0 or time.perf_counter_ns() >= self._next_hold_ns
@@ -178,6 +184,7 @@ class Trial:
             self._begin(self._meet(index, hold))
             if hold is not None and self._stretch.hold == hold.what:
                 self._hold_for(hold, index)
+            self._went_on = index, time.perf_counter_ns()
         name = self._stretch.name_at(index)
         if self._stretch.end is None:
             self.on_outcome(name, self.rounds)
@@ -280,7 +287,7 @@ class Trial:
     def _pause(self) -> int:
         """Calls until ranks meet again, where nothing is to be decided."""
         watch = self.watch
-        each_ns = max(1, watch.device_ns // max(1, watch.timed))
+        each_ns = max(1, watch.device_ns // max(1, watch.timed), self._apart_ns)
         if not watch.timed:
             return FIRST_MEETING
         if not self.begun:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.compiled import can_be_ready, is_cached
+from disco_hlo.compiled import can_be_ready, is_cached, is_ready, note_ready
 from disco_hlo.cores import own_cores
 from disco_hlo.elsewhere import apart
 from disco_hlo.estimator.analytic import DeviceModel
@@ -41,6 +41,8 @@ from disco_hlo.search.api import SearchResult, SearchSettings
 from disco_hlo.search.schedule import Scheduled
 from disco_hlo.simulator import timeline
 
+_PREDICTIONS = "predictions"
+"""All code that they need is in the cache: of a search that ended while it was compiled a part may be."""
 MEASURE_BUDGET_S = 20.0
 """How long the candidates are measured."""
 SHORTEST_COMPILING_S = 60.0
@@ -118,6 +120,7 @@ def find(
     say("%s", outlook(settings, case))
     if compiles:
         _ = case.unfused  # in our order, for which there is code, too
+        note_ready(timeline.__name__, _PREDICTIONS)
         budget = Budget.of(settings.budget_s, COMPILE_S)
     budget = replace(budget, seconds=settings.budget_s * share_of_a_search(settings, case))
     with search_progress(progress_wanted()) as on_progress:
@@ -128,16 +131,22 @@ def find(
             on_progress=on_progress,
             stop=lambda: bool(stop),
         )
+    say_what_was_found(say, found)
+    named = candidates if with_parts else without_parts
+    return Found(found, named(found, settings.finalists), profile)
+
+
+def say_what_was_found(say: Say, found: Optimized) -> None:
+    """A line for the step, and one for each loop, branch or call for which something faster was found: a step may have
+    dozens of them."""
     for note in found.notes:
         say("%s", note)
     for region in found.regions:
-        say("%s", region)
+        (LOGGER.debug if region.strategy is None else say)("%s", region)
     say(
         "searched %d candidates in %.1f s: the best is predicted to take %.2f ms a step, XLA's default %.2f ms",
-        found.evaluations, found.search_s, found.best.predicted_ns / 1e6, case.default.makespan_ns / 1e6,
+        found.evaluations, found.search_s, found.best.predicted_ns / 1e6, found.case.default.makespan_ns / 1e6,
     )  # fmt: skip
-    named = candidates if with_parts else without_parts
-    return Found(found, named(found, settings.finalists), profile)
 
 
 def search_settings(settings: Settings) -> SearchSettings:
@@ -199,7 +208,8 @@ def code_compiled_beside(
 
 def say_what_predicting_takes(say: Say) -> bool:
     """A line before the first prediction on a machine, whose code must be compiled first; whether that is so."""
-    compiles = not all(map(is_cached, (DeviceModel.__module__, timeline.__name__)))
+    cached = all(map(is_cached, (DeviceModel.__module__, timeline.__name__)))
+    compiles = not cached or not is_ready(timeline.__name__, _PREDICTIONS)
     if compiles:
         say(
             "compiling the code that predicts step times, which takes up to two minutes, once on this machine"

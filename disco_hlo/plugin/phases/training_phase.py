@@ -24,6 +24,8 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.switched import lacks_ranks
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, keep_tuner_results
 
+_FEW_LOADS = 3
+"""More often JAX loads a module only where a script has it compiled anew again and again."""
 _SWITCH_S = 0.5e-3
 _one_at_a_time = threading.Lock()
 """A step's search begins once that of the one before has saved what it found."""
@@ -74,10 +76,12 @@ def say_if_not_begun(settings: Settings) -> None:
     given_back = observation.given_back
     if watched := Counter({name: n for name, n in observation.calls.items() if name not in given_back}):
         [(name, calls)] = watched.most_common(1)
+        loads = observation.most_loads
+        anew = f"JAX loaded it {loads} times, as it does for each new jit: one that is kept"
         LOGGER.info(
-            "the script ended after %d calls of %s, before a search for it began: nothing is saved; a longer job is "
-            "searched while it trains, DISCO_WHEN=compile searches before the first step",
-            calls, name,
+            "the script ended after %d calls of %s, before a search for it began: nothing is saved; %s is searched "
+            "while it trains, DISCO_WHEN=compile searches before the first step",
+            calls, name, anew if loads > _FEW_LOADS else "a longer job",
         )  # fmt: skip
         return
     why = "; ".join(f"calls of {name} are left alone ({reason})" for name, reason in given_back.items())

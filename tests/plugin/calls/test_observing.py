@@ -26,6 +26,7 @@ from disco_hlo.plugin.xla.jaxlink.calls import ArrayType
 from tests.plugin.calls.training import (
     SPLIT,
     WHOLE,
+    Weights,
     batch,
     compiled_again,
     counted_python_calls,
@@ -89,6 +90,22 @@ def test_evaluation_first(observation: Observation) -> None:
     assert names(observation) == []
     train(jitted("after_evaluation"), 6)
     assert names(observation) == ["jit_after_evaluation"]
+
+
+def test_a_step_that_returns_more_than_its_state(observation: Observation) -> None:
+    """Where a step returned its activations, too, no training step was found."""
+
+    def telling_much(weights: Weights, key: jax.Array, x: jax.Array) -> Any:
+        seen = jnp.stack([jnp.tanh(x @ weights["in"]) * number for number in range(9)])
+        return *step(weights, key, x), seen
+
+    call = jax.jit(named("telling_much", telling_much), donate_argnums=(0, 1))
+    predict = jax.jit(named("drawn", lambda w, key, x: (key, jnp.tanh(x @ w["in"])[:, :3])), donate_argnums=1)
+    weights, key = fresh_state()
+    for number in range(8):
+        weights, key, _, _ = call(weights, key, batch(number))
+        key, _ = predict(weights, key, batch(number))
+    assert names(observation) == ["jit_telling_much"]
 
 
 def test_partial_batches_and_alternating_sizes(observation: Observation) -> None:
@@ -182,8 +199,9 @@ def test_of_two_steps_in_turn_the_second_waits_for_the_search_for_the_first(
 
 @pytest.mark.parametrize("anew", ["clear_caches", "another function"])
 def test_a_step_that_jax_loads_anew_is_searched_for_again_but_not_each_time(
-    observation: Observation, monkeypatch: pytest.MonkeyPatch, anew: str
+    observation: Observation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, anew: str
 ) -> None:
+    caplog.set_level("INFO")
     monkeypatch.setattr(trials, "_LONGEST_PAUSE", 8)
     digests: list[str] = []
     observation._search = lambda trial: digests.append(trial.watch.request.digest)
@@ -200,6 +218,9 @@ def test_a_step_that_jax_loads_anew_is_searched_for_again_but_not_each_time(
     with counted_python_calls() as taken:
         train(call, 20)
     assert taken() < 10, "the last one is watched"
+    assert [one.split(",")[0] for one in caplog.messages if "JAX loaded it anew" in one] == [
+        f"jit_loaded_anew: JAX loaded it anew in each of {_MOST_SEARCHES} searches"
+    ], "nobody said why no more began"
 
 
 def test_what_was_decided_is_forgotten_of_a_module_that_holds_addresses(
