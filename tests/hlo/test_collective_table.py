@@ -86,7 +86,8 @@ def look(name, said, form, share, backend):
     (folder / "step.hlo.pb.gz").write_bytes(gzip.compress(module))
     (folder / "profile.json").write_text(to_json(swept))
     asked = ["disco", "search", folder / "step.hlo.pb.gz", "--profile", folder / "profile.json"]
-    for command in ([*asked, "-o", folder / "found", "--evaluations", 100], ["disco", "inspect", folder / "found"]):
+    asked += ["-o", folder / "found", "--evaluations", 100, "--seeds", 1]
+    for command in (asked, ["disco", "inspect", folder / "found"]):
         sys.argv = [str(word) for word in command]
         with suppress(SystemExit):
             main.main()
