@@ -37,12 +37,12 @@ def test_a_step_of_billions_of_parameters_is_searched(disco: Disco, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layers", "sizes"), [(400, {}), (60, {"ops": 42}), (20, {"width": 256, "constant_bytes": 100 << 20})]
+    ("layers", "sizes"), [(400, {}), (60, {"ops": 42, "width": 256, "constant_bytes": 100 << 20})]
 )
 def test_a_large_step_is_simulated_searched_and_reported(
     disco: Disco, tmp_path: Path, layers: int, sizes: dict
 ) -> None:
-    """Of 400 gradients, of 5,000 instructions, with a large constant."""
+    """Of 400 gradients; of 5,000 instructions and with a large constant."""
     module, found, page = tmp_path / "step.hlo.pb", tmp_path / "found", tmp_path / "plan.html"
     module.write_bytes(large_step(layers, **sizes))
     assert disco("simulate", module).code == 0

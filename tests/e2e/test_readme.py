@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.jobs import HERE
+from tests.e2e.jobs import HERE, QUICK_COMPILES
 from tests.known_times import know_all
 from tests.ports import free_port
 
@@ -39,7 +39,7 @@ def test_the_readmes_lines_lead_from_a_script_to_a_page_and_to_training_with_the
     environment = {
         **os.environ, "DISCO_DIR": str(tmp_path / "my plans"), "JAX_PLATFORMS": "cpu", "DISCO_FINALISTS": "1",
         "DISCO_WHEN": "compile", "DISCO_PATIENCE": "20", "DISCO_BUDGET_S": "20",
-        "XLA_FLAGS": "",  # one device a process, compiled as a user's
+        "XLA_FLAGS": QUICK_COMPILES,  # one device a process
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }  # fmt: skip
 

@@ -24,8 +24,12 @@ def write(path: Path, count: int = 240) -> None:
     """
     graph = captured(STEP).graph
     grower = Grower(graph, [], 10, 0)
-    drawn = (grower.draw() for _ in range(20 * count))
-    fused = list({op.members: op for op in drawn if op is not None}.values())[:count]
+    found: dict[tuple[int, ...], FusedOp] = {}
+    while len(found) < count:
+        op = grower.draw()
+        if op is not None:
+            found[op.members] = op
+    fused = list(found.values())
     singles = single_ops(graph)[:60]
     with Dataset(path) as data:
         data.describe({"backend": "gpu", "device_kind": "Test GPU", "jax": "0", "config": CONFIG})

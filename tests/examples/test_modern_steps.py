@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +21,17 @@ COLLECTIVE = re.compile(r" (all-reduce|all-gather|reduce-scatter)(?:-start)?\(")
 
 
 @functools.cache
+def initial_state(layers: str, projections: str) -> Any:
+    """On the host, as each training donates its own; the same wherever it will lie."""
+    form = llama.Form(layers=layers, projections=projections)
+    return jax.tree.map(np.asarray, jax.jit(functools.partial(llama.init, TINY, form))(jax.random.key(0)))
+
+
+@functools.cache
 def trained(form: llama.Form, rows: int) -> tuple[list[float], str]:
     """Losses on a batch of as many rows, in however many microbatches; and the compiled step as text."""
     config, where = TINY._replace(rows_per_device=rows), llama.layout(form)
-    state = jax.jit(
-        functools.partial(llama.init, config, form), out_shardings=llama.state_shardings(config, where)
-    )(jax.random.key(0))
+    state = jax.device_put(initial_state(form.layers, form.projections), llama.state_shardings(config, where))
     arguments = llama.abstract_arguments(config, where)
     step, shape = llama.compile_step(config, where).lower(*arguments).compile(), arguments[1]
     tokens = np.random.default_rng(0).integers(0, config.vocabulary, (3, 16, shape.shape[-1]))

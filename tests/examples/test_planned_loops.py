@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import llama
@@ -18,24 +15,20 @@ from disco_hlo.plan.read import verify
 from disco_hlo.plugin.xla import compiles, executables, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.examples.test_modern_steps import TINY, initial_state
 from tests.fuzz.strategies import Wanted, strategy_of
 from tests.plan.executed import executed_difference
 
-TINY = llama.load("tiny")._replace(length=16, dtype="float32")
 STEPS = 5
-PLANS = (Wanted("random", 4), Wanted("order", 5))
+PLAN = Wanted("order", 236)
+"""With this seed the kernels are random, too, in the entry and in both loops."""
 
 
-@functools.cache
-def initial_state(form: llama.Form) -> Any:
-    """On the host: each training donates its own."""
-    return jax.tree.map(np.asarray, jax.jit(functools.partial(llama.init, TINY, form))(jax.random.key(0)))
-
-
-def trained(form: llama.Form, one: Wanted | None) -> list[float]:
+def trained(one: Wanted | None) -> list[float]:
     """Losses on two devices, where entry and loops execute such a strategy; None leaves XLA's default."""
+    form = llama.Form("fsdp", "scan", "dots")
     where = llama.Layout(Mesh(np.array(jax.devices()[:2]).reshape(2, 1), ("data", "model")), form)
-    state = jax.device_put(initial_state(form), llama.state_shardings(TINY, where))
+    state = jax.device_put(initial_state(form.layers, form.projections), llama.state_shardings(TINY, where))
     step = llama.compile_step(TINY, where)
     _, shape = llama.abstract_arguments(TINY, where)
     batches = np.random.default_rng(0).integers(0, TINY.vocabulary, (STEPS, *shape.shape))
@@ -68,8 +61,5 @@ def trained(form: llama.Form, one: Wanted | None) -> list[float]:
 @pytest.mark.slow
 def test_losses_are_the_defaults_whatever_plan_the_loops_execute() -> None:
     """The loops of sharded weights have all that others have, and gathers."""
-    form = llama.Form("fsdp", "scan", "dots")
-    default = trained(form, None)
-    for one in PLANS:
-        # A last digit of a loss: other fusions round in other places.
-        np.testing.assert_allclose(trained(form, one), default, rtol=5e-7, err_msg=str(one))
+    # A last digit of a loss: other fusions round in other places.
+    np.testing.assert_allclose(trained(PLAN), trained(None), rtol=5e-7)

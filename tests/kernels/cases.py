@@ -94,7 +94,7 @@ def case_name(name: str, chosen: Any) -> str:
 
 def tiles_for(name: str, devices: int) -> list[Any]:
     """One block, which orders everything; two, whose tiles alternate; three, of which some have none of a shard. On
-    four devices each kernel runs once."""
+    four devices each kernel runs once, and what runs there is left out on two where others are like it."""
     if name == "adam":
         return [UpdateTiles(size=512, blocks=3)]
     if name == "lamb":  # its blocks wait for each other, and here they run one after the other, for long
@@ -102,22 +102,18 @@ def tiles_for(name: str, devices: int) -> list[Any]:
     if name == "all-reduce-norm":
         return [RowTiles(blocks=3)]
     if name == "embedding-all-to-all":
-        return [BagTiles(rows=2, blocks=2), BagTiles(rows=8, remote_first=False, blocks=3)][: 4 // devices]
+        return [
+            BagTiles(rows=2, blocks=2) if devices == 4 else BagTiles(rows=8, remote_first=False, blocks=3)
+        ]
     if name == "matvec-all-reduce":
-        return [dataclasses.replace(SMALL, tile_k=128, blocks=blocks) for blocks in (3, 2)[: 4 // devices]]
+        return [dataclasses.replace(SMALL, tile_k=128, blocks=3 if devices == 4 else 2)]
     if not FUSED[name].has_order:
         return [dataclasses.replace(SMALL, blocks=1)] if devices == 4 else []
-    variants = [
-        (1, True, "n", "m", 64),
-        (2, False, "m", "m", 64),
-        (3, True, "m", "n", 64),
-        (1, False, "n", "n", 256),
-        (4, True, "n", "m", 256),  # four pieces in two slots
-    ]
+    chosen = [(1, True, "n", "m", 64), (2, False, "m", "m", 64)]
     if devices == 4:
-        chosen = variants[2:3]
-    else:
-        chosen = variants if name == "matmul-reduce-scatter" else variants[:2]
+        chosen = [(3, True, "m", "n", 64)]
+    elif name == "matmul-reduce-scatter":
+        chosen += [(1, False, "n", "n", 256), (4, True, "n", "m", 256)]  # four pieces in two slots
     return [
         dataclasses.replace(SMALL, blocks=blocks, remote_first=first, split=split, minor=minor, tile_m=rows)
         for blocks, first, split, minor, rows in chosen

@@ -191,7 +191,7 @@ def test_a_short_region_says_its_times() -> None:
 def test_no_plan_has_what_the_last_check_refuses_in_a_branch() -> None:
     """The fastest for the branch of `optax.apply_if_finite` wrote over what it was given, and all plans had it."""
     source = captured("branch_with_its_callers_buffer")
-    found = optimize(case_of(source), SearchSettings(unchanged=20), Budget.of(None))
+    found = optimize(case_of(source), SearchSettings(unchanged=20, processes=1), Budget.of(None))
     [region] = found.regions
     assert region.strategy is not None
     assert region.plan_ns < region.default_ns

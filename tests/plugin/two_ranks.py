@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.e2e.jobs import FORKS
+from tests.e2e.jobs import FORKS, QUICK_COMPILES
 from tests.ports import free_port
 
 
@@ -15,7 +15,8 @@ def run_two(script: str, folder: Path, *arguments: str, devices: int) -> tuple[l
     Returns:
         Exit codes and what was written to stderr, by rank, and the address.
     """
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    flags = f"--xla_force_host_platform_device_count={devices} {QUICK_COMPILES}"
+    environment = {**os.environ, "XLA_FLAGS": flags}
     address = f"127.0.0.1:{free_port()}"
     started = ["--module", f"tests.plugin.{script}", address]
     ranks = [FORKS.start([*started, str(rank), str(folder), *arguments], environment) for rank in (0, 1)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import draw_fused_ops
@@ -46,18 +47,19 @@ change = { width = 16, length = 4 }
 """
 
 
-def run(config: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "scripts" / "sample_fused_ops.py", config, "-o", out, *more]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+def run(config: Path, out: Path, *more: str) -> tuple[int, str]:
+    """The script in this process, its children in theirs: how it ended, and what it said."""
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(StringIO()) as said:
+        patched.setattr(sys, "argv", ["sample_fused_ops.py", str(config), "-o", str(out), *more])
+        return sample_fused_ops.main(), said.getvalue()
 
 
 @pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs the script in this process, its children in theirs: exit code 2, and what is on stderr."""
+def refused(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the script: exit code 2, and what is on stderr."""
 
     def call(config: Path, out: Path, *more: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["sample_fused_ops.py", str(config), "-o", str(out), *more])
-        assert sample_fused_ops.main() == 2
+        assert run(config, out, *more)[0] == 2
         message = capfd.readouterr().err
         assert "Traceback" not in message
         return message
@@ -70,11 +72,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The configuration and the file, after a run that had no time and one that had enough."""
     folder = tmp_path_factory.mktemp("samples")
     (folder / "c.toml").write_text(CONFIG)
-    stopped = run(folder / "c.toml", folder / "s.sqlite", "--seconds", "0")
-    assert stopped.returncode == 3
-    assert "out of time: run again to go on" in stopped.stdout
-    done = run(folder / "c.toml", folder / "s.sqlite")
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = run(folder / "c.toml", folder / "s.sqlite", "--seconds", "0")
+    assert code == 3
+    assert "out of time: run again to go on" in said
+    assert run(folder / "c.toml", folder / "s.sqlite")[0] == 0
     return folder / "c.toml", folder / "s.sqlite"
 
 
@@ -115,8 +116,7 @@ def test_kernels_that_searches_choose_are_drawn_without_a_device(tmp_path: Path)
     step = f'[[steps]]\nmodel = "rnnlm"\nfile = "{file}"\nsearches = 2\ncandidates = 2000\n'
     step += '[[steps]]\nmodel = "vgg19"\nsize = "tiny"\n'  # which is captured where it is measured
     (tmp_path / "c.toml").write_text(CONFIG[:steps].replace("1_000_000", "1_000_000_000") + step)
-    done = run(tmp_path / "c.toml", tmp_path / "s.sqlite", "--until-drawn")
-    assert done.returncode == 0, done.stderr
+    assert run(tmp_path / "c.toml", tmp_path / "s.sqlite", "--until-drawn")[0] == 0
     with Dataset(tmp_path / "s.sqlite") as data:
         parts = {source.id: data.computation(source) for source in data.sources()}
         names = [source.name.removeprefix("rnnlm rnnlm.hlo.pb.gz") for source in data.sources()]

@@ -11,15 +11,15 @@ from evaluation.measure import at_once
 from evaluation.record import CellName, Record, read
 
 from disco_hlo.plugin.measuring.runner import time_once
+from tests.e2e.jobs import QUICK_COMPILES
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return subprocess.run(
         [sys.executable, str(SCRIPT), *arguments],
-        env={**environment, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "XLA_FLAGS": QUICK_COMPILES},
         capture_output=True,
         text=True,
         timeout=400,

@@ -23,9 +23,9 @@ from tests.outputs import outputs_of
 from tests.plan.test_storage_steps import assert_same_numbers, intercepted
 from tests.search.cost_models import HashedCosts
 from tests.search.states import Bench, undo
-from tests.steps import models, storage_steps
+from tests.steps import models
 from tests.steps.intercept import intercept
-from tests.steps.storage_steps import variants
+from tests.steps.storage_steps import FORMS
 
 
 @pytest.mark.parametrize("start", ["unfused", "XLA's own"])
@@ -58,17 +58,14 @@ def test_any_moves_leave_a_module_with_the_same_numbers(start: str) -> None:
     intercept(step, arguments, body)
 
 
-FORMS = dict(variants())
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_what_a_search_finds_computes_what_xla_does(name: str) -> None:
-    """Costs that make no sense lead it to kernels that nobody would choose. All finalists of three
-    searches of each step as it is, of one in another form."""
+    """Costs that make no sense lead it to kernels that nobody would choose. Other forms of these steps are written and
+    run by plan/test_storage_steps.py."""
 
     def found_in(source: CanonicalModule) -> dict[str, Strategy]:
         start, found = read(source), {}
-        for seed in range(3 if name in storage_steps.FORMS else 1):
+        for seed in range(3):
             settings = SearchSettings(seed=seed, seeds=1, evaluations=300, processes=1, finalists=2)
             result = search(source.graph, HashedCosts(), CPU, start=start, settings=settings)
             found |= {

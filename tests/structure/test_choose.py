@@ -193,7 +193,7 @@ def by_bytes(module: bytes) -> Prices:
     return replace(prices_of(costs_for(canonicalize(module), None, None), module), ns_per_byte=0.0)
 
 
-@pytest.mark.parametrize(("seed", "form"), [(0, "scan"), (1, "scan"), (2, "scan"), (3, "unroll")])
+@pytest.mark.parametrize(("seed", "form"), [(2, "scan"), (3, "unroll")])
 def test_a_random_step_keeps_its_numbers_and_its_room(seed: int, form: str) -> None:
     dice = random.Random(seed)
     expected = run(*random_step(dice, form == "scan"))

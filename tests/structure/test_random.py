@@ -134,14 +134,7 @@ def random_moves(module: bytes, seed: int, count: int) -> list[Move]:
 @pytest.mark.product_only  # minutes of compiling; the steps one by one run on both legs
 @pytest.mark.parametrize(
     ("seed", "devices", "dtype"),
-    [
-        (0, 2, "float32"),
-        (0, 4, "bfloat16"),
-        (1, 4, "float32"),
-        (1, 2, "bfloat16"),
-        (2, 2, "float32"),
-        (2, 4, "bfloat16"),
-    ],
+    [(0, 2, "float32"), (2, 2, "float32"), (2, 4, "bfloat16")],
 )
 def test_random_legal_moves_keep_the_numbers(seed: int, devices: int, dtype: str) -> None:
     expected = unmoved(seed, devices, dtype)

@@ -59,19 +59,19 @@ _SHARE_MEMORY = "disco_hlo.plugin.measuring.inputs.arguments.share_memory"
 def compared(
     observation: Observation,
     folder: Path,
-    make: Callable[[Any], Any],
+    *make: Callable[[Any], Any],
     width: int = 16,
-) -> Trial:
-    """What became of a candidate that is compared in the third call; the training around it is that of stock."""
+) -> list[Trial]:
+    """What became of candidates that are compared in the third call; the training around it is that of stock."""
     call = jitted("compared_step")
     found: list[Trial] = []
 
     def begin(watch: Any) -> None:
-        candidate = make(watch)
+        candidates = [one(watch) for one in make]
 
         def choose(index: int) -> str:
             if index == 2:
-                found.append(compare_in_call(observation, folder, candidate))
+                found.extend(compare_in_call(observation, folder, *candidates))
             return DEFAULT
 
         watch.swap(choose)
@@ -82,10 +82,9 @@ def compared(
         losses.append(float(loss))
         if number == 0:
             begin(trial_of(observation.trials, "jit_compared_step").watch)
-    [trial] = found
     observation.stop()
     assert (losses, numbers(tuple(state))) == stock(_CALLS, width)
-    return trial
+    return found
 
 
 def session_of(request: CompileRequest, folder: Path) -> Session:
@@ -116,15 +115,17 @@ def in_a_call(calls: Any, call: Callable[..., Any], state: Any, work: Callable[[
     return found
 
 
-def compare_in_call(observation: Observation, folder: Path, candidate: Any) -> Trial:
+def compare_in_call(observation: Observation, folder: Path, *candidates: Any) -> list[Trial]:
     calls = trial_of(observation.trials, "jit_compared_step")
     search = search_of(calls, folder)
     request, session = search._request, search._session
-    default, other = Trial(DEFAULT, None, 0), Trial("candidate", None, 0)
-    default.executable, other.executable = request.call_default(), candidate
+    default, *others = (Trial(name, None, 0) for name in (DEFAULT, *map(str, range(len(candidates)))))
+    default.executable = request.call_default()
+    for trial, candidate in zip(others, candidates, strict=True):
+        trial.executable = candidate
     with jaxlink.ours():
-        search._compare(session, default, [other])
-    return other
+        search._compare(session, default, others)
+    return others
 
 
 def in_passes_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,16 +167,6 @@ def leaves(
     assert all(one == [gives_way] * 3 + [False] for one in gone)
 
 
-@pytest.mark.parametrize("width", [16, _LARGE])
-def test_the_same_program_is_found_the_same_and_the_training_goes_on(
-    observation: Observation, tmp_path: Path, leaves: None, width: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "disco_hlo")
-    trial = compared(observation, tmp_path, compiled_again, width)
-    assert (trial.error, trial.compared) == ("", True)
-    assert "made-up" not in caplog.text
-
-
 def changed(watch: Any) -> Any:
     """The step with another function in the place of its tanh."""
     module = executables.read_executable(watch.request.call_default())
@@ -183,28 +174,24 @@ def changed(watch: Any) -> Any:
         return compiles.compile_module(watch.request, exchange_opcode(module, "tanh", "negate"))
 
 
-@pytest.mark.parametrize("make", [compiled_again, None])
-def test_what_a_driver_copied_to_the_host_tells_the_same(
+@pytest.mark.parametrize(("width", "by_driver"), [(16, False), (_LARGE, False), (_LARGE, True)])
+def test_the_same_program_is_found_the_same_another_is_refused_and_the_training_goes_on(
     observation: Observation,
     tmp_path: Path,
-    leaves: None,
     monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[Any], Any] | None,
+    leaves: None,
+    width: int,
+    by_driver: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    driver = copied_by_driver(monkeypatch)
-    trial = compared(observation, tmp_path, make or changed, _LARGE)
-    if make is None:
-        assert "differs from XLA's default at" in trial.error
-    else:
-        assert (trial.error, trial.compared) == ("", True)
-    assert {("to the host", 4 * _LARGE**2), ("to the GPU", 4 * _LARGE**2)} <= set(driver.copied)
-
-
-@pytest.mark.parametrize("width", [16, _LARGE])
-def test_a_program_that_computes_something_else_is_refused(
-    observation: Observation, tmp_path: Path, leaves: None, width: int
-) -> None:
-    assert "differs from XLA's default at" in compared(observation, tmp_path, changed, width).error
+    caplog.set_level("INFO", "disco_hlo")
+    driver = copied_by_driver(monkeypatch) if by_driver else None
+    same, other = compared(observation, tmp_path, compiled_again, changed, width=width)
+    assert (same.error, same.compared) == ("", True)
+    assert "differs from XLA's default at" in other.error
+    assert "made-up" not in caplog.text
+    if driver is not None:
+        assert {("to the host", 4 * _LARGE**2), ("to the GPU", 4 * _LARGE**2)} <= set(driver.copied)
 
 
 @pytest.mark.parametrize("has_room", [True, False])
@@ -230,7 +217,7 @@ def test_nothing_is_compiled_while_a_call_is_held_to_compare(
         before.append(len(compiled))
         return compiled_again(watch)
 
-    assert compared(observation, tmp_path, make, _LARGE).compared
+    assert compared(observation, tmp_path, make, width=_LARGE)[0].compared
     assert before == [len(compiled)] != [0]
 
 
@@ -252,7 +239,7 @@ class Raising:
 def test_a_candidate_that_raises_leaves_the_state_as_it_was(
     observation: Observation, tmp_path: Path, leaves: None
 ) -> None:
-    trial = compared(observation, tmp_path, lambda watch: Raising(compiled_again(watch)))
+    [trial] = compared(observation, tmp_path, lambda watch: Raising(compiled_again(watch)))
     assert "RESOURCE_EXHAUSTED" in trial.error
 
 
@@ -285,7 +272,7 @@ def test_what_is_wrong_for_the_trainings_numbers_alone_is_refused(
     call = made("compared_step", 1.0)
     *state, _ = call(*with_a_large_number(), batch(0))
     calls = trial_of(observation.trials, "jit_compared_step")
-    [found] = in_a_call(calls, call, state, lambda: compare_in_call(observation, tmp_path, taken[-1]))
+    [[found]] = in_a_call(calls, call, state, lambda: compare_in_call(observation, tmp_path, taken[-1]))
     assert "differs from XLA's default at" in found.error
 
 
@@ -315,7 +302,7 @@ def test_where_the_host_has_no_room_inputs_are_made_up_and_a_line_says_so(
     monkeypatch.setattr(
         lending, "room_bytes", lambda session, on_host=False: 0 if on_host else room_bytes(session)
     )
-    trial = compared(observation, tmp_path, compiled_again)
+    [trial] = compared(observation, tmp_path, compiled_again)
     assert (trial.error, trial.compared) == ("", True)
     assert "compared on made-up inputs: the host has no room" in caplog.text
 
@@ -510,7 +497,7 @@ def test_no_call_is_held_once_all_candidates_are_refused(
         take(*given)
 
     monkeypatch.setattr(RealInputs, "take", counted)
-    assert "differs from XLA's default at" in compared(observation, tmp_path, changed).error
+    assert "differs from XLA's default at" in compared(observation, tmp_path, changed)[0].error
     assert len(takes) == 1
 
 

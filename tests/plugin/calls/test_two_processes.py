@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.plan.plan import DEFAULT
+from tests.e2e.jobs import QUICK_COMPILES
 from tests.plugin.two_ranks import run_two
 from tests.ports import free_port
 
@@ -30,7 +31,7 @@ ROOT = Path(__file__).parents[3]
     ],
 )
 def test_two_processes_change_over_at_the_same_calls(carrier: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    environment = {**os.environ, "XLA_FLAGS": QUICK_COMPILES}
     address = f"127.0.0.1:{free_port()}"
     own = [*SCRIPT, address, str(tmp_path)]
     commands = [["mpiexec", "-n", "2", *own]] if carrier == "MPI" else [[*own, "0"], [*own, "1"]]
