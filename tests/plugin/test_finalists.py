@@ -97,6 +97,14 @@ def test_nobody_waits_without_a_word_for_the_code_that_predicts(
     assert [line.split(",")[0] for line in lines] == ["compiling the code that predicts step times"] * said
 
 
+@pytest.mark.parametrize(("level", "found"), [("debug", "debug"), ("info", "warning"), ("error", "error")])
+def test_searches_of_structures_do_not_say_the_steps_lines_again(level: str, found: str) -> None:
+    """Each said anew what a step is predicted to take, and "search for up to 3.4531 s"."""
+    settings = Settings(search=True, directory=Path(), log_level=level, finalists=5)
+    asked = finding.for_a_structure(settings, 3.4531)
+    assert (asked.log_level, asked.finalists, asked.budget_s) == (found, 1, 3.4531)
+
+
 def test_loops_for_which_nothing_was_found_have_no_lines() -> None:
     """Five loops had a line each, which said twice what one of them takes as XLA compiled it."""
     regions = (

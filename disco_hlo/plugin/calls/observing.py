@@ -28,6 +28,7 @@ from disco_hlo.plugin.xla.jaxlink.calls import ArrayType
 
 _FEWEST_OPS = 8
 """An op on a sharded array, outside of any ``jit``, has fewer."""
+_PLACING = "sdy."
 CALLS_BEFORE_SEARCH = 24
 """A step that is called less often gains nothing by a search."""
 _MOST_SEARCHES = 3
@@ -206,9 +207,10 @@ def _is_small(request: CompileRequest) -> bool:
 
 
 def _leaves(op: Any) -> Iterator[Any]:
-    """Ops that hold no others, of functions and of what is mapped over devices."""
+    """Ops that hold no others, of functions and of what is mapped over devices, without those that only say where
+    arrays lie: by explicit shardings a multiplication has four of these."""
     inner = [one for region in op.regions for block in region.blocks for one in block.operations]
-    if not inner:
+    if not inner and not op.name.startswith(_PLACING):
         yield op
     for one in inner:
         yield from _leaves(one.operation)

@@ -159,6 +159,13 @@ def search_settings(settings: Settings) -> SearchSettings:
     )
 
 
+def for_a_structure(settings: Settings, seconds: float) -> Settings:
+    """What a search of the step in another structure is asked for. It says nothing: its lines, those of the step's own
+    search again, would not tell which structure they are about."""
+    level = "warning" if settings.log_level == "info" else settings.log_level
+    return replace(settings, budget_s=seconds, finalists=1, log_level=level)
+
+
 def all_searches_s(settings: Settings) -> float:
     """How long all searches for a step may take, those of other structures among them, for which nobody waits where
     the step trains meanwhile."""

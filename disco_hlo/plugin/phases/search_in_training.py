@@ -59,7 +59,13 @@ from disco_hlo.plugin.measuring.room import (
 )
 from disco_hlo.plugin.measuring.trial import Trial, marked
 from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_interrupted, shown, trials_of
-from disco_hlo.plugin.phases.finding import FoundPlans, code_compiled_beside, longest_s, search_apart
+from disco_hlo.plugin.phases.finding import (
+    FoundPlans,
+    code_compiled_beside,
+    for_a_structure,
+    longest_s,
+    search_apart,
+)
 from disco_hlo.plugin.phases.search_phase import only_search
 from disco_hlo.plugin.phases.structure_search import MOST_STRUCTURES, Making, StructureSearch
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
@@ -307,7 +313,7 @@ class SearchInTraining:
                 unchanged = found.of(Case(source, xla, costs, room))
 
         def search(one: Restructured, case: Case, seconds: float) -> tuple[Scheduled, float]:
-            asked = replace(settings, budget_s=seconds, finalists=1)
+            asked = for_a_structure(settings, seconds)
             plans = search_apart(asked, one.module, case.costs.profile, case.room_bytes, self._stop)
             return plans.best, plans.search_s
 

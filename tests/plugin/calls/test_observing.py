@@ -92,6 +92,15 @@ def test_evaluation_first(observation: Observation) -> None:
     assert names(observation) == ["jit_after_evaluation"]
 
 
+def test_an_op_on_an_array_of_explicit_sharding_is_no_step(observation: Observation) -> None:
+    """One line called `jit_multiply` a training step, and a warning took that back."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x = jax.device_put(batch(0), jax.NamedSharding(mesh, jax.P("data", None)))
+    for _ in range(8):
+        x = x * 2
+    assert observation.trials == []
+
+
 def test_a_step_that_returns_more_than_its_state(observation: Observation) -> None:
     """Where a step returned its activations, too, no training step was found."""
 
