@@ -573,7 +573,7 @@ def test_a_structure_is_profiled_only_where_that_could_decide_whether_it_is_trie
 
 
 def test_a_structure_far_behind_another_is_neither_held_for_nor_profiled() -> None:
-    """Two on 2 H200 were profiled for 14 s, at 109 ms, where one was predicted to take 95; neither was measured."""
+    """Two on 2 H200 were profiled for 12 s, at 109 ms, where one was predicted to take 95; neither was measured."""
     ranked = [structure_search.Ranked(ns, str(ns), True, 0) for ns in (100, 110, 111)]
     assert structure_search._rivals(ranked, 3) == ranked[:2]
     assert structure_search._rivals(ranked, 1) == ranked[:1]
