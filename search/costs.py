@@ -151,7 +151,7 @@ class UnitCosts:
         """Buckets that a start writes in a form of its own are found by what they hold; others follow by rule."""
         given = [members for members, bucket in self.kept.forms.items() if bucket.form == "variadic"]
         self.prices = with_room(self.prices, len(given))
-        keys = kernel_digests([(members, (), ()) for members in given])[:, 0]
+        keys = np.ascontiguousarray(kernel_digests([(members, (), ()) for members in given])[:, 0])
         times = np.array([self._variadic_ns(members) for members in given], np.int64)
         learn(self.prices, keys, times.reshape(-1, at.TIME_COLUMNS))
 

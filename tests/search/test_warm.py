@@ -45,19 +45,25 @@ def versions():
     }
 
 root = Path(sys.argv[1])
-source = canonicalize(gzip.decompress((root / "tests/data/h200_models/rnnlm.hlo.pb.gz").read_bytes()))
 profile = load(root / "disco_hlo/data/profiles/nvidia-h200-staged.json")
-costs, machine = costs_of(profile, source), machine_of(profile)
 settings = SearchSettings(evaluations=20_000, seeds=1, processes=1)
-warm_up(source.graph, costs, machine, settings)
-before = versions()
-search(source.graph, costs, machine, start=read(source), settings=settings)
-print([key for key, count in versions().items() if count > before.get(key, 0)])
+for name, region in (("h200_models/rnnlm", ""), ("h100_llama/fsdp_scan", "loop2")):
+    source = canonicalize(gzip.decompress((root / f"tests/data/{name}.hlo.pb.gz").read_bytes()))
+    start = read(source)
+    if region:
+        source, start = source.computations[region], dict(start.regions)[region]
+    costs, machine = costs_of(profile, source), machine_of(profile)
+    warm_up(source.graph, costs, machine, settings)
+    before = versions()
+    search(source.graph, costs, machine, start=start, settings=settings)
+    print([key for key, count in versions().items() if count > before.get(key, 0)])
 """
 
 
 def test_a_search_compiles_nothing_that_the_small_one_had_not() -> None:
-    """On a fresh machine three seconds of a search's time went into code that the small step did without."""
+    """On a fresh machine three seconds of a search's time went into code that the small step did without. So did 1.4 s,
+    on an idle core, where a step has two buckets of several arrays: of a Llama-like FSDP step over NVLink no candidate
+    was searched in 6.5 s."""
     command = [sys.executable, "-c", WARM_ENOUGH, str(Path(__file__).parents[2])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+    assert done.stdout.split() == ["[]", "[]"], done.stdout + done.stderr
