@@ -146,7 +146,7 @@ def _save(
         strategies=plans.by_region(best.strategy),
         chosen=chosen,
         prediction=found.case.prediction(best),
-        search=search_record(settings, found.result),
+        search=search_record(settings, found),
         module_sha256=hashlib.sha256(written).hexdigest(),
         notes=tuple(notes),
     )

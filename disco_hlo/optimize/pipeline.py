@@ -448,8 +448,8 @@ def ranked(
     return plans, dropped
 
 
-def search_record(settings: SearchSettings, result: SearchResult) -> SearchRecord:
-    """What a plan says of the search that found it."""
+def search_record(settings: SearchSettings, found: Optimized) -> SearchRecord:
+    """What a plan says of the search that found it, in entry and regions; the improvements are the entry's."""
     left_out = {"method", "memory_limit_bytes", *(_ALGORITHM_1 if settings.method == "joint" else ())}
     asked = replace(settings, moves=settings.moves or in_algorithm_1())
     values = {name: value for name, value in asdict(asked).items() if name not in left_out}
@@ -458,8 +458,8 @@ def search_record(settings: SearchSettings, result: SearchResult) -> SearchRecor
         settings={
             name: " ".join(value) if isinstance(value, tuple) else value for name, value in values.items()
         },
-        evaluations=result.evaluations,
-        improvements=tuple((one.evaluation, one.cost_ns) for one in result.trace),
+        evaluations=found.evaluations,
+        improvements=tuple((one.evaluation, one.cost_ns) for one in found.result.trace),
     )
 
 

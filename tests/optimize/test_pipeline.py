@@ -147,9 +147,11 @@ def test_a_plan_may_need_what_is_free_and_always_what_xlas_own_needs() -> None:
 
 
 def test_a_plan_says_of_its_search_what_it_read() -> None:
-    found = SearchResult(Strategy(), 90, 100, (Improvement(3, 0.1, 90),), 10, 10, 0.1, "seconds")
+    result = SearchResult(Strategy(), 90, 100, (Improvement(3, 0.1, 90),), 10, 10, 0.1, "seconds")
+    region = RegionFound("loop1", 16.0, 9, 8, 5, None)
+    found = Optimized(None, result, (), regions=(region,))  # type: ignore[arg-type]
     record = search_record(SearchSettings(memory_limit_bytes=7), found)
-    assert (record.evaluations, record.improvements) == (10, ((3, 90),))
+    assert (record.evaluations, record.improvements) == (15, ((3, 90),))
     assert {"alpha", "beta", "moves", "memory_limit_bytes"}.isdisjoint(record.settings)
     alone = search_record(SearchSettings(method="backtracking"), found)
     assert (alone.settings["alpha"], alone.settings["moves"]) == (1.05, "fuse duplicate merge")

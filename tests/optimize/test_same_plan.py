@@ -63,7 +63,7 @@ def test_the_plugin_and_the_command_find_one_plan(
     assert offline.chosen == SEARCHED
     assert offline.strategy == found.search.best.strategy
     assert offline.prediction == found.search.prediction
-    assert offline.search.evaluations == found.search.result.evaluations
+    assert offline.search.evaluations == found.search.evaluations
     assert offline.search.improvements == tuple(
         (one.evaluation, one.cost_ns) for one in found.search.result.trace
     )

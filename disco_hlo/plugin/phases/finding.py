@@ -93,7 +93,7 @@ class Found:
 
     def plans(self, settings: Settings) -> FoundPlans:
         """What goes on from here."""
-        record = search_record(search_settings(settings), self.search.result)
+        record = search_record(search_settings(settings), self.search)
         return FoundPlans(self.candidates, self.search.prediction, record, self.search.search_s)
 
 
