@@ -128,7 +128,7 @@ class KvChannel:
     def long_in(self, directory: str) -> set[str]:
         """Places of this directory in which a rank has run for long (:meth:`wait`). Raises as the store."""
         words = self._store.values(f"{self._root}/{directory}")
-        return {place.split("/")[0] for place, word in words.items() if word == _RUNS}
+        return {place.split("/")[0] for place, word in words.items() if word.startswith(_RUNS)}
 
     def _await_rank_0(self, where: str, timeout_s: float) -> bytes | None:
         deadline = Deadline(timeout_s, self.gone)
@@ -221,7 +221,10 @@ class KvChannel:
         return f"{tag}: {name_ranks(missing)} of {self.size} {deadline.missed()}"
 
 
-_RUNS, _WAITS = b"runs", b"waits"
+_RUNS, _WAITS = b"\0runs ", b"waits"
+"""The former with a number, which says that the rank still does."""
+_TIMES_MORE = 2
+"""A rank that runs must say so before that counts: one that stood still since its run ended has taken it back then."""
 HANGS: Final = "it hangs"
 
 
@@ -241,23 +244,33 @@ class LongWait:
         self._size = size
         self._directory = directory
         self._store = store
-        self._says = _RUNS if went is None else went.encode() or _WAITS
+        self._runs = went is None
+        self._says = (went or "").encode() or _WAITS
         self._saying = threading.Lock()
-        self._said = self._ended = False
+        self._said, self._ended = 0, False
+        self._heard: dict[str, set[bytes]] = {}
+        """What each rank that runs has said since all said something."""
 
     def verdict(self, longest_s: float) -> str:
         """Say that it has lasted for long, and wait for so long at most until it has on all ranks, and some still run,
         which rank 0 finds out: on which it failed, or :data:`HANGS`. Empty where that is not so."""
         with contextlib.suppress(ActivationError):  # whoever waits will notice
             with self._saying:
-                if not self._said and not self._ended:
-                    self._store.renew(f"{self._directory}/{self.rank}", self._says)
-                    self._said = True
+                if not self._ended and (self._runs or not self._said):
+                    self._said += 1
+                    word = _RUNS + b"%d" % self._said if self._runs else self._says
+                    self._store.renew(f"{self._directory}/{self.rank}", word)
             if self.rank != 0:
                 return (self._store.get(f"{self._directory}/all", longest_s) or b"").decode(errors="replace")
             said = self._store.values(self._directory)
-            if len(said) == self._size and _RUNS in said.values():
-                failed = [(rank, why) for rank, why in said.items() if why not in (_RUNS, _WAITS)]
+            running = {rank: word for rank, word in said.items() if word.startswith(_RUNS)}
+            if len(said) < self._size:
+                self._heard.clear()
+            else:
+                for rank, word in running.items():
+                    self._heard.setdefault(rank, set()).add(word)
+            if self._heard and running and all(len(self._heard[rank]) > _TIMES_MORE for rank in running):
+                failed = [(rank, why) for rank, why in said.items() if rank not in running and why != _WAITS]
                 verdict = "; ".join(f"rank {rank}: {why.decode()}" for rank, why in failed) or HANGS
                 self._store.renew(f"{self._directory}/all", verdict.encode())
                 return verdict

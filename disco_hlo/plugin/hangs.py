@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from disco_hlo.activation.kvstore import HANGS, LongWait
+from disco_hlo.hlo.attributes import is_callback
+from disco_hlo.hlo.proto import parse
+from disco_hlo.hlo.regions import trip_count
 from disco_hlo.plan.bans import note_hang, withdraw_marks
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -24,6 +27,8 @@ _ENDLESS_S = 600.0
 _HANGS_S, _CALLS = 54.0, 18
 """Nor so long, nor as long as so many calls of its training, where these are timed: with what ranks need to tell each
 other it has ended within a minute, if a call takes no longer than three seconds."""
+_OPEN = frozenset({"conditional", "infeed", "outfeed"})
+"""Ops that may take any time."""
 _PIECES = 60
 _LOOPS = "it may have a loop that ends only with the training's own inputs"
 _LAST_S = 0.2
@@ -33,6 +38,16 @@ _LAST_S = 0.2
 def long_s(call_ns: int) -> float:
     """After so many seconds what the devices run hangs, where a call takes so long."""
     return max(_HANGS_S, _CALLS * call_ns / 1e9)
+
+
+def lasts_alike(module: bytes) -> bool:
+    """Whether all runs of a serialized module take about as long: none has a loop or a branch by its inputs, nor what
+    waits for the script."""
+    return not any(
+        trip_count(one) is None or one.opcode in _OPEN or is_callback(one)
+        for body in parse(module).computations
+        for one in body.instructions
+    )
 
 
 def coming_back(

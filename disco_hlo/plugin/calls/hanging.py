@@ -23,7 +23,7 @@ from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.errors import ActivationError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.watch import UnderWay
-from disco_hlo.plugin.hangs import ending_hangs, long_s
+from disco_hlo.plugin.hangs import ending_hangs, lasts_alike, long_s
 
 if TYPE_CHECKING:
     from disco_hlo.plugin.calls.trial import Trial
@@ -33,7 +33,8 @@ LOOK_S = 0.5
 
 
 def look_after(trial: Trial) -> None:
-    """From now on, until the trial is over and its last call has ended, or the process ends."""
+    """From now on, until the trial is over and its last call has ended, or the process ends. Not where a call may take
+    any time, whatever others took."""
     trial.watch.beside(functools.partial(_look_after, weakref.ref(trial)))
 
 
@@ -42,6 +43,9 @@ def _look_after(ref: weakref.ref[Trial], closing: threading.Event) -> None:
     threads: list[threading.Thread] = []
     before: UnderWay | None = None
     ended, past = deque[int](), 0
+    if (trial := ref()) is None or not lasts_alike(trial.watch.module):
+        return
+    del trial
     try:
         while not closing.wait(LOOK_S) and (trial := ref()) is not None:
             now = trial.watch.under_way

@@ -16,11 +16,13 @@ import contextlib
 import functools
 import queue
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, NamedTuple
 
 from disco_hlo.backends import backend_of
@@ -108,8 +110,8 @@ class Watch:
         """How many calls began, until it was settled."""
         self.ended = 0
         """How many did until one that was told to have ended."""
-        self._dispatched: UnderWay | None = None
-        """While it is handed to the devices, which for some takes until it has ended."""
+        self._dispatched: tuple[UnderWay | None, int] = None, 0
+        """While it is handed to the devices, which for some takes until it has ended; and the thread that does so."""
         self._before_ns = self._latest_ns = times.total_ns
         self.device_ns = 0
         """Of all calls that were timed."""
@@ -131,6 +133,11 @@ class Watch:
     def module_name(self) -> str:
         """Of the module, for instance ``jit_train_step``."""
         return self._module.request.module_name
+
+    @property
+    def module(self) -> bytes:
+        """What XLA's default runs, as :func:`~disco_hlo.plugin.xla.executables.read_executable` gives it."""
+        return executables.read_executable(self._module.executable)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -155,10 +162,11 @@ class Watch:
     @property
     def under_way(self) -> UnderWay | None:
         """The call of this module that the devices are at; None where they are at something else that is watched, or
-        that was queued before."""
+        may be at what the script had them do before, or the script's handler of a signal runs in the call."""
         at = self._times.at
         if at is None:
-            return self._dispatched
+            call, thread = self._dispatched
+            return None if call is None or _handles_signal(thread) else call
         return at if isinstance(at, UnderWay) and at.watch is self else None
 
     @property
@@ -232,36 +240,44 @@ class Watch:
                 arguments, self.arguments = self.arguments, []
             executable = self._executables[name]
             default = self._executables.get(DEFAULT)
-        if len(self._executables) > 1:
-            self._note_queue()
-        dispatched_ns = time.perf_counter_ns()
-        call = self._dispatched = UnderWay(self, index, name)
+        call = (
+            UnderWay(self, index, name) if len(self._executables) > 1 and self._is_seen_to_begin() else None
+        )
+        dispatched_ns, thread = time.perf_counter_ns(), threading.get_ident()
         try:
+            self._dispatched = call, thread
             results = executables.execute(executable, arguments)
         except Exception as error:
             if of_signal_handler(error) or not self._may_run_again(name, arguments, error) or default is None:
                 raise
-            name, call = DEFAULT, UnderWay(self, index, DEFAULT)
+            name, call = DEFAULT, None
+            self._dispatched = call, thread
             results = executables.execute(default, arguments)
         finally:
-            self._dispatched = None
+            self._dispatched = None, thread
         token = executables.token_of(results)
         self._times.note(token, dispatched_ns, self._devices, lambda ns: self._report(index, name, ns), call)
         return results, token
 
-    def _note_queue(self) -> None:
-        """Have it seen when devices that have a queue are done with what is in it. That may be programs of the script's
-        that nobody watches, such as a long evaluation: a call that waits for them does not hang."""
+    def _is_seen_to_begin(self) -> bool:
+        """Whether the next call is under way only once the devices are done with programs of the script's that nobody
+        watches, such as a long evaluation: a call that waits for them does not hang. Devices without a queue tell
+        nobody what they wait for, so there must be nothing that is not ready."""
+        return self._note_queue() if self._queues else executables.is_all_ready(self.request.backend)
+
+    def _note_queue(self) -> bool:
+        """Have it seen when devices that have a queue are done with what is in it. Whether it will be."""
         if not self._queues:
-            return
+            return False
         noted_ns = time.perf_counter_ns()
         try:
             token = run_nothing(self.request.local_devices)
         except Exception as error:  # no failure of ours may stop the training
             if of_signal_handler(error):
                 raise
-            return
+            return False
         self._times.note(token, noted_ns, self._devices, lambda _: None, _QUEUE)
+        return True
 
     def _name(self, index: int) -> str:
         if self._settled is not None:
@@ -428,10 +444,20 @@ def join_uninterrupted(thread: threading.Thread, longest_s: float) -> None:
 
 def of_signal_handler(error: BaseException) -> bool:
     """Whether a signal handler of the script's raised it, wherever the signal came."""
+    codes = _handlers()
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _handles_signal(thread: int) -> bool:
+    """Whether this thread is in a signal handler of the script's, which may take its time, and save the training."""
+    frame, codes = sys._current_frames().get(thread), _handlers()
+    return frame is not None and any(one.f_code in codes for one, _ in traceback.walk_stack(frame))
+
+
+def _handlers() -> set[CodeType | None]:
     handlers = [_unwrapped(signal.getsignal(number)) for number in signal.valid_signals()]
     methods = [one if hasattr(one, "__code__") else getattr(one, "__call__", one) for one in handlers]  # noqa: B004
-    codes = {getattr(one, "__code__", None) for one in methods}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+    return {getattr(one, "__code__", None) for one in methods}
 
 
 def _unwrapped(handler: Any) -> Any:

@@ -33,6 +33,7 @@ from disco_hlo.plugin.calls.schedule import Round
 from disco_hlo.plugin.calls.traced import TracedCalls
 from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.calls.watch import join_uninterrupted
+from disco_hlo.plugin.hangs import lasts_alike
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.measuring.candidates import compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.comparing import HeldPasses, compile_comparison
@@ -138,7 +139,7 @@ class SearchInTraining:
             return
         trial.on_outcome, trial.share, tag = self._note, self._settings.share, trial.tag
         self._request = request = trial.watch.request
-        request.call_ns = trial.call_ns
+        request.call_ns = trial.call_ns if lasts_alike(trial.watch.module) else 0
         del trial
         _under_way.add(self)
         try:

@@ -174,6 +174,15 @@ def token_of(result: Any) -> Any:
     return result.consume_token()
 
 
+def is_all_ready(backend: Any) -> bool:
+    """Whether all arrays that there are on a backend's devices have been computed; false where one was deleted
+    meanwhile."""
+    try:
+        return all(one.is_ready() for one in backend.live_arrays())
+    except RuntimeError:
+        return False
+
+
 def result_arrays(result: Any) -> list[list[Any]]:
     """Outputs of an execution as single-device arrays: ``[output][local device]``."""
     arrays: list[list[Any]] = result.disassemble_into_single_device_arrays()

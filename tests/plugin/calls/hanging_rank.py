@@ -2,11 +2,13 @@
 mpiexec).
 
 FAULT: a call of the plan hangs on rank 1 at one of ``hanging.PLACES``; or rank 1 ``sleeps`` in the script's own code
-for longer than that may take, and goes on.
+for longer than that may take, and goes on; or rank 0
+``stands still`` for as long besides, all of its threads, once the call has ended in which it has waited for rank 1.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -32,6 +34,7 @@ from tests.plugin.handled import save_plan
 
 _HANGS_S, _SLEEPS_S = 3.0, 6.0
 _LONGEST_S = 120.0
+STANDS_STILL = "stands still"
 
 
 def main(address: str, rank: int, folder: Path, fault: str) -> None:
@@ -62,6 +65,8 @@ def main(address: str, rank: int, folder: Path, fault: str) -> None:
             rank and fault not in PLACES and len(training.losses) == 11
         ):  # the other one is in a call of the plan
             time.sleep(_SLEEPS_S)
+        if not rank and fault == STANDS_STILL and len(training.losses) == 12:
+            ctypes.PyDLL(None).sleep(round(_SLEEPS_S))  # which keeps the interpreter, as a long sort does
     (folder / f"{rank}.json").write_text(json.dumps(training.losses))
     jax.distributed.shutdown()
 
