@@ -100,7 +100,7 @@ def test_a_candidate_that_hangs_ends_the_training_of_two_processes_and_is_banned
     """One of them might stand still, so that it took ten minutes; in a call of the training for ever."""
     plans = tmp_path / "plans"
     know_all(plans, devices=2, processes=2)
-    ends = with_fault(tmp_path, environment_of(plans, 1), 1, (place,), "sleep")
+    ends = with_fault(tmp_path, environment_of(plans, 1), 1, (place,), "hang")
     assert all(code not in (None, 0) for code, _ in ends), ends
     said = [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)]
     assert [one.count("has not ended after") for one in said] == [1, 0], said

@@ -210,7 +210,7 @@ def test_of_two_steps_in_turn_the_second_waits_for_the_search_for_the_first(
 def test_a_step_that_jax_loads_anew_is_searched_for_again_but_not_each_time(
     observation: Observation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, anew: str
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "disco_hlo")
     monkeypatch.setattr(trials, "_LONGEST_PAUSE", 8)
     digests: list[str] = []
     observation._search = lambda trial: digests.append(trial.watch.request.digest)
