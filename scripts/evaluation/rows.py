@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import pairwise
 from operator import or_
-from types import MappingProxyType
 from typing import Any
 
 from disco_hlo.backends import BACKENDS, Backend
@@ -35,7 +34,6 @@ from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import ALONE_XLA, Record
 from evaluation.step import FoundPlans, with_option
 
-NO_OPTIONS: Mapping[str, CompileOptionValue] = MappingProxyType({})
 NO_COMBINING = "no all-reduce combining"
 EVERYTHING = "threshold everything"
 NO_OP_FUSION = "no op fusion"
@@ -172,8 +170,8 @@ def rows_of(context: Context) -> list[Row]:
     def plan() -> Strategy:
         return context.named(PLAN)
 
-    def guided(options: Mapping[str, CompileOptionValue] = NO_OPTIONS) -> Variant:
-        return Variant(with_option(request, "fdo_profile", context.fdo_profile), options=options)
+    def guided(options: Mapping[str, CompileOptionValue] | None = None) -> Variant:
+        return Variant(with_option(request, "fdo_profile", context.fdo_profile), options=options or {})
 
     def with_effort() -> Variant:
         from jax._src.compiler import CompilerEffortLevel

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.e2e.jobs import FORKS, QUICK_COMPILES
 from tests.ports import free_port
+
+ROOT = Path(__file__).parents[2]
 
 
 def run_two(script: str, folder: Path, *arguments: str, devices: int) -> tuple[list[int], list[str], str]:
@@ -26,3 +30,23 @@ def run_two(script: str, folder: Path, *arguments: str, devices: int) -> tuple[l
         for process in ranks:
             process.kill()
     return [process.wait() for process in ranks], errors, address
+
+
+def run_by(
+    carrier: str, module: str, folder: Path, *arguments: str, flags: str, longest_s: float
+) -> tuple[list[int], list[str]]:
+    """How two processes that run a module end, and what they write; one of each where ``mpiexec`` has both."""
+    own = [sys.executable, "-m", module, f"127.0.0.1:{free_port()}", str(folder), *arguments]
+    commands = [["mpiexec", "-n", "2", *own]] if carrier == "MPI" else [[*own, "0"], [*own, "1"]]
+    started = [
+        subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": flags}, stderr=subprocess.PIPE, text=True
+        )
+        for command in commands
+    ]
+    try:
+        errors = [process.communicate(timeout=longest_s)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [process.returncode for process in started], errors

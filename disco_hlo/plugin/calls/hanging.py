@@ -1,8 +1,8 @@
 """Calls of a candidate that do not come back, seen from a thread beside; the job ends by the rule for runs of ours
 (:func:`disco_hlo.plugin.hangs.ending_hangs`).
 
-A call has returned long before the devices have computed it, so the script may be anywhere. What the devices are at
-knows the thread that times calls (``watch.DeviceTimes``), and this one looks for it. A rank that is in a call may wait
+A call has returned long before the devices have computed it, so the script may be anywhere. The thread that times calls
+knows what the devices are at (``watch.DeviceTimes``), and this one looks at that. A rank that is in a call may wait
 there for one that has yet to make it. So each says that it has been in a call of a candidate for long, and those that
 have been past it for as long say so, wherever they are by then: all have made it, and nobody is to come any more.
 """

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -29,7 +26,7 @@ from disco_hlo.plugin.xla import executables
 from tests.plugin.calls.hanging import PLACES, end_where_it_hangs
 from tests.plugin.calls.hanging_rank import STANDS_STILL
 from tests.plugin.calls.training import compiled_again, jitted, train, trial_of
-from tests.ports import free_port
+from tests.plugin.two_ranks import run_by
 
 ROOT = Path(__file__).parents[3]
 _QUEUED_S = 0.1
@@ -228,24 +225,6 @@ def test_a_program_of_the_scripts_that_is_queued_before_a_call_is_not_the_calls(
     assert (own.under_way, own.ended) == (None, 4)
 
 
-def run_both(folder: Path, fault: str, carrier: str) -> tuple[list[int], list[str]]:
-    """How the two processes of hanging_rank.py end, and what they write; one of each where ``mpiexec`` has both."""
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-    script = (sys.executable, "-m", "tests.plugin.calls.hanging_rank")
-    own = [*script, f"127.0.0.1:{free_port()}", str(folder), fault]
-    commands = [["mpiexec", "-n", "2", *own]] if carrier == "MPI" else [[*own, "0"], [*own, "1"]]
-    started = [
-        subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-        for command in commands
-    ]
-    try:
-        errors = [process.communicate(timeout=100)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [process.returncode for process in started], errors
-
-
 @pytest.mark.slow
 @pytest.mark.product_only  # the older jax takes no turns with a plan
 @pytest.mark.parametrize(
@@ -261,7 +240,10 @@ def run_both(folder: Path, fault: str, carrier: str) -> tuple[list[int], list[st
 def test_a_plan_that_hangs_in_a_call_of_one_of_two_processes_ends_both_and_a_rank_that_sleeps_none(
     fault: str, carrier: str, tmp_path: Path
 ) -> None:
-    codes, errors = run_both(tmp_path, fault, carrier)
+    flags = "--xla_force_host_platform_device_count=1"
+    codes, errors = run_by(
+        carrier, "tests.plugin.calls.hanging_rank", tmp_path, fault, flags=flags, longest_s=100
+    )
     lines = [line for one in errors for line in one.splitlines() if "has not ended" in line]
     bans = [ban.reason for one in PlanStore(tmp_path).list_plans() for ban in one.bans]
     assert carrier in errors[0]

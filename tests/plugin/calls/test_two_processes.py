@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +10,7 @@ import pytest
 
 from disco_hlo.plan.plan import DEFAULT
 from tests.e2e.jobs import QUICK_COMPILES
-from tests.plugin.two_ranks import run_two
-from tests.ports import free_port
+from tests.plugin.two_ranks import run_by, run_two
 
 SCRIPT = (sys.executable, "-m", "tests.plugin.calls.rank")
 ROOT = Path(__file__).parents[3]
@@ -31,20 +28,8 @@ ROOT = Path(__file__).parents[3]
     ],
 )
 def test_two_processes_change_over_at_the_same_calls(carrier: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "XLA_FLAGS": QUICK_COMPILES}
-    address = f"127.0.0.1:{free_port()}"
-    own = [*SCRIPT, address, str(tmp_path)]
-    commands = [["mpiexec", "-n", "2", *own]] if carrier == "MPI" else [[*own, "0"], [*own, "1"]]
-    started = [
-        subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-        for command in commands
-    ]
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * len(started), errors
+    codes, errors = run_by(carrier, "tests.plugin.calls.rank", tmp_path, flags=QUICK_COMPILES, longest_s=300)
+    assert not any(codes), errors
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
 
     for report in reports:
