@@ -97,6 +97,7 @@ def _head(plan: Plan) -> list[str]:
         f"{_count(target.process_count, 'process')}; {printable(versions)}{printable(created)}",
         f"chosen: {printable(plan.chosen)}; found by {printable(plan.search.method)} "
         f"in {plan.search.evaluations} evaluations",
+        *(["the host launches each kernel by itself"] if plan.launched_singly is True else []),
     ]
 
 
@@ -248,6 +249,7 @@ def _as_json(whole: Bundle, bundle: Bundle, region: str, regions: list[RegionFac
         "chosen": plan.chosen,
         "banned": _ban(whole),
         "structure": None if plan.structure is UNSET else to_builtins(plan.structure),
+        "launched_singly": plan.launched_singly is True,
         "versions": plan.versions,
         "predicted": to_builtins(plan.prediction),
         "collectives_not_simulated": inner_collectives(whole.source) if whole.source else None,

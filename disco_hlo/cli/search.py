@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from msgspec import to_builtins
+from msgspec import UNSET, to_builtins
 
 from disco_hlo import __version__
 from disco_hlo.cli.inputs import AsJson, ModulePath, Opened, ProfilePath, open_named
@@ -31,7 +31,7 @@ from disco_hlo.cli.output import (
 from disco_hlo.hlo.regions import inner_collectives, not_simulated
 from disco_hlo.optimize.costs import UNKNOWN_DEVICE, costs_for
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, search_progress, search_record
-from disco_hlo.optimize.regions import step_times
+from disco_hlo.optimize.regions import launched_singly, step_times
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read
@@ -137,6 +137,7 @@ def _save(
     notes = [*found.case.costs.lines, "found offline: nothing was measured"]
     if chosen == plans.DEFAULT:
         notes.append("nothing found is predicted to be faster than XLA's own plan, so this is XLA's own")
+    singly = chosen != plans.DEFAULT and launched_singly(opened.source, best.strategy, best.predicted_ns)
     written = apply(best.strategy, opened.source)
     plan = plans.Plan(
         format=plans.FORMAT,
@@ -149,6 +150,7 @@ def _save(
         search=search_record(settings, found),
         module_sha256=hashlib.sha256(written).hexdigest(),
         notes=tuple(notes),
+        launched_singly=singly or UNSET,
     )
     files = {
         MODULE_NAME: written,

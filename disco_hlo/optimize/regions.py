@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.graph import Graph
 from disco_hlo.hlo.regions import ENTRY, Call
@@ -25,6 +26,9 @@ from disco_hlo.profiler.profile import LoopTime
 from disco_hlo.simulator.bound import Bound, lowest_bound
 from disco_hlo.simulator.build import Built, build
 from disco_hlo.simulator.timeline import Timeline, simulate
+
+_HIDES_A_LAUNCH_NS = 20_000
+"""Kernels of so much on average hide what launching them by themselves takes the host, which does so ahead of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +155,29 @@ def _executions(source: CanonicalModule, loops: Mapping[str, LoopTime]) -> dict[
             trips = turns(name, call, loops, found[caller])
             found[name] = found.get(name, 0.0) + found[caller] * (1 if trips is None else trips)
     return found
+
+
+def launched_singly(source: CanonicalModule, strategy: Strategy, predicted_ns: int) -> bool:
+    """Whether the host shall launch each kernel of a plan by itself, and not many by one recording
+    (:attr:`~disco_hlo.backends.Backend.launched_singly`): the same wherever it is asked.
+
+    XLA rewrites a recording in each call whose arrays lie elsewhere than in the one before, and launches nothing
+    meanwhile: of 731 kernels that took 10 ms, in each step of a training (``docs/benchmarks/llama.md``). A launch by
+    itself takes the host some 5 us, which nobody sees behind a kernel that takes longer.
+
+    Args:
+        source: what the strategy is for.
+        predicted_ns: what a step takes by it; 0 where that is not known.
+    """
+    calls = [call for region in source.regions for call in region.calls]
+    if not BACKENDS[source.graph.backend].launched_singly or any(call.trips is None for call in calls):
+        return False
+    executions, own = _executions(source, {}), {ENTRY: strategy, **dict(strategy.regions)}
+    launches = sum(
+        executions[name] * len(unit_graph(region.graph, own.get(name) or read(region)).units)
+        for name, region in regions_callees_first(source)
+    )
+    return predicted_ns > launches * _HIDES_A_LAUNCH_NS
 
 
 def turns(region: str, call: Call, loops: Mapping[str, LoopTime], executions: float) -> float | None:

@@ -271,6 +271,9 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     """None where ``strategy`` is the search's own."""
     structure: Structure | UnsetType = UNSET
     """Left out where the step keeps the structure that XLA gives it: most plans."""
+    launched_singly: bool | UnsetType = UNSET
+    """True where the host launches each kernel by itself
+    (:func:`~disco_hlo.optimize.regions.launched_singly`); else left out."""
 
     @property
     def strategy(self) -> Strategy:

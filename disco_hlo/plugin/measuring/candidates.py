@@ -24,6 +24,7 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.elsewhere import here
 from disco_hlo.errors import UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.optimize.regions import launched_singly
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import verify
@@ -187,6 +188,7 @@ def _hand_out(
     sent, trial.error = broadcast_plan(session.channel, mine, reason=why, timeout_s=timeout_s, tag=tag)
     if sent is not None:
         trial.module, trial.error = sent.module, ""
+        trial.launched_singly = launched_singly(trial.source(source), trial.strategy, trial.predicted_ns)
 
 
 def _compile(
@@ -210,9 +212,10 @@ def _compile(
     else:
         own = trial.source(source)
         verified.verify(own, trial.module, trial.strategy)
+        launches = BACKENDS[session.facts.backend].launched_singly if trial.launched_singly else {}
         with marked(session, trial, "compile"):
             trial.executable = compiles.compile_module(
-                session.request, trial.module, {**trial.options, **options}, trial.structure
+                session.request, trial.module, {**launches, **trial.options, **options}, trial.structure
             )
     LOGGER.debug("%s: compiled in %.1f s", trial.name, time.monotonic() - started)
     then(trial)

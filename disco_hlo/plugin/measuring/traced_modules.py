@@ -144,7 +144,7 @@ class Findings:
 
 def traceable(session: Session, trial: Trial) -> Traceable:
     """A trial, and on a GPU the same without command buffers."""
-    options = BACKENDS[session.facts.backend].naming_options
+    options = BACKENDS[session.facts.backend].launched_singly
     if not options:
         return Traceable(trial)
     return Traceable(trial, replace(trial, name=f"{trial.name}, by name", options=options))
@@ -598,7 +598,7 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
 
 def _trials_with_names(session: Session, step: Step, trials: Sequence[Trial]) -> Sequence[Trial]:
     """The trials, on a GPU compiled again without command buffers, inside which no kernel has a name."""
-    options = BACKENDS[session.facts.backend].naming_options
+    options = BACKENDS[session.facts.backend].launched_singly
     if not options:
         return trials
     again = [

@@ -32,6 +32,8 @@ class Trial:
     """Where rank 0 notes that this candidate is being tried; None notes it nowhere."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Debug options for this compile alone."""
+    launched_singly: bool = False
+    """As of :class:`~disco_hlo.plan.plan.Plan`; the same on all ranks once it is handed out."""
     restructured: Restructured | None = None
     """What the strategy is for, where it is not the step with the structure XLA gives it."""
     executable: Any = None

@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -121,12 +121,14 @@ def _propose(
             received.plan_json, f"the plan in {slot.path}" if session.leads else "the plan of rank 0"
         )
         source = step.source
+        options = _options(session, plan)
+        if waiting is not None and (options or plan.structure is not UNSET) and plan.chosen != DEFAULT:
+            waiting.end()  # XLA's default, which the plan may be compared with, waits for its name
+            waiting = None
         if plan.chosen == DEFAULT or plan.structure is UNSET:
             _check_target(session, source, plan)
         else:
-            if waiting is not None:
-                waiting.end()  # XLA's default, which the plan may be compared with, waits for its name
-            waiting = compiling.enter_context(compiles.halted(session.request, early=True))
+            waiting = compiling.enter_context(compiles.halted(session.request, options, early=True))
             together = _all_fit(session, source, plan)
             source = enacted(session.request, plan.structure, waiting, together).source
         if plan.chosen == DEFAULT:
@@ -137,6 +139,11 @@ def _propose(
         return Proposed(plan, module, "", waiting, other)
     except Exception as error:
         return Proposed(None, b"", one_line(error))
+
+
+def _options(session: Session, plan: Plan) -> Mapping[str, str]:
+    """With which the plan's module is compiled, as it was when it was measured."""
+    return {} if plan.launched_singly is UNSET else BACKENDS[session.facts.backend].launched_singly
 
 
 def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
@@ -235,7 +242,8 @@ def _enact(
     try:
         with session.stage("enact"), marked(session, trial, "compile"):
             if proposed.waiting is None:
-                trial.executable = compiles.compile_module(session.request, proposed.module)
+                options = _options(session, plan)
+                trial.executable = compiles.compile_module(session.request, proposed.module, options)
             else:
                 trial.executable = proposed.waiting.finish(proposed.module)
     except ActivationError as error:

@@ -352,6 +352,7 @@ def _write(outcome: Outcome, winner: Trial) -> None:
         measured=_measured(outcome),
         searched=_searched_instead(trials, winner),
         structure=UNSET if winner.restructured is None else winner.restructured.record,
+        launched_singly=winner.launched_singly or UNSET,
     )
     outcome.slot.save(plans.encode(plan), module, executables.module_text(module), step.module)
     save_profile(outcome.profile, outcome.slot.path / PROFILE_NAME)

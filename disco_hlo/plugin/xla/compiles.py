@@ -125,8 +125,15 @@ class Halted:
     the compile waits at the early stage, too.
     """
 
-    def __init__(self, request: CompileRequest, pool: Executor, *, early: bool = False) -> None:
-        self._request, self._pool = request, pool
+    def __init__(
+        self,
+        request: CompileRequest,
+        pool: Executor,
+        extra_options: Mapping[str, CompileOptionValue],
+        *,
+        early: bool = False,
+    ) -> None:
+        self._request, self._pool, self._options = request, pool, extra_options
         self._seen_early: Future[bytes] = Future()
         self._structure: Future[bytes | None] = Future()
         self._seen: Future[bytes] = Future()
@@ -161,7 +168,7 @@ class Halted:
 
     def _wait_for(self, seen: Future[bytes]) -> bytes:
         if self._compiling is None:
-            self._compiling = self._pool.submit(_own_compile, self._request, self._own, {})
+            self._compiling = self._pool.submit(_own_compile, self._request, self._own, self._options)
         # A compile that comes to the late stage alone waits there, and has no early one.
         futures.wait((seen, self._seen, self._compiling), return_when=futures.FIRST_COMPLETED)
         if not seen.done() and not self._seen.done():
@@ -210,12 +217,17 @@ def _tell_and_wait(seen: Future[bytes], answer: Future[bytes | None], module: by
 
 
 @contextlib.contextmanager
-def halted(request: CompileRequest, *, early: bool = False) -> Iterator[Halted]:
+def halted(
+    request: CompileRequest,
+    extra_options: Mapping[str, CompileOptionValue] | None = None,
+    *,
+    early: bool = False,
+) -> Iterator[Halted]:
     """A compile of ``request`` that waits for what is to be run, and where ``early`` for its structure; ended with the
-    block where nobody said."""
+    block where nobody said. ``extra_options`` are as of :func:`compile_module`."""
     # The compile has a thread of its own: the hook waits in it, and the ranks agree in this one, which MPI knows.
     with ThreadPoolExecutor(1, "disco-compile") as pool:
-        waiting = Halted(request, pool, early=early)
+        waiting = Halted(request, pool, extra_options or {}, early=early)
         try:
             yield waiting
         finally:

@@ -1,0 +1,106 @@
+"""Where kernels are long, the host launches each by itself: searched so, saved so, enacted so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec import UNSET
+
+from disco_hlo.backends import BACKENDS
+from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.regions import Region
+from disco_hlo.optimize.regions import launched_singly
+from disco_hlo.plan import plan as plans
+from disco_hlo.plan.read import read
+from disco_hlo.plan.variants import unfused
+from disco_hlo.plugin.measuring.candidates import compile_trials
+from disco_hlo.plugin.measuring.trial import Trial
+from disco_hlo.plugin.phases import enact_phase
+from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.xla import compiles
+from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.captured import captured
+from tests.plugin.handled import in_session, save_plan
+from tests.steps import models
+from tests.steps.intercept import intercept
+
+SINGLY = BACKENDS["gpu"].launched_singly
+
+
+@pytest.fixture
+def compiled_with(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, object]]:
+    """The options of each compile of ours that goes to its end, on a CPU that would record launches."""
+    found: list[Mapping[str, object]] = []
+    compile_past_cache = compiles.compile_past_cache
+
+    def noting(request: CompileRequest, module: object, options: Mapping[str, str]) -> LoadedExecutable:
+        executable = compile_past_cache(request, module, options)
+        found.append(options)
+        return executable
+
+    monkeypatch.setattr(compiles, "compile_past_cache", noting)
+    monkeypatch.setitem(BACKENDS, "cpu", replace(BACKENDS["cpu"], launched_singly=SINGLY))
+    return found
+
+
+def test_only_long_kernels_are_launched_by_themselves() -> None:
+    source = captured("h100_llama/dp_scan")
+    own = read(source)
+
+    def singly(ms: float, of: CanonicalModule = source) -> bool:
+        return launched_singly(of, own, round(ms * 1e6))
+
+    # 16 turns of each of two loops, and the entry: some 3,000 kernels.
+    assert [singly(ms) for ms in (115, 5, 0)] == [True, False, False]
+
+    def unknown(region: Region) -> Region:
+        return replace(region, calls=tuple(replace(call, trips=None) for call in region.calls))
+
+    endless = replace(source, regions=tuple(unknown(region) for region in source.regions))
+    assert not singly(115, endless), "its loops may run thousands of short kernels"
+
+
+def test_a_backend_that_records_nothing_has_no_such_plans() -> None:
+    source = captured("demo_plan/default")
+    assert not launched_singly(source, read(source), 1 << 50)
+
+
+def test_candidates_of_long_kernels_are_compiled_so(
+    compiled_with: list[Mapping[str, object]], tmp_path: Path
+) -> None:
+    def look(session: Session, source: CanonicalModule) -> list[bool]:
+        plan = unfused(source.graph)
+        trials = [Trial("long", plan, 10**12), Trial("short", plan, 1), Trial("by itself", plan, 0)]
+        compile_trials(session, source, trials, tag="candidate")
+        assert not any(trial.error for trial in trials)
+        return [trial.launched_singly for trial in trials]
+
+    assert in_session(tmp_path, look) == [True, False, False]
+    assert sorted(map(dict, compiled_with), key=len) == [{}, {}, dict(SINGLY)]
+
+
+@pytest.mark.parametrize("singly", [True, False])
+def test_a_plan_is_enacted_as_it_was_measured(
+    singly: bool, compiled_with: list[Mapping[str, object]], tmp_path: Path
+) -> None:
+    settings = Settings(search=False, directory=tmp_path)
+
+    def enact(request: CompileRequest) -> LoadedExecutable | None:
+        slot, _ = save_plan(request, settings)
+        stored = slot.load()
+        assert stored is not None
+        plan = plans.decode(stored.plan_json, "the plan")
+        assert plan.launched_singly is UNSET
+        told = msgspec.structs.replace(plan, launched_singly=singly or UNSET)
+        assert plans.decode(plans.encode(told), "it") == told
+        slot.save(plans.encode(told), stored.module, "", b"")
+        return enact_phase.handle(request, settings)
+
+    assert intercept(*models.mlp(), enact) is not None
+    assert compiled_with[-1] == (SINGLY if singly else {})
