@@ -25,7 +25,7 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import ActivationError, DiscoError, XlaRefusalError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan import plan as plans
-from disco_hlo.plan.plan import DEFAULT, SEARCHED, Plan
+from disco_hlo.plan.plan import DEFAULT, SEARCHED, Plan, Strategy
 from disco_hlo.plan.store import PROFILE_NAME, PlanStore
 from disco_hlo.plugin.calls import schedule
 from disco_hlo.plugin.calls import trial as trials
@@ -34,6 +34,7 @@ from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS, Verdict
 from disco_hlo.plugin.calls.trial import Hold
 from disco_hlo.plugin.measuring import compiling, lending, room
 from disco_hlo.plugin.measuring.known_times import STORE_NAME
+from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases import (
     enact_phase,
     finding,
@@ -686,3 +687,26 @@ def test_memory_for_copies_leaves_what_runs_on_the_host_its_own(
     search: Any = SimpleNamespace(_request=request, _over=lambda: False)
     own.SearchInTraining._wait_for_memory(search, SimpleNamespace())  # type: ignore[arg-type]
     assert got == ready
+
+
+@pytest.mark.parametrize(
+    ("structures_ns", "forced", "tried"),
+    [
+        ((), None, ["plan", "plan 2"]),
+        ((140,), None, ["plan", "structure 0"]),
+        ((130, 138), None, ["structure 0", "structure 1"]),
+        ((130, 144, 139), None, ["structure 0"]),
+        ((170,), "structure 0", ["plan", "structure 0"]),
+    ],
+)
+def test_what_is_far_behind_a_structure_is_not_compared(
+    structures_ns: tuple[int, ...], forced: str | None, tried: list[str]
+) -> None:
+    """Comparing three candidates held a training of 454 s for 12.5 of them."""
+    other: Any = object()
+    some = [Trial(name, Strategy(), ns) for name, ns in (("plan", 150), ("plan 2", 151), ("plan 3", 152))]
+    some += [
+        Trial(f"structure {i}", Strategy(), ns, restructured=other) for i, ns in enumerate(structures_ns)
+    ]
+    found = search_in_training.likely_winners([Trial(DEFAULT, None, 190), *some], forced)
+    assert [one.name for one in found] == tried

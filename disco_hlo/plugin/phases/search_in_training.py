@@ -68,7 +68,12 @@ from disco_hlo.plugin.phases.finding import (
     search_apart,
 )
 from disco_hlo.plugin.phases.search_phase import only_search
-from disco_hlo.plugin.phases.structure_search import MOST_STRUCTURES, Making, StructureSearch
+from disco_hlo.plugin.phases.structure_search import (
+    MOST_STRUCTURES,
+    RIVALS,
+    Making,
+    StructureSearch,
+)
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
 from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
@@ -85,7 +90,7 @@ from disco_hlo.search.schedule import Scheduled
 
 _MOST_TRIED = 2
 """Candidates that are compared with XLA's default, and tried. Those of another structure are in the place of the last
-of them and besides."""
+of them and besides; where the first of these is predicted to be far ahead (:data:`RIVALS`), in the place of all."""
 _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
@@ -94,6 +99,22 @@ _NEXT = "the next job goes on from there, or DISCO_WHEN=compile searches before 
 _under_way: weakref.WeakSet[SearchInTraining] = weakref.WeakSet()
 _process_ends = threading.Event()
 """No search begins any more, such as one that waited for that of another step."""
+
+
+def likely_winners(trials: Sequence[Trial], forced: str | None) -> list[Trial]:
+    """The candidates that are worth a hold each: the best plans, and the fastest structures, as predicted.
+
+    Args:
+        trials: XLA's default first, structures from the fastest on.
+        forced: the structure that the user has named.
+    """
+    structures = [one for one in trials if one.restructured is not None][:MOST_STRUCTURES]
+    others = [one for one in trials if one.restructured is None]
+    tried = [*likeliest(others, _MOST_TRIED - bool(structures)), *structures]
+    if not structures or forced is not None:
+        return tried
+    most_ns = (1 + RIVALS) * structures[0].predicted_ns
+    return [one for one in tried if one.predicted_ns <= most_ns]
 
 
 class SearchInTraining:
@@ -325,9 +346,7 @@ class SearchInTraining:
 
     def _try(self, session: Session, step: Step, trials: Sequence[Trial]) -> None:
         """Compile the likeliest winners, compare them with XLA's default, and let them run calls until one has won."""
-        structures = [one for one in trials if one.restructured is not None][:MOST_STRUCTURES]
-        others = [one for one in trials if one.restructured is None]
-        tried = [*likeliest(others, _MOST_TRIED - bool(structures)), *structures]
+        tried = likely_winners(trials, self._settings.forced_structure)
         with peak_told(self._request, "candidates"):
             compile_trials(session, step.source, tried, tag="candidates")
         exchange(session)

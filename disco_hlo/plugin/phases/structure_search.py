@@ -91,7 +91,7 @@ MOST_PROFILED = 3
 """Schedules that are profiled and searched."""
 MOST_STRUCTURES = 2
 """Beside a training, that take turns with XLA's default; for no more of the fastest are calls held."""
-_RIVALS = 0.1
+RIVALS = 0.1
 """Nor is one tried that is predicted to take longer than the first by more. In searches on GPUs, of two or three
 structures each, the fastest took up to 2.3 % longer than the first, as predicted (``docs/benchmarks/*/training``)."""
 _SEARCH_GAINS = 0.15
@@ -717,7 +717,7 @@ def _wanted(session: Session, early: Early, pays: Pays | None) -> dict[str, list
 
 def _rivals(ranked: Sequence[Ranked], most: int) -> list[Ranked]:
     """The first few, the most promising first, that may be the best."""
-    return [one for one in ranked[:most] if one.predicted_ns <= (1 + _RIVALS) * ranked[0].predicted_ns]
+    return [one for one in ranked[:most] if one.predicted_ns <= (1 + RIVALS) * ranked[0].predicted_ns]
 
 
 def _decides(predicted_ns: int, unmeasured: float, best_ns: int) -> bool:
