@@ -125,17 +125,26 @@ def _structure(plan: Plan) -> list[str]:
     ]
 
 
+_LISTED = {
+    "instructions": "instruction",
+    "gathers": "all-gather",
+    "reductions": "reduction",
+    "pairs": "value",
+}
+"""What a move has lists of, and what one of them is; pairs may be of kernels, too."""
+
+
 def _move_text(move: dict[str, Any]) -> str:
     """A move without the positions of its instructions: how many, and what is done to them."""
-    stretch = move.get("instructions")
-    parts = [_count(len(stretch), "instruction")] if isinstance(stretch, list) else []
+    lists = {name: move[name] for name in _LISTED if isinstance(move.get(name), list)}
+    pairs = lists.pop("pairs", [])
+    parts = [_count(len(listed), _LISTED[name]) for name, listed in lists.items()]
     parts += [f"{name} {move[name]}" for name in ("opcode", "dimension", "parts") if name in move]
-    pairs = move.get("pairs")
-    kernels = (
-        [str(one.get("kernel")) for one in pairs if isinstance(one, dict)] if isinstance(pairs, list) else []
-    )
+    kernels = [str(one.get("kernel")) for one in pairs if isinstance(one, dict)]
     parts += [f"{kernel} {_count(number, 'time')}" for kernel, number in Counter(kernels).most_common()]
-    return printable(f"{move.get('move', '')}: {', '.join(parts)}", 200)
+    values = sum(isinstance(one, list) for one in pairs)
+    parts += [_count(values, _LISTED["pairs"])] if values else []
+    return printable(f"{move.get('move', '')}{': ' if parts else ''}{', '.join(parts)}", 200)
 
 
 def _times(plan: Plan) -> list[Any]:

@@ -106,6 +106,24 @@ def test_the_moves_of_a_plan_that_changes_the_structure_are_shown(disco: Disco, 
     assert plain["structure"] is None
 
 
+def test_moves_of_loops_say_what_they_are_done_to(disco: Disco, tmp_path: Path) -> None:
+    folder = plans.save_restructured(tmp_path / "unrolled", plans.cpu(), plans.cpu_module("mlp_wide"))
+    data = json.loads((folder / "plan.json").read_text())
+    kept = {"move": "keep-turns", "loop": [41, 19], "later": 63, "pairs": [[12, 27], [20, 56]]}
+    rotated = [
+        {"move": "prefetch", "loop": [4], "gathers": [11]},
+        {"move": "finish-later", "loop": [4], "reductions": [7, 8]},
+    ]
+    data["structure"]["moves"] = [kept, *rotated, *[{"move": "unroll", "loop": [41, 25]}] * 2]
+    (folder / "plan.json").write_text(json.dumps(data))
+    shown = disco("inspect", folder, "--top", "1").out.splitlines()
+    first = shown.index("structure: chunk-2, 5 moves on the module cccccccccccccccc") + 1
+    assert [line.strip() for line in shown[first : first + 4]] == [
+        "2 times unroll", "1 time keep-turns: 2 values", "1 time prefetch: 1 all-gather",
+        "1 time finish-later: 2 reductions",
+    ]  # fmt: skip
+
+
 def test_a_plan_with_another_structure_compares_with_none_of_the_step(disco: Disco, tmp_path: Path) -> None:
     folder = plans.save_restructured(tmp_path / "chunked", plans.cpu(), plans.cpu_module("mlp_wide"))
     refused = disco("diff", folder, "--default")
