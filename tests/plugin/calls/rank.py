@@ -27,6 +27,7 @@ from disco_hlo.plugin.session import join, versions
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from tests.plugin.calls.dropout import following, kept
 from tests.plugin.handled import save_plan
 
 STEPS = 120
@@ -41,16 +42,13 @@ class Training:
         self.whole, self.split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("data",)))
 
         def step(weight: jax.Array, key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-            now, later = jax.random.split(key)
-
             def loss_of(weight: jax.Array) -> jax.Array:
-                kept = jax.random.bernoulli(now, 0.8, (8, 16))
-                return jnp.mean((jnp.tanh(x @ weight) * kept - x) ** 2)
+                return jnp.mean((jnp.tanh(x @ weight) * kept(key, (8, 16)) - x) ** 2)
 
             loss, slope = jax.value_and_grad(loss_of)(weight)
             if told:
                 jax.debug.print("loss {}", loss)
-            return weight - 0.1 * slope, later, loss
+            return weight - 0.1 * slope, following(key), loss
 
         step.__name__ = name
         outputs = (self.whole, self.whole, self.whole)

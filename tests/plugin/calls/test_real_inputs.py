@@ -35,6 +35,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, executables, host_memory, jaxlink, own_programs
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.job import device_facts
+from tests.plugin.calls.dropout import following
 from tests.plugin.calls.training import (
     WHOLE,
     batch,
@@ -251,7 +252,7 @@ def test_what_is_wrong_for_the_trainings_numbers_alone_is_refused(
     def step_with(above: float) -> Callable[..., Any]:
         def step(weights: Any, key: jax.Array, x: jax.Array) -> Any:
             raised = jax.tree.map(lambda w: jnp.where(w > 100, w + above, w * 0.9), weights)
-            return raised, jax.random.split(key)[0], jnp.mean(x @ weights["in"])
+            return raised, following(key), jnp.mean(x @ weights["in"])
 
         return step
 
@@ -637,7 +638,7 @@ def many_arrays(last: float) -> Callable[..., Any]:
         loss, slope = jax.value_and_grad(loss_of)(weights)
         weights = jax.tree.map(lambda w, g: w - 0.1 * g, weights, slope)
         final = max(weights)
-        return {**weights, final: weights[final].at[-1, -1].add(last)}, jax.random.split(key)[0], loss
+        return {**weights, final: weights[final].at[-1, -1].add(last)}, following(key), loss
 
     name = f"last_{last:g}".replace(".", "_")
     return jax.jit(named(name, step), donate_argnums=(0, 1), out_shardings=(WHOLE, WHOLE, None))

@@ -16,6 +16,7 @@ from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import Watch
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
+from tests.plugin.calls.dropout import following, kept
 
 Weights = dict[str, jax.Array]
 MESH = Mesh(np.array(jax.devices()[:2]), ("data",))
@@ -43,8 +44,7 @@ def batch(number: int, rows: int = 8, width: int = 16) -> jax.Array:
 
 
 def loss_of(weights: Weights, x: jax.Array, key: jax.Array) -> jax.Array:
-    kept = jax.random.bernoulli(key, 0.8, x.shape)
-    hidden = jnp.tanh(x @ weights["in"]) * kept
+    hidden = jnp.tanh(x @ weights["in"]) * kept(key, x.shape)
     return jnp.mean((hidden @ weights["out"] - x) ** 2)
 
 
@@ -52,20 +52,20 @@ def step(
     weights: Weights, key: jax.Array, x: jax.Array, rate: float = 0.1
 ) -> tuple[Weights, jax.Array, jax.Array]:
     """One step with dropout: weights and key are handed on."""
-    now, later = jax.random.split(key)
-    loss, slope = jax.value_and_grad(loss_of)(weights, x, now)
-    return jax.tree.map(lambda w, g: w - rate * g, weights, slope), later, loss
+    loss, slope = jax.value_and_grad(loss_of)(weights, x, key)
+    return jax.tree.map(lambda w, g: w - rate * g, weights, slope), following(key), loss
 
 
 def telling(weights: Weights, key: jax.Array, x: jax.Array) -> tuple[Weights, jax.Array, jax.Array]:
-    """:func:`step`, which prints its loss, three lines from within a loop, and one behind that."""
+    """:func:`step` with JAX's own draws, which prints its loss, three lines from within a loop, and one behind that."""
 
     def look(total: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
         total += jnp.tanh(row @ row)
         jax.debug.print("inside {}", total)
         return total, None
 
-    updated, later, loss = step(weights, key, x)
+    now, later = jax.random.split(key)
+    updated, _, loss = step(weights, now, x)
     jax.debug.print("loss {}", loss)
     total, _ = jax.lax.scan(look, loss, weights["in"][:3])
     jax.debug.print("behind {}", total)
