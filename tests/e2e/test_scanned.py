@@ -74,7 +74,7 @@ def test_ranks_of_mpiexec_write_the_loops_out_each_by_itself(
     plan = plan_in(job.directory)
     assert plan.structure is not UNSET
     assert {move["move"] for move in plan.structure.moves} == {"unroll"}
-    enacted = job.train_mpi(*SCANNED, ENABLE_SEARCH="0")
+    enacted = job.train_ranks(*SCANNED, ENABLE_SEARCH="0")
     assert [len(run.lines("enacts the plan of jit_train_step: unroll, ")) for run in enacted] == [1, 0]
     assert len({canonicalize(run.modules[0]).graph.key for run in (*search, *enacted)}) == 1
     for run, other in zip((*search, *enacted), (*default, *default), strict=True):

@@ -121,14 +121,17 @@ def test_a_structure_that_does_not_fit_is_one_line_and_the_default(
 
 
 @pytest.mark.product_only
-def test_every_rank_makes_the_chunked_step_itself(tensor_default: Run, tmp_path: Path) -> None:
-    job = new_job(tmp_path)
-    know_all(job.directory, devices=2, processes=2)
-    search = job.train_ranks("--kind", "tensor", fault="chunk_wins", **CHUNKED)
+def test_every_rank_makes_the_chunked_step_itself(
+    chunked: tuple[Job, Run], tensor_default: Run, tmp_path: Path
+) -> None:
+    """test_scanned.py has two that search for a structure, too."""
+    job = new_job(tmp_path, chunked[0].directory)
+    slot = slot_of(job.directory)
+    edited(lambda plan: plan["target"].update(process_count=2))(slot)
+    slot.rename(slot.with_name(f"{slot.name}-p2"))
     plan = plan_in(job.directory)
     assert plan.structure is not UNSET
-    enacted = job.train_ranks("--kind", "tensor", ENABLE_SEARCH="0")
-    for run in (*search, *enacted):
+    for run in job.train_ranks("--kind", "tensor", ENABLE_SEARCH="0"):
         [module] = run.modules
         assert canonicalize(module).graph.key == plan.structure.result
         assert_same_losses(run, tensor_default)
