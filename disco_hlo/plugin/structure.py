@@ -156,10 +156,16 @@ def restructured(
         PlanError: ``moves`` are none.
         IllegalStrategyError: XLA refuses what they make.
     """
+    changed = moved(early, name, moves)
+    return of_module(early, name, moves, changed, compiled(changed))
+
+
+def moved(early: Early, name: str, moves: Sequence[dict[str, Any]]) -> bytes:
+    """The early module after ``moves``, which change it; raises as :func:`restructured`."""
     changed = early.moved(moves)
     if changed == early.module:
         raise IllegalMoveError(f"the schedule {name} changes nothing")
-    return of_module(early, name, moves, changed, compiled(changed))
+    return changed
 
 
 def of_module(

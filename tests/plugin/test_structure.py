@@ -617,16 +617,23 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
     the same places: one that waited in a stage that others do not come to would have searched no structure. Nothing is
     held for the second fastest, whose kernels have all been tuned before; of the others that is not tried, as XLA wrote
     436 errors to the stderr of a training, one for each kernel that it did not know."""
-    held, tuned, known, met = list[str](), list[str](), list[str](), list[str]()
+    holds, tuned, known, met = list[str](), list[str](), list[str](), list[str]()
     gpu = BACKENDS["gpu"]
 
-    def make(_early: object, name: str, _moves: object, compiled: functools.partial[bytes]) -> Any:
-        options = compiled.keywords["extra_options"]
-        if not options:
-            assert held, "the autotuner takes devices"
-            tuned.append(name)
-        elif options == gpu.by_known_picks:
-            known.append(name)
+    def move(_early: object, name: str, _moves: object) -> bytes:
+        assert not holds, "a held call waits for XLA alone"
+        return name.encode()
+
+    def capture(_request: object, changed: bytes = b"", extra_options: object = None) -> bytes:
+        if extra_options == gpu.by_known_picks:
+            known.append(changed.decode())
+        elif not extra_options:
+            assert holds, "the autotuner takes devices"
+            tuned.append(changed.decode())
+        return changed
+
+    def read(_early: object, name: str, *_: object) -> Any:
+        assert not holds, "a held call waits for XLA alone"
         return SimpleNamespace(source=name)
 
     def predict(name: str, _known: object) -> tuple[int, float, int]:
@@ -634,18 +641,21 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
 
     @contextlib.contextmanager
     def holding(what: str) -> Iterator[None]:
-        held.append(what)
+        holds.append(what)
         yield
+        holds.clear()
 
     early = SimpleNamespace(key="f00d", run=lambda *_: DEFAULT)
     monkeypatch.setattr(structure_search, "early_module", lambda *_: early)
     names = [name for name in times_ns if name != DEFAULT]
     monkeypatch.setattr(structure_search, "named_schedules", lambda *_: {name: [] for name in names})
-    monkeypatch.setattr(structure_search, "restructured", make)
+    monkeypatch.setattr(structure_search, "restructured", read)
+    monkeypatch.setattr(structure_search, "moved", move)
+    monkeypatch.setattr(structure_search, "of_module", read)
     monkeypatch.setattr(structure_search, "foreseen", predict)
     monkeypatch.setattr(structure_search, "interpreter", lambda _: here)
     monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
-    monkeypatch.setattr(compiles, "capture", lambda *_, **__: b"")
+    monkeypatch.setattr(compiles, "capture", capture)
     told: list[list[str]] = []
 
     def tell(value: list[str], tag: str) -> list[str]:

@@ -72,6 +72,7 @@ from disco_hlo.plugin.structure import (
     early_module,
     early_of,
     lies_inside,
+    moved,
     named_schedules,
     no_kernel_runs,
     of_module,
@@ -318,10 +319,26 @@ class Making:
         folder = self._session.request.tuner_results
         modules = [self._digest(name, structures.schedules[name]) for name in waiting]
         known = [is_tuned(folder, module) for module in modules]
-        each = self._each(structures, waiting)
-        made = CompileBatch(self._session, "structures", each, self._pool, self._at_once, known).finish()
-        structures.made.update(zip(waiting, made, strict=True))
-        for module, one in zip(modules, made, strict=True):
+        early, schedules = structures.early, structures.schedules
+        # A call that is held shall wait for XLA alone.
+        changed = {name: self._pool.submit(_as_ours, moved, early, name, schedules[name]) for name in waiting}
+        wait(changed.values())
+
+        def compiled(name: str, options: Mapping[str, CompileOptionValue]) -> bytes:
+            capture, request = compiles.capture, self._session.request
+            return self._in_time(
+                name, lambda: capture(request, changed[name].result(), extra_options=options)
+            )
+
+        def read(name: str, module: Future[bytes]) -> Restructured:
+            return of_module(early, name, schedules[name], changed[name].result(), module.result())
+
+        each = [functools.partial(_as_ours, compiled, name) for name in waiting]
+        batch = CompileBatch(self._session, "structures", each, self._pool, self._at_once, known)
+        captured = zip(waiting, batch.finish(), strict=True)
+        made = {name: self._pool.submit(read, name, module) for name, module in captured}
+        structures.made.update(made)
+        for module, one in zip(modules, made.values(), strict=True):
             if one.exception() is None:
                 note_tuned(folder, module)
 
@@ -372,11 +389,14 @@ class Making:
         moves: Sequence[dict[str, Any]],
         options: Mapping[str, CompileOptionValue],
     ) -> Restructured:
+        compiled = functools.partial(compiles.capture, self._session.request, extra_options=options)
+        return self._in_time(name, lambda: restructured(early, name, moves, compiled))
+
+    def _in_time(self, name: str, compiled: Callable[[], Result]) -> Result:
         began = time.monotonic()
         if began + self._longest_s > self._ends and not self._tuned_together:
             raise LateError(f"{name} would not be compiled in time")
-        compiled = functools.partial(compiles.capture, self._session.request, extra_options=options)
-        made = restructured(early, name, moves, compiled)
+        made = compiled()
         self._longest_s = max(self._longest_s, time.monotonic() - began)
         return made
 
