@@ -204,7 +204,7 @@ def test_a_gpu_that_grew_warm_between_two_steps_does_not_count_as_slowed_by_tran
         empty = tracing.Trace((), ())
         return NamedTrace(empty, (), b"module", f"runner of {name}", empty, untraced[name], untraced[name])  # type: ignore[arg-type]
 
-    def timed_again(_session: Any, trial: Trial, runner: Any, _first_runs: Any) -> int:
+    def timed_again(_session: Any, trial: Trial, runner: Any, _first_runs: Any, _run_ns: int) -> int:
         timed.append((trial.name, runner))
         return again_ns
 

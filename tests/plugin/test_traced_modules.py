@@ -70,7 +70,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NamedTrace]:
         posed("traced_on_all", traced_on_all)
         posed("repeated", lambda _session, _what, run, count, _guard: [run() for _ in range(count)])
         posed("time_once", lambda _runner, _at_once: untraced())
-        posed("steps_in_a_row", lambda _session, _runner: in_a_row)
+        posed("steps_in_a_row", lambda _session, _runner, run_ns: in_a_row * (run_ns == 70_000))
+        monkeypatch.setattr(traced_modules.tracing, "read", lambda collected: collected)
         posed(
             "runner_with", lambda _session, trial, _inputs, _first: SimpleNamespace(module=trial.executable)
         )
@@ -257,6 +258,6 @@ def test_a_gpu_computes_for_a_second_before_it_is_traced(
     monkeypatch.setattr(
         traced_modules, "repeated", lambda _session, _what, run, count, _guard: [run()] * count
     )
-    monkeypatch.setattr(traced_modules, "traced", lambda _runner, _runs, warm_ups: warm_ups)
+    monkeypatch.setattr(traced_modules, "collected", lambda _runner, _runs, warm_ups: warm_ups)
     warm_ups: Any = traced_modules.traced_on_all(session(backend), "a step", runner, 5, first_runs)
     assert warm_ups == runs

@@ -329,12 +329,13 @@ def _still_alive(trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if not trial.error]
 
 
-def steps_in_a_row(session: Session, default: Runner | None) -> int:
-    """How many steps each measurement takes, by what XLA's default takes: on every rank the same, by rank 0's clock,
-    and no more than all have memory for."""
+def steps_in_a_row(session: Session, default: Runner | None, run_ns: int = 0) -> int:
+    """How many steps each measurement takes, by what XLA's default takes, which is looked at where no ``run_ns`` is
+    known: on every rank the same, by rank 0's clock, and no more than all have memory for."""
     if default is None or not BACKENDS[session.facts.backend].queues:
         return 1
-    step_ns = session.tell(min(repeated(session, "first runs", default.run, LOOKS)), "a step's time")
+    run_ns = run_ns or min(repeated(session, "first runs", default.run, LOOKS))
+    step_ns = session.tell(run_ns, "a step's time")
     # Between two steps of a training two in a row are the least of which one can be told without the way to it.
     within_ns = AT_ONCE_NS if session.between_steps is None else max(SLICE_NS, 2 * step_ns)
     free_bytes = free_device_bytes(session.request)

@@ -276,7 +276,7 @@ def _as_alone_was(
         return step_ns
     if not taken.untraced_ns or taken.runner is None:
         return 0
-    again_ns = untraced_ns(session, trial, taken.runner, first_runs)
+    again_ns = untraced_ns(session, trial, taken.runner, first_runs, taken.untraced_ns)
     return round(step_ns * taken.untraced_ns / again_ns) if again_ns else 0
 
 

@@ -167,8 +167,8 @@ def traced_on_all(
     *,
     warm: bool = True,
     guard: Guard = contextlib.nullcontext,
-) -> tuple[tracing.Trace, Sequence[int]]:
-    """:func:`traced` on all ranks, with a GPU ``warm`` or as it is; where one fails, all do, or the job ends if they
+) -> Collected:
+    """:func:`collected` on all ranks, with a GPU ``warm`` or as it is; where one fails, all do, or the job ends if they
     cannot. ``first_runs`` is what ``runner`` makes its inputs with."""
     first_runs.begin(_WARM_UPS)
     step_ns = min(repeated(session, f"a first run of {name}", runner.run, _WARM_UPS, guard))
@@ -176,7 +176,7 @@ def traced_on_all(
     warm_up_ns = BACKENDS[session.facts.backend].warm_up_ns
     if warm and warm_up_ns:
         more = session.tell(min(_MOST_WARM_UPS, warm_up_ns // max(1, step_ns)), "warm-ups")
-    return run_on_all(session, f"a profiled run of {name}", lambda: traced(runner, runs, more), guard)
+    return run_on_all(session, f"a profiled run of {name}", lambda: collected(runner, runs, more), guard)
 
 
 def traced_in_slices(
@@ -242,17 +242,21 @@ def take(
             BACKENDS[session.facts.backend].traced_steps,
             functools.partial(marked, session, trial, "run"),
         )
-        trace, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs, guard=guard)
+        own, walls_ns = traced_on_all(session, trial.name, runner, runs, first_runs, guard=guard)
     if by_name is None:
-        return NamedTrace(trace, walls_ns, runner.module, runner)
-    untraced = untraced_ns(session, trial, runner, first_runs) if timed else 0
+        with session.stage(f"trace of {trial.name}"):
+            return NamedTrace(tracing.read(own), walls_ns, runner.module, runner)
+    # Before any trace is read, as devices that wait grow cool.
+    untraced = untraced_ns(session, trial, runner, first_runs, min(walls_ns)) if timed else 0
     with session.stage(f"memory for the {by_name.name}"):
         other = runner_with(session, by_name, runner, first_runs)
     with session.stage(f"profile {by_name.name}"):
         guard = functools.partial(marked, session, by_name, "run")
-        named, _ = traced_on_all(
+        names, _ = traced_on_all(
             session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False, guard=guard
         )
+    with session.stage(f"traces of {trial.name}"):
+        trace, named = tracing.read(own), tracing.read(names)
     both = runner.module, other.module
     return _named(session, trial, trace, walls_ns, named, both, untraced, runner)
 
@@ -273,7 +277,7 @@ def _beside_training(
             executed = runner.module
             if timed and by_name is not None:
                 runner, _ = slices.runner(trial, _RUNS_TO_TIME * min(own[-1][1]))
-                untraced = untraced_ns(session, trial, runner, first_runs)
+                untraced = untraced_ns(session, trial, runner, first_runs, min(own[-1][1]))
         if by_name is not None:
             names, other = _on_arguments(session, slices, by_name, MINIMUM_RUNS)
             both = executed, other.module
@@ -361,12 +365,13 @@ def _with_names(
         return None, one_line(error)
 
 
-def untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: FirstRuns) -> int:
-    """A step's time among several in a row; 0 where it has to be waited for, since the way from the host is in that."""
+def untraced_ns(session: Session, trial: Trial, runner: Runner, first_runs: FirstRuns, run_ns: int) -> int:
+    """A step's time among several in a row; 0 where it has to be waited for, since the way from the host is in that.
+    ``run_ns`` is about what a run took, which says how many."""
     first_runs.begin()
     try:
         with session.stage(f"time {trial.name}"):
-            at_once = steps_in_a_row(session, runner)
+            at_once = steps_in_a_row(session, runner, run_ns)
             if at_once == 1:
                 return 0
             timed = functools.partial(time_once, runner, at_once)
@@ -587,7 +592,7 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
                 inputs_of = runner_with(session, trial, inputs_of, first_runs)
             with session.stage(f"timeline of {trial.name}"):
                 trace, _ = traced_on_all(session, trial.name, inputs_of, _TIMELINE_RUNS, first_runs)
-                taken.append(measured_step(trial.name, trace, inputs_of.module))
+                taken.append(measured_step(trial.name, tracing.read(trace), inputs_of.module))
     except (
         Exception
     ) as error:  # what jax raises, too: the others go on with the winner, and so must this rank
