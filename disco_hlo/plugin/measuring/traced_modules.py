@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -250,13 +251,16 @@ def take(
     untraced = untraced_ns(session, trial, runner, first_runs, min(walls_ns)) if timed else 0
     with session.stage(f"memory for the {by_name.name}"):
         other = runner_with(session, by_name, runner, first_runs)
-    with session.stage(f"profile {by_name.name}"):
-        guard = functools.partial(marked, session, by_name, "run")
-        names, _ = traced_on_all(
-            session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False, guard=guard
-        )
-    with session.stage(f"traces of {trial.name}"):
-        trace, named = tracing.read(own), tracing.read(names)
+    # The other trace is about names: no clock that counts is disturbed.
+    with ThreadPoolExecutor(1, "disco-trace") as beside:
+        reading = beside.submit(tracing.read, own)
+        with session.stage(f"profile {by_name.name}"):
+            guard = functools.partial(marked, session, by_name, "run")
+            names, _ = traced_on_all(
+                session, by_name.name, other, MINIMUM_RUNS, first_runs, warm=False, guard=guard
+            )
+        with session.stage(f"traces of {trial.name}"):
+            trace, named = reading.result(), tracing.read(names)
     both = runner.module, other.module
     return _named(session, trial, trace, walls_ns, named, both, untraced, runner)
 
