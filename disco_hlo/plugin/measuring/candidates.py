@@ -110,7 +110,6 @@ def begin_to_compile(
     for number, trial in enumerate(trials):
         _hand_out(session, source, trial, trials[:number], tag=f"{tag} {number}")
     waiting = [trial for trial in trials if not trial.error]
-    started = time.monotonic()
     at_once = compiles_at_once(session)
     suspected = any(one.marks is not None and one.marks.bans.suspects(one.digest) for one in waiting)
     if anywhere(session, suspected, f"{tag}: suspects"):  # on all ranks, as they hold calls together
@@ -128,10 +127,12 @@ def begin_to_compile(
     begun = [*compiled.values(), *others.begun]
 
     def finish() -> None:
+        started = time.monotonic()
         with pool:
             wait(begun)
             compiled.update(zip(new, others.finish(), strict=True))
-        LOGGER.debug("%s: compiled %d modules in %.1f s", tag, len(waiting), time.monotonic() - started)
+        waited_s = time.monotonic() - started
+        LOGGER.debug("%s: compiled %d modules, waited for %.1f s", tag, len(waiting), waited_s)
         for number, trial in enumerate(waiting):
             try:
                 with session.stage(f"{tag} {number}: compile"):
