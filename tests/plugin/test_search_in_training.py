@@ -252,7 +252,6 @@ def test_a_step_that_prints_is_searched_and_prints_each_line_once_and_in_order(
 ) -> None:
     """Runs that are profiled, timed or compared are no calls of the training; tried candidates are."""
     let_win(monkeypatch, SEARCHED)
-    (training.settings.directory / STORE_NAME).unlink()
 
     def told(count: int) -> list[list[str]]:
         """What each of so many calls printed, in the stock training."""

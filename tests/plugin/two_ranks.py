@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.jobs import FORKS, QUICK_COMPILES
 from tests.ports import free_port
@@ -33,20 +34,22 @@ def run_two(script: str, folder: Path, *arguments: str, devices: int) -> tuple[l
 
 
 def run_by(
-    carrier: str, module: str, folder: Path, *arguments: str, flags: str, longest_s: float
+    carrier: str, module: str, folder: Path, *arguments: str, longest_s: float
 ) -> tuple[list[int], list[str]]:
-    """How two processes that run a module end, and what they write; one of each where ``mpiexec`` has both."""
-    own = [sys.executable, "-m", module, f"127.0.0.1:{free_port()}", str(folder), *arguments]
-    commands = [["mpiexec", "-n", "2", *own]] if carrier == "MPI" else [[*own, "0"], [*own, "1"]]
-    started = [
-        subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": flags}, stderr=subprocess.PIPE, text=True
-        )
-        for command in commands
-    ]
+    """How two processes that run a module, with one device each, end, and what they write; one of each where
+    ``mpiexec`` has both."""
+    flags = f"--xla_force_host_platform_device_count=1 {QUICK_COMPILES}"
+    environment = {**os.environ, "XLA_FLAGS": flags}
+    own = [module, f"127.0.0.1:{free_port()}", str(folder), *arguments]
+    started: list[Any]
+    if carrier == "MPI":
+        command = ["mpiexec", "-n", "2", sys.executable, "-m", *own]
+        started = [subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)]
+    else:
+        started = [FORKS.start(["--module", *own, rank], environment) for rank in "01"]
     try:
         errors = [process.communicate(timeout=longest_s)[1] for process in started]
     finally:
         for process in started:
             process.kill()
-    return [process.returncode for process in started], errors
+    return [process.wait() for process in started], errors

@@ -240,10 +240,7 @@ def test_a_program_of_the_scripts_that_is_queued_before_a_call_is_not_the_calls(
 def test_a_plan_that_hangs_in_a_call_of_one_of_two_processes_ends_both_and_a_rank_that_sleeps_none(
     fault: str, carrier: str, tmp_path: Path
 ) -> None:
-    flags = "--xla_force_host_platform_device_count=1"
-    codes, errors = run_by(
-        carrier, "tests.plugin.calls.hanging_rank", tmp_path, fault, flags=flags, longest_s=100
-    )
+    codes, errors = run_by(carrier, "tests.plugin.calls.hanging_rank", tmp_path, fault, longest_s=100)
     lines = [line for one in errors for line in one.splitlines() if "has not ended" in line]
     bans = [ban.reason for one in PlanStore(tmp_path).list_plans() for ban in one.bans]
     assert carrier in errors[0]

@@ -9,11 +9,7 @@ from pathlib import Path
 import pytest
 
 from disco_hlo.plan.plan import DEFAULT
-from tests.e2e.jobs import QUICK_COMPILES
 from tests.plugin.two_ranks import run_by, run_two
-
-SCRIPT = (sys.executable, "-m", "tests.plugin.calls.rank")
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
@@ -28,7 +24,7 @@ ROOT = Path(__file__).parents[3]
     ],
 )
 def test_two_processes_change_over_at_the_same_calls(carrier: str, tmp_path: Path) -> None:
-    codes, errors = run_by(carrier, "tests.plugin.calls.rank", tmp_path, flags=QUICK_COMPILES, longest_s=300)
+    codes, errors = run_by(carrier, "tests.plugin.calls.rank", tmp_path, longest_s=300)
     assert not any(codes), errors
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
 
