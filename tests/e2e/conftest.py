@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.jobs import FORKS, Job, Run
-from tests.known_times import know_device
+from tests.known_times import know_all, know_device
 
 SLOW_LAUNCH_NS = 20_000
 
@@ -35,7 +35,7 @@ def new_job(base: Path, start_from: Path | None = None) -> Job:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Run]:
     """A search of the jitted step in one process; not to be changed. Its plan has kernels that XLA's has not."""
     job = new_job(tmp_path_factory.mktemp("searched"))
-    know_device(job.directory, launch_ns=SLOW_LAUNCH_NS)
+    know_all(job.directory, devices=2, processes=1, launch_ns=SLOW_LAUNCH_NS)
     return job, job.train(fault="plan_wins", ENABLE_SEARCH="1", DISCO_FINALISTS="2", DISCO_EXPLAIN="1")
 
 

@@ -29,7 +29,7 @@ from tests.e2e.executed import (
     slot_of,
 )
 from tests.e2e.jobs import LIMIT_S, Job, Run, until_it_says
-from tests.known_times import know_all, know_device
+from tests.known_times import know_all
 
 pytestmark = pytest.mark.mpi
 
@@ -273,7 +273,7 @@ def test_ctrl_c_on_another_rank_while_the_step_is_profiled_leaves_nobody_in_an_a
 ) -> None:
     """That rank left, and the other waited in the profiled step until jax gave the job up after five minutes."""
     job = fresh()
-    know_device(job.directory)
+    know_all(job.directory, devices=2, processes=2)
     search = job.start_ranks(each=[{}, {"DISCO_LOG": "debug"}], ENABLE_SEARCH="1")
     until_it_says(search.processes[1], "disco: debug: known times: ")
     search.processes[1].send_signal(signal.SIGINT)
