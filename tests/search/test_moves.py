@@ -193,28 +193,38 @@ def random_adjacent(g, s, w, generator, pools):
 
 MOVE = Move("order", 1, random_adjacent, swap, in_algorithm_1=True)
 '''
-SEARCHES = """
+PROPOSES = """
 import sys
 from random import Random
 from pathlib import Path
+import numpy as np
 import disco_hlo
 assert Path(disco_hlo.__file__).is_relative_to(sys.argv[1]), disco_hlo.__file__
+from disco_hlo.compiled import compiled
 from disco_hlo.plan.variants import unfused
-from disco_hlo.search.api import SearchSettings
 from disco_hlo.search import restart
-from disco_hlo.search.backtracking import Backtracking
-from disco_hlo.search.moves.table import NUMBERS
-from tests.machines import GPU
-from tests.search.cost_models import ResultCosts
+from disco_hlo.search.hashing import seeded
+from disco_hlo.search.layout import open_draws, open_views
+from disco_hlo.search.moves.table import NUMBERS, in_algorithm_1, random_apply
+from disco_hlo.search.state import new_scratch
+from disco_hlo.search.strategies import prepare
 from tests.search.steps import random_step
 
 swap = NUMBERS["swap"]
 assert restart.ORDER_MOVES == {swap: 1}, "the joint search's"
+assert in_algorithm_1() == ("merge", "swap")
+
+@compiled
+def proposed(step, state, scratch, generator, pools, number, made):
+    g, s, w = open_views(step, state, scratch)
+    word, listed = open_draws(generator, pools)
+    return random_apply(g, s, w, word, listed, number, len(made), made)
+
 graph = random_step(Random(5), 60, backend="gpu")
-run = Backtracking(graph, ResultCosts(), GPU, unfused(graph), SearchSettings(unchanged=50))
-assert run.methods.tolist() == [NUMBERS["fuse"], swap], "Algorithm 1's"
-run.run()
-print("made:", run.made[1] > 0 and run.moves[1, 0, 0] == swap)
+starts, made = prepare(graph, [unfused(graph)]), np.zeros((8, 3), np.int64)
+pools = np.arange(len(graph)), np.array(graph.collectives, np.int64)
+count = proposed(starts.step, starts.states[0], new_scratch(starts.step), seeded(1), pools, swap, made)
+print("made:", count > 0 and set(made[:count, 0].tolist()) == {swap})
 """
 
 
@@ -228,13 +238,15 @@ def test_a_move_of_one_file_and_one_line_is_proposed_by_every_method(tmp_path: P
     (package / "search" / "moves" / "swap.py").write_text(SWAP)
     table = package / "search" / "moves" / "table.py"
     # The others take long to compile.
-    names, lines = '"fuse",\n    "swap",\n', table.read_text()
+    names, lines = '"merge",\n    "swap",\n', table.read_text()
     table.write_text(re.sub(r'"fuse",\n(    "\w+",\n)+', names, lines))
     environment = {
         **os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "0",
     }  # fmt: skip
+    script = tmp_path / "proposes.py"
+    script.write_text(PROPOSES)
     done = subprocess.run(
-        [sys.executable, "-P", "-c", SEARCHES, str(tmp_path)],
+        [sys.executable, "-P", str(script), str(tmp_path)],
         env=environment, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.stdout == "made: True\n", done.stdout + done.stderr
