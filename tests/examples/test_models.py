@@ -40,11 +40,13 @@ def quick_compiles() -> Iterator[None]:
 
 
 @functools.cache
-def full_size(model: str) -> tuple[training.Training, Any, Any]:
-    """The model that computes in bfloat16, and the shapes of its state and batch."""
+def full_size(model: str, layers: int | None = None) -> tuple[training.Training, Any, Any]:
+    """The model that computes in bfloat16, with fewer layers where it has a number of them, and the shapes of its state
+    and batch."""
     module = importlib.import_module(f"models.{model}")
     config = training.read_config(module.Config, train.CONFIGS / f"{model}.toml", "full")
-    made = module.build(dataclasses.replace(config, compute_dtype="bfloat16"))
+    fewer = {} if layers is None or not hasattr(config, "layers") else {"layers": layers}
+    made = module.build(dataclasses.replace(config, compute_dtype="bfloat16", **fewer))
     return made, *training.abstract_arguments(made, made.batch_per_device)
 
 
@@ -79,7 +81,7 @@ def test_gpt12_exchanges_610_mib_of_gradients_in_148_tensors() -> None:
 
 @pytest.mark.parametrize("model", train.MODELS)
 def test_full_size_step_in_bfloat16_keeps_the_state_as_it_was(model: str) -> None:
-    made, state, batch = full_size(model)
+    made, state, batch = full_size(model, layers=2)
     after, loss = jax.eval_shape(made.step, state, batch)
     assert after == state
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
