@@ -107,13 +107,13 @@ def mlp_wide() -> Step:
     return trained("wide_step", loss, parameters, (random(2, 1024, 512),), optax.adamw(1e-3))
 
 
-def resnet(dtype: Any = np.float32, blocks: int = 2) -> Step:
-    """Residual blocks with batch norm over the whole batch: all-reduces in the forward pass too."""
+def resnet(dtype: Any = np.float32) -> Step:
+    """A residual block with batch norm over the whole batch: all-reduces in the forward pass too."""
     parameters = {
         "stem": random(0, 3, 3, 3, 8, dtype=dtype),
-        **{f"conv{i}": random(1 + i, 3, 3, 8, 8, dtype=dtype) for i in range(2 * blocks)},
-        **{f"scale{i}": np.ones(8, dtype) for i in range(2 * blocks)},
-        **{f"shift{i}": np.zeros(8, dtype) for i in range(2 * blocks)},
+        **{f"conv{i}": random(1 + i, 3, 3, 8, 8, dtype=dtype) for i in range(2)},
+        **{f"scale{i}": np.ones(8, dtype) for i in range(2)},
+        **{f"shift{i}": np.zeros(8, dtype) for i in range(2)},
         "head": random(7, 8, 10, dtype=dtype),
     }  # fmt: skip
 
@@ -129,11 +129,8 @@ def resnet(dtype: Any = np.float32, blocks: int = 2) -> Step:
 
     def loss(p: Any, images: Any, labels: Any) -> Any:
         x = convolve(images, p["stem"])
-        for i in range(0, 2 * blocks, 2):
-            y = jax.nn.relu(normalize(convolve(x, p[f"conv{i}"]), p[f"scale{i}"], p[f"shift{i}"]))
-            x = jax.nn.relu(
-                x + normalize(convolve(y, p[f"conv{i + 1}"]), p[f"scale{i + 1}"], p[f"shift{i + 1}"])
-            )
+        y = jax.nn.relu(normalize(convolve(x, p["conv0"]), p["scale0"], p["shift0"]))
+        x = jax.nn.relu(x + normalize(convolve(y, p["conv1"]), p["scale1"], p["shift1"]))
         logits = (x.mean((1, 2)) @ p["head"]).astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
