@@ -133,19 +133,18 @@ def proposed(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ...
 
 @pytest.mark.product_only  # minutes of compiling
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "devices"), [(2, 2), (3, 4)])
-def test_every_schedule_of_random_loops_gives_the_same_numbers(seed: int, devices: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "devices", "names"), [(2, 2, {"prefetch", "gather-once", "hoist"}), (3, 4, {"prefetch"})]
+)
+def test_every_schedule_of_random_loops_gives_the_same_numbers(
+    seed: int, devices: int, names: set[str]
+) -> None:
+    """The first is a step of microbatches and layers that are recomputed."""
     expected = unmoved(seed, devices)
     found = proposed(expected.module)
-    assert "prefetch" in found
+    assert names <= set(found)
     for moves in found.values():
         assert_equal(moved(expected, moves), expected)
-
-
-@pytest.mark.parametrize("name", ["prefetch", "gather-once", "hoist"])
-def test_a_step_of_microbatches_and_recomputed_layers(name: str) -> None:
-    expected = unmoved(2, 2)
-    assert_equal(moved(expected, proposed(expected.module)[name]), expected)
 
 
 @pytest.mark.product_only  # the older jaxlib has another way to compile a module
