@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import UNSET
 
 from disco_hlo.cli.inputs import AsJson, PlanName, ProfilePath
 from disco_hlo.cli.output import (
+    as_argument,
     check_places,
     is_stdout,
     plan_directory,
@@ -23,9 +25,10 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.regions import not_simulated
 from disco_hlo.optimize.costs import Costs, costs_for
 from disco_hlo.plan.read import read
+from disco_hlo.plan.store import MODULE_NAME
 from disco_hlo.printable import printable, size_text
 from disco_hlo.profiler.profile import load
-from disco_hlo.report.bundle import locate, open_bundle
+from disco_hlo.report.bundle import Bundle, beside, locate, open_bundle
 from disco_hlo.report.data import page_data
 from disco_hlo.report.page import render
 from disco_hlo.report.timelines import report_trace
@@ -61,7 +64,7 @@ def report(
     said = () if costs is None else (*costs.lines, *inner)
     data = page_data(bundle, costs, said)
     if trace is not None and not data["timelines"]:
-        raise DiscoError(f"{bundle.path} has no timelines: the module is not beside it")
+        raise DiscoError(f"{bundle.path} has no timelines: {_why_no_timelines(bundle)}")
     if output is not None:
         page = render(data)
         write_file(output, page)
@@ -78,3 +81,15 @@ def report(
         show(f"{printable(str(output))}: {made}; open it in a browser", aside=aside)
     if trace is not None and not is_stdout(trace):
         show(f"{printable(str(trace))}: open it in ui.perfetto.dev", aside=aside)
+
+
+def _why_no_timelines(bundle: Bundle) -> str:
+    """Why neither XLA's default nor the plan can be drawn, as a sentence's end."""
+    structure = bundle.plan.structure
+    if bundle.source is None or structure is UNSET:
+        return "the module is not beside it"
+    module = beside(bundle.path, MODULE_NAME)
+    return (
+        f"it changes the step's structure ({structure.name}), so that its ops are not those of XLA's default; "
+        f"disco simulate {as_argument(module)} --trace FILE writes its own"
+    )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.cli.conftest import Disco
 from tests.cli.test_simulate import processes
+from tests.report import plans
 
 
 def test_a_page_and_a_trace_are_written(disco: Disco, cpu_plan: Path, tmp_path: Path) -> None:
@@ -25,6 +26,18 @@ def test_a_trace_without_the_module_is_refused(
     assert "has no timelines: the module is not beside it" in refused(
         "report", tmp_path, "--trace", "step.json"
     )
+
+
+def test_a_trace_of_another_structure_is_refused_with_what_writes_it(
+    disco: Disco, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = plans.save_restructured(tmp_path / "chunked", plans.cpu(), plans.cpu_module("mlp_wide"))
+    message = refused("report", folder, "-o", tmp_path / "page.html", "--trace", tmp_path / "step.json")
+    assert "plan.json has no timelines: it changes the step's structure (chunk-2)" in message
+    assert f"disco simulate {folder / 'module.hlo.pb'} --trace FILE" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["chunked"]
+    disco("simulate", folder / "module.hlo.pb", "--trace", tmp_path / "step.json")
+    assert len(processes(tmp_path / "step.json")) == 1
 
 
 def test_bad_input_is_refused_and_leaves_nothing(
