@@ -233,7 +233,10 @@ def test_without_room_nothing_is_kept_and_one_line_says_so(monkeypatch: pytest.M
     assert kept_by(monkeypatch, [], 50) == (
         [],
         [-10],
-        ["nothing that is computed twice is kept: no gain fits into the 0 MiB left on each device"],
+        [
+            "nothing that is computed twice is kept: none of it is predicted to save time in the 0 MiB left on "
+            "each device"
+        ],
     )
 
 

@@ -161,8 +161,9 @@ def _chosen(session: Session, early: Early, case: Case, room_bytes: int) -> InPa
     left, values = max(0, room_bytes) / 2**20, len(part.chosen.values)
     if not part.schedules:
         session.say(
-            "nothing that is computed twice is kept: no gain fits into the %.0f MiB left on each device", left
-        )
+            "nothing that is computed twice is kept: none of it is predicted to save time in the %.0f MiB left on each "
+            "device", left,
+        )  # fmt: skip
     else:
         session.say(
             "%s keeps %d values that are computed twice, in up to %.0f of the %.0f MiB left on each device",
