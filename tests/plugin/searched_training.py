@@ -2,6 +2,7 @@
 
 python -m tests.plugin.searched_training end HOW              one process; ends by HOW (raise, kill) as a search runs
 python -m tests.plugin.searched_training end held             one process; ends as a worker waits to hold a call
+python -m tests.plugin.searched_training end begun            one process; ends as a search's modules are imported
 python -m tests.plugin.searched_training enact                one process, which prints; with the plan in DISCO_DIR
 python -m tests.plugin.searched_training rank ADDRESS FOLDER  one of two processes under mpiexec; with FAULT_AT (a
                                                               place, or several) and FAULT_HOW (kill, stop, sleep) it
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -47,14 +48,33 @@ def searching() -> list[int]:
     return [one for one, command in commands.items() if tuple(command[-4:-1]) == search]
 
 
+class SlowImport:
+    """An import of what a search is made of that takes as long as on a busy machine."""
+
+    begun = threading.Event()
+    outlived: ClassVar[list[object]] = []
+    """By these, as what a script holds by its names."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Look nowhere, which takes its time."""
+        if name == "disco_hlo.plugin.phases.search_in_training":
+            self.begun.set()
+            time.sleep(_WORKER_WAITS_S / 2)
+
+
 def end(how: str) -> None:
     """Train until the search's process runs, say its number, and end."""
     from tests.plugin.calls.training import batch, fresh_state, jitted
 
+    if how == "begun":
+        sys.meta_path.insert(0, SlowImport())
     call, state = jitted("ending_step"), fresh_state()
     for number in range(_MOST_CALLS):
         *state, loss = call(*state, batch(number))
         loss.block_until_ready()
+        if how == "begun" and SlowImport.begun.is_set():
+            SlowImport.outlived.append(call)
+            return
         if how == "held" and any(one.name.startswith("disco-compile") for one in threading.enumerate()):
             time.sleep(_WORKER_WAITS_S)
             return

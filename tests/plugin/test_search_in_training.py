@@ -564,7 +564,11 @@ def test_another_ctrl_c_does_not_leave_a_search_to_a_dying_interpreter(tmp_path:
     def work() -> None:
         settings = Settings(search=True, directory=tmp_path)
         nothing: Any = lambda: None  # noqa: E731
-        made.append(search_in_training.SearchInTraining(nothing, settings, threading.current_thread()))
+        made.append(
+            search_in_training.SearchInTraining(
+                nothing, settings, threading.current_thread(), threading.Event()
+            )
+        )
         begun.set()
         time.sleep(0.5)
 
@@ -588,7 +592,9 @@ def test_a_search_that_failed_on_another_rank_does_not_save_that_the_default_won
     monkeypatch.setattr(search_in_training, "save", lambda _, winner: saved.append(winner.name))
     given_up: Any = lambda: SimpleNamespace(is_over=True)  # noqa: E731
     settings = Settings(search=True, directory=tmp_path)
-    search = search_in_training.SearchInTraining(given_up, settings, threading.current_thread())
+    search = search_in_training.SearchInTraining(
+        given_up, settings, threading.current_thread(), threading.Event()
+    )
     search._note(DEFAULT, [])
     outcome: Any = SimpleNamespace(trials=[SimpleNamespace(name=DEFAULT, times_ns=[])])
     search._save(outcome, failed)

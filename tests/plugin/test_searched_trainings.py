@@ -56,6 +56,16 @@ def test_a_training_that_ends_while_a_worker_waits_to_hold_a_call_ends_with_one_
     ]
 
 
+def test_a_training_that_ends_as_a_search_begins_waits_until_that_can_end(tmp_path: Path) -> None:
+    """On 2 x H200 one of three short jobs ended by SIGABRT, on both ranks: a dying interpreter had a thread in it."""
+    done = end(tmp_path, "begun")
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "disco: the training ended before the search for jit_ending_step did: no plan is saved, what was measured is "
+        f"kept in {tmp_path}; the next job goes on from there, or DISCO_WHEN=compile searches before the first step",
+    ]
+
+
 @pytest.mark.parametrize(
     ("victim", "places", "how"),
     [

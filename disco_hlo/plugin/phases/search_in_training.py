@@ -97,8 +97,6 @@ _END_S = 10.0
 _ENDED = "the training ended before the search for {} did"
 _NEXT = "the next job goes on from there, or DISCO_WHEN=compile searches before the first step"
 _under_way: weakref.WeakSet[SearchInTraining] = weakref.WeakSet()
-_process_ends = threading.Event()
-"""No search begins any more, such as one that waited for that of another step."""
 
 
 def likely_winners(trials: Sequence[Trial], forced: str | None) -> list[Trial]:
@@ -120,13 +118,21 @@ def likely_winners(trials: Sequence[Trial], forced: str | None) -> list[Trial]:
 class SearchInTraining:
     """The search for one step, in a thread of its own; on every rank one."""
 
-    def __init__(self, trial: weakref.ref[calls.Trial], settings: Settings, trains: threading.Thread) -> None:
+    def __init__(
+        self,
+        trial: weakref.ref[calls.Trial],
+        settings: Settings,
+        trains: threading.Thread,
+        process_ends: threading.Event,
+    ) -> None:
         """Nothing begins yet.
 
         Args:
             trial: of the step, which belongs to JAX's own executable.
             trains: the thread that calls it.
+            process_ends: set once no search begins any more, such as one that waited for that of another step.
         """
+        self._process_ends = process_ends
         self._calls = trial
         self._settings = settings
         self._trains = trains
@@ -156,16 +162,18 @@ class SearchInTraining:
         import jax
 
         trial = self._calls()
-        if trial is None or _process_ends.is_set():
+        if trial is None:
+            return
+        self._request = request = trial.watch.request
+        if self._process_ends.is_set() or not _end_with_process():
+            self.say_nothing_saved()
             return
         trial.on_outcome, trial.share, tag = self._note, self._settings.share, trial.tag
-        self._request = request = trial.watch.request
         request.call_ns = trial.call_ns if lasts_alike(trial.watch.module) else 0
         del trial
         _under_way.add(self)
         try:
             request.trains, request.training_peaks_bytes = True, peaks_bytes(request)
-            _end_with_process()
             with jaxlink.ours(), jax.transfer_guard("allow"):
                 session = join_beside(request, self._settings, f"search {tag}", self._over)
                 self._session = session
@@ -187,6 +195,7 @@ class SearchInTraining:
 
     def end(self) -> None:
         """At the end of the process: what is known is saved, and nothing goes on."""
+        self._process_ends.set()
         self._ends = self._stop.wanted = True
         join_uninterrupted(self._thread, _END_S)
 
@@ -574,12 +583,12 @@ class SearchInTraining:
 
 
 @functools.cache
-def _end_with_process() -> None:
+def _end_with_process() -> bool:
     """Have searches end before Python waits for the workers of their executors, which may wait for a call themselves;
-    and once more after that, where :mod:`atexit` has its turn, as a worker may have been compiling."""
+    and once more after that, where :mod:`atexit` has its turn, as a worker may have been compiling. False where the
+    process ends already."""
 
     def end() -> None:
-        _process_ends.set()
         for search in list(_under_way):
             search.end()
 
@@ -590,6 +599,9 @@ def _end_with_process() -> None:
         for search in list(_under_way):
             search.say_nothing_saved()
 
-    # The last one to be registered is the first to be called.
-    getattr(threading, "_register_atexit", atexit.register)(end)
+    try:  # the last one to be registered is the first to be called
+        getattr(threading, "_register_atexit", atexit.register)(end)
+    except RuntimeError:
+        return False
     atexit.register(end_late, os.getpid())
+    return True

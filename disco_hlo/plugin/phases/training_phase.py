@@ -6,6 +6,7 @@ module that is the step by them. What the search is made of is imported then, as
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from disco_hlo.activation.channel import Channel
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.trial import Trial
+from disco_hlo.plugin.calls.watch import join_uninterrupted
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.refusals import may_be_run
 from disco_hlo.plugin.session import join, leave
@@ -29,6 +31,9 @@ _FEW_LOADS = 3
 _SWITCH_S = 0.5e-3
 _one_at_a_time = threading.Lock()
 """A step's search begins once that of the one before has saved what it found."""
+_BEGINS_S = 5.0
+"""What a search takes at most until it can end with the process by itself: it imports much."""
+_process_ends = threading.Event()
 
 
 def handle(request: CompileRequest, _: Settings) -> None:
@@ -61,7 +66,11 @@ def observe(settings: Settings) -> Observation:
     def search(trial: Trial) -> None:
         trains = threading.current_thread()
         arguments = (weakref.ref(trial), settings, trains)
-        threading.Thread(target=_search, args=arguments, name="disco-search", daemon=True).start()
+        thread = threading.Thread(target=_search, args=arguments, name="disco-search", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the process ends
+            # Left to a dying interpreter, the thread would end the process by SIGABRT.
+            getattr(threading, "_register_atexit", atexit.register)(_wait_for, thread)
+            thread.start()
 
     observation = Observation(channel_of, settings.timeout_s, wanted, search)
     observation.start()
@@ -93,11 +102,16 @@ def say_if_not_begun(settings: Settings) -> None:
     )
 
 
+def _wait_for(search: threading.Thread) -> None:
+    _process_ends.set()
+    join_uninterrupted(search, _BEGINS_S)
+
+
 def _search(trial: weakref.ref[Trial], settings: Settings, trains: threading.Thread) -> None:
     with _one_at_a_time, _quick_switches():
         from disco_hlo.plugin.phases.search_in_training import SearchInTraining
 
-        SearchInTraining(trial, settings, trains).run()
+        SearchInTraining(trial, settings, trains, _process_ends).run()
 
 
 @contextlib.contextmanager

@@ -97,7 +97,9 @@ def search_of(calls: Any, folder: Path, holds: bool = True) -> SearchInTraining:
     """That for the step of these calls, of which it may hold one."""
     request = calls.watch.request
     session = session_of(request, folder)
-    search = SearchInTraining(weakref.ref(calls), session.settings, threading.current_thread())
+    search = SearchInTraining(
+        weakref.ref(calls), session.settings, threading.current_thread(), threading.Event()
+    )
     search._request, search._session = request, session
     search._hold = Hold("comparing", nullcontext) if holds else None
     return search
