@@ -26,20 +26,17 @@ compiling the code that predicts takes: otherwise the first search would end wit
 _SEARCH_S = 0.5
 
 
-class NoCosts(CostModel):
+class _NoCosts(CostModel):
     """Times that mean nothing and need no code of their own."""
 
     def op_ns(self, graph: Graph) -> NDArray[np.int64]:
-        """One each."""
         return np.ones(len(graph), np.int64)
 
     def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
-        """One each."""
         del graph
         return np.ones(len(kernels), np.int64)
 
     def collective(self, kind: CollectiveKind) -> LinearPieces:
-        """The same for all."""
         del kind
         return LinearPieces.of((0, 1.0, 300.0))
 
@@ -59,7 +56,7 @@ def compile_code(module: bytes, device_kind: str) -> None:
     settings = SearchSettings(seconds=_SEARCH_S)
     xla = read(source)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(warm_up_in_time, source.graph, NoCosts(), machine_of(profile), settings, COMPILE_S)
+        pool.submit(warm_up_in_time, source.graph, _NoCosts(), machine_of(profile), settings, COMPILE_S)
         case = Case(source, xla, costs_of(profile, source, (xla,)))
         _ = case.default
     found = optimize(case, settings, Budget.of(_SEARCH_S, COMPILE_S))

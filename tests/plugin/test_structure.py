@@ -512,6 +512,35 @@ def test_nothing_is_found_ahead_that_is_not_tried_or_would_disturb_the_profile(
     assert ahead.early is None
 
 
+def test_where_no_search_follows_no_more_drafts_are_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that goes on without one would have half of its cores compile for nothing."""
+    begun, goes_on, drafts = threading.Event(), threading.Event(), list[str]()
+
+    def make(_early: object, name: str, *_: object) -> Any:
+        drafts.append(name)
+        begun.set()
+        assert goes_on.wait(20)
+        return SimpleNamespace(source=name)
+
+    early = SimpleNamespace(schedules={}, run=lambda *_: make(None, DEFAULT).source)
+    monkeypatch.setattr(structure_search, "interpreter", lambda _: elsewhere)
+    monkeypatch.setattr(structure_search, "own_cores", lambda: [0, 1])
+    for name in ("capture", "capture_structure"):
+        monkeypatch.setattr(compiles, name, lambda *_, **__: b"")
+    monkeypatch.setattr(structure_search, "early_of", lambda *_: early)
+    monkeypatch.setattr(structure_search, "named_schedules", lambda *_: {"a": [], "b": []})
+    monkeypatch.setattr(structure_search, "restructured", make)
+    ahead = Ahead(session_of(tmp_path), parsed(SCANNED.replace("OP", REDUCED)))
+    with ahead.beside_compiles():
+        assert begun.wait(20)
+        ahead.end()
+    goes_on.set()
+    ahead._drafting.shutdown()
+    assert drafts == [DEFAULT]
+
+
 def test_nothing_is_found_ahead_where_one_rank_cannot_and_others_would_wait_for_it_in_a_compile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ from disco_hlo.search.run import search
 from disco_hlo.search.warm import warm_up
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.plan.read import read
-from disco_hlo.optimize.cold_start import NoCosts
+from disco_hlo.optimize.cold_start import _NoCosts
 from disco_hlo.optimize.costs import costs_of, machine_of
 from disco_hlo.profiler.profile import load
 
@@ -54,7 +54,7 @@ for name, region in (("h200_models/rnnlm", ""), ("h100_llama/fsdp_scan", "loop2"
     if region:
         source, start = source.computations[region], dict(start.regions)[region]
     costs, machine = costs_of(profile, source), machine_of(profile)
-    warm_up(source.graph, NoCosts(), machine, settings)
+    warm_up(source.graph, _NoCosts(), machine, settings)
     alone = versions()
     warm_up(source.graph, costs, machine, settings)
     before = versions()

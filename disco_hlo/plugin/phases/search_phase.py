@@ -140,12 +140,15 @@ def _search(
     session.say("profiling the step; the training waits until the search is over")
     started = time.monotonic()
     ahead = Ahead(session, source)
-    with measured_times(session) as store:
-        profiled = profile_step(session, source, xla, store, slot, beside=ahead.beside_compiles)
-    profile_s = time.monotonic() - started
-    if session.tell(bool(stop), "interrupted"):
-        session.say("interrupted before the search; this run goes on with XLA's default")
-        return None
+    with contextlib.ExitStack() as unless_searched:
+        unless_searched.callback(ahead.end)
+        with measured_times(session) as store:
+            profiled = profile_step(session, source, xla, store, slot, beside=ahead.beside_compiles)
+        profile_s = time.monotonic() - started
+        if session.tell(bool(stop), "interrupted"):
+            session.say("interrupted before the search; this run goes on with XLA's default")
+            return None
+        unless_searched.pop_all()
     room = limited_bytes(session.settings, room_bytes(session), source.graph)
     profile = None if profiled is None else profiled.profile
     making = Making(session, source, profile, profile_s, ahead)

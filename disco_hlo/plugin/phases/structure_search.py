@@ -144,6 +144,7 @@ class Ahead:
     def __init__(self, session: Session, source: CanonicalModule) -> None:
         self._session, self._source = session, source
         self._pool = ThreadPoolExecutor(1, "disco-schedules")
+        self._drafting = ThreadPoolExecutor(max(1, len(own_cores()) // 2), "disco-draft")
         self.early: Future[Early] | None = None
         """None where nothing was begun."""
         self.drafts: Drafts = {}
@@ -164,10 +165,8 @@ class Ahead:
             early = early_of(request, captured.result(), run)
             LOGGER.debug("%d schedules found ahead", len(early.schedules))
             if session.leads and session.settings.forced_structure is None:
-                pool = ThreadPoolExecutor(max(1, len(own_cores()) // 2), "disco-draft")
                 asked = {DEFAULT: None, **named_schedules(early)}
-                self.drafts = _drafts(session, self._source, early, asked, pool)
-                pool.shutdown(wait=False)
+                self.drafts = _drafts(session, self._source, early, asked, self._drafting)
             return early
 
         captured = self._pool.submit(_as_ours, compiles.capture_structure, request)
@@ -177,6 +176,10 @@ class Ahead:
         finally:
             wait((captured,))
             self._pool.shutdown(wait=False)
+
+    def end(self) -> None:
+        """Begin no more drafts."""
+        self._drafting.shutdown(wait=False, cancel_futures=True)
 
 
 def _drafts(
