@@ -489,3 +489,27 @@ def test_the_gain_that_is_told_is_of_the_rounds_by_which_the_plan_won() -> None:
     plan = Trial(PLAN, None, 0, times_ns=[90, 90, 90, 90, 179, 180, 180, 180, 180])
     assert (plan.median_ns, default.median_ns) == (179, 180)
     assert finalists._victory(plan, default) == "plan wins: 1.11x faster than XLA's default"
+
+
+def test_a_plan_that_cannot_be_saved_is_told_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_outcome: finalists.Outcome, _trial: Trial) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(finalists, "_write", full)
+    slot = PlanStore(tmp_path).slot("0" * 64, "cpu", "cpu", 2, 1)
+    trials = [
+        Trial(DEFAULT, None, 2, times_ns=[200] * 5),
+        Trial(PLAN, Strategy(), 1, times_ns=[100] * 5, compared=True),
+    ]
+    nothing: Any = None
+    outcome = finalists.Outcome(session_of(tmp_path), nothing, slot, nothing, nothing, trials, 0.0, 0.0)
+    with caplog.at_level(logging.INFO, "disco_hlo"):
+        assert not finalists.save(outcome, trials[1])
+        assert not finalists.save(outcome, trials[0])
+    assert caplog.messages == [
+        "the plan cannot be saved: OSError: No space left on device",
+        f"{PLAN} wins: 2.00x faster than XLA's default; this training alone goes on with it",
+        "the plan cannot be saved: OSError: No space left on device",
+    ]

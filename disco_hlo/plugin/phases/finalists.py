@@ -309,6 +309,8 @@ def save(outcome: Outcome, winner: Trial) -> bool:
         _write(outcome, winner)
     except Exception as error:
         LOGGER.warning("the plan cannot be saved: %s", one_line(error))
+        if winner.strategy is not None and winner.compared and winner.times_ns:
+            session.say("%s; this training alone goes on with it", _victory(winner, outcome.trials[0]))
         return False
     if winner.strategy is None:
         session.say(
