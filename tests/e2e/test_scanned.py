@@ -70,11 +70,12 @@ def test_ranks_of_mpiexec_write_the_loops_out_each_by_itself(
     job = fresh()
     know_all(job.directory, devices=2, processes=2, kinds=(ALL_REDUCE, CollectiveKind("all-gather")))
     wanted = {"DISCO_STRUCTURE": "unroll", "DISCO_FINALISTS": "1", "DISCO_BUDGET_S": "5"}
-    search = job.train_mpi(*SCANNED, fault="unroll_wins", ENABLE_SEARCH="1", **wanted)
+    search = job.train_ranks(*SCANNED, fault="unroll_wins", ENABLE_SEARCH="1", **wanted)
     plan = plan_in(job.directory)
     assert plan.structure is not UNSET
     assert {move["move"] for move in plan.structure.moves} == {"unroll"}
-    enacted = job.train_ranks(*SCANNED, ENABLE_SEARCH="0")
+    # The ranks agree while XLA waits in another thread, which MPI does not know.
+    enacted = job.train_mpi(*SCANNED, ENABLE_SEARCH="0")
     assert [len(run.lines("enacts the plan of jit_train_step: unroll, ")) for run in enacted] == [1, 0]
     assert len({canonicalize(run.modules[0]).graph.key for run in (*search, *enacted)}) == 1
     for run, other in zip((*search, *enacted), (*default, *default), strict=True):

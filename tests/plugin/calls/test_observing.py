@@ -40,6 +40,9 @@ from tests.plugin.calls.training import (
     trial_of,
 )
 
+OURS = pytest.mark.product_only
+"""For what we decide once calls are seen; how they are seen goes by JAX's private names."""
+
 
 def names(observation: Observation) -> list[str]:
     """Modules of the steps that were found, by share."""
@@ -117,6 +120,7 @@ def test_a_step_that_returns_more_than_its_state(observation: Observation) -> No
     assert names(observation) == ["jit_telling_much"]
 
 
+@OURS
 def test_partial_batches_and_alternating_sizes(observation: Observation) -> None:
     """JAX compiles the step for each size; the one of the last batch of an epoch is called too rarely."""
     call = jitted("sizes")
@@ -158,6 +162,7 @@ def test_arrays_whose_sharding_is_said_in_other_words(observation: Observation) 
         assert call.lower(*state, batch(0)).compile().runtime_executable() is winner
 
 
+@OURS
 def test_both_steps_of_a_gan(observation: Observation) -> None:
     generator, discriminator = jitted("generator"), jitted("discriminator")
     states = [fresh_state(64), fresh_state(64)]
@@ -178,6 +183,7 @@ def searched_for(observation: Observation, monkeypatch: pytest.MonkeyPatch) -> l
     return begun
 
 
+@OURS
 def test_a_search_for_a_step_that_the_script_left_makes_room_for_the_next(
     observation: Observation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +201,7 @@ def test_a_search_for_a_step_that_the_script_left_makes_room_for_the_next(
     assert first.outcome == DEFAULT
 
 
+@OURS
 def test_of_two_steps_in_turn_the_second_waits_for_the_search_for_the_first(
     observation: Observation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +213,7 @@ def test_of_two_steps_in_turn_the_second_waits_for_the_search_for_the_first(
     assert not only.is_over
 
 
-@pytest.mark.parametrize("anew", ["clear_caches", "another function"])
+@pytest.mark.parametrize("anew", ["clear_caches", pytest.param("another function", marks=OURS)])
 def test_a_step_that_jax_loads_anew_is_searched_for_again_but_not_each_time(
     observation: Observation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, anew: str
 ) -> None:
@@ -232,6 +239,7 @@ def test_a_step_that_jax_loads_anew_is_searched_for_again_but_not_each_time(
     ], "nobody said why no more began"
 
 
+@OURS
 def test_what_was_decided_is_forgotten_of_a_module_that_holds_addresses(
     observation: Observation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
