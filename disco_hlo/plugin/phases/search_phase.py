@@ -13,9 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from disco_hlo.optimize.ablations import parts
-from disco_hlo.optimize.cold_start import COMPILE_S
-from disco_hlo.optimize.costs import costs_of
-from disco_hlo.optimize.pipeline import Case
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
 from disco_hlo.plugin.logs import LOGGER
@@ -140,28 +137,21 @@ def _search(
     session.say("profiling the step; the training waits until the search is over")
     started = time.monotonic()
     ahead = Ahead(session, source)
-    with contextlib.ExitStack() as unless_searched:
-        unless_searched.callback(ahead.end)
-        with measured_times(session) as store:
-            profiled = profile_step(session, source, xla, store, slot, beside=ahead.beside_compiles)
-        profile_s = time.monotonic() - started
-        if session.tell(bool(stop), "interrupted"):
-            session.say("interrupted before the search; this run goes on with XLA's default")
-            return None
-        unless_searched.pop_all()
+    with measured_times(session) as store:
+        profiled = profile_step(session, source, xla, store, slot, beside=ahead.beside_compiles)
+    profile_s = time.monotonic() - started
+    if session.tell(bool(stop), "interrupted"):
+        session.say("interrupted before the search; this run goes on with XLA's default")
+        return None
     room = limited_bytes(session.settings, room_bytes(session), source.graph)
     profile = None if profiled is None else profiled.profile
-    making = Making(session, source, profile, profile_s, ahead)
+    making = Making(session, source, profile, profile_s, ahead.early)
     found = None
     if profiled is not None:
         session.say("profiled %s in %.1f s", profiled.measured, profile_s)
-    case = None if profile is None else lambda: Case(source, xla, costs_of(profile, source, [xla]), room)
-    with session.stage("the search's code", takes_s=COMPILE_S):
-        if case is not None:
-            code()
-    StructureSearch(session, slot, None, None, making).begin(case)
     with session.stage("search", takes_s=longest_s(session.settings)):
         if profiled is not None:
+            code()
             found = find(
                 session.settings, session.say, source, xla, profiled.profile, stop,
                 room_bytes=room, with_parts=session.settings.explain,

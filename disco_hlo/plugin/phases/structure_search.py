@@ -2,10 +2,9 @@
 
 It begins where order and buckets end: where a step computes anything again, communicates in loops, or the best plan
 found leaves communication exposed that lies inside the layer (:func:`~disco_hlo.plugin.structure.why_not`). Each
-schedule is handed to XLA: without its autotuner while the step is profiled or trains, and then those whose drafts are
-predicted to be the fastest; where neither can be, all of them, while rank 0 still searches the step as it is. Then they
-are predicted with what is known of their ops, the most promising are profiled and searched, and those that are
-predicted to beat the plan are measured with the finalists.
+schedule is handed to XLA, while rank 0 still searches the step as it is. Then it is predicted with what is known of its
+ops, the most promising are profiled and searched, and those that are predicted to beat the plan are measured with the
+finalists.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -109,7 +108,6 @@ _LEAST_SHARE = 0.1
 """Of the budget, what the search of a schedule gets where those of the unchanged step took all."""
 _TAKES_S = 300.0
 Result = TypeVar("Result")
-Drafts = dict[str, Future[CanonicalModule]]
 
 Search = Callable[[Restructured, Case, float], tuple[Scheduled, float]]
 """Of a structure, from its case and so many seconds to the best plan and what finding it took."""
@@ -123,7 +121,7 @@ class Structures:
     schedules: dict[str, Sequence[dict[str, Any]]]
     made: dict[str, Future[Restructured]]
     """Those of them that somebody has begun to make."""
-    drafts: Drafts = field(default_factory=dict)
+    drafts: dict[str, Future[CanonicalModule]] = field(default_factory=dict)
     """Those that are made without XLA's autotuner first, on rank 0, and the step as it is under :data:`DEFAULT`."""
 
 
@@ -138,17 +136,14 @@ def making_s(settings: Settings) -> float:
 
 
 class Ahead:
-    """The step's early module, its schedules, and on rank 0 their drafts, which are made while the step is profiled: on
-    a host of GPUs, and Python in interpreters of its own, so that no clock is disturbed."""
+    """The step's early module and its schedules, which are found while the step is profiled: on a host of GPUs, and in
+    interpreters of their own, so that no clock is disturbed."""
 
     def __init__(self, session: Session, source: CanonicalModule) -> None:
         self._session, self._source = session, source
         self._pool = ThreadPoolExecutor(1, "disco-schedules")
-        self._drafting = ThreadPoolExecutor(max(1, len(own_cores()) // 2), "disco-draft")
         self.early: Future[Early] | None = None
         """None where nothing was begun."""
-        self.drafts: Drafts = {}
-        """Once there is an early module."""
 
     @contextlib.contextmanager
     def beside_compiles(self) -> Iterator[None]:
@@ -164,9 +159,6 @@ class Ahead:
         def find() -> Early:
             early = early_of(request, captured.result(), run)
             LOGGER.debug("%d schedules found ahead", len(early.schedules))
-            if session.leads and session.settings.forced_structure is None:
-                asked = {DEFAULT: None, **named_schedules(early)}
-                self.drafts = _drafts(session, self._source, early, asked, self._drafting)
             return early
 
         captured = self._pool.submit(_as_ours, compiles.capture_structure, request)
@@ -176,29 +168,6 @@ class Ahead:
         finally:
             wait((captured,))
             self._pool.shutdown(wait=False)
-
-    def end(self) -> None:
-        """Begin no more drafts."""
-        self._drafting.shutdown(wait=False, cancel_futures=True)
-
-
-def _drafts(
-    session: Session,
-    source: CanonicalModule,
-    early: Early,
-    schedules: Mapping[str, Sequence[dict[str, Any]] | None],
-    pool: Executor,
-) -> Drafts:
-    """The step by each of these, begun to be made without XLA's autotuner; None for what XLA makes of it as it is."""
-    untuned = BACKENDS[source.graph.backend].untuned
-    compiled = functools.partial(compiles.capture, session.request, extra_options=untuned)
-
-    def drafted(name: str, moves: Sequence[dict[str, Any]] | None) -> CanonicalModule:
-        if moves is None:
-            return early.run(canonicalize, compiled(None))
-        return restructured(early, name, moves, compiled).source
-
-    return {name: pool.submit(_as_ours, drafted, name, moves) for name, moves in schedules.items()}
 
 
 def _as_ours(do: Callable[..., Result], *arguments: object) -> Result:
@@ -226,20 +195,17 @@ class Making:
         source: CanonicalModule,
         profile: Profile | None = None,
         profiling_s: float = 0.0,
-        ahead: Ahead | None = None,
+        early: Future[Early] | None = None,
     ) -> None:
         """Begin at once where a structure may gain.
 
         Args:
             profile: of the step, on rank 0; by it fused kernels are chosen, which need one process.
             profiling_s: what taking it took.
-            ahead: what of this is found ahead.
+            early: the step's early module, where that is found ahead.
         """
         settings, self._session = session.settings, session
-        self._source, self._profile, self._ahead = source, profile, ahead or Ahead(session, source)
-        self.drafted_ahead = self._ahead.early is not None and settings.forced_structure is None
-        self.begun: tuple[list[str], bool] | None = None
-        """What was found to be likeliest before the search, and began to be made."""
+        self._source, self._profile, self._early = source, profile, early
         # There each process waits inside a compile for all others: none may leave out what another has begun.
         self._tuned_together = BACKENDS[source.graph.backend].autotunes and session.channel.size > 1
         # One that was asked for, or beside a training, is made as long as that takes.
@@ -279,12 +245,11 @@ class Making:
         self._pool.shutdown(cancel_futures=not self._tuned_together)
 
     def _begin(self) -> Structures:
-        ahead = self._ahead
-        if ahead.early is None:
+        if self._early is None:
             early = early_module(self._session.request, interpreter(self._source))
         else:
-            early = ahead.early.result()
-        found = Structures(early, {}, {}, ahead.drafts)
+            early = self._early.result()
+        found = Structures(early, {}, {})
         if self._session.settings.forced_structure is None:  # to choose fused kernels takes longer
             self._take(found, named_schedules(early, (), None))
         self._take(found, _wanted(self._session, early, None if self._profile is None else self._pays))
@@ -298,22 +263,22 @@ class Making:
             if name not in found.schedules and (not self._only_keeps or name.startswith(KEEPS))
         ]
         found.schedules.update((name, schedules[name]) for name in new)
-        if not (self._session.compiles_between_steps or self.drafted_ahead):
-            self.begin(found, new)
+        if not self._session.compiles_between_steps:
+            begun = CompileBatch(
+                self._session, "structures", self._each(found, new), self._pool, self._at_once
+            )
+            found.made.update(zip(new, begun.begun, strict=True))
         elif self._session.leads and self._session.settings.forced_structure is None:
-            asked = {DEFAULT: None, **{name: schedules[name] for name in new}}
-            lacking = {name: moves for name, moves in asked.items() if name not in found.drafts}
-            found.drafts.update(self.drafts(found.early, lacking))
+            if not found.drafts:
+                found.drafts[DEFAULT] = self._pool.submit(_as_ours, self._drafted, found.early, DEFAULT, None)
+            found.drafts.update(self.drafts(found.early, {name: schedules[name] for name in new}))
 
-    def begin(self, structures: Structures, names: Sequence[str]) -> None:
-        """Begin to make these, beside which no call is held."""
-        each = self._each(structures, names)
-        begun = CompileBatch(self._session, "structures", each, self._pool, self._at_once).begun
-        structures.made.update(zip(names, begun, strict=True))
-
-    def drafts(self, early: Early, schedules: Mapping[str, Sequence[dict[str, Any]] | None]) -> Drafts:
-        """As of :func:`_drafts`, in threads of this."""
-        return _drafts(self._session, self._source, early, schedules, self._pool)
+    def drafts(self, early: Early, schedules: Schedules) -> dict[str, Future[CanonicalModule]]:
+        """The step by each of these, made without XLA's autotuner."""
+        return {
+            name: self._pool.submit(_as_ours, self._drafted, early, name, moves)
+            for name, moves in schedules.items()
+        }
 
     def make(self, structures: Structures, names: Iterable[str]) -> None:
         """Make those of them that nobody has begun to make, as the session compiles between steps; on all ranks at
@@ -353,10 +318,8 @@ class Making:
 
     def settle(self, structures: Structures, names: Iterable[str]) -> None:
         """Make what the autotuner picked for these hold. Where several compiles try a kernel at once, each goes on with
-        its own pick and one is kept; a later process finds that one, and so makes what is made here. What was made
-        alone has the picks that are kept."""
-        alone = len(structures.made) == 1 and self._session.channel.size == 1
-        for name in names if BACKENDS[self._source.graph.backend].by_known_picks and not alone else ():
+        its own pick and one is kept; a later process finds that one, and so makes what is made here."""
+        for name in names if BACKENDS[self._source.graph.backend].by_known_picks else ():
             first = structures.made[name]
             structures.made[name] = self._pool.submit(_as_ours, self._settled, structures.early, name, first)
 
@@ -375,6 +338,13 @@ class Making:
     def _each(self, structures: Structures, names: Sequence[str]) -> list[Compile[Restructured]]:
         early, schedules = structures.early, structures.schedules
         return [functools.partial(_as_ours, self._made, early, name, schedules[name]) for name in names]
+
+    def _drafted(self, early: Early, name: str, moves: Sequence[dict[str, Any]] | None) -> CanonicalModule:
+        untuned = BACKENDS[self._source.graph.backend].untuned
+        if moves is None:
+            return early.run(canonicalize, compiles.capture(self._session.request, None, untuned))
+        compiled = functools.partial(compiles.capture, self._session.request, extra_options=untuned)
+        return restructured(early, name, moves, compiled).source
 
     def _pays(self, call: Call, opcode: str, in_loop: bool) -> bool:
         return self._payer(call, opcode, in_loop)
@@ -448,8 +418,7 @@ class StructureSearch:
             LOGGER.debug("no structure of the step is tried: %s", reason)
             return []
         structures, room = self._alike(), room_bytes(session)
-        own = None if unchanged is None else unchanged.case
-        likeliest, over = making.begun or self._likeliest(structures, own, room)
+        likeliest, over = self._likeliest(structures, room)
         making.make(structures, likeliest)
         promising = self._promising(structures, room, over=over)
         making.settle(structures, promising)
@@ -525,32 +494,16 @@ class StructureSearch:
                 raise ProfileError("the ranks compile different early modules")
         return mine
 
-    def begin(self, case: Callable[[], Case] | None) -> None:
-        """Begin, before the step is searched, to make the structures that are likeliest to be the fastest, where their
-        drafts were made ahead; on all ranks. ``case`` is that of the step, on rank 0."""
-        session, making = self.session, self.making
-        if not making.drafted_ahead:
-            return
-        try:
-            structures = self._alike()
-            with session.stage("case", takes_s=_TAKES_S):
-                mine = None if case is None else case()
-            making.begun = self._likeliest(structures, mine, room_bytes(session))
-            making.begin(structures, making.begun[0])
-        except Exception as error:  # on all ranks alike; they are asked for again once the step is searched
-            LOGGER.debug("no structure is made yet: %s", one_line(error))
-
-    def _likeliest(
-        self, structures: Structures, case: Case | None, free_bytes: int | None
-    ) -> tuple[list[str], bool]:
+    def _likeliest(self, structures: Structures, free_bytes: int | None) -> tuple[list[str], bool]:
         """Names of the structures to be made while calls may be held, the same on all ranks: those with room whose
         drafts are predicted to be the fastest, and faster than that of the step as it is. And whether any has no room.
         """
-        session = self.session
+        session, unchanged = self.session, self.unchanged
         mine, over = list(structures.schedules), False
         # Of all ranks, though rank 0 alone has drafts.
         with session.stage("ranking drafts of structures", takes_s=_TAKES_S):
-            if structures.drafts and case is not None:
+            if structures.drafts and unchanged is not None:
+                case = unchanged.case
                 ranked = self._ranked_drafts(case, structures.drafts)
                 if own := [one for one in ranked if one.name == DEFAULT]:
                     faster = [
@@ -558,8 +511,7 @@ class StructureSearch:
                     ]
                     most = most_drafted_bytes(most_bytes(session, case, free_bytes))
                     fitting = with_room(session, faster, most)
-                    few = MOST_STRUCTURES if session.compiles_between_steps else MOST_PROFILED
-                    mine = [one.name for one in _rivals(fitting, few)]
+                    mine = [one.name for one in _rivals(fitting, MOST_STRUCTURES)]
                     over = len(fitting) < len(faster)
         mine, over = session.tell([mine, over], "likeliest structures")
         return mine, over
