@@ -55,8 +55,6 @@ class Early:
     """On which it runs."""
     run: Run = here
     """Calls what takes Python long and needs no device."""
-    _moved: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
-    """By moves: what they make, for a draft and again for what the autotuner makes of it."""
 
     @functools.cached_property
     def schedules(self) -> Mapping[str, tuple[Move, ...]]:
@@ -70,11 +68,6 @@ class Early:
             IllegalMoveError: a move does not fit.
             PlanError: ``moves`` are none.
         """
-        if (key := repr(moves)) not in self._moved:
-            self._moved[key] = self._move(moves)
-        return self._moved[key]
-
-    def _move(self, moves: Sequence[dict[str, Any]]) -> bytes:
         read = from_json(list(moves))
         if any(isinstance(move, Fuse) for move in read):
             return apply_moves(self.module, read, copies=self.copies, fuser=self._fuse)

@@ -539,8 +539,6 @@ class StructureSearch:
         if unchanged is None:
             return []
         step, run = unchanged.case, interpreter(unchanged.case.source)
-        if len(structures.made) == 1 and self.session.between_steps is None:  # no thread waits for this one
-            run = here
         own, best_ns = unsearched(step).predicted_ns, unchanged.best.predicted_ns
         forced = self.session.settings.forced_structure is not None
 
