@@ -240,9 +240,10 @@ def costs_of(profile: Profile, source: CanonicalModule, plans: Sequence[Strategy
     costs = Costs(profile, estimator, corrections(graph, seen_kernels(profile, graph, estimator, plans)))
     lines = [f"times from the profile of {platform}"]
     if unmeasured := costs.unmeasured(graph):
-        first = unmeasured[0]
+        first, count = unmeasured[0], len(unmeasured)
+        ops, are = ("op", "is") if count == 1 else ("ops", "are")
         lines.append(
-            f"{len(unmeasured)} ops are not in the profile and are estimated from bytes and flops, "
+            f"{count} {ops} {are} not in the profile and {are} estimated from bytes and flops, "
             f"first n{first.id} ({first.opcode} {first.shape})"
         )
     if not swept:

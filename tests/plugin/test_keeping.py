@@ -154,7 +154,7 @@ def test_as_much_is_kept_as_the_step_leaves_of_the_limit(monkeypatch: pytest.Mon
     names, rooms, said = kept_by(monkeypatch, [100, 100], 100)
     assert (names, rooms) == (list(NAMES), [40])
     assert said == [
-        "keep-some keeps 1 values that are computed twice, in up to 40 of the 40 MiB left on each device"
+        "keep-some keeps 1 value computed twice, in up to 40 of the 40 MiB left on each device"
     ]
 
 

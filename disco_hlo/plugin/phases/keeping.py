@@ -166,8 +166,8 @@ def _chosen(session: Session, early: Early, case: Case, room_bytes: int) -> InPa
         )  # fmt: skip
     else:
         session.say(
-            "%s keeps %d values that are computed twice, in up to %.0f of the %.0f MiB left on each device",
-            KEPT_IN_PART, values, part.chosen.held_bytes / 2**20, left,
+            "%s keeps %d value%s computed twice, in up to %.0f of the %.0f MiB left on each device",
+            KEPT_IN_PART, values, "s" * (values != 1), part.chosen.held_bytes / 2**20, left,
         )  # fmt: skip
     return part
 
