@@ -153,9 +153,7 @@ def test_no_call_is_held_for_the_memory_of_a_structure_that_is_not_made() -> Non
 def test_as_much_is_kept_as_the_step_leaves_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     names, rooms, said = kept_by(monkeypatch, [100, 100], 100)
     assert (names, rooms) == (list(NAMES), [40])
-    assert said == [
-        "keep-some keeps 1 value computed twice, in up to 40 of the 40 MiB left on each device"
-    ]
+    assert said == ["keep-some keeps 1 value computed twice, in up to 40 of the 40 MiB left on each device"]
 
 
 def test_a_little_of_the_limit_is_left_to_picks_of_the_autotuner(monkeypatch: pytest.MonkeyPatch) -> None:
