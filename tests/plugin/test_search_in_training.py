@@ -67,7 +67,7 @@ pytestmark = [pytest.mark.product_only, pytest.mark.usefixtures("compiled_search
 _LONGEST_S = 120.0
 _TOLD = 5
 """Lines that a call of the step that prints has."""
-_STEP_S = 0.01
+_STEP_S = 0.03
 """The cores are the search's, too; and a training of thousands of steps would have to be repeated."""
 _found: dict[str, FoundPlans] = {}
 """What the searches of these tests found, by the step's fingerprint."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,7 @@ def run_two(script: str, folder: Path, *arguments: str, devices: int) -> tuple[l
     address = f"127.0.0.1:{free_port()}"
     started = ["--module", f"tests.plugin.{script}", address]
     ranks = [FORKS.start([*started, str(rank), str(folder), *arguments], environment) for rank in (0, 1)]
-    try:
-        errors = [process.communicate(timeout=300)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    return [process.wait() for process in ranks], errors, address
+    return *_ends(ranks, 300), address
 
 
 def run_by(
@@ -41,12 +37,14 @@ def run_by(
     flags = f"--xla_force_host_platform_device_count=1 {QUICK_COMPILES}"
     environment = {**os.environ, "XLA_FLAGS": flags}
     own = [module, f"127.0.0.1:{free_port()}", str(folder), *arguments]
-    started: list[Any]
-    if carrier == "MPI":
-        command = ["mpiexec", "-n", "2", sys.executable, "-m", *own]
-        started = [subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)]
-    else:
-        started = [FORKS.start(["--module", *own, rank], environment) for rank in "01"]
+    if carrier != "MPI":
+        return _ends([FORKS.start(["--module", *own, rank], environment) for rank in "01"], longest_s)
+    command = ["mpiexec", "-n", "2", sys.executable, "-m", *own]
+    started = [subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)]
+    return _ends(started, longest_s)
+
+
+def _ends(started: Sequence[Any], longest_s: float) -> tuple[list[int], list[str]]:
     try:
         errors = [process.communicate(timeout=longest_s)[1] for process in started]
     finally:
