@@ -95,6 +95,8 @@ class Trial:
         self._next_hold_ns = 0
         self.least_share = LEAST_SHARE
         """Of the devices' time: of a module that takes less no candidate is tried."""
+        self.asked_for = ""
+        """Name of a candidate that wins whatever the clock says, where all ranks can run it; on rank 0."""
         self.on_outcome: Callable[[str, list[Round]], None] = lambda *_: None
         """Told of the outcome and what was measured until then."""
         watch.on_sample = self._note
@@ -274,14 +276,19 @@ class Trial:
             if self._complete:
                 return settled(index, DEFAULT, why or "no candidate is left")
             return Stretch(index, index + self._pause(), (DEFAULT,), why)
-        found = schedule.verdict(self.rounds, sorted(candidates), self._predicted_ns)
+        is_asked_for = self.asked_for in candidates
+        if is_asked_for:
+            found = schedule.asked_for(self.rounds, self.asked_for)
+        else:
+            found = schedule.verdict(self.rounds, sorted(candidates), self._predicted_ns)
         if found.winner is None:
             turns = (DEFAULT, *found.running)
             warm_up = int(not set(turns) <= {name for one in self._tried for name in one.turns})
             end = index + len(turns) * (warm_up + found.rounds)
             return Stretch(index, end, turns, why, warm_up)
         if self._complete:
-            return settled(index, found.winner, why or "it is the fastest")
+            best = "it was asked for" if is_asked_for else "it is the fastest"
+            return settled(index, found.winner, why or best)
         return Stretch(index, index + self._pause(), (found.winner,), why)
 
     def _pause(self) -> int:

@@ -467,6 +467,7 @@ class SearchInTraining:
         self._tried = bool(alive)
         trial = self._calls()
         if trial is not None:
+            trial.asked_for = self._settings.forced_structure or ""
             for one in alive:
                 mark = functools.partial(marked, self._session, one, "run")
                 trial.offer(one.name, one.executable, one.predicted_ns, mark)

@@ -17,6 +17,7 @@ from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.errors import ActivationError, UnsupportedError
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls import trial as trials
+from disco_hlo.plugin.calls.schedule import FEWEST_ROUNDS
 from disco_hlo.plugin.calls.trial import FIRST_MEETING, Hold, Trial
 from disco_hlo.plugin.calls.watch import FromScript, Sample, Seen
 from tests.activation.stores import MemoryStore
@@ -296,6 +297,29 @@ def test_without_a_better_one_the_default_stays() -> None:
     calls.call(200)
     assert trial.outcome == DEFAULT
     assert calls.ran.count("slow") <= 8
+
+
+def test_what_was_asked_for_is_taken_whatever_the_clock_says() -> None:
+    calls, trial = tried()
+    trial.asked_for = "slow"
+    trial.offer("fast", object())
+    trial.offer("slow", object())
+    trial.complete()
+    calls.call(200)
+    assert (trial.outcome, trial.why) == ("slow", "it was asked for")
+    assert len([one for one in trial.rounds if {DEFAULT, "slow"} <= one.keys()]) >= FEWEST_ROUNDS, (
+        "it is timed"
+    )
+
+
+def test_where_what_was_asked_for_cannot_be_run_the_clock_decides() -> None:
+    calls, trial = tried()
+    trial.asked_for = "slow"
+    trial.offer("fast", object())
+    trial.refuse("slow", "it is banned")
+    trial.complete()
+    calls.call(200)
+    assert trial.outcome == "fast"
 
 
 def test_what_cannot_be_called_alike_or_fails_is_not_run_on() -> None:
