@@ -163,7 +163,7 @@ def launched_singly(source: CanonicalModule, strategy: Strategy, predicted_ns: i
 
     XLA rewrites a recording in each call whose arrays lie elsewhere than in the one before, and launches nothing
     meanwhile: of 731 kernels that took 10 ms, in each step of a training (``docs/benchmarks/llama.md``). A launch by
-    itself takes the host some 5 us, which nobody sees behind a kernel that takes longer.
+    itself takes the host a few us, which nobody sees behind a kernel that takes longer.
 
     Args:
         source: what the strategy is for.

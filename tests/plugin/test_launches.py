@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.canonical import CanonicalModule
@@ -85,9 +85,9 @@ def test_candidates_of_long_kernels_are_compiled_so(
     assert sorted(map(dict, compiled_with), key=len) == [{}, {}, dict(SINGLY)]
 
 
-@pytest.mark.parametrize("singly", [True, False])
+@pytest.mark.parametrize("singly", [True, False, UNSET])
 def test_a_plan_is_enacted_as_it_was_measured(
-    singly: bool, compiled_with: list[Mapping[str, object]], tmp_path: Path
+    singly: bool | UnsetType, compiled_with: list[Mapping[str, object]], tmp_path: Path
 ) -> None:
     settings = Settings(search=False, directory=tmp_path)
 
@@ -97,10 +97,10 @@ def test_a_plan_is_enacted_as_it_was_measured(
         assert stored is not None
         plan = plans.decode(stored.plan_json, "the plan")
         assert plan.launched_singly is UNSET
-        told = msgspec.structs.replace(plan, launched_singly=singly or UNSET)
+        told = msgspec.structs.replace(plan, launched_singly=singly)
         assert plans.decode(plans.encode(told), "it") == told
         slot.save(plans.encode(told), stored.module, "", b"")
         return enact_phase.handle(request, settings)
 
     assert intercept(*models.mlp(), enact) is not None
-    assert compiled_with[-1] == (SINGLY if singly else {})
+    assert compiled_with[-1] == (SINGLY if singly is True else {})

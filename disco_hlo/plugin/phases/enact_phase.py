@@ -143,7 +143,7 @@ def _propose(
 
 def _options(session: Session, plan: Plan) -> Mapping[str, str]:
     """With which the plan's module is compiled, as it was when it was measured."""
-    return {} if plan.launched_singly is UNSET else BACKENDS[session.facts.backend].launched_singly
+    return BACKENDS[session.facts.backend].launched_singly if plan.launched_singly is True else {}
 
 
 def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
