@@ -115,7 +115,7 @@ class Backend:
     """Options that hold the size up to which it puts parts that shall travel apart together again."""
     all_reduce_kernels: tuple[tuple[str, str | bool], ...] = ()
     """By which option, in one version or another, its own all-reduce kernels are switched off."""
-    launched_singly: Mapping[str, str] = field(default_factory=dict)
+    singly_options: Mapping[str, str] = field(default_factory=dict)
     """Options under which the host launches each kernel by itself, and not many by one recording (a CUDA graph, XLA's
     command buffer). A trace names every kernel under them alone, and kernels take other times."""
 
@@ -215,7 +215,7 @@ GPU = Backend(  # on NVIDIA devices
         ("xla_gpu_experimental_use_collective_kernels", ""),
         ("xla_gpu_unsupported_use_all_reduce_one_shot_kernel", False),
     ),
-    launched_singly={"xla_gpu_enable_command_buffer": ""},
+    singly_options={"xla_gpu_enable_command_buffer": ""},
     queues=True,
     traced_steps=5,  # kernels take the same time in each, and reading a trace takes longer than running
     warm_up_ns=1_000_000_000,

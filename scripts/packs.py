@@ -164,7 +164,7 @@ class PackCompiler:
         backend = backend_of(request.backend.platform)
         try:
             check_module(made.module, backend.name)
-            return compiles.compile_module(request, made.module, backend.launched_singly)
+            return compiles.compile_module(request, made.module, backend.singly_options)
         except Exception as error:
             raise _RefusedError(str(error)) from error
 

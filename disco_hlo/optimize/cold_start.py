@@ -55,10 +55,12 @@ def compile_code(module: bytes, device_kind: str) -> None:
     profile = Profile(platform, {}, 1000, 1e12, 1e14, all_reduce=line)
     settings = SearchSettings(seconds=_SEARCH_S)
     xla = read(source)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(
+        1
+    ) as pool:  # what this leaves uncompiled, for whatever reason, the search below compiles
         pool.submit(warm_up_in_time, source.graph, _NoCosts(), machine_of(profile), settings, COMPILE_S)
         case = Case(source, xla, costs_of(profile, source, (xla,)))
-        _ = case.default
+        _ = case.default  # simulated, by the code of the costs
     found = optimize(case, settings, Budget.of(_SEARCH_S, COMPILE_S))
     candidates(found, 1)
     case.prediction(found.best)

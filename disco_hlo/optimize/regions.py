@@ -159,7 +159,7 @@ def _executions(source: CanonicalModule, loops: Mapping[str, LoopTime]) -> dict[
 
 def launched_singly(source: CanonicalModule, strategy: Strategy, predicted_ns: int) -> bool:
     """Whether the host shall launch each kernel of a plan by itself, and not many by one recording
-    (:attr:`~disco_hlo.backends.Backend.launched_singly`): the same wherever it is asked.
+    (:attr:`~disco_hlo.backends.Backend.singly_options`): the same wherever it is asked.
 
     XLA rewrites a recording in each call whose arrays lie elsewhere than in the one before, and launches nothing
     meanwhile: of 731 kernels that took 10 ms, in each step of a training (``docs/benchmarks/llama.md``). A launch by
@@ -170,7 +170,7 @@ def launched_singly(source: CanonicalModule, strategy: Strategy, predicted_ns: i
         predicted_ns: what a step takes by it; 0 where that is not known.
     """
     calls = [call for region in source.regions for call in region.calls]
-    if not BACKENDS[source.graph.backend].launched_singly or any(call.trips is None for call in calls):
+    if not BACKENDS[source.graph.backend].singly_options or any(call.trips is None for call in calls):
         return False
     executions, own = _executions(source, {}), {ENTRY: strategy, **dict(strategy.regions)}
     launches = sum(

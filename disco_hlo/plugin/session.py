@@ -18,9 +18,11 @@ import signal
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import UnsetType
 
 from disco_hlo import __version__
 from disco_hlo.activation.agree import settle
@@ -309,6 +311,11 @@ def target(graph: Graph, facts: DeviceFacts) -> Target:
         device_count=facts.device_count,
         process_count=facts.process_count,
     )
+
+
+def launch_options(session: Session, singly: bool | UnsetType) -> Mapping[str, str]:
+    """With which a plan's module is compiled: ``singly`` is ``launched_singly`` of a plan or a trial."""
+    return BACKENDS[session.facts.backend].singly_options if singly is True else {}
 
 
 def versions(facts: DeviceFacts) -> dict[str, str]:

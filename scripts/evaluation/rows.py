@@ -221,7 +221,7 @@ def rows_of(context: Context) -> list[Row]:
         of_loops(DOUBLE_BUFFERED, _DOUBLE),
         of_loops(PIPELINED, _PIPELINE),
         of_loops(PIPELINED_DOUBLE, {**_PIPELINE, **_DOUBLE}),
-        Row(NO_COMMAND_BUFFERS, BASELINE, lambda: Variant(request, options=context.backend.launched_singly), absent),
+        Row(NO_COMMAND_BUFFERS, BASELINE, lambda: Variant(request, options=context.backend.singly_options), absent),
         own(PER_BLOCK, BASELINE, lambda: bucketed_per_block(source, xla)),
         *best_guided,
         *(

@@ -163,7 +163,7 @@ class _Cell:
             try:
                 if variant.moves:
                     variant.structure = self.early.moved(variant.moves)
-                options = self.backend.launched_singly
+                options = self.backend.singly_options
                 variant.traceable, module = compiles.compile_seen(self.request, options, variant.structure)
                 variant.source = canonicalize(module)
                 refuse_unsupported(variant.source)

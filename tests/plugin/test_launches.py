@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +21,7 @@ from disco_hlo.plan.read import read
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring.candidates import compile_trials
 from disco_hlo.plugin.measuring.trial import Trial
-from disco_hlo.plugin.phases import enact_phase
+from disco_hlo.plugin.phases import enact_phase, finalists
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles
@@ -30,7 +32,7 @@ from tests.plugin.handled import in_session, save_plan
 from tests.steps import models
 from tests.steps.intercept import intercept
 
-SINGLY = BACKENDS["gpu"].launched_singly
+SINGLY = BACKENDS["gpu"].singly_options
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def compiled_with(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, object]]
         return executable
 
     monkeypatch.setattr(compiles, "compile_past_cache", noting)
-    monkeypatch.setitem(BACKENDS, "cpu", replace(BACKENDS["cpu"], launched_singly=SINGLY))
+    monkeypatch.setitem(BACKENDS, "cpu", replace(BACKENDS["cpu"], singly_options=SINGLY))
     return found
 
 
@@ -56,7 +58,7 @@ def test_only_long_kernels_are_launched_by_themselves() -> None:
     def singly(ms: float, of: CanonicalModule = source) -> bool:
         return launched_singly(of, own, round(ms * 1e6))
 
-    # 16 turns of each of two loops, and the entry: some 3,000 kernels.
+    # 16 turns of each of two loops, and the entry: 1,778 kernels.
     assert [singly(ms) for ms in (115, 5, 0)] == [True, False, False]
 
     def unknown(region: Region) -> Region:
@@ -71,18 +73,34 @@ def test_a_backend_that_records_nothing_has_no_such_plans() -> None:
     assert not launched_singly(source, read(source), 1 << 50)
 
 
-def test_candidates_of_long_kernels_are_compiled_so(
-    compiled_with: list[Mapping[str, object]], tmp_path: Path
+def test_candidates_of_long_kernels_are_compiled_and_saved_so(
+    compiled_with: list[Mapping[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(session: Session, source: CanonicalModule) -> list[bool]:
+    monkeypatch.setattr(finalists, "save_profile", lambda *_: None)
+
+    def look(session: Session, source: CanonicalModule) -> list[tuple[bool, bool | UnsetType]]:
         plan = unfused(source.graph)
         trials = [Trial("long", plan, 10**12), Trial("short", plan, 1), Trial("by itself", plan, 0)]
         compile_trials(session, source, trials, tag="candidate")
         assert not any(trial.error for trial in trials)
-        return [trial.launched_singly for trial in trials]
+        return [(trial.launched_singly, saved(session, source, trials, trial)) for trial in trials]
 
-    assert in_session(tmp_path, look) == [True, False, False]
+    assert in_session(tmp_path, look) == [(True, True), (False, UNSET), (False, UNSET)]
     assert sorted(map(dict, compiled_with), key=len) == [{}, {}, dict(SINGLY)]
+
+
+def saved(session: Session, source: CanonicalModule, trials: list[Trial], winner: Trial) -> bool | UnsetType:
+    """What the plan says of launches that is saved where ``winner`` has won."""
+    slot, step = session.slot(source.graph.key), SimpleNamespace(source=source, module=b"")
+    prediction, record = plans.Prediction(80, 100, 120, 60, 70), plans.SearchRecord("joint", {}, 1, ())
+    found = SimpleNamespace(prediction=prediction, record=record, search_s=1.0)
+    every: Any = [Trial(plans.DEFAULT, None, 1), replace(winner, name=plans.SEARCHED), *trials]
+    profile: Any = SimpleNamespace(transfers=None)
+    outcome = finalists.Outcome(session, step, slot, found, profile, every, 1.0, 1.0)  # type: ignore[arg-type]
+    assert finalists.save(outcome, winner)
+    stored = slot.load()
+    assert stored is not None
+    return plans.decode(stored.plan_json, "the plan").launched_singly
 
 
 @pytest.mark.parametrize("singly", [True, False, UNSET])

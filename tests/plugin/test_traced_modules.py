@@ -95,7 +95,7 @@ def test_on_a_gpu_a_module_is_compiled_without_command_buffers_too() -> None:
     module = traceable(session(), Trial("step", None, 0))
     assert [(one.name, one.options) for one in module.trials] == [
         ("step", {}),
-        ("step, by name", BACKENDS["gpu"].launched_singly),
+        ("step, by name", BACKENDS["gpu"].singly_options),
     ]
     assert [one.options for one in traceable(session("cpu"), Trial("step", None, 0)).trials] == [{}]
 

@@ -55,7 +55,7 @@ from disco_hlo.plugin.measuring.room import (
 )
 from disco_hlo.plugin.measuring.runner import AT_ONCE_NS, LOOKS, Runner, at_once_of, time_once
 from disco_hlo.plugin.measuring.trial import Trial, marked
-from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.session import Session, launch_options
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.plugin.xla.job import free_device_bytes
@@ -213,7 +213,7 @@ def _compile(
     else:
         own = trial.source(source)
         verified.verify(own, trial.module, trial.strategy)
-        launches = BACKENDS[session.facts.backend].launched_singly if trial.launched_singly else {}
+        launches = launch_options(session, trial.launched_singly)
         with marked(session, trial, "compile"):
             trial.executable = compiles.compile_module(
                 session.request, trial.module, {**launches, **trial.options, **options}, trial.structure

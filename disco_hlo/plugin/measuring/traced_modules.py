@@ -145,7 +145,7 @@ class Findings:
 
 def traceable(session: Session, trial: Trial) -> Traceable:
     """A trial, and on a GPU the same without command buffers."""
-    options = BACKENDS[session.facts.backend].launched_singly
+    options = BACKENDS[session.facts.backend].singly_options
     if not options:
         return Traceable(trial)
     return Traceable(trial, replace(trial, name=f"{trial.name}, by name", options=options))
@@ -607,7 +607,7 @@ def take_timelines(session: Session, step: Step, trials: Sequence[Trial]) -> tup
 
 def _trials_with_names(session: Session, step: Step, trials: Sequence[Trial]) -> Sequence[Trial]:
     """The trials, on a GPU compiled again without command buffers, inside which no kernel has a name."""
-    options = BACKENDS[session.facts.backend].launched_singly
+    options = BACKENDS[session.facts.backend].singly_options
     if not options:
         return trials
     again = [

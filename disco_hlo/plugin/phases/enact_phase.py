@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -37,7 +37,7 @@ from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.trial import Trial, marked
 from disco_hlo.plugin.phases.second_trial import doubt, other_versions, takes_turns
 from disco_hlo.plugin.refusals import may_be_run, refuse_others, switched_on, waits_for_python
-from disco_hlo.plugin.session import Session, join, versions, warn_of_lost_donation
+from disco_hlo.plugin.session import Session, join, launch_options, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.structure import enacted
@@ -121,7 +121,7 @@ def _propose(
             received.plan_json, f"the plan in {slot.path}" if session.leads else "the plan of rank 0"
         )
         source = step.source
-        options = _options(session, plan)
+        options = launch_options(session, plan.launched_singly)
         if waiting is not None and (options or plan.structure is not UNSET) and plan.chosen != DEFAULT:
             waiting.end()  # XLA's default, which the plan may be compared with, waits for its name
             waiting = None
@@ -139,11 +139,6 @@ def _propose(
         return Proposed(plan, module, "", waiting, other)
     except Exception as error:
         return Proposed(None, b"", one_line(error))
-
-
-def _options(session: Session, plan: Plan) -> Mapping[str, str]:
-    """With which the plan's module is compiled, as it was when it was measured."""
-    return BACKENDS[session.facts.backend].launched_singly if plan.launched_singly is True else {}
 
 
 def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
@@ -245,7 +240,7 @@ def _enact(
     try:
         with session.stage("enact"), marked(session, trial, "compile"):
             if proposed.waiting is None:
-                options = _options(session, plan)
+                options = launch_options(session, plan.launched_singly)
                 trial.executable = compiles.compile_module(session.request, proposed.module, options)
             else:
                 trial.executable = proposed.waiting.finish(proposed.module)
