@@ -27,6 +27,7 @@ SECTIONS: tuple[Section, ...] = (
     ("Compute, communication, overlap (figure 7)", tables.overlaps),
     ("What contributes what", tables.parts),
     ("By simpler means", tables.simple_ways),
+    ("By other searches", tables.searches),
     ("Looking again", tables.looks),
     ("Predicted against measured", fidelity.fidelity),
     ("By day", fidelity.days),

@@ -219,12 +219,15 @@ def formula(network: Network) -> LinearPieces:
     return fastest([Algorithm("ring", *ring), Algorithm("trees", *tree)])
 
 
-def costs_of(profile: Profile, source: CanonicalModule, plans: Sequence[Strategy] = ()) -> Costs:
+def costs_of(
+    profile: Profile, source: CanonicalModule, plans: Sequence[Strategy] = (), *, analytical: bool = False
+) -> Costs:
     """Measured times where the profile has them, else the estimator for its device, calibrated by it.
 
     Args:
         source: the step; all its regions calibrate the estimator.
         plans: of the step. What their measured kernels take corrects the estimates of others.
+        analytical: whether no network corrects the analytical estimate.
     """
     platform, graph = profile.platform, source.graph
     backend = BACKENDS[platform.backend]
@@ -236,7 +239,9 @@ def costs_of(profile: Profile, source: CanonicalModule, plans: Sequence[Strategy
     graphs = [one.graph for one in source.computations.values()]
     rates = {**_described_rates(profile), **library_flops_per_s(graphs, times)}
     analytic = AnalyticModel(calibrated(base, measured_ops(graphs, times)), rates)
-    estimator = estimator_for(platform.backend, platform.device_kind, analytic, times)
+    estimator: CostModel = analytic
+    if not analytical:
+        estimator = estimator_for(platform.backend, platform.device_kind, analytic, times)
     costs = Costs(profile, estimator, corrections(graph, seen_kernels(profile, graph, estimator, plans)))
     lines = [f"times from the profile of {platform}"]
     if unmeasured := costs.unmeasured(graph):

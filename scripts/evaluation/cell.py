@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 
@@ -15,13 +16,14 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.hlo.collectives import moved_bytes
+from disco_hlo.optimize.regions import launched_singly
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plan.read import verify
 from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.measuring.profiling import Kept
 from disco_hlo.plugin.measuring.runner import Runner, steps_at_once
-from disco_hlo.plugin.session import join
+from disco_hlo.plugin.session import join, launch_options
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -31,7 +33,9 @@ from evaluation.measure import Compiled, Rounds
 from evaluation.predicting import Ran, xla_ran
 from evaluation.record import ABSENT, FAILED, NO_TIME, CellName, Record
 from evaluation.rows import (
+    AS_ENACTED,
     BASELINE,
+    OTHER_SEARCH,
     PGLE,
     PGLE_BEST,
     PLANNED,
@@ -156,14 +160,19 @@ class Cell:
             self.record.update(PGLE, kind=BASELINE, status=FAILED, reason=one_line(error)[:2000])
 
     def search(self) -> None:
-        """Search by the profile, where that was not done before."""
-        if self.files.plans() is not None:
-            return
-        profile = self.files.profile()
+        """Search by the profile, and otherwise where that is asked for, as far as it was not done before."""
+        profile, plans, names = self.files.profile(), self.files.plans(), chosen_names(self.args.rows)
         assert profile is not None
-        plans = step.search(self.captured, profile, self.session.settings)
-        self.files.save_plans(plans)
-        self._say(f"searched {plans.evaluations} candidates in {plans.search_s:.1f} s")
+        if plans is None:
+            plans = step.search(self.captured, profile, self.session.settings)
+            self.files.save_plans(plans)
+            self._say(f"searched {plans.evaluations} candidates in {plans.search_s:.1f} s")
+        for name in step.OTHER_SEARCHES:
+            if name not in plans.others and (not names or name in names):
+                found = step.search_otherwise(self.captured, profile, self.session.settings, name)
+                plans = msgspec.structs.replace(plans, others={**plans.others, name: found})
+                self.files.save_plans(plans)
+                self._say(f"{name}: searched {found.evaluations} candidates in {found.search_s:.1f} s")
 
     def _found(self) -> tuple[step.FoundPlans, Profile]:
         """What the search found, and in which profile.
@@ -195,8 +204,10 @@ class Cell:
             self.fdo_profile,
             best_threshold_bytes(record),
         )
-        bounds = predicting.bounds_of(plans)
-        record.note(search_s=plans.search_s, evaluations=plans.evaluations, bounds=bounds)
+        bounds, others = predicting.bounds_of(plans), predicting.other_searches(plans)
+        record.note(
+            search_s=plans.search_s, evaluations=plans.evaluations, bounds=bounds, other_searches=others
+        )
         default, *rows = wanted(rows_of(self.context), self.args.rows)
         for row in rows:
             if not record.finished(row.name) and row.absent:
@@ -238,25 +249,34 @@ class Cell:
             Exception: the row is not legal, or XLA refuses it.
         """
         source, started, module = self.captured.source, time.monotonic(), None
+        said: dict[str, Any] = {}
         with predicting.python_at_once:
             variant = row.make()
             if variant.strategy is not None:
                 module = apply(variant.strategy, source)
                 # As the plugin does; the numbers of the others are compared when they run, of orders only a few.
-                if row.kind == PLANNED or variant.strategy.regions:
+                if row.kind in (PLANNED, OTHER_SEARCH) or variant.strategy.regions:
                     verify(source, module, variant.strategy)
+        options = dict(variant.options)
+        if variant.strategy is not None:
+            ran = Ran(source, variant.strategy)
+            said["predicted"] = noted = predicting.noted(self.context.costs, ran)
+            if row.kind in AS_ENACTED:
+                predicted_ns = round(1e6 * noted.get("step_ms", 0))
+                said["launched_singly"] = launched_singly(source, variant.strategy, predicted_ns)
+                options |= launch_options(self.session, said["launched_singly"])
         made_s = time.monotonic() - started
-        executable = compiles.compile_module(variant.request, module, variant.options)
+        executable = compiles.compile_module(variant.request, module, options)
         compile_s = time.monotonic() - started - made_s
-        memory = measure.memory_of(executable)
-        self.record.update(row.name, make_s=round(made_s, 3), compile_s=round(compile_s, 3), memory=memory)
         if variant.strategy is None:
             made = executables.read_executable(executable)
             self.files.save_row(row.name, made)
             ran = xla_ran(canonicalize(made))
-        else:
-            ran = Ran(source, variant.strategy)
-        self.record.update(row.name, predicted=predicting.noted(self.context.costs, ran))
+            said["predicted"] = predicting.noted(self.context.costs, ran)
+        memory = measure.memory_of(executable)
+        self.record.update(
+            row.name, make_s=round(made_s, 3), compile_s=round(compile_s, 3), memory=memory, **said
+        )
         self.ran[row.name] = ran
         self.compiled.append(Compiled(row.name, row.kind, executable, row.traced))
 

@@ -153,6 +153,18 @@ def bounds_of(plans: FoundPlans) -> dict[str, float]:
     }
 
 
+def other_searches(plans: FoundPlans) -> dict[str, dict[str, float]]:
+    """What each other search says of itself."""
+    return {
+        name: {
+            "predicted_ms": one.predicted_ns / 1e6,
+            "evaluations": one.evaluations,
+            "search_s": one.search_s,
+        }
+        for name, one in plans.others.items()
+    }
+
+
 def lowest_of(source: CanonicalModule, known: Costs, plans: FoundPlans) -> dict[str, float]:
     """The bound and full overlap of XLA's kernels or the plan's, whichever allow less."""
     kernels = (read(source).groups, plans.searched[0].groups)

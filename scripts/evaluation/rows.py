@@ -32,7 +32,7 @@ from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.costs import MachineModel
 from evaluation.record import ALONE_XLA, Record
-from evaluation.step import FoundPlans, with_option
+from evaluation.step import OTHER_SEARCHES, FoundPlans, with_option
 
 NO_COMBINING = "no all-reduce combining"
 EVERYTHING = "threshold everything"
@@ -70,12 +70,15 @@ _CHOICES = {"minimum": MINIMUM, "form": FORM, "xla": XLA}
 _NAMES = (
     "all", DEFAULT, PLAN, NO_COMBINING, EVERYTHING, NO_OP_FUSION, PGLE, O1, FUSION_ONLY,
     ORDER_ONLY, BUCKETS_ONLY, BUCKETS_AND_ORDER, OURS_IN_ONE, ALONE_XLA, *_OF_LOOPS,
-    PGLE_BEST, PER_BLOCK, NO_COMMAND_BUFFERS,
+    PGLE_BEST, PER_BLOCK, NO_COMMAND_BUFFERS, *OTHER_SEARCHES,
 )  # fmt: skip
 _ONLY_FORM = (*_OF_LOOPS, *_ORDERS)
 _THRESHOLD = re.compile(r"threshold (\d+) MiB")
 _NUMBERED = re.compile(r"plan \d+|random (plan|order) \d+|threshold \d+ MiB")
 BASELINE, PLANNED, PART, RANDOM, ALONE = "baseline", "plan", "part of the plan", "random", "transfers alone"
+OTHER_SEARCH = "another search"
+AS_ENACTED = frozenset({PLANNED, PART, RANDOM, OTHER_SEARCH})
+"""Kinds of rows that are compiled as the plugin would compile such a plan."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,10 @@ class Context:
     def named(self, name: str) -> Strategy:
         """One of the search's strategies."""
         return self.plans.named[name]
+
+    def found_otherwise(self, name: str) -> Strategy:
+        """What another search found."""
+        return self.plans.others[name].strategy
 
     def best_order(self, strategy: Strategy) -> Strategy:
         """``strategy`` in the order that the search would give it; IllegalStrategyError where it has none."""
@@ -198,6 +205,7 @@ def rows_of(context: Context) -> list[Row]:
     return [
         Row(DEFAULT, BASELINE, lambda: Variant(request), traced=True),
         *(found(name, name) for name in searched if name.startswith(PLAN) and name != PLAN_BUCKETS),
+        *(own(name, OTHER_SEARCH, partial(context.found_otherwise, name)) for name in context.plans.others),
         threshold(NO_COMBINING, 0, traced=True),
         threshold(EVERYTHING, _EVERYTHING_BYTES),
         Row(PGLE, BASELINE, guided, absent),
@@ -236,7 +244,8 @@ def promised_ns(context: Context) -> dict[str, int]:
     names = {
         OUR_ORDER: ORDER_ONLY, OUR_KERNELS: FUSION_ONLY, PLAN_BUCKETS: BUCKETS_AND_ORDER, ONE_BUCKET: OURS_IN_ONE,
     }  # fmt: skip
-    return {names.get(name, name): ns for name, _, ns in context.plans.strategies}
+    others = {name: one.predicted_ns for name, one in context.plans.others.items()}
+    return {names.get(name, name): ns for name, _, ns in context.plans.strategies} | others
 
 
 def best_threshold_bytes(record: Record) -> int | None:

@@ -25,7 +25,7 @@ from disco_hlo.hlo.canonical import canonicalize
 from disco_hlo.optimize.ablations import Candidate, candidates
 from disco_hlo.optimize.cold_start import COMPILE_S
 from disco_hlo.optimize.costs import Costs, costs_of
-from disco_hlo.optimize.pipeline import Budget, Case, optimize
+from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize
 from disco_hlo.plan.plan import SEARCHED, Prediction, Strategy
 from disco_hlo.plan.read import read
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
@@ -46,6 +46,9 @@ from evaluation.record import CellName, write_atomically
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODULE, PROFILE, PLAN = "module.hlo.pb.gz", "profile.json", "plan.json"
 STORE = "profile.sqlite"
+ALGORITHM_1, BY_ANALYTICAL = "plan of Algorithm 1", "plan by analytical estimates"
+OTHER_SEARCHES = (ALGORITHM_1, BY_ANALYTICAL)
+"""The paper's search instead of ours; ours with estimates that no network corrects."""
 _TINY_ADAM = 10
 
 
@@ -154,6 +157,16 @@ def captured(request: jaxlink.CompileRequest, module: bytes | None = None) -> St
     return Step(module, source)
 
 
+class OtherSearch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one of :data:`OTHER_SEARCHES` found in the time that the tool's own had."""
+
+    strategy: Strategy
+    predicted_ns: int
+    """By its own estimates."""
+    evaluations: int
+    search_s: float
+
+
 class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a search left: strategies to measure, best first, and what was predicted."""
 
@@ -163,6 +176,8 @@ class FoundPlans(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prediction: Prediction
     evaluations: int
     search_s: float
+    others: dict[str, OtherSearch] = {}
+    """By name, as far as they were asked for."""
 
     @property
     def named(self) -> dict[str, Strategy]:
@@ -253,20 +268,32 @@ def costs(profile: Profile, step: Step, plans: FoundPlans | None = None) -> Cost
 
 def search(step: Step, profile: Profile, settings: Settings) -> FoundPlans:
     """The plugin's own search, on this machine; needs no device."""
-    started, xla = time.monotonic(), read(step.source)
-    case = Case(step.source, xla, costs_of(profile, step.source, [xla]))
-    _ = case.unfused  # the code that predicts is compiled once on a machine, which the budget does not count
-    found = optimize(case, search_settings(settings), Budget.of(settings.budget_s, COMPILE_S))
-    for note in found.notes:
-        print(note, file=sys.stderr)
+    found, search_s = _optimized(step, profile, settings)
     strategies = [one for one in candidates(found, settings.finalists) if one.strategy is not None]
     return FoundPlans(
-        step.source.graph.fingerprint,
-        tuple(strategies),
-        found.prediction,
-        found.result.evaluations,
-        round(time.monotonic() - started, 3),
+        step.source.graph.fingerprint, tuple(strategies), found.prediction, found.result.evaluations, search_s
     )
+
+
+def search_otherwise(step: Step, profile: Profile, settings: Settings, name: str) -> OtherSearch:
+    """One of :data:`OTHER_SEARCHES`, within the same budget."""
+    method = "backtracking" if name == ALGORITHM_1 else "joint"
+    found, search_s = _optimized(step, profile, settings, method, analytical=name == BY_ANALYTICAL)
+    return OtherSearch(found.best.strategy, found.best.predicted_ns, found.evaluations, search_s)
+
+
+def _optimized(
+    step: Step, profile: Profile, settings: Settings, method: str = "joint", *, analytical: bool = False
+) -> tuple[Optimized, float]:
+    """What a search finds, and the seconds that it took."""
+    started, xla = time.monotonic(), read(step.source)
+    case = Case(step.source, xla, costs_of(profile, step.source, [xla], analytical=analytical))
+    _ = case.unfused  # the code that predicts is compiled once on a machine, which the budget does not count
+    wanted = replace(search_settings(settings), method=method)
+    found = optimize(case, wanted, Budget.of(settings.budget_s, COMPILE_S))
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    return found, round(time.monotonic() - started, 3)
 
 
 def with_option(request: jaxlink.CompileRequest, name: str, value: object) -> jaxlink.CompileRequest:

@@ -180,6 +180,26 @@ def parts(records: Cells) -> Table:
     ]
 
 
+def searches(records: Cells) -> Table:
+    """The paper's search, and ours by analytical estimates, beside ours: candidates, seconds, what each expects of its
+    plan, and step time over the default's."""
+    header = (
+        CELL, "search", "candidates", "search, s", "predicted by it, ms", "step, ms", "of default", "noise"
+    )  # fmt: skip
+    rows = []
+    for record in records:
+        facts = record["facts"]
+        if not (others := facts.get("other_searches")):
+            continue
+        own = {**facts, "predicted_ms": facts["bounds"]["predicted_plan_ms"]}
+        for name, one in {PLAN: own, **others}.items():
+            row = record["rows"].get(name, {})
+            ratios = ratio_text(row.get("of_default")), ratio_text(row.get("of_default_noise"))
+            said = one["evaluations"], one["search_s"], one["predicted_ms"]
+            rows.append(line(title(record), name, *said, step_ms(record, name), *ratios))
+    return header, rows
+
+
 SIMPLE = {
     "random plans": ("random plan 1", "random plan 2", "random plan 3"),
     "serial": ("transfers alone (XLA's kernels)",),

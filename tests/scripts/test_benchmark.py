@@ -242,6 +242,45 @@ def test_a_run_measures_resumes_and_records_what_fails(kept: CanonicalModule, tm
     assert second["rows"]["plan"] == plan
 
 
+def test_other_searches_run_once_within_the_same_budget_and_are_measured_in_turn(
+    kept: CanonicalModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, bool]] = []
+    optimized = step._optimized
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        asked.append((arguments[3], named["analytical"]))
+        return optimized(*arguments, **named)
+
+    monkeypatch.setattr(step, "_optimized", noted)
+    assert run(tmp_path, ",".join(("plan", *step.OTHER_SEARCHES))) == 0
+    first = read(tmp_path / f"{CELL.stem}.json")
+    assert statuses(first) == dict.fromkeys(("XLA default", "plan", *step.OTHER_SEARCHES), "ok")
+    others = first["facts"]["other_searches"]
+    for name in step.OTHER_SEARCHES:
+        assert others[name]["evaluations"] > 0 < others[name]["search_s"]
+        assert others[name]["predicted_ms"] <= first["rows"]["XLA default"]["predicted"]["step_ms"]
+        assert first["rows"][name]["numbers"]["max_relative_difference"] < 1e-5
+    assert first["facts"]["chosen"] in ("XLA default", "plan"), "the tool would not take another's plan"
+
+    assert run(tmp_path, ",".join(("plan", *step.OTHER_SEARCHES))) == 0
+    assert asked == [("backtracking", False), ("joint", True)]
+
+
+def test_rows_are_compiled_as_the_plugin_compiles_such_plans(
+    kept: CanonicalModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cell, "launched_singly", lambda source, strategy, predicted_ns: predicted_ns > 0)
+    asked: list[bool] = []
+    monkeypatch.setattr(cell, "launch_options", lambda session, singly: asked.append(singly) or {})
+    assert run(tmp_path, "plan,no op fusion,random plan 1") == 0
+    rows = read(tmp_path / f"{CELL.stem}.json")["rows"]
+    assert {name: row.get("launched_singly") for name, row in rows.items()} == {
+        "XLA default": None, "plan": True, "no op fusion": None, "random plan 1": True,
+    }  # fmt: skip
+    assert asked == [True, True]
+
+
 def test_a_form_is_timed_in_a_row_and_awaited_and_only_small_outputs_are_compared(
     request_and_module: tuple[CompileRequest, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

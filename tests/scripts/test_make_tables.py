@@ -54,6 +54,22 @@ def record() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_other_searches_are_beside_the_plan_s_own() -> None:
+    made = record()
+    assert tables.searches([made])[1] == []
+    made["facts"]["bounds"]["predicted_plan_ms"] = 57.0
+    made["facts"]["other_searches"] = {
+        "plan of Algorithm 1": {"predicted_ms": 61.0, "evaluations": 77, "search_s": 21.5},
+        "plan by analytical estimates": {"predicted_ms": 50.0, "evaluations": 99, "search_s": 19.0},
+    }
+    made["rows"]["plan of Algorithm 1"] = row(75.0, 0.75, 66.0)
+    assert tables.searches([made])[1] == [
+        ("bert, sockets, 2", "plan", "1234", "20.0", "57.0", "60.0", "0.600", "0.010"),
+        ("bert, sockets, 2", "plan of Algorithm 1", "77", "21.5", "61.0", "75.0", "0.750", "0.010"),
+        ("bert, sockets, 2", "plan by analytical estimates", "99", "19.0", "50.0", "-", "-", "-"),
+    ]
+
+
 def test_a_row_timed_before_the_record_had_a_default_counts_as_it_was_timed() -> None:
     made = record()
     made["rows"]["PyTorch DDP"] = {"status": "ok", "median_ms": 120.0, "spread_ms": 1.0, "not_in_turn": True}
@@ -130,7 +146,7 @@ def test_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles = [title for title, *_ in make_tables.SECTIONS]
     missing = [title for title in titles if f"## {title}\n" not in text]
     # No record has a look or is of a CPU, no row has numbers to compare.
-    assert missing == ["Looking again", "Every plan on CPU", "Numbers"]
+    assert missing == ["By other searches", "Looking again", "Every plan on CPU", "Numbers"]
 
 
 @pytest.mark.parametrize(
