@@ -40,7 +40,7 @@ from evaluation.commands import GLOO
 from evaluation.measure import times_of
 from evaluation.predicting import Ran, predicted, xla_ran
 from evaluation.record import FAILED, CellName, Record
-from evaluation.rows import check, combined_up_to, random_strategy
+from evaluation.strategies import check, combined_up_to, random_strategy
 
 THRESHOLDS_KIB = (64, 512)
 RANDOM_PLANS = 3

@@ -44,7 +44,7 @@ from evaluation.cell import AT_A_TIME
 from evaluation.measure import Compiled, Rounds
 from evaluation.predicting import Ran, predicted, xla_ran
 from evaluation.record import FAILED, NO_TIME, CellName, Record, RecordError
-from evaluation.rows import check
+from evaluation.strategies import check
 
 XLA_ORDER, OUR_ORDER = "XLA's order", "our order"
 ORDERS = (XLA_ORDER, OUR_ORDER)

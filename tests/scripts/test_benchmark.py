@@ -19,14 +19,8 @@ from evaluation import cell, measure, running, step
 from evaluation.commands import prepare
 from evaluation.predicting import Ran, predict_in_rounds, predicted, with_took
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
-from evaluation.rows import (
-    best_threshold_bytes,
-    block_cuts,
-    bucketed_per_block,
-    chosen_names,
-    combined_up_to,
-    random_strategy,
-)
+from evaluation.rows import best_threshold_bytes, chosen_names
+from evaluation.strategies import block_cuts, bucketed_per_block, combined_up_to, random_strategy
 
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.collectives import ALL_REDUCE, collective_bytes, collective_kind

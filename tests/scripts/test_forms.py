@@ -10,7 +10,7 @@ import jax
 import pytest
 from evaluation import fidelity, measure, step
 from evaluation.commands import is_form, unrolled
-from evaluation.rows import in_random_order
+from evaluation.strategies import in_random_order
 
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.legal import check_order
