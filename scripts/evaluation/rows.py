@@ -32,17 +32,19 @@ FUSION_ONLY, ORDER_ONLY, BUCKETS_ONLY = "plan's op fusion only", "plan's order o
 BUCKETS_AND_ORDER = "plan's buckets and order (XLA's op fusion)"
 OURS_IN_ONE = "one bucket in our order (XLA's op fusion)"
 PER_BLOCK = "a bucket per block (XLA's op fusion)"
-PGLE_BEST = "PGLE, best threshold"
+PGLE_BEST = "PGLE with the best threshold"
 NO_COMMAND_BUFFERS = "no command buffers"
 DOUBLE_BUFFERED, PIPELINED = "XLA's double-buffered loop", "XLA's pipelined collectives"
-PIPELINED_DOUBLE = "XLA's pipelined collectives, double-buffered loop"
+PIPELINED_DOUBLE = "XLA's pipelined collectives and double-buffered loop"
 _DOUBLE = {"xla_gpu_enable_while_loop_double_buffering": True}
 _PIPELINE = {
     f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON"
     for kind in ("all_gather", "all_reduce", "reduce_scatter")
 }
 _EVERYTHING_BYTES = 1 << 40
-RANDOM_PLANS, RANDOM_ORDERS = 6, 3
+RANDOM_PLANS, RANDOM_ORDERS = 20, 3
+_FIRST_RANDOM = 3
+"""So many plans by dice are worth their time before the last rows."""
 MINIMUM = (DEFAULT, PLAN, f"{PLAN} 2", f"{PLAN} 3", NO_COMBINING, EVERYTHING, PGLE, ALONE_XLA)
 """Enough to say whether the plan wins, and what the link was like, in the least time."""
 _ORDERS = tuple(f"random order {number}" for number in range(1, RANDOM_ORDERS + 1))
@@ -209,6 +211,10 @@ def rows_of(context: Context) -> list[Row]:
         """Where the tool itself tries this, what it tried; elsewhere it is for comparison."""
         return found(name, called) if called in searched else own(name, PART, strategy)
 
+    by_dice = [
+        own(f"random plan {number}", RANDOM, partial(context.random_plan, number))
+        for number in range(1, RANDOM_PLANS + 1)
+    ]
     return [
         Row(DEFAULT, BASELINE, lambda: Variant(request), traced=True),
         *(found(name, name) for name in plans),
@@ -224,10 +230,7 @@ def rows_of(context: Context) -> list[Row]:
         own(NO_OP_FUSION, BASELINE, lambda: context.in_xla_order(Strategy((), xla.buckets))),
         Row(O1, BASELINE, context.with_effort, absent),
         *(threshold(f"threshold {size} MiB", size << 20) for size in mebibytes),
-        *(
-            own(f"random plan {number}", RANDOM, partial(context.random_plan, number))
-            for number in range(1, RANDOM_PLANS + 1)
-        ),
+        *by_dice[:_FIRST_RANDOM],
         found(OURS_IN_ONE, ONE_BUCKET),
         xlas(DOUBLE_BUFFERED, absent or no_loop, **_DOUBLE),
         xlas(PIPELINED, absent or no_loop, **_PIPELINE),
@@ -239,6 +242,7 @@ def rows_of(context: Context) -> list[Row]:
             own(name, RANDOM, partial(in_random_order, source, xla, context.dice + number))
             for number, name in enumerate(_ORDERS, 1)
         ),
+        *by_dice[_FIRST_RANDOM:],
     ]  # fmt: skip
 
 

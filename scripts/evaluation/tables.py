@@ -201,12 +201,13 @@ def searches(records: Cells) -> Table:
 
 
 SIMPLE = {
-    "random plans": ("random plan 1", "random plan 2", "random plan 3"),
+    "random plans": tuple(f"random plan {number}" for number in range(1, 21)),
     "serial": ("transfers alone (XLA's kernels)",),
     "order alone": ("plan's order only",),
     "op fusion alone": ("plan's op fusion only",),
 }
 """What takes no search, or a part of it."""
+_FEW = 3
 
 
 def simple_ways(records: Cells) -> Table:
@@ -219,10 +220,17 @@ def simple_ways(records: Cells) -> Table:
         if chosen is None or not any(ways.values()):
             continue
         as_good = [way for way, found in ways.items() if any(_as_good(row, chosen) for row in found)]
-        texts = [", ".join(ratio_text(row["of_default"]) for row in found) or "-" for found in ways.values()]
+        texts = [_ratios([row["of_default"] for row in found]) for found in ways.values()]
         own = ratio_text(chosen["of_default"]), ratio_text(chosen["of_default_noise"])
         rows.append((title(record), *own, *texts, ", ".join(as_good) or "-"))
     return (CELL, "tool's choice", "noise", *SIMPLE, "as good"), rows
+
+
+def _ratios(ratios: Sequence[float]) -> str:
+    """All of a few; of many the least."""
+    if len(ratios) > _FEW:
+        return f"{ratio_text(min(ratios))}, the best of {len(ratios)}"
+    return ", ".join(map(ratio_text, ratios)) or "-"
 
 
 def _as_good(row: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:

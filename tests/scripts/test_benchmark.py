@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation import cell, measure, running, step
+from evaluation import cell, measure, rows, running, step
 from evaluation.commands import prepare
 from evaluation.predicting import Ran, predict_in_rounds, predicted, with_took
 from evaluation.record import ALONE_XLA, CellName, Record, RecordError, read
@@ -154,6 +154,7 @@ def test_row_names_are_checked_before_anything_runs() -> None:
     assert chosen_names("plan 2, threshold 32 MiB") == {"plan 2", "threshold 32 MiB"}
     assert {"XLA default", "plan", "PGLE", "O1"} <= chosen_names("minimum,O1")
     assert {"plan", "threshold 256 MiB", "XLA's pipelined collectives"} < chosen_names("xla, plan")
+    assert not [name for name in rows._NAMES if "," in name], "--rows could not name it"
     with pytest.raises(ValueError, match="no row is called 'nonsense'"):
         chosen_names("plan,nonsense")
 

@@ -70,6 +70,15 @@ def test_other_searches_are_beside_the_plan_s_own() -> None:
     ]
 
 
+def test_of_many_random_plans_the_best_is_told() -> None:
+    made = record()
+    made["rows"] |= {f"random plan {number}": row(90.0, 0.9 + number / 100, 90.0) for number in range(1, 4)}
+    assert tables.simple_ways([made])[1][0][3] == "0.910, 0.920, 0.930"
+    made["rows"]["random plan 20"] = row(90.0, 0.61, 90.0)
+    assert tables.simple_ways([made])[1][0][3] == "0.610, the best of 4"
+    assert tables.simple_ways([made])[1][0][-1] == "random plans"
+
+
 def test_a_row_timed_before_the_record_had_a_default_counts_as_it_was_timed() -> None:
     made = record()
     made["rows"]["PyTorch DDP"] = {"status": "ok", "median_ms": 120.0, "spread_ms": 1.0, "not_in_turn": True}
