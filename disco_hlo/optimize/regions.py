@@ -29,6 +29,9 @@ from disco_hlo.simulator.timeline import Timeline, simulate
 
 _HIDES_A_LAUNCH_NS = 20_000
 """Kernels of so much on average hide what launching them by themselves takes the host, which does so ahead of them."""
+_REWRITING_NS, _LAUNCHING_NS = 14_000, 1_800
+"""For each kernel: of the entry, what rewriting its recording takes in each call; of all, what a step takes longer
+where the host launches each by itself (``docs/benchmarks/llama.md``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +165,9 @@ def launched_singly(source: CanonicalModule, strategy: Strategy, predicted_ns: i
     (:attr:`~disco_hlo.backends.Backend.singly_options`): the same wherever it is asked.
 
     XLA rewrites a recording in each call whose arrays lie elsewhere than in the one before, and launches nothing
-    meanwhile: of 731 kernels that took 10 ms, in each step of a training (``docs/benchmarks/llama.md``). A launch by
-    itself takes the host a few us, which nobody sees behind a kernel that takes longer.
+    meanwhile: of 731 kernels that took 10 ms, in each step of a training. The arrays of a loop's body stay where they
+    are. A launch by itself takes the host a few us, which nobody sees behind a kernel that takes longer, but the next
+    kernel begins a little later. So a step whose kernels are mostly in loops is faster recorded.
 
     Args:
         source: what the strategy is for.
@@ -173,11 +177,13 @@ def launched_singly(source: CanonicalModule, strategy: Strategy, predicted_ns: i
     if not BACKENDS[source.graph.backend].singly_options or any(call.trips is None for call in calls):
         return False
     executions, own = _executions(source, {}), {ENTRY: strategy, **dict(strategy.regions)}
-    launches = sum(
-        executions[name] * len(unit_graph(region.graph, own.get(name) or read(region)).units)
+    kernels = {
+        name: executions[name] * len(unit_graph(region.graph, own.get(name) or read(region)).units)
         for name, region in regions_callees_first(source)
-    )
-    return predicted_ns > launches * _HIDES_A_LAUNCH_NS
+    }
+    launches = sum(kernels.values())
+    pays = kernels[ENTRY] * _REWRITING_NS > launches * _LAUNCHING_NS
+    return pays and predicted_ns > launches * _HIDES_A_LAUNCH_NS
 
 
 def turns(region: str, call: Call, loops: Mapping[str, LoopTime], executions: float) -> float | None:
