@@ -1,4 +1,5 @@
-"""Algorithm 1 of the paper, backtracking search, as published (section 4.5).
+"""Algorithm 1 of the paper, backtracking search (section 4.5). Published otherwise is which bucket one merges with: one
+whose gradient comes from an op next to the producer in the graph; here it is the nearest in the order of production.
 
 Where the pseudo-code leaves room: HOpt starts as Hin; n is drawn from 0 to beta, both included;
 the counter of line 17 counts candidates; random proposals that are illegal are drawn again, so

@@ -1,4 +1,4 @@
-"""Reduce-scatter + Adam + all-gather as one kernel (CoCoNet, sections 4.3 and 5.2): `update` with Adam's work."""
+"""Reduce-scatter + Adam + all-gather as one kernel (CoCoNet, sections 3.4 and 4): `update` with Adam's work."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """All-reduce + bias + residual + RMS norm as one kernel: each device finishes its rows while the rest travels.
 
-CoCoNet's fused collective (section 4.3) for what follows a tensor-parallel layer: a device reads its rows of the
+CoCoNet's fused collective (section 3.4) for what follows a tensor-parallel layer: a device reads its rows of the
 partial sums from every device's memory, adds them up with bias and residual, normalizes them in registers, and stores
 them to every device. The sum is never written to memory and read again.
 """

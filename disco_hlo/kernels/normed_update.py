@@ -1,4 +1,4 @@
-"""As `update`, with sums over the whole array in the work, such as the norms of LAMB (CoCoNet, sections 4.3 and 5.2).
+"""As `update`, with sums over the whole array in the work, such as the norms of LAMB (CoCoNet, sections 3.4 and 5.3).
 
 LAMB scales a step by the norm of the parameters over that of the step, so what a device works on its shard needs a sum
 over all shards first. Each block adds up the terms of its tiles, stores their sums to every device, and waits until all

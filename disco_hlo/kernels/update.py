@@ -1,6 +1,6 @@
 """Reduce-scatter + pointwise work + all-gather as one kernel: each device updates its shard while the rest travels.
 
-CoCoNet's fused collective (section 4.3; measured in 5.2): what stands between the two halves of an all-reduce is
+CoCoNet's fused collective (section 3.4; measured in 6.1): what stands between the two halves of an all-reduce is
 computed on the shard, in registers, so that the sum is never written to memory and read again. A device reads its
 shard of the summands from every device's memory, adds, works, and stores one result to every device and the others,
 such as moments, to its own. The work is a function: Adam's (`adam`), or what a step has there, as a recipe.

@@ -3,7 +3,7 @@
     reduce-scatter -> pointwise work on this device's shard -> all-gather        scattered-update
     the same, and sums of the work over the whole array, as norms are            normed-update
 
-CoCoNet writes it so (figure 6, section 4.3); XLA writes the update of an optimizer whose moments are split over the
+CoCoNet writes it so (figure 6, section 4); XLA writes the update of an optimizer whose moments are split over the
 devices so, with an all-reduce of which each device reads its own shard for the reduce-scatter. The work is all that is
 pointwise between the two: what reads the sum, and what only that reads. A recipe says it, in the order of the program.
 A norm of this array may be in it, as LAMB's are, and all that is made of it; what else a scalar depends on must be

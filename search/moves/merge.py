@@ -1,6 +1,7 @@
 """Merge two neighbouring buckets into one.
 
-The third method of the paper (section 4.5), which merges all-reduces.
+The third method of the paper (section 4.5), which merges all-reduces. There neighbours are gradients of ops that are
+next to each other in the graph; here they follow each other in the order of production.
 """
 
 from __future__ import annotations
