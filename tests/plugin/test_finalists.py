@@ -513,3 +513,22 @@ def test_a_plan_that_cannot_be_saved_is_told_to_run(
         f"{PLAN} wins: 2.00x faster than XLA's default; this training alone goes on with it",
         "the plan cannot be saved: OSError: No space left on device",
     ]
+
+
+def test_the_line_of_a_candidate_says_what_it_takes_of_the_default_in_the_same_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rounds of a noisy machine can give a faster plan the larger median."""
+    monkeypatch.setattr(finalists, "compile_finalists", lambda *_: True)
+    monkeypatch.setattr(finalists, "measure", lambda *_, **__: True)
+    times_ms = {DEFAULT: (100, 120, 160), "plan": (90, 125, 130), "left early": (150, 180), "none": ()}
+    trials = [Trial(name, None, 10**8, times_ns=[ms * 10**6 for ms in of]) for name, of in times_ms.items()]
+    lines: list[str] = []
+    session: Any = SimpleNamespace(tell=lambda value, _: value, say=lambda text, *of: lines.append(text % of))
+    assert finalists.compile_and_measure(session, None, trials, False)  # type: ignore[arg-type]
+    assert lines[2:] == [
+        "XLA default: 120.00 ms (predicted 100.00)",
+        "plan: 125.00 ms (predicted 100.00), 0.900 of XLA's default in the same rounds",
+        "left early: 165.00 ms (predicted 100.00), 1.500 of XLA's default in the same rounds",
+        "none: 0.00 ms (predicted 100.00)",
+    ]
