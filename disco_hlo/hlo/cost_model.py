@@ -23,7 +23,7 @@ from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind, collective_kin
 from disco_hlo.hlo.graph import Graph, chosen_lists, flat_lists
 from disco_hlo.hlo.opcodes import COLLECTIVE
 
-_MOST_NS = 1 << 62
+MOST_NS = 1 << 62
 """More than any step takes; 64 bits hold it."""
 
 
@@ -151,13 +151,13 @@ class LinearPieces:
 
     def __call__(self, sizes_bytes: ArrayLike) -> NDArray[np.int64]:
         """And rounded to whole nanoseconds."""
-        return np.minimum(np.rint(self.exact(sizes_bytes)), _MOST_NS).astype(np.int64)
+        return np.minimum(np.rint(self.exact(sizes_bytes)), MOST_NS).astype(np.int64)
 
     def sizes(self, times_ns: ArrayLike) -> NDArray[np.int64]:
         """Bytes of the collective whose time is next to each of these, same shape, for lines that never fall: 0 for
         less than the least time, and the smallest where many take as long."""
         times, (starts, slopes, offsets) = np.asarray(times_ns, np.float64), self.array
-        ends = np.append(starts[1:] - 1, float(_MOST_NS))
+        ends = np.append(starts[1:] - 1, float(MOST_NS))
         found = np.zeros(times.shape)
         for start, end, slope, offset in zip(starts, ends, slopes, offsets, strict=True):
             first_ns = slope * start + offset

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ENTRY = "entry"
 """Name of the region that every step has: its entry computation."""
+_DIGITS = 19
+"""XLA counts the turns of a loop in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def trip_count(instruction: Message) -> int | None:
         return 1
     known = backend_config(instruction).get("known_trip_count")
     count = known.get("n") if isinstance(known, dict) else None
-    return int(count) if isinstance(count, str) and count.isdecimal() else None
+    return int(count) if isinstance(count, str) and count.isdecimal() and len(count) <= _DIGITS else None
 
 
 def inner_collectives(source: CanonicalModule) -> int:

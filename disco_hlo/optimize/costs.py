@@ -26,7 +26,7 @@ from disco_hlo.estimator.analytic import (
 from disco_hlo.estimator.gnn import estimator_for
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.collectives import CollectiveKind, collective_bytes
-from disco_hlo.hlo.cost_model import CostModel, LinearPieces
+from disco_hlo.hlo.cost_model import MOST_NS, CostModel, LinearPieces
 from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.plan import Strategy
@@ -81,7 +81,8 @@ class Costs(MeasuredCosts):
         if not inner:
             return self
         found = copy(self)
-        found._around = graph.fingerprint, {**self._inner(graph), **inner}
+        counted = {node: one._replace(takes_ns=min(one.takes_ns, MOST_NS)) for node, one in inner.items()}
+        found._around = graph.fingerprint, {**self._inner(graph), **counted}
         return found
 
     def slowed(self, contention: Contention) -> Costs:

@@ -141,7 +141,7 @@ def _from_file(path: str) -> dict[str, tuple[str, object]]:
         return {}
     try:
         table = tomllib.loads(read_regular(Path(path), _MOST_BYTES).decode())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(
             f"DISCO_CONFIG: cannot read {path}: {getattr(error, 'strerror', None) or error}"
         ) from error

@@ -170,7 +170,7 @@ def parse(data: bytes, name: str) -> Machine:
         found = msgspec.toml.decode(data, type=_File)
         parts = {"gpu": found.gpu, "network": found.network}
         gpu, network = _convert("gpu", found.gpu, Gpu), _convert("network", found.network, Network)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise DiscoError(f"machine {name}: {error}") from None
     if network.devices > network.node_devices and network.node_gb_per_s == 0 and network.topology != "torus":
         raise DiscoError(

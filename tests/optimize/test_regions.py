@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from disco_hlo.errors import DiscoError
+from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.cost_model import LinearPieces
-from disco_hlo.hlo.regions import ENTRY
+from disco_hlo.hlo.regions import ENTRY, trip_count
 from disco_hlo.optimize.ablations import scheduled_regions
 from disco_hlo.optimize.costs import Costs, costs_of, shipped_profile
 from disco_hlo.optimize.gains import one_by_one, producers, with_producers
@@ -185,3 +187,26 @@ def test_the_unmeasured_share_is_that_of_kernels_that_no_trace_has_shown() -> No
 
     assert share(known) == 0.0
     assert 0.05 < share({}) < 1.0
+
+
+def test_a_loop_that_takes_longer_than_64_bits_count_is_refused() -> None:
+    """What it took did not fit into an array: a traceback of numpy's."""
+    source = captured("h100_llama/fsdp_scan")
+    endless = tuple(
+        replace(region, calls=tuple(replace(call, trips=10**18) for call in region.calls))
+        for region in source.regions
+    )
+    profile = shipped_profile("gpu", None)
+    assert profile is not None
+    with pytest.raises(
+        DiscoError, match=r"\(while\) takes 4611686018427387904 ns, expected a number from 0 to"
+    ):
+        step_times(replace(source, regions=endless), read(source), costs_of(profile, source))
+
+
+@pytest.mark.parametrize(
+    ("told", "turns"), [("4", 4), ("9" * 18, 10**18 - 1), ("9" * 5_000, None), ("-4", None)]
+)
+def test_turns_are_those_that_xla_can_count(told: str, turns: int | None) -> None:
+    note = f'{{"known_trip_count":{{"n":"{told}"}}}}'.encode()
+    assert trip_count(proto.Instruction(opcode="while", backend_config=note)) == turns

@@ -134,7 +134,9 @@ def test_a_bad_file_is_named_with_what_was_expected(text: str, message: str, tmp
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [None, b"\xff\xfe", b"seed = " + b"[" * 100_000], ids=["none", "text", "deep"]
+)
 def test_a_file_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Path) -> None:
     file = tmp_path / "disco.toml"
     if content is not None:

@@ -78,6 +78,14 @@ def test_what_is_wrong_is_named(old: str, new: str, told: str) -> None:
         parse(LINES.replace(old, new, 1).encode(), "two")
 
 
+@pytest.mark.parametrize(
+    "text", [b"a = " + b"[" * 50_000, b"a = " + b"9" * 5_000, b"\xff"], ids=["deep", "long", "text"]
+)
+def test_a_file_that_cannot_be_read_is_refused(text: bytes) -> None:
+    with pytest.raises(DiscoError, match="machine two: "):
+        parse(text, "two")
+
+
 def test_a_machine_that_is_not_there_is_refused() -> None:
     with pytest.raises(DiscoError, match=r"expected a file \*.toml, or one of coconet"):
         load("laptop")
