@@ -543,16 +543,17 @@ def test_a_step_that_leaves_no_room_to_compile_beside_it_is_held_for_compiles_of
     assert ("candidates, compiled while a call is held: " in caplog.text) == new
 
 
-def test_a_device_whose_memory_cannot_be_read_is_one_line_and_the_calls_are_given_back(
-    training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("reads", ["peaks_bytes", "lasts_alike"])
+def test_a_device_or_a_module_that_cannot_be_read_is_one_line_and_the_calls_are_given_back(
+    reads: str, training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unread(_: Any) -> tuple[int, ...]:
-        raise RuntimeError("no statistics")
+        raise RuntimeError("it cannot be read")
 
-    monkeypatch.setattr(search_in_training, "peaks_bytes", unread)
+    monkeypatch.setattr(search_in_training, reads, unread)
     training.until_over(jitted("unread_step"))
     assert warnings(caplog) == [
-        "the search for jit_unread_step has ended, and the training goes on: RuntimeError: no statistics"
+        "the search for jit_unread_step has ended, and the training goes on: RuntimeError: it cannot be read"
     ]
 
 

@@ -169,10 +169,11 @@ class SearchInTraining:
             self.say_nothing_saved()
             return
         trial.on_outcome, trial.share, tag = self._note, self._settings.share, trial.tag
-        request.call_ns = trial.call_ns if lasts_alike(trial.watch.module) else 0
+        module, call_ns = trial.watch.module, trial.call_ns
         del trial
         _under_way.add(self)
         try:
+            request.call_ns = call_ns if lasts_alike(module) else 0
             request.trains, request.training_peaks_bytes = True, peaks_bytes(request)
             with jaxlink.ours(), jax.transfer_guard("allow"):
                 session = join_beside(request, self._settings, f"search {tag}", self._over)
