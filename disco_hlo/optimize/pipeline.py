@@ -204,8 +204,9 @@ class RegionFound:
 
     def __str__(self) -> str:
         return (
-            f"searched {self.evaluations} candidates for {self.name}, which runs {self.executions:g} times a step: the "
-            f"best is predicted to take {time_text(self.plan_ns)}, XLA's default {time_text(self.default_ns)}"
+            f"searched {self.evaluations} candidates for {self.name}, which runs {self.executions:g} "
+            f"time{'s' * (self.executions != 1)} a step: the best is predicted to take {time_text(self.plan_ns)}, "
+            f"XLA's default {time_text(self.default_ns)}"
         )
 
 

@@ -182,10 +182,11 @@ def test_a_kernel_that_others_read_more_of_without_xlas_recomputing_one_is_left_
     assert searchable(step, xla) == Strategy()
 
 
-def test_a_short_region_says_its_times() -> None:
-    found = RegionFound("branch10", 16, 4_200, 3_900, 15765, None)
+@pytest.mark.parametrize(("executions", "told"), [(16, "16 times"), (1, "1 time"), (0.5, "0.5 times")])
+def test_a_short_region_says_its_times(executions: float, told: str) -> None:
+    found = RegionFound("branch10", executions, 4_200, 3_900, 15765, None)
     assert str(found) == (
-        "searched 15765 candidates for branch10, which runs 16 times a step: the best is predicted to take 3.9 µs, "
+        f"searched 15765 candidates for branch10, which runs {told} a step: the best is predicted to take 3.9 µs, "
         "XLA's default 4.2 µs"
     )
 

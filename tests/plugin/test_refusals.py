@@ -274,12 +274,14 @@ def test_whatever_keeps_rank_0_from_its_plan_the_others_are_told(error: Exceptio
     assert [unframe(payload or b"") for payload in sent] == [(None, reason)]
 
 
-def test_a_plan_beside_may_be_of_constants_that_were_different() -> None:
-    """A rate that equals another constant of the step makes another key, and the line said nothing of numbers alike."""
+def test_a_plan_beside_is_of_another_step_for_every_reason_that_there_may_be() -> None:
+    """A rate that equals another constant of the step makes another key, and the line said nothing of numbers alike;
+    nor of x64 or a flag of XLA's, but of the number of devices, which all that are counted share."""
     graph = SimpleNamespace(module_name="jit_step", backend="cpu")
     step: Any = SimpleNamespace(source=SimpleNamespace(graph=graph), chosen="by its size")
     slot: Any = SimpleNamespace(beside=lambda _name: 2)
     assert enact_phase._others(step, slot) == (
-        "; for jit_step 2 plans lie beside (disco list), but another batch size, number of devices or processes, or "
-        "number that decides a loop, a branch or a slice or equals another of the step's takes a plan of its own"
+        "; for jit_step 2 plans lie beside (disco list), but another batch size, type of numbers, number of processes, "
+        "version or flag of XLA, or number that decides a loop, a branch or a slice or equals another of the step's "
+        "takes a plan of its own"
     )

@@ -166,8 +166,8 @@ def _others(step: Step, slot: PlanSlot) -> str:
         return ""
     plans_lie = "a plan lies" if count == 1 else f"{count} plans lie"
     own = (
-        "another batch size, number of devices or processes, or number that decides a loop, a branch or a slice or "
-        "equals another of the step's"
+        "another batch size, type of numbers, number of processes, version or flag of XLA, or number that decides a "
+        "loop, a branch or a slice or equals another of the step's"
     )
     tuned = ", or another pick of XLA's autotuner" if BACKENDS[step.source.graph.backend].autotunes else ""
     return f"; for {name} {plans_lie} beside (disco list), but {own}{tuned} takes a plan of its own"
