@@ -295,8 +295,10 @@ def optimize(
     if stop():
         until = time.monotonic()
     plans, dropped = ranked(case, result, also, until=until, regions=regions)
-    notes = tuple(one.sentence() for one in (result.dropped, dropped) if one.count)
-    return Optimized(case, result, tuple(plans), budget.spent_s, notes, found)
+    notes = [one.sentence() for one in (result.dropped, dropped) if one.count]
+    if result.stopped == "seconds" and not result.evaluations + sum(one.evaluations for one in found):
+        notes.append("no time was left for a single candidate; give the search more")
+    return Optimized(case, result, tuple(plans), budget.spent_s, tuple(notes), found)
 
 
 def starting_point(graph: Graph, xla: Strategy, machine: MachineModel, method: str) -> Strategy:

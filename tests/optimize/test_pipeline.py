@@ -191,6 +191,24 @@ def test_a_short_region_says_its_times(executions: float, told: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("stopped", "evaluations", "told"), [("seconds", 0, 1), ("seconds", 1, 0), ("empty", 0, 0)]
+)
+def test_a_search_without_time_for_a_candidate_says_so(
+    stopped: str, evaluations: int, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log said "searched 0 candidates in 5.1 s", and not why."""
+    case = case_of(captured("branch_with_its_callers_buffer"))
+    xla = case.xla
+    monkeypatch.setattr(pipeline, "warm_up_in_time", lambda *_: True)
+    monkeypatch.setattr(pipeline, "_optimize_regions", lambda *_: ())
+    found = SearchResult(xla, 1, 1, (), evaluations, evaluations, 0.0, stopped)
+    monkeypatch.setattr(pipeline, "search", lambda *_, **__: found)
+
+    notes = optimize(case, SearchSettings(seeds=1), Budget.of(60.0)).notes
+    assert notes == ("no time was left for a single candidate; give the search more",) * told
+
+
 def test_no_plan_has_what_the_last_check_refuses_in_a_branch() -> None:
     """The fastest for the branch of `optax.apply_if_finite` wrote over what it was given, and all plans had it."""
     source = captured("branch_with_its_callers_buffer")

@@ -427,18 +427,19 @@ def test_ctrl_c_while_a_call_is_held_ends_the_search_and_not_the_training(
     assert training.processes == []
 
 
+@pytest.mark.parametrize(("calls", "told"), [(1, "1 call"), (12, "12 calls")])
 def test_a_script_too_short_for_a_search_is_told_so(
-    training: Training, caplog: pytest.LogCaptureFixture
+    calls: int, told: str, training: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
     training_phase.say_if_not_begun(training.settings)
     call, state = jitted("short_step"), fresh_state()
-    for number in range(12):
+    for number in range(calls):
         *state, _ = call(*state, batch(number))
     training_phase.say_if_not_begun(training.settings)
     assert caplog.messages == [
         "no training step was found: nothing that ran on several devices returns the state that it takes; "
         "DISCO_WHEN=compile goes by collectives instead",
-        "the script ended after 12 calls of jit_short_step, before a search for it began: nothing is saved; a longer "
+        f"the script ended after {told} of jit_short_step, before a search for it began: nothing is saved; a longer "
         "job is searched while it trains, DISCO_WHEN=compile searches before the first step",
     ]
 

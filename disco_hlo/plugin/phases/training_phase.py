@@ -88,9 +88,9 @@ def say_if_not_begun(settings: Settings) -> None:
         loads = observation.most_loads
         anew = f"JAX loaded it {loads} times, as it does for each new jit: one that is kept"
         LOGGER.info(
-            "the script ended after %d calls of %s, before a search for it began: nothing is saved; %s is searched "
+            "the script ended after %d call%s of %s, before a search for it began: nothing is saved; %s is searched "
             "while it trains, DISCO_WHEN=compile searches before the first step",
-            calls, name, anew if loads > _FEW_LOADS else "a longer job",
+            calls, "s" * (calls != 1), name, anew if loads > _FEW_LOADS else "a longer job",
         )  # fmt: skip
         return
     why = "; ".join(f"calls of {name} are left alone ({reason})" for name, reason in given_back.items())
