@@ -29,7 +29,7 @@ from disco_hlo.simulator.timeline import Timeline, simulate
 
 _HIDES_A_LAUNCH_NS = 20_000
 """Kernels of so much on average hide what launching them by themselves takes the host, which does so ahead of them."""
-_REWRITING_NS, _LAUNCHING_NS = 14_000, 1_800
+_REWRITING_NS, _LAUNCHING_NS = 14_000, 1_100
 """For each kernel: of the entry, what rewriting its recording takes in each call; of all, what a step takes longer
 where the host launches each by itself (``docs/benchmarks/llama.md``)."""
 
