@@ -37,7 +37,8 @@ Int = int | np.int64
 Ints = NDArray[np.int64]
 
 _KNOWN_NUMBA = ((0, 61), (0, 68))
-"""Of these versions the parts are known that ``inner_code`` is made of; of another one none are asked for."""
+"""Of these versions the parts are known that ``inner_code`` and the cache's files are made of; of another one none are
+asked for."""
 _COMPILING = ("core", "estimator", "profiler", "search", "simulator")
 """Packages whose functions are compiled, also into each other's code."""
 _INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
@@ -93,13 +94,17 @@ def _refuse_a_numba_that_compiles_nothing() -> None:
 
 def _pipeline(name: str) -> dict[str, Any]:
     """Numba's option for a pipeline of ``inner_code``; none where numba is not known to have what that needs."""
-    short: tuple[int, int] = numba.version_info.short
-    first, last = _KNOWN_NUMBA
-    if not first <= short <= last:
+    if not _is_known_numba():
         return {}
     from disco_hlo import inner_code
 
     return {"pipeline_class": getattr(inner_code, name)}
+
+
+def _is_known_numba() -> bool:
+    short: tuple[int, int] = numba.version_info.short
+    first, last = _KNOWN_NUMBA
+    return first <= short <= last
 
 
 def is_cached(module: str) -> bool:
@@ -143,9 +148,28 @@ def _ready_mark(module: str, what: str) -> Path | None:
     return directory / f"ready-{hashlib.sha256(kept_for.encode()).hexdigest()[:16]}"
 
 
+def _name_files_by_types(file: Any) -> None:
+    """Name the files of a function's compiled code after the types that it is for, and write each before the index
+    names it.
+
+    Numba numbers them. Where two processes compile a function for different types at once, both may take one number;
+    who then asks for one of these gets the code for the other, which writes where it should not.
+    """
+
+    def save(key: object, data: object) -> None:
+        digest = hashlib.sha256(repr(key).encode()).digest()
+        name = file._data_name(int.from_bytes(digest[:7], "big"))
+        file._save_data(name, data)
+        file._save_index({**file._load_index(), key: name})
+
+    file.save = save
+
+
 def _uncached_where_that_fails(dispatcher: Any) -> Any:
     """The same function, compiled anew where what is cached is damaged, and not cached where the disk is full."""
     cache = dispatcher._cache
+    if _is_known_numba():
+        _name_files_by_types(cache._cache_file)
     load, save = cache.load_overload, cache.save_overload
 
     def load_or_none(signature: Any, target: Any) -> Any:

@@ -164,6 +164,40 @@ def test_what_only_compiled_functions_call_works_and_is_cached_in_what_calls_it(
     assert {file.name.split("-")[0] for file in tmp_path.rglob("*.nbi")} == {"levels.within", "levels.twice"}
 
 
+AT_ONCE = """
+import numpy as np
+from disco_hlo.compiled import compiled
+
+def first(values):
+    return values[0]
+
+# Of two processes both have read that nothing is cached; the one that began to save first ends last.
+slow, fast, later = compiled(first), compiled(first), compiled(first)
+file, waiting = slow._cache._cache_file, []
+save_data, save_index = file._save_data, file._save_index
+file._save_data = lambda *of: waiting.append((save_data, of))
+slow(np.arange(3) + 1)
+fast._cache._cache_file._load_index = dict
+fast(np.arange(3.0) + 1)
+for save, of in waiting:
+    save(*of)
+print(later(np.arange(3.0) + 1), later(np.arange(3) + 1), compiled(first)(np.arange(3.0) + 1))
+"""
+
+
+def test_processes_that_compile_for_different_types_at_once_never_get_each_other_s_code(
+    tmp_path: Path,
+) -> None:
+    """Numba numbers its files: the second process would have run the code for integers on floats."""
+    program = tmp_path / "at_once.py"
+    program.write_text(AT_ONCE)
+    run = subprocess.run(
+        [sys.executable, program], env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert (run.stdout, run.stderr) == ("1.0 1 1.0\n", "")
+
+
 def test_a_change_in_anything_that_compiled_code_may_call_makes_another_cache() -> None:
     here = Path(compiled.__file__).parent
     called = {
