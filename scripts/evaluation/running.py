@@ -18,7 +18,7 @@ from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.settings import Settings
 from evaluation import commands
 from evaluation.cell import AT_A_TIME, Cell
-from evaluation.record import CellName, RecordError
+from evaluation.record import NO_TIME, CellName, RecordError
 from evaluation.rows import chosen_names
 
 COMPILES = 4
@@ -40,7 +40,9 @@ def run(args: argparse.Namespace, left_s: Callable[[], float]) -> int:
     except (ValueError, RecordError) as error:
         print(f"benchmark.py: {one_line(error)}", file=sys.stderr)
         return commands.BAD_ARGUMENTS
-    return commands.NOT_MEASURED if stages.failed else commands.DONE
+    if stages.failed:
+        return commands.NOT_MEASURED
+    return commands.OUT_OF_TIME if stages.rows_without_time() else commands.DONE
 
 
 class _Stages:
@@ -50,10 +52,16 @@ class _Stages:
     def __init__(self, args: argparse.Namespace, left_s: Callable[[], float]) -> None:
         self.args, self.left_s = args, left_s
         self.failed = False
+        self.cells: list[Cell] = []
+
+    def rows_without_time(self) -> bool:
+        """Whether there was no time for something that was asked for."""
+        rows = (cell.record.row(row.name) for cell in self.cells for row in cell.left)
+        return any(row.get("status") == NO_TIME for row in rows)
 
     def run(self, names: Sequence[CellName]) -> None:
         environment = dict(os.environ)
-        cells = [cell for name in names for cell in self._opened(name)]
+        self.cells = cells = [cell for name in names for cell in self._opened(name)]
         cells = self._at_once(cells, lambda cell: cell.capture(environment))
         cells = self._at_once(cells, Cell.compile_first)
         if not self.args.one_by_one:
