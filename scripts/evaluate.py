@@ -110,6 +110,7 @@ def measure(out: Path, run: Run, seconds: float, options: Sequence[str]) -> int:
         script = [sys.executable, str(Path(__file__).with_name("benchmark.py")), *run.command]
         limits = ["--seconds", f"{max(1.0, left_s):.0f}", "--out", str(out), *options]
         code = subprocess.run([*script, *limits], check=False).returncode
+        code = commands.NOT_MEASURED if code < 0 else code  # a signal ended it
         if code != commands.DONE:
             break
     return code
@@ -159,7 +160,7 @@ def main() -> int:
     find_package()
     try:
         return evaluate(args, began)
-    except (OSError, RecordError) as error:
+    except (OSError, UnicodeDecodeError, RecordError) as error:
         print(f"evaluate.py: {error}", file=sys.stderr)
         return commands.BAD_ARGUMENTS
 
@@ -179,7 +180,7 @@ def evaluate(args: argparse.Namespace, began: float) -> int:
         f"{len(left)} of {total} cells are left, which takes about {expected_s / 3600:.1f} hours", flush=True
     )
     if args.list:
-        print("\n".join(left))
+        print(*left, sep="\n", end="\n" * bool(left))
         return commands.DONE
     args.out.mkdir(parents=True, exist_ok=True)
     options = ["--rounds", str(args.rounds), "--seed", str(args.seed)]

@@ -260,9 +260,9 @@ class Cell:
         options = dict(variant.options)
         if variant.strategy is not None:
             ran = Ran(source, variant.strategy)
-            said["predicted"] = noted = predicting.noted(self.context.costs, ran)
+            said["predicted"] = predicting.noted(self.context.costs, ran)
             if row.kind in AS_ENACTED:
-                predicted_ns = round(1e6 * noted.get("step_ms", 0))
+                predicted_ns = round(1e6 * said["predicted"].get("step_ms", 0))
                 said["launched_singly"] = launched_singly(source, variant.strategy, predicted_ns)
                 options |= launch_options(self.session, said["launched_singly"])
         made_s = time.monotonic() - started

@@ -186,9 +186,8 @@ def rows_of(context: Context) -> list[Row]:
     """All rows, in the order in which they are worth their time."""
     source, graph, xla, request = context.source, context.source.graph, context.xla, context.request
     absent = "" if context.backend.asynchronous else f"XLA:{graph.backend.upper()} has none"
-    no_loop = (
-        "" if any(region.name.startswith("loop") for region in source.regions) else "the step has no loop"
-    )
+    has_loop = any(region.name.startswith("loop") for region in source.regions)
+    no_loop = "" if has_loop else "the step has no loop"
     searched = [name for name, _, _ in context.plans.strategies]
     plans = (name for name in searched if name.startswith(PLAN) and name != PLAN_BUCKETS)
     total_bytes = sum(int(moved_bytes(one.graph).sum()) for one in source.computations.values())

@@ -123,3 +123,12 @@ def test_bad_options_end_with_2(option: str, value: str, tmp_path: Path) -> None
     with pytest.raises(SystemExit) as ended:
         evaluate.arguments(["--out", str(tmp_path), option, value])
     assert ended.value.code == 2
+
+
+def test_a_damaged_list_of_what_is_done_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / evaluate.DONE_FILE).write_bytes(b"\xff\xfe")
+    monkeypatch.setattr("sys.argv", ["evaluate.py", "--out", str(tmp_path), "--list"])
+    assert evaluate.main() == 2
+    assert capsys.readouterr().err.startswith("evaluate.py: 'utf-8' codec can't decode")
