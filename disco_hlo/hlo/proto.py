@@ -93,8 +93,9 @@ DeviceAssignment: replica_count 1 int32, computation_count 2 int32
 Instruction: literal 8 Literal, exponent_bits 18 int32, mantissa_bits 19 int32, dynamic_slice_sizes 20 int64*,
     padding_config 21 PaddingConfig, gather_dimension_numbers 33 GatherDimensionNumbers, gather_slice_sizes 34 int64*,
     scatter_dimension_numbers 48 ScatterDimensionNumbers, replica_groups 49 ReplicaGroup*,
-    source_target_pairs 52 SourceTarget*, comparison_direction 63 string, use_global_device_ids 71 bool,
-    collective_device_list 87 DeviceList, iota_groups 92 IotaGroups, mesh_axes_groups 93 MeshGroups
+    source_target_pairs 52 SourceTarget*, comparison_direction 63 string, unique_indices 69 bool,
+    use_global_device_ids 71 bool, collective_device_list 87 DeviceList, iota_groups 92 IotaGroups,
+    mesh_axes_groups 93 MeshGroups
 Module: spmd_parameters_shardings 14 OpSharding*, device_assignment 15 DeviceAssignment
 """
 """What the moves inside a layer (``disco_hlo/structure``), the rules on made-up inputs and the kinds of collectives

@@ -28,16 +28,20 @@ from disco_hlo.plugin.logs import one_line
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.compiles import Halted
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.structure.moves import Fuse, Move, apply_moves, from_json, to_json
+from disco_hlo.structure.moves import Fuse, Move, Widen, apply_moves, from_json, to_json
 from disco_hlo.structure.program import Program
 from disco_hlo.structure.propose import schedules
+from disco_hlo.structure.propose_loops import FLOAT32_SUMS
+from disco_hlo.structure.widen import is_coarse_sum
 
 EXPOSED_SHARE = 0.03
 """Share of a step that its communication must leave exposed before any structure is tried."""
 INSIDE_SHARE = 0.02
 """Share of a step's op time that must lie between transfers; a data-parallel step has none there."""
 KEEPS = "keep"
-"""With this begin the names of schedules that gain where nothing communicates, too."""
+"""With this begin the names of schedules that keep what is computed twice."""
+GAIN_ALONE = (KEEPS, FLOAT32_SUMS)
+"""With these begin the names of schedules that gain where nothing communicates, too."""
 _RECOMPUTED = "rematted_computation"
 """In the names of ops that ``jax.checkpoint`` computes again."""
 
@@ -53,13 +57,15 @@ class Early:
     """Whether XLA inserted its copies before that stage."""
     devices: tuple[Any, ...]
     """On which it runs."""
+    in_float32: bool = True
+    """Whether what it adds up in 16 bits may be added up in float32."""
     run: Run = here
     """Calls what takes Python long and needs no device."""
 
     @functools.cached_property
     def schedules(self) -> Mapping[str, tuple[Move, ...]]:
         """By name, as of :func:`~disco_hlo.structure.propose.schedules`; of thousands of ops that takes seconds."""
-        return self.run(schedules, self.module, copies=self.copies)
+        return self.run(schedules, self.module, copies=self.copies, in_float32=self.in_float32)
 
     def moved(self, moves: Sequence[dict[str, Any]]) -> bytes:
         """The module after moves.
@@ -69,6 +75,10 @@ class Early:
             PlanError: ``moves`` are none.
         """
         read = from_json(list(moves))
+        if not self.in_float32 and any(isinstance(move, Widen) for move in read):
+            raise IllegalMoveError(
+                "sums in float32: xla_allow_excess_precision is off, so XLA keeps to 16 bits"
+            )
         if any(isinstance(move, Fuse) for move in read):
             return apply_moves(self.module, read, copies=self.copies, fuser=self._fuse)
         return self.run(apply_moves, self.module, read, copies=self.copies)
@@ -111,8 +121,11 @@ def early_module(request: CompileRequest, run: Run = here) -> Early:
 
 def early_of(request: CompileRequest, module: bytes, run: Run = here) -> Early:
     """As :func:`early_module`, of what was captured."""
-    copies = backend_of(request.backend.platform).copies_early
-    return Early(module, run(canonicalize, module).graph.key, copies, request.devices, run)
+    copies, in_float32 = (
+        backend_of(request.backend.platform).copies_early,
+        compiles.may_compute_finer(request),
+    )
+    return Early(module, run(canonicalize, module).graph.key, copies, request.devices, in_float32, run)
 
 
 def named_schedules(
@@ -239,7 +252,7 @@ def why_not(case: Case, times: StepTimes) -> str:
     Args:
         times: of the step as it would be executed without.
     """
-    if recomputes(case.source):
+    if gains_alone(case.source):
         return ""
     graph, costs = case.source.graph, case.costs
     if not costs.machine.asynchronous:
@@ -255,10 +268,10 @@ def why_not(case: Case, times: StepTimes) -> str:
     return ""
 
 
-def recomputes(source: CanonicalModule) -> bool:
-    """Whether a step's backward pass computes again what the forward pass has computed."""
+def gains_alone(source: CanonicalModule) -> bool:
+    """Whether a step's backward pass computes again what the forward pass has computed, or adds up rows in 16 bits."""
     return any(
-        _RECOMPUTED in one.metadata.op_name
+        _RECOMPUTED in one.metadata.op_name or is_coarse_sum(one)
         for inside in source.module.computations
         for one in inside.instructions
     )

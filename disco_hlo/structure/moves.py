@@ -26,6 +26,7 @@ from disco_hlo.structure.program import Program, illegal
 from disco_hlo.structure.rotation import double, finish_later, prefetch
 from disco_hlo.structure.sharded import reorder, slice_send, split
 from disco_hlo.structure.unroll import unroll
+from disco_hlo.structure.widen import widen
 
 Position = Annotated[int, Meta(ge=0, le=1 << 31)]
 Opcode = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -115,6 +116,14 @@ class Narrow(_Move, frozen=True):
     gathers: Annotated[tuple[Position, ...], Meta(min_length=1)]
 
 
+class Widen(_Move, frozen=True):
+    """Rows that scatters add up in 16 bits are added up in float32, and rounded once."""
+
+    loop: Annotated[tuple[Position, ...], Meta(max_length=16)]
+    """Path to the loop in whose body they are; empty for the entry."""
+    sums: Annotated[tuple[Position, ...], Meta(min_length=1)]
+
+
 _Pairs = Annotated[tuple[tuple[Position, Position], ...], Meta(min_length=1)]
 
 
@@ -196,7 +205,7 @@ class SliceSend(_Move, frozen=True):
 
 
 OfLoops = Prefetch | FinishLater | Double | Unroll | KeepTurns | Hoist | HoistRepeated
-Move = Split | Reorder | Chunk | Fuse | SliceSend | Narrow | Keep | OfLoops
+Move = Split | Reorder | Chunk | Fuse | SliceSend | Narrow | Widen | Keep | OfLoops
 Fuser = Callable[["Program", "Fuse"], None]
 """Replaces the pairs of a move; needs JAX, so it comes from above."""
 
@@ -258,11 +267,13 @@ def apply_to(program: Program, move: Move, fuser: Fuser | None = None) -> None:
             computation.flush()
 
 
-def _apply_inside(inner: Program, move: SliceSend | Keep | Narrow) -> None:
+def _apply_inside(inner: Program, move: SliceSend | Keep | Narrow | Widen) -> None:
     if isinstance(move, Keep):
         keep(inner, _pairs(move, inner, inner))
     elif isinstance(move, Narrow):
         narrow(inner, [inner.at(position, "all-gather") for position in move.gathers])
+    elif isinstance(move, Widen):
+        widen(inner, [inner.at(position, "scatter") for position in move.sums])
     elif move.opcode not in ALIKE:
         raise IllegalMoveError(f"a {move.opcode} leaves no array alike on the devices of a group")
     else:

@@ -74,6 +74,7 @@ class _Numbers:
         for i in every:
             self._last[i.id >> 32] = max(i.id, self._last.get(i.id >> 32, 0))
         self._channel = max((i.channel_id for i in every), default=0)
+        self._computations = {c.name: c.id for c in module.computations}
 
     def name(self, wanted: str) -> str:
         """``wanted``, with a number where that name is taken."""
@@ -93,6 +94,15 @@ class _Numbers:
         """A channel of its own."""
         self._channel += 1
         return self._channel
+
+    def computation(self, wanted: str) -> tuple[str, int]:
+        """``wanted``, with a number where a computation has that name, and an id of its own."""
+        found, number = wanted, 0
+        while found in self._computations:
+            number += 1
+            found = f"{wanted}.{number}"
+        self._computations[found] = max(self._computations.values()) + 1
+        return found, self._computations[found]
 
 
 class Program:
@@ -202,6 +212,20 @@ class Program:
     def computation(self, identifier: int) -> Message:
         """A computation of the module by id."""
         return next(c for c in self.module.computations if c.id == identifier)
+
+    def copy_computation(self, identifier: int, name: str) -> Message:
+        """A copy of a computation that calls no other, before all that may call it."""
+        source = self.computation(identifier)
+        made = type(source)()
+        made.CopyFrom(source)
+        made.name, made.id = self._numbers.computation(name)
+        ids = {one.id: made.id << 32 | number for number, one in enumerate(made.instructions)}
+        for one in made.instructions:
+            one.id, one.name = ids[one.id], self._numbers.name(f"{name}.{one.name}")
+            one.operand_ids[:] = [ids[operand] for operand in one.operand_ids]
+        made.root_id = ids[source.root_id]
+        self.module.computations.insert(0, made)
+        return self.module.computations[0]
 
     def partitions(self) -> int:
         """How many devices run the module, where it says so; else 0."""

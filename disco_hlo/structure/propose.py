@@ -32,8 +32,9 @@ _ON_SHARDS = ELEMENTWISE | PASSING | {"reduce", "dynamic-slice"}
 _MOST_SEEDS = 8
 
 
-def schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ...]]:
-    """Named schedules of a module; empty where it has none but that of XLA. ``copies`` is as for :class:`Program`.
+def schedules(module: bytes, *, copies: bool = True, in_float32: bool = True) -> dict[str, tuple[Move, ...]]:
+    """Named schedules of a module; empty where it has none but that of XLA. ``copies`` is as for :class:`Program`,
+    ``in_float32`` as for :func:`loop_schedules`.
 
     * ``matmul, all-reduce, fused pointwise``: no move, what XLA does.
     * ``chunk-2``, ``chunk-4``: the longest stretch that holds most all-reduces, in as many parts;
@@ -47,7 +48,7 @@ def schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ..
     * those of loops: see :func:`loop_schedules`.
     """
     program = Program(module, copies=copies)
-    in_loops = loop_schedules(module, copies=copies)
+    in_loops = loop_schedules(module, copies=copies, in_float32=in_float32)
     reduces = [i for i in program.instructions if i.opcode == "all-reduce" and len(i.operand_ids) == 1]
     sliced = slice_sends(module, copies=copies)
     if not reduces and not in_loops and not sliced:

@@ -26,12 +26,16 @@ from disco_hlo.structure.moves import (
     Narrow,
     Prefetch,
     Unroll,
+    Widen,
     apply_moves,
 )
 from disco_hlo.structure.narrow import narrowable
 from disco_hlo.structure.program import Program, computations
 from disco_hlo.structure.rotation import foreseen_gathers, late_reductions
+from disco_hlo.structure.widen import coarse_sums
 
+FLOAT32_SUMS = "float32-sums"
+"""The schedule that adds up in float32 what is added up in 16 bits."""
 KEPT_IN_PART = "keep-some"
 """The schedule that keeps as much as there is room for."""
 KEPT_IN_PART_NAMES = (KEPT_IN_PART, f"{KEPT_IN_PART}-rotate", f"{KEPT_IN_PART}-unroll")
@@ -43,10 +47,14 @@ _Candidates = Callable[[list[_Place], int], Iterable[Move]]
 """Of the loops that there are and one of them, what to try on it."""
 
 
-def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Move, ...]]:
+def loop_schedules(
+    module: bytes, *, copies: bool = True, in_float32: bool = True
+) -> dict[str, tuple[Move, ...]]:
     """Named schedules of a module's loops that communicate, and of what it makes twice; those that it has the pattern
     for, those that change most first.
 
+    * ``float32-sums``: rows that are added up in 16 bits are added up in float32, where ``in_float32`` allows it; so in
+      all others.
     * ``narrow``: weights are gathered in the type that is read; so in all others.
     * ``prefetch``: each turn of a loop gathers for the next turn.
     * ``finish-later``: each turn makes the reductions of the turn before it; ``rotate``: both.
@@ -59,12 +67,13 @@ def loop_schedules(module: bytes, *, copies: bool = True) -> dict[str, tuple[Mov
       the gathers that are left are made a turn ahead; ``gather-once-rotate``: and the reductions a turn later;
       ``gather-once-unroll``: in loops that are written out.
     """
-    builder = _Builder(module, copies)
-    narrowed = builder.narrowed()
+    builder = _Builder(module, copies, in_float32)
+    widened, narrowed = builder.widened(), builder.narrowed()
     prefetched = builder.with_each(narrowed, _prefetches)
     once = builder.kept(narrowed, "gathers")
     hoisted = builder.with_each(narrowed, _hoists, as_often_as_there_is=True)
     found = {
+        FLOAT32_SUMS: widened,
         "narrow": narrowed,
         "prefetch": prefetched,
         "double": builder.with_each(narrowed, _doubles),
@@ -103,7 +112,12 @@ class InPart:
 
 
 def kept_in_part(
-    module: bytes, prices_of: Callable[[bytes], Prices], room_bytes: int, *, copies: bool = True
+    module: bytes,
+    prices_of: Callable[[bytes], Prices],
+    room_bytes: int,
+    *,
+    copies: bool = True,
+    in_float32: bool = True,
 ) -> InPart:
     """Schedules that keep of what a module makes twice as much as there is room for, what saves most time per byte
     first; then also with loops rotated, and written out. Their moves say what: they mean the same wherever they are
@@ -112,8 +126,9 @@ def kept_in_part(
     Args:
         prices_of: what the ops of a module cost.
         room_bytes: on each device, beside what the module needs as it is.
+        copies, in_float32: as for :func:`loop_schedules`.
     """
-    builder = _Builder(module, copies)
+    builder = _Builder(module, copies, in_float32)
     narrowed = builder.narrowed()
     chosen = choose(builder.places(narrowed), prices_of(builder.applied(narrowed)), room_bytes)
     kept = builder.kept(narrowed, chosen.values)
@@ -127,8 +142,8 @@ def kept_in_part(
 class _Builder:
     """Lists of moves, each legal after those before it; one refused is left out."""
 
-    def __init__(self, module: bytes, copies: bool) -> None:
-        self.copies = copies
+    def __init__(self, module: bytes, copies: bool, in_float32: bool) -> None:
+        self.copies, self.in_float32 = copies, in_float32
         self.every = [one.name for _, _, one in _loops(Program(module, copies=copies), every_loop=True)]
         self._made: dict[tuple[Move, ...], bytes] = {(): module}
         places = _loops(Program(module, copies=copies))
@@ -160,12 +175,26 @@ class _Builder:
         """``moves``, then each loop's gathers a turn ahead and its reductions a turn later."""
         return self.with_each(self.with_each(moves, _prefetches), _finishes)
 
+    def widened(self) -> tuple[Move, ...]:
+        """Every sum of rows in float32, in every computation."""
+        return self._everywhere((), coarse_sums, Widen) if self.in_float32 else ()
+
     def narrowed(self) -> tuple[Move, ...]:
-        """Every all-gather in the type that is read, in every computation."""
-        moves: tuple[Move, ...] = ()
-        for path, inside in computations(Program(self.applied(()), copies=self.copies)):
-            if gathers := tuple(inside.position(one) for one in narrowable(inside)):
-                moves = self._legal(moves, Narrow(path, gathers)) or moves
+        """The same, then every all-gather in the type that is read, in every computation."""
+        return self._everywhere(self.widened(), narrowable, Narrow)
+
+    def _everywhere(
+        self,
+        moves: tuple[Move, ...],
+        wanted: Callable[[Program], list[Message]],
+        move: Callable[[tuple[int, ...], tuple[int, ...]], Move],
+    ) -> tuple[Move, ...]:
+        """``moves``, then one for what is ``wanted`` of each computation."""
+        # What is made in a computation moves its loops, and so all paths into them.
+        every = computations(Program(self.applied(moves), copies=self.copies))
+        for path, inside in sorted(every, key=lambda one: -len(one[0])):
+            if positions := tuple(inside.position(one) for one in wanted(inside)):
+                moves = self._legal(moves, move(path, positions)) or moves
         return moves
 
     def written_out(self, moves: tuple[Move, ...]) -> tuple[Move, ...]:

@@ -118,7 +118,8 @@ class _Cell:
             DiscoError: XLA's default cannot be compiled, traced or run.
         """
         module = compiles.capture_structure(self.request)
-        self.early = Early(module, "", self.backend.copies_early, self.request.devices)
+        finer = compiles.may_compute_finer(self.request)
+        self.early = Early(module, "", self.backend.copies_early, self.request.devices, finer)
         variants = self._variants()
         if not variants:
             _say("nothing left to do")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
@@ -38,9 +39,11 @@ from disco_hlo.plugin.phases.structure_search import Ahead, Making, StructureSea
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
+    Early,
     Restructured,
     early_module,
     enacted,
+    gains_alone,
     inside_share,
     named_schedules,
     refuse_unsupported,
@@ -61,6 +64,7 @@ from tests.outputs import outputs_of
 from tests.plugin.sessions import fake_session, session_of
 from tests.steps import models
 from tests.steps.intercept import intercept
+from tests.structure.test_illegal import SUMMED
 
 WIDTH = 16
 
@@ -149,6 +153,37 @@ def test_a_plans_moves_make_the_step_they_made_when_it_was_searched() -> None:
     assert again.source.graph.key == made.source.graph.key == made.record.result
     assert canonicalize(default).graph.key != made.record.result
     assert len(made.source.graph.collectives) == 2 * len(canonicalize(default).graph.collectives)
+
+
+@pytest.mark.parametrize("forbids", ["XLA_FLAGS", "compiler_options"])
+def test_sums_are_made_in_float32_unless_the_user_forbids_finer_types(
+    forbids: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither proposed by a search nor taken from a plan."""
+    option = "xla_allow_excess_precision"
+
+    def summed(tokens: jax.Array, cotangents: jax.Array) -> jax.Array:
+        return jnp.zeros((8, 2), jnp.bfloat16).at[tokens].add(cotangents)
+
+    def early(**jit: Any) -> Early:
+        arguments = jnp.zeros((4,), jnp.int32), jnp.ones((4, 2), jnp.bfloat16)
+        return intercept(jax.jit(summed, **jit), arguments, early_module, devices=1)  # type: ignore[no-any-return]
+
+    moves = named_schedules(early())["float32-sums"]
+    if forbids == "XLA_FLAGS":
+        monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --{option}=false")
+    forbidden = early(compiler_options={option: False} if forbids == "compiler_options" else {})
+    assert named_schedules(forbidden) == {}
+    with pytest.raises(IllegalMoveError, match=f"{option} is off"):
+        forbidden.moved(moves)
+
+
+def test_a_step_that_adds_up_rows_in_16_bits_may_gain_where_nothing_communicates() -> None:
+    def step(kind: str) -> CanonicalModule:
+        return canonicalize(module_of(SUMMED.replace("bf16", kind), scheduled=True))
+
+    assert gains_alone(step("bf16"))
+    assert not gains_alone(step("f32"))
 
 
 def test_no_move_is_refused() -> None:

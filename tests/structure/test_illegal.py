@@ -25,6 +25,7 @@ from disco_hlo.structure.moves import (
     SliceSend,
     Split,
     Unroll,
+    Widen,
     apply_moves,
 )
 from disco_hlo.structure.program import Program
@@ -248,6 +249,10 @@ def gathers_in(inside: Program) -> tuple[list[int], list[Program], list[int]]:
     return loops, bodies, [[i.opcode for i in body.instructions].index("all-gather") for body in bodies]
 
 
+def asked_of_summed(source: bytes) -> Move:
+    return Widen((), (opcodes(source).index("scatter"),))
+
+
 def asked_of_loops(source: bytes, kind: type[Move]) -> Move:
     loops, bodies, gathers = gathers_in(Program(source))
     if kind is FinishLater:
@@ -394,6 +399,27 @@ EDITS_OF_TWICE: dict[str, tuple[tuple[str, str], str]] = {
 }
 
 
+SUMMED = """
+add { a = bf16[] parameter(0)
+      b = bf16[] parameter(1)
+      ROOT s = bf16[] add(a, b) }
+ENTRY main { x = bf16[] constant(0)
+  rows = bf16[8,2] broadcast(x), dimensions={}
+  ids = s32[4,1] parameter(0)
+  updates = bf16[4,2] parameter(1)
+  ROOT sum = bf16[8,2] scatter(rows, ids, updates), update_window_dims={1}, inserted_window_dims={0},
+    scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=add }
+"""
+EDITS_OF_SUMMED: dict[str, tuple[tuple[str, str], str]] = {
+    "sum-finer-already": (("bf16", "f32"), "sum (scatter): it adds up no array in 16 bits"),
+    "rows-added-to-once": (
+        ("to_apply=add", "to_apply=add, unique_indices=true"),
+        "each row is added to once",
+    ),
+    "maximum-of-rows": (("add(a, b)", "maximum(a, b)"), "sum (scatter): it does something else than add"),
+}
+
+
 OF_LOOPS: dict[str, tuple[str, tuple[str, str], Asked, str]] = {
     **{
         case: (LOOPS, edit, partial(asked_of_loops, kind=kind), why)
@@ -401,7 +427,13 @@ OF_LOOPS: dict[str, tuple[str, tuple[str, str], Asked, str]] = {
     },
     **{case: (NESTED, edit, asked_of_nested, why) for case, (edit, why) in EDITS_OF_NESTED.items()},
     **{case: (TWICE, edit, asked_of_twice, why) for case, (edit, why) in EDITS_OF_TWICE.items()},
+    **{case: (SUMMED, edit, asked_of_summed, why) for case, (edit, why) in EDITS_OF_SUMMED.items()},
 }
+
+
+def test_what_is_added_up_is_refused_for_the_edit_alone() -> None:
+    source = module_of(SUMMED)
+    assert opcodes(apply_moves(source, [asked_of_summed(source)])).count("convert") == 3
 
 
 @pytest.mark.parametrize("case", OF_LOOPS)

@@ -157,7 +157,8 @@ def needed_bytes(
 
 def _chosen(session: Session, early: Early, case: Case, room_bytes: int) -> InPart:
     prices = functools.partial(prices_of, case.costs)
-    part = early.run(kept_in_part, early.module, prices, room_bytes, copies=early.copies)
+    allowed = {"copies": early.copies, "in_float32": early.in_float32}
+    part = early.run(kept_in_part, early.module, prices, room_bytes, **allowed)
     left, values = max(0, room_bytes) / 2**20, len(part.chosen.values)
     if not part.schedules:
         session.say(

@@ -78,7 +78,7 @@ from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, sw
 from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, called_step
-from disco_hlo.plugin.structure import Restructured, recomputes
+from disco_hlo.plugin.structure import Restructured, gains_alone
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters
@@ -335,7 +335,7 @@ class SearchInTraining:
         """Candidates of another structure, each searched in a process of its own."""
         settings = self._settings
         overlaps = BACKENDS[session.facts.backend].asynchronous
-        if not overlaps and settings.forced_structure is None and not recomputes(step.source):
+        if not overlaps and settings.forced_structure is None and not gains_alone(step.source):
             return []
         unchanged: Optimized | None = None
         with session.stage("the step as it is"):

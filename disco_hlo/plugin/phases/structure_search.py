@@ -65,17 +65,18 @@ from disco_hlo.plugin.phases.keeping import (
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
+    GAIN_ALONE,
     KEEPS,
     Early,
     Restructured,
     early_module,
     early_of,
+    gains_alone,
     lies_inside,
     moved,
     named_schedules,
     no_kernel_runs,
     of_module,
-    recomputes,
     restructured,
     why_not,
 )
@@ -177,13 +178,13 @@ def _as_ours(do: Callable[..., Result], *arguments: object) -> Result:
 
 def _may_gain(settings: Settings, source: CanonicalModule) -> tuple[bool, bool]:
     """Whether structures may: any, as the step's communication lies inside the layer, as far as sizes tell, or one was
-    asked for; and those that keep what is else computed again."""
+    asked for; and those that gain where nothing communicates."""
     if settings.structure == "off":
         return False, False
     sizes_bytes = [node.shape.size_bytes for node in source.graph.nodes]
     overlaps = BACKENDS[source.graph.backend].asynchronous
     any_may = settings.forced_structure is not None or (overlaps and lies_inside(source, sizes_bytes))
-    return any_may, recomputes(source)
+    return any_may, gains_alone(source)
 
 
 class Making:
@@ -217,9 +218,9 @@ class Making:
         at_once = max(self._at_once, len(own_cores()) // 4 if session.compiles_between_steps else 1)
         self._pool = ThreadPoolExecutor(at_once, "disco-structure")
         self._structures: Future[Structures] | None = None
-        any_may, keeps = _may_gain(settings, source)
-        self._only_keeps = not any_may
-        if any_may or keeps:
+        any_may, alone = _may_gain(settings, source)
+        self._only_alone = not any_may
+        if any_may or alone:
             self._structures = self._pool.submit(_as_ours, self._begin)
 
     def structures(self) -> Structures:
@@ -260,7 +261,7 @@ class Making:
         new = [
             name
             for name in schedules
-            if name not in found.schedules and (not self._only_keeps or name.startswith(KEEPS))
+            if name not in found.schedules and (not self._only_alone or name.startswith(GAIN_ALONE))
         ]
         found.schedules.update((name, schedules[name]) for name in new)
         if not self._session.compiles_between_steps:

@@ -329,10 +329,22 @@ def is_rematerialized(module: bytes, executable: LoadedExecutable) -> bool:
     return any(executed.count(mark) > module.count(mark) for mark in (b".remat", b"copy-start"))
 
 
+def may_compute_finer(request: CompileRequest) -> bool:
+    """Whether XLA may compute in more digits than the program says, as it does unless the user forbids it."""
+    said = _flags() | dict(request.options.env_option_overrides)
+    return str(said.get("xla_allow_excess_precision", True)).lower() not in ("false", "0")
+
+
+def _flags() -> dict[str, CompileOptionValue]:
+    """What ``XLA_FLAGS`` set."""
+    named = (flag.lstrip("-").partition("=") for flag in os.environ.get("XLA_FLAGS", "").split())
+    return {name: value for name, _, value in named}
+
+
 @functools.cache
 def _say_what_does_not_hold(options: tuple[str, ...]) -> None:
     """Say once a process which of these, turned off here, ``XLA_FLAGS`` set."""
-    flags = {flag.lstrip("-").partition("=")[0] for flag in os.environ.get("XLA_FLAGS", "").split()}
+    flags = _flags()
     overruled = [option for option in options if option in flags]
     if overruled:
         LOGGER.info(
