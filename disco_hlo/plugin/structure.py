@@ -18,7 +18,7 @@ from disco_hlo.elsewhere import Run, here
 from disco_hlo.errors import IllegalMoveError, PlanError, UnsupportedError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import Graph, Kind
-from disco_hlo.hlo.opcodes import COLLECTIVE
+from disco_hlo.hlo.opcodes import COLLECTIVE, PRODUCTS
 from disco_hlo.kernels.fuse import KERNEL_SCHEDULES, Pays, fuse, kernel_schedules
 from disco_hlo.kernels.refusals import refuse_machine
 from disco_hlo.optimize.pipeline import Case
@@ -257,7 +257,7 @@ def why_not(case: Case, times: StepTimes) -> str:
     graph, costs = case.source.graph, case.costs
     if not costs.machine.asynchronous:
         return "collectives block on this device, so nothing can overlap them"
-    if communicates_in_loops(case.source):
+    if works_in_loops(case.source):
         return ""
     exposed = times.exposed_ns / max(1, times.makespan_ns)
     if exposed < EXPOSED_SHARE:
@@ -280,14 +280,19 @@ def gains_alone(source: CanonicalModule) -> bool:
 def lies_inside(source: CanonicalModule, weights: Sequence[int]) -> bool:
     """Whether a step's communication lies inside of what it computes: in loops, or between ops that weigh something."""
     graph = source.graph
-    if communicates_in_loops(source) or len(graph.collectives) < 2:
+    if works_in_loops(source) or len(graph.collectives) < 2:
         return True
     return inside_share(graph, weights) >= INSIDE_SHARE
 
 
-def communicates_in_loops(source: CanonicalModule) -> bool:
-    """Whether a loop of a step, or what it calls, communicates. Written out, it may have less to compute, too."""
-    return any(region.source.graph.collectives for region in source.regions)
+def works_in_loops(source: CanonicalModule) -> bool:
+    """Whether a loop of a step, or what it calls, communicates or multiplies. Written out, it may have less to copy and
+    to compute, too."""
+    return any(
+        node.kind is Kind.COLLECTIVE or node.opcode in PRODUCTS
+        for region in source.regions
+        for node in region.source.graph.nodes
+    )
 
 
 def inside_share(graph: Graph, weights: Sequence[int]) -> float:

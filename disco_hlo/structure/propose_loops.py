@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from disco_hlo.errors import IllegalMoveError
-from disco_hlo.hlo.opcodes import MOVED_COLLECTIVES
+from disco_hlo.hlo.opcodes import MOVED_COLLECTIVES, PRODUCTS
 from disco_hlo.hlo.proto import Message
 from disco_hlo.hlo.regions import trip_count
 from disco_hlo.structure.choose import Chosen, Place, Prices, choose
@@ -59,7 +59,8 @@ def loop_schedules(
     * ``prefetch``: each turn of a loop gathers for the next turn.
     * ``finish-later``: each turn makes the reductions of the turn before it; ``rotate``: both.
     * ``double``: loops run two turns in one; ``prefetch-double``: both.
-    * ``unroll``: the turns of loops that communicate, and of those beside them with as many, are written out.
+    * ``unroll``: the turns of loops that communicate, or else of those that multiply, and of those beside them with as
+      many, are written out.
     * ``hoist``: a loop over microbatches gathers nothing; all its loops gather is gathered before it.
     * ``keep-kernels``: the backward pass reads the results of kernels that it would compute again; ``keep``: and what
       kernels read; with ``-gather-once``, ``-rotate`` or ``-unroll``: that, too.
@@ -198,15 +199,17 @@ class _Builder:
         return moves
 
     def written_out(self, moves: tuple[Move, ...]) -> tuple[Move, ...]:
-        """``moves``, then every loop that communicates written out, and those beside it with as many turns: what its
-        turns hand those of another, as a forward pass does. A loop over something else, or around others, stays one."""
+        """``moves``, then every loop that communicates written out, or where none does every loop that multiplies, and
+        those beside it with as many turns: what its turns hand those of another, as a forward pass does. A loop over
+        something else, or around others, stays one."""
         loops = []
         for _, caller, one in _loops(Program(self.applied(moves), copies=self.copies)):
             with suppress(IllegalMoveError):
                 place = caller.entry.id, read_loop(caller, one).turns
-                loops.append((one.name, place, _communicates(caller, one)))
-        communicating = {place for _, place, communicates in loops if communicates}
-        wanted = {name for name, place, _ in loops if place in communicating}
+                loops.append((one.name, place, _communicates(caller, one), _multiplies(caller, one)))
+        weighty = {place for _, place, communicates, _ in loops if communicates}
+        weighty = weighty or {place for _, place, _, multiplies in loops if multiplies}
+        wanted = {name for name, place, *_ in loops if place in weighty}
 
         def unrolls(places: list[_Place], at: int) -> Iterator[Move]:
             path, _, instruction = places[at]
@@ -364,8 +367,16 @@ def _written(
 
 
 def _communicates(caller: Program, loop: Message) -> bool:
+    return _holds(caller, loop, MOVED_COLLECTIVES)
+
+
+def _multiplies(caller: Program, loop: Message) -> bool:
+    return _holds(caller, loop, PRODUCTS)
+
+
+def _holds(caller: Program, loop: Message, opcodes: frozenset[str]) -> bool:
     body = caller.computation(loop.called_computation_ids[0])
-    return any(one.opcode in MOVED_COLLECTIVES for one in body.instructions)
+    return any(one.opcode in opcodes for one in body.instructions)
 
 
 def _loops(program: Program, path: tuple[int, ...] = (), *, every_loop: bool = False) -> Iterator[_Place]:

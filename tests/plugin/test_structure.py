@@ -284,13 +284,14 @@ REDUCED = "all-reduce(x), channel_id=3, replica_groups={{0,1}}, use_global_devic
 
 
 @pytest.mark.product_only  # compiles the engine
-def test_structures_are_tried_where_a_loop_communicates() -> None:
+def test_structures_are_tried_where_a_loop_communicates_or_multiplies() -> None:
     def answer(op: str) -> str:
         case = case_of(parsed(SCANNED.replace("OP", op)), "gpu", 100.0)
         return why_not(case, case.times)
 
     assert "of the ops' time lies between transfers" in answer("negate(x)")
     assert answer(REDUCED) == ""
+    assert answer('custom-call(x), custom_call_target="multiply"') == ""
 
 
 def found(

@@ -345,9 +345,9 @@ def test_a_loop_whose_results_are_kept_is_gone_for_later_moves() -> None:
         + "\n".join(loop.replace("N", number) for number in "12")
         + "\n a = f32[4] add(v1, p)\n ROOT r = f32[4] multiply(a, v2) }"
     )
-    (moves,) = loop_schedules(source, copies=False).values()
+    moves = loop_schedules(source, copies=False)["keep-kernels"]
     part = kept_in_part(source, lambda _: Prices({}, 1.0), 1 << 20, copies=False)
-    assert part.schedules == {KEPT_IN_PART: moves}
+    assert part.schedules[KEPT_IN_PART] == moves
     assert counted(apply_moves(source, moves, copies=False), "while") == 1
 
 

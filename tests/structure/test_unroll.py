@@ -394,5 +394,15 @@ def test_what_is_read_elsewhere_than_it_was_put_stays_in_its_array() -> None:
     assert starts == [2, 2, 1, 0]  # XLA moves the slice that begins with the last row into the array
 
 
-def test_loops_of_which_none_communicates_stay() -> None:
+def test_loops_that_neither_communicate_nor_multiply_stay() -> None:
     assert "unroll" not in loop_schedules(module_of(STACKED), copies=False)
+
+
+def test_where_no_loop_communicates_those_that_multiply_are_written_out() -> None:
+    """On one H200 a Llama-like step takes 102.7 ms with layers in a loop, 92.5 where its user has unrolled them."""
+    multiplied = STACKED.replace("y = f32[4] sine(x)", 'y = f32[4] custom-call(x), custom_call_target="y"')
+    assert multiplied != STACKED
+    moves = loop_schedules(module_of(multiplied), copies=False)["unroll"]
+    # The one beside it, with as many turns, reads what it has kept.
+    assert [isinstance(move, Unroll) for move in moves] == [True, True]
+    assert "while" not in opcodes(apply_moves(module_of(multiplied), moves, copies=False))

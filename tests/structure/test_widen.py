@@ -84,8 +84,8 @@ def test_an_array_that_is_kept_in_16_bits_is_not_converted_for_a_few_rows() -> N
 def test_every_other_schedule_begins_with_it(kind: str) -> None:
     """Two computations of which one calls what the other does; gathers in the entry and in a loop, too."""
     text = SUMMED.replace("bf16", kind).split("ENTRY main {")[0]
-    scattered = f"""scatter(%s, ids, updates), update_window_dims={{1}}, inserted_window_dims={{0}},
-    scatter_dims_to_operand_dims={{0}}, index_vector_dim=1, to_apply=add"""
+    scattered = """scatter(%s, ids, updates), update_window_dims={1}, inserted_window_dims={0},
+    scatter_dims_to_operand_dims={0}, index_vector_dim=1, to_apply=add"""
     source = module_of(f"""{text}
 body {{ p = (s32[], f32[4], {kind}[8,2], s32[4,1], {kind}[4,2]) parameter(0)
   i = s32[] get-tuple-element(p), index=0
