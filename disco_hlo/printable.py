@@ -25,6 +25,12 @@ def listed(texts: Sequence[str], most: int) -> str:
     return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")
 
 
+def counted(number: float, what: str) -> str:
+    """So many of something, in the singular or the plural: ``1 op``, ``2 processes``."""
+    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
+    return f"{number:.15g} {what}{ending}"
+
+
 def size_text(size_bytes: int) -> str:
     """A number of bytes for people: ``1.5 MiB``."""
     amount = float(size_bytes)

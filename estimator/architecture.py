@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from disco_hlo.errors import DiscoError
 from disco_hlo.hlo.opcodes import DATA_MOVEMENT, ELEMENTWISE, REDUCTIONS
+from disco_hlo.printable import counted
 
 VERSION: Final = 1
 
@@ -94,8 +95,9 @@ class Architecture:
         sizes = (self.layers, self.heads, self.width, *self.dense)
         if min(sizes) < 1 or self.width % self.heads:
             raise DiscoError(
-                f"a network needs positive sizes and a width that its heads divide, got {self.layers} layers of width "
-                f"{self.width} with {self.heads} heads, dense {self.dense}"
+                f"a network needs positive sizes and a width that its heads divide, got "
+                f"{counted(self.layers, 'layer')} of width {self.width} with {counted(self.heads, 'head')}, "
+                f"dense {self.dense}"
             )
         unknown = [name for name in self.pooling if name not in POOLINGS]
         unknown += [name for name in self.node_numbers if name not in NODE]

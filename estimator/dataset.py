@@ -31,6 +31,7 @@ from disco_hlo.estimator.samples import FusedOp
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.cost_model import Kernels, triton_emitter
 from disco_hlo.hlo.graph import Graph
+from disco_hlo.printable import counted
 from disco_hlo.sqlite_file import SqliteFile
 
 SCHEMA_VERSION = 1
@@ -480,7 +481,7 @@ def model_split(data: TrainingData, model: str, seed: int, validation: int) -> S
     rest = np.flatnonzero(~is_out & ~data.is_single)
     if not len(test) or len(rest) < 2 * validation:
         raise ProfileError(
-            f"cannot leave out {model}: {len(test)} fused samples of it, {len(rest)} of other models"
+            f"cannot leave out {model}: {counted(len(test), 'fused sample')} of it, {len(rest)} of other models"
         )
     held = np.sort(np.random.default_rng(seed).permutation(rest)[:validation])
     return Split(np.setdiff1d(np.flatnonzero(~is_out), held), held, test)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.printable import counted
 from disco_hlo.profiler.trace import Execution, Interval, Trace, by_place, covered_ns, length_ns, merged, span
 
 MINIMUM_RUNS = 3
@@ -68,7 +69,7 @@ def instruction_times(
     runs = len({run for run, _ in placed})
     if runs < MINIMUM_RUNS:
         raise ProfileError(
-            f"the trace holds {runs} runs of {module_name}, need {MINIMUM_RUNS}; repeat more often"
+            f"the trace holds {counted(runs, 'run')} of {module_name}, need {MINIMUM_RUNS}; repeat more often"
         )
     samples: dict[str, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for (run, device), items in placed.items():
@@ -286,7 +287,9 @@ def stretch(
     }
     runs = sorted({run for run, _ in blocked_ns})
     if len(runs) != len(walls_ns):
-        raise ProfileError(f"the trace holds {len(runs)} runs of {module_name}, {len(walls_ns)} were timed")
+        raise ProfileError(
+            f"the trace holds {counted(len(runs), 'run')} of {module_name}, {len(walls_ns)} were timed"
+        )
     walls = dict(zip(runs, walls_ns, strict=True))
     left_ns = median(walls[run] - ns for (run, _), ns in blocked_ns.items())
     computed_ns, alone_ns = left_ns - launch_ns * len(computing), sum(computing)

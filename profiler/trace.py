@@ -34,6 +34,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from disco_hlo.errors import ProfileError
+from disco_hlo.printable import counted
 
 RUN_MARK = "disco_hlo:run"
 """Name of the host event that :func:`collect` puts around each run."""
@@ -159,7 +160,7 @@ def read(xspace: bytes) -> Trace:
             data = ProfileData.from_serialized_xspace(xspace)
             return _trace_of([(plane.name, list(plane.lines)) for plane in data.planes])
         except (RuntimeError, ValueError, TypeError) as error:
-            raise ProfileError(f"not a profiler trace ({len(xspace)} bytes): {error}") from error
+            raise ProfileError(f"not a profiler trace ({counted(len(xspace), 'byte')}): {error}") from error
 
 
 def joined(traces: Sequence[Trace]) -> Trace:

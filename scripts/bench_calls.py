@@ -22,6 +22,7 @@ from disco_hlo.activation.channel import LocalChannel
 from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.xla import jaxlink
+from disco_hlo.printable import counted
 
 CALLS, ARGUMENTS = 300, (10, 100, 600)
 State = list[jax.Array]
@@ -69,7 +70,7 @@ def told(count: int, what: str, times: list[list[int]]) -> None:
 def main() -> None:
     """Print one table."""
     jaxlink.install(lambda _: None)
-    print(f"jax {jax.__version__}, {CALLS} calls each, {os.cpu_count()} cores")
+    print(f"jax {jax.__version__}, {CALLS} calls each, {counted(os.cpu_count() or 1, 'core')}")
     print("| arguments | | stock, ms | ours, ms | difference, ms (quartiles) |")
     print("| --- | --- | --- | --- | --- |")
     for count in ARGUMENTS:

@@ -48,6 +48,7 @@ sys.path.append(str(ROOT))  # behind what is installed, which alone is whole
 from evaluation.tables import markdown  # noqa: E402
 
 from disco_hlo.kernels.times import COLLECTIVE_OF, Limits, Size, fused_ns, is_faster, line  # noqa: E402
+from disco_hlo.printable import counted  # noqa: E402
 
 SILENCE_S = 60
 MOST_STARTS = 5
@@ -165,7 +166,7 @@ def main() -> None:
             print(f"{kernel}: no time left; the same command goes on from here")
             break
         run_kernel(chosen, record, kernel, sizes[kernel], monotonic() + share)
-    print(f"{len(record.rows)} rows in {record.path}")
+    print(f"{counted(len(record.rows), 'row')} in {record.path}")
 
 
 # --- the parent: processes, rows, the watchdog ---

@@ -33,6 +33,7 @@ from disco_hlo.plan import plan as plans
 from disco_hlo.plan.files import replace_files
 from disco_hlo.plan.plan import DEFAULT, SEARCHED, Candidate, Plan
 from disco_hlo.plan.store import PLAN_NAME, PlanStore
+from disco_hlo.printable import counted
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "examples" / "transformer_lm.py"
@@ -349,15 +350,15 @@ def facts(result: Result) -> list[str]:
         f"loss curves: {result.loss_difference:.1e} apart at most, relative "
         f"({ALLOWED_LOSS_DIFFERENCE:.0e} is allowed)",
         *map(all_reduce_text, measured.all_reduce),
-        f"search: profiled in {measured.profile_s:.0f} s, {plan.search.evaluations} candidates simulated in "
+        f"search: profiled in {measured.profile_s:.0f} s, {counted(plan.search.evaluations, 'candidate')} simulated in "
         f"{measured.search_s:.0f} s, finalists compiled and measured in {measured.measure_s:.0f} s",
     ]
     if plan.chosen in BASELINES:
         lines.append(f'nothing searched was faster than "{plan.chosen}", which is what the plan holds')
     lines += [f"note: {note}" for note in plan.notes]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(plan.versions.items()))
-    where = f"{plan.target.process_count} CPU processes on {result.cores} cores, load {result.load} before"
-    return [*lines, f"{where}; {versions}"]
+    where = f"{counted(plan.target.process_count, 'CPU process')} on {counted(result.cores or 1, 'core')}"
+    return [*lines, f"{where}, load {result.load} before; {versions}"]
 
 
 def markdown(result: Result) -> str:

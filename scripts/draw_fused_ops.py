@@ -39,6 +39,7 @@ from disco_hlo.plan.plan import Strategy  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
 from disco_hlo.plan.variants import unfused  # noqa: E402
 from disco_hlo.plugin.xla import compiles  # noqa: E402
+from disco_hlo.printable import counted  # noqa: E402
 from disco_hlo.profiler.keys import GROUP_PREFIX, kernel_key  # noqa: E402
 from disco_hlo.profiler.profile import load as load_profile  # noqa: E402
 from disco_hlo.report.bundle import read_module  # noqa: E402
@@ -280,7 +281,8 @@ def store(
     added = 0
     while some := dict(itertools.islice(drawn, _STORED_AT_ONCE)):
         added += data.add_samples(stored, some)
-    say(f"{stored.name}: {len(source.graph)} nodes, {added} samples drawn in {time.time() - started:.1f} s")
+    drew = f"{counted(added, 'sample')} drawn in {time.time() - started:.1f} s"
+    say(f"{stored.name}: {counted(len(source.graph), 'node')}, {drew}")
 
 
 # --- chosen by searches ---------------------------------------------------------------------------

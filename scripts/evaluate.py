@@ -176,9 +176,7 @@ def evaluate(args: argparse.Namespace, began: float) -> int:
     left = [run.cell.stem for run in runs(args) if run.cell.stem not in done]
     expected_s = sum(run.expected_s for run in runs(args) if run.cell.stem in left)
     total = len(args.links) * len(args.steps)
-    print(
-        f"{len(left)} of {total} cells are left, which takes about {expected_s / 3600:.1f} hours", flush=True
-    )
+    print(f"cells left: {len(left)} of {total}, which takes about {expected_s / 3600:.1f} hours", flush=True)
     if args.list:
         print(*left, sep="\n", end="\n" * bool(left))
         return commands.DONE

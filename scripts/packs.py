@@ -30,6 +30,7 @@ from disco_hlo.plugin.measuring.inputs.made_up import skewed_indices
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import JAX_NAMES, LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, OwnTrace
+from disco_hlo.printable import counted
 from disco_hlo.profiler import trace
 
 FEWEST_RUNS = 6
@@ -228,7 +229,7 @@ class CompiledPack:
         once = max(time.perf_counter() - started, 1e-6)
         if FEWEST_RUNS * once > _PATIENCE * seconds:
             raise UnsupportedError(
-                f"one run of {len(self.pack.names)} kernels takes {once:.1f} s, too long to repeat"
+                f"one run of {counted(len(self.pack.names), 'kernel')} takes {once:.1f} s, too long to repeat"
             )
         repeats = min(repeats, max(-(-FEWEST_RUNS // sessions), int(seconds / once) // sessions))
         return [
@@ -264,7 +265,9 @@ class CompiledPack:
         ours = [e for e in taken.executions if e.module == self._module_name and e.op in row]
         runs = {run: i for i, run in enumerate(sorted({e.run for e in ours}))}
         if len(runs) != repeats:
-            raise UnsupportedError(f"the trace shows {len(runs)} of {repeats} runs of {self._module_name}")
+            raise UnsupportedError(
+                f"the trace shows {len(runs)} of {counted(repeats, 'run')} of {self._module_name}"
+            )
         times = np.zeros((len(row), repeats), np.int64)
         for execution in ours:
             times[row[execution.op], runs[execution.run]] += execution.end_ns - execution.start_ns

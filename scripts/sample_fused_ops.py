@@ -41,6 +41,7 @@ from disco_hlo.cores import own_cores
 from disco_hlo.errors import DiscoError, IllegalStrategyError, ProfileError, UnsupportedError
 from disco_hlo.estimator.dataset import Dataset, Measurement, Sample
 from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.printable import counted
 from disco_hlo.profiler.profile import host_cpu_kind
 
 CRASHES_ALLOWED = 40
@@ -137,7 +138,7 @@ def parent(args: argparse.Namespace, config: Config) -> int:
     ]
     drawing_until = time.time() + (1.0 if args.until_drawn else _DRAWING_SHARE) * args.seconds
     drawn = crew.run("--draw", missing, len(own_cores()), drawing_until)
-    say(f"{drawn.count(0)} of {len(missing)} missing steps drawn from")
+    say(f"{drawn.count(0)} of {counted(len(missing), 'missing step')} drawn from")
     refused = [code for code in drawn if code not in (0, _OUT_OF_TIME)]
     if refused and len(refused) == len(missing):
         return max(refused)
@@ -163,7 +164,7 @@ def print_totals(data: Dataset) -> None:
     for model in sorted(set(sources.values())):
         own = [sample.id for sample in samples if sources[sample.source] == model]
         done, lost = sum(id_ in measured for id_ in own), sum(id_ in failed for id_ in own)
-        say(f"{model}: {done} of {len(own)} samples measured, {lost} failed")
+        say(f"{model}: {done} of {counted(len(own), 'sample')} measured, {lost} failed")
 
 
 # --- children: one captures a step and draws from it, several measure -----------------------------

@@ -28,6 +28,7 @@ from disco_hlo.hlo.graph import Kind  # noqa: E402
 from disco_hlo.hlo.opcodes import COLLECTIVES  # noqa: E402
 from disco_hlo.plan.read import read  # noqa: E402
 from disco_hlo.plan.units import unit_graph  # noqa: E402
+from disco_hlo.printable import counted  # noqa: E402
 from disco_hlo.profiler.keys import kernel_keys  # noqa: E402
 from disco_hlo.profiler.profile import (  # noqa: E402
     Contention,
@@ -77,7 +78,7 @@ def check(profile: Profile, sources: list[Path]) -> list[str]:
     """Print what the profile says; returns what speaks against shipping it."""
     problems: list[str] = []
     print(f"{profile.platform}, link {profile.link}")
-    print(f"{len(profile.ops)} op times, launch {profile.launch_ns} ns, noise {profile.noise:.3f}")
+    print(f"{counted(len(profile.ops), 'op time')}, launch {profile.launch_ns} ns, noise {profile.noise:.3f}")
     fitted = profile.all_reduce
     if fitted is None:
         problems.append("there is no all-reduce sweep")

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_hlo.printable import printable, size_text, time_text
+from disco_hlo.printable import counted, printable, size_text, time_text
 
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:
@@ -33,6 +33,13 @@ def test_times_and_sizes_are_written_for_people() -> None:
     assert [size_text(n) for n in (0, 1023, 1536, 3 << 20, 5 << 40)] == [
         "0 B", "1023 B", "1.5 KiB", "3 MiB", "5 TiB",
     ]  # fmt: skip
+
+
+def test_one_of_something_is_in_the_singular() -> None:
+    """ "1 ops are not in the profile", "in 1 processes"."""
+    assert [counted(n, "op") for n in (0, 1, 2)] == ["0 ops", "1 op", "2 ops"]
+    assert [counted(n, "process") for n in (1, 2)] == ["1 process", "2 processes"]
+    assert [counted(n, "time") for n in (1.0, 1.5, 1e7)] == ["1 time", "1.5 times", "10000000 times"]
 
 
 def test_a_group_that_costs_traffic_has_its_bytes_in_units_too() -> None:

@@ -25,6 +25,7 @@ from disco_hlo.activation.channel import Channel, absence, name_ranks
 from disco_hlo.errors import ActivationError
 from disco_hlo.plan.plan import MAX_BYTES
 from disco_hlo.plan.store import MAX_MODULE_BYTES
+from disco_hlo.printable import counted
 from disco_hlo.regular_file import unzipped
 
 _MAX_REASON = 500
@@ -231,4 +232,6 @@ def unframe(message: bytes) -> tuple[PlanBytes | None, str]:
         return msgspec.msgpack.decode(unzipped(message, most_bytes), type=tuple[PlanBytes | None, str])
     except (OSError, msgspec.MsgspecError) as error:
         why = (isinstance(error, OSError) and error.strerror) or error
-        raise ActivationError(f"the plan from rank 0 is damaged ({len(message)} bytes): {why}") from error
+        raise ActivationError(
+            f"the plan from rank 0 is damaged ({counted(len(message), 'byte')}): {why}"
+        ) from error

@@ -28,6 +28,7 @@ from disco_hlo.activation.channel import (
 )
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.errors import ActivationError
+from disco_hlo.printable import counted
 
 _HANDSHAKE_S = 30.0
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -80,7 +81,7 @@ def _obstacle(size: int, world: int | None) -> str:
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed (pip install 'disco-hlo[mpi]')"
     if world < size:
-        return f"MPI's world has {world} processes, the job {size}"
+        return f"MPI's world has {counted(world, 'process')}, the job {size}"
     if world > size and not mpi.initialized_by_user():
         return f"MPI's world has {world} processes, this job only {size} of them"
     return ""

@@ -43,6 +43,7 @@ from disco_hlo.activation.channel import (
     wait,
 )
 from disco_hlo.errors import ActivationError, GoneError
+from disco_hlo.printable import counted
 
 CHUNK_BYTES = 2 << 20
 """gRPC messages are limited; larger values travel in pieces of this size."""
@@ -195,7 +196,7 @@ class KvChannel:
         if head is None:
             return None
         if len(head) < _HEAD.size:
-            raise self._fail(f"{where}/{name} arrived damaged: {len(head)} bytes, no header")
+            raise self._fail(f"{where}/{name} arrived damaged: {counted(len(head), 'byte')}, no header")
         length, pieces, digest = _HEAD.unpack_from(head)
         data = head[_HEAD.size :]
         if pieces:
@@ -203,7 +204,9 @@ class KvChannel:
             found = [wait(self._store, key, deadline, self._slice_s) for key in keys]
             data = b"".join(piece for piece in found if piece is not None)
         if len(data) != length or hashlib.sha256(data).digest() != digest:
-            raise self._fail(f"{where}/{name} arrived damaged: expected {length} bytes, got {len(data)}")
+            raise self._fail(
+                f"{where}/{name} arrived damaged: expected {counted(length, 'byte')}, got {len(data)}"
+            )
         return data
 
     def _read_all(self, where: str, tag: str, deadline: Deadline) -> bytes:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from disco_hlo.activation.channel import CoordinationStore, Deadline, Gone, nobody_gone
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.errors import ActivationError
+from disco_hlo.printable import counted
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -207,7 +208,7 @@ class MpiChannel(KvChannel):
         for start in range(0, length, CHUNK_BYTES):
             if not self._send_to_all(view[start : start + CHUNK_BYTES], deadline, _FLOW_PAUSE_S):
                 raise ActivationError(
-                    f"{tag}: a broadcast of {length} bytes stopped at byte {start}; rank 0 or a peer is gone"
+                    f"{tag}: a broadcast of {counted(length, 'byte')} stopped at byte {start}; rank 0 or a peer is gone"
                 )
         return bytes(data)
 

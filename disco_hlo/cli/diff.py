@@ -14,7 +14,7 @@ from disco_hlo.cli.output import add_row, plan_directory, print_json, show, tabl
 from disco_hlo.errors import PlanError
 from disco_hlo.hlo.regions import ENTRY
 from disco_hlo.plan.plan import DEFAULT, Plan, Strategy
-from disco_hlo.printable import listed, size_text, time_text
+from disco_hlo.printable import counted, listed, size_text, time_text
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import Difference, GroupChange, compare, require_comparable, with_order
 from disco_hlo.report.regions import check_region
@@ -142,12 +142,12 @@ def _print_one(found: Difference, names: tuple[str, str], where: str, reader: Bu
     _print_groups(found.groups_b, f"only in {b}", a, top)
     show(
         f"{where}buckets: {found.common_buckets} in both, {len(found.buckets_a)} only in {a}, "
-        f"{len(found.buckets_b)} only in {b}; {len(found.moved_collectives)} collectives in another bucket"
+        f"{len(found.buckets_b)} only in {b}; {counted(len(found.moved_collectives), 'collective')} in another bucket"
     )
     _print_buckets(found, names, reader, top)
     moved = listed(found.moved_units, top)
     show(
-        f"{where}order: {len(found.moved_units)} of {found.common_units} common units are moved"
+        f"{where}order: {len(found.moved_units)} of {counted(found.common_units, 'common unit')} moved"
         + (f" ({moved} of {b})" if moved else "")
     )
 

@@ -26,7 +26,7 @@ from disco_hlo.hlo.graph import Node
 from disco_hlo.hlo.regions import ENTRY, inner_collectives, not_simulated
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import DEFAULT, Plan
-from disco_hlo.printable import listed, printable, size_text, time_text
+from disco_hlo.printable import counted, listed, printable, size_text, time_text
 from disco_hlo.report.bundle import Bundle, locate, open_bundle
 from disco_hlo.report.facts import (
     BucketFacts,
@@ -94,9 +94,9 @@ def _head(plan: Plan) -> list[str]:
     return [
         f"{printable(target.module_name)}  key {target.key[:16]}",
         f"for {target.device_count} x {printable(target.device_kind)} ({printable(target.backend)}), "
-        f"{_count(target.process_count, 'process')}; {printable(versions)}{printable(created)}",
+        f"{counted(target.process_count, 'process')}; {printable(versions)}{printable(created)}",
         f"chosen: {printable(plan.chosen)}; found by {printable(plan.search.method)} "
-        f"in {plan.search.evaluations} evaluations",
+        f"in {counted(plan.search.evaluations, 'evaluation')}",
         *(["the host launches each kernel by itself"] if plan.launched_singly is True else []),
     ]
 
@@ -117,9 +117,9 @@ def _structure(plan: Plan) -> list[str]:
     if structure is UNSET:
         return []
     counts = Counter(_move_text(move) for move in structure.moves)
-    listed = [f"  {_count(number, 'time')} {text}" for text, number in counts.most_common()]
+    listed = [f"  {counted(number, 'time')} {text}" for text, number in counts.most_common()]
     return [
-        f"structure: {printable(structure.name)}, {_count(len(structure.moves), 'move')} on the module "
+        f"structure: {printable(structure.name)}, {counted(len(structure.moves), 'move')} on the module "
         f"{structure.key[:16]}",
         *listed,
     ]
@@ -138,12 +138,12 @@ def _move_text(move: dict[str, Any]) -> str:
     """A move without the positions of its instructions: how many, and what is done to them."""
     lists = {name: move[name] for name in _LISTED if isinstance(move.get(name), list)}
     pairs = lists.pop("pairs", [])
-    parts = [_count(len(listed), _LISTED[name]) for name, listed in lists.items()]
+    parts = [counted(len(listed), _LISTED[name]) for name, listed in lists.items()]
     parts += [f"{name} {move[name]}" for name in ("opcode", "dimension", "parts") if name in move]
     kernels = [str(one.get("kernel")) for one in pairs if isinstance(one, dict)]
-    parts += [f"{kernel} {_count(number, 'time')}" for kernel, number in Counter(kernels).most_common()]
+    parts += [f"{kernel} {counted(number, 'time')}" for kernel, number in Counter(kernels).most_common()]
     values = sum(isinstance(one, list) for one in pairs)
-    parts += [_count(values, _LISTED["pairs"])] if values else []
+    parts += [counted(values, _LISTED["pairs"])] if values else []
     return printable(f"{move.get('move', '')}{': ' if parts else ''}{', '.join(parts)}", 200)
 
 
@@ -178,7 +178,7 @@ def _times(plan: Plan) -> list[Any]:
 def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
     duplicates = sum(len(group.duplicates) for group in groups)
     fused = sum(len(group.nodes) for group in groups)
-    heading = f"{_count(len(groups), 'op group')} with {_count(fused, 'op')}, {duplicates} duplicated"
+    heading = f"{counted(len(groups), 'op group')} with {counted(fused, 'op')}, {duplicates} duplicated"
     made = table(
         "group", "ops", "dup", "kind", "bytes saved", "measured", "what", "source", right=(1, 2, 4, 5)
     )
@@ -197,7 +197,7 @@ def _groups(groups: list[GroupFacts], top: int) -> list[Any]:
 def _buckets(bundle: Bundle, buckets: list[BucketFacts], top: int) -> list[Any]:
     count = sum(len(bucket.collectives) for bucket in buckets)
     total = sum(bucket.size_bytes or 0 for bucket in buckets)
-    heading = f"{_count(len(buckets), 'bucket')} with {_count(count, 'collective')}" + (
+    heading = f"{counted(len(buckets), 'bucket')} with {counted(count, 'collective')}" + (
         f", {size_text(total)}" if total else ""
     )
     made = table("bucket", "collectives", "size", "form", "first", right=(1, 2))
@@ -215,11 +215,6 @@ def _called(bundle: Bundle, node: int) -> str:
     return f"n{node} {found.opcode} {found.shape} {printable(found.op_name or found.name, 60)}"
 
 
-def _count(number: int, what: str) -> str:
-    ending = "" if number == 1 else "es" if what.endswith("s") else "s"
-    return f"{number} {what}{ending}"
-
-
 def _more(count: int, top: int) -> list[str]:
     return [f"  and {count - top} more (--top, or --json for all)"] if count > top else []
 
@@ -227,9 +222,9 @@ def _more(count: int, top: int) -> list[str]:
 def _order_line(order: OrderFacts) -> str:
     made = "the plan's own" if order.explicit else "the default one"
     return (
-        f"order ({made}): {order.units} units; {order.kernels_before_first_bucket} of {order.kernels} "
-        f"kernels before the first bucket, {order.kernels_after_last_bucket} after the last, "
-        f"{order.most_in_flight} in flight at most"
+        f"order ({made}): {counted(order.units, 'unit')}; {order.kernels_before_first_bucket} of "
+        f"{counted(order.kernels, 'kernel')} before the first bucket, {order.kernels_after_last_bucket} after the "
+        f"last, {order.most_in_flight} in flight at most"
     )
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from disco_hlo.errors import DiscoError, PlanError
 from disco_hlo.plan.files import replace_files
-from disco_hlo.printable import printable, size_text, time_text
+from disco_hlo.printable import counted, printable, size_text, time_text
 
 if TYPE_CHECKING:  # the doctor is asked where an import fails
     from disco_hlo.report.regions import RegionFacts
@@ -248,8 +248,7 @@ def region_table(rows: list[RegionFacts]) -> list[Table | str]:
 def _collectives(row: RegionFacts) -> str:
     if not row.collectives:
         return "none"
-    buckets = f"{row.buckets} bucket{'s' * (row.buckets != 1)}"
-    return f"{row.collectives} in {buckets}, {size_text(row.collective_bytes)}"
+    return f"{row.collectives} in {counted(row.buckets, 'bucket')}, {size_text(row.collective_bytes)}"
 
 
 def regions_as_json(rows: list[RegionFacts]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from disco_hlo.errors import PlanError
 from disco_hlo.plan.bans import Bans
 from disco_hlo.plan.plan import decode
 from disco_hlo.plan.store import NO_PLAN, PLAN_NAME, Listed, PlanSlot, PlanStore
-from disco_hlo.printable import printable, time_text
+from disco_hlo.printable import counted, printable, time_text
 from disco_hlo.report.bundle import only
 from disco_hlo.report.facts import step_times
 
@@ -94,7 +94,7 @@ def forgive(plan: PlanName) -> None:
     count = bans.forgive()
     where = printable(str(bans.folder))
     none = f"nothing in {where} was banned"
-    show(f"lifted {count} ban{'s' * (count != 1)} in {where}" if count else none)
+    show(f"lifted {counted(count, 'ban')} in {where}" if count else none)
 
 
 def _bans(name: str) -> Bans:

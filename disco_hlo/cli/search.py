@@ -37,7 +37,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import DEFAULT_NAME, MODULE_NAME, PLAN_NAME, PROFILE_NAME
 from disco_hlo.plugin.session import Interruption
-from disco_hlo.printable import printable, time_text
+from disco_hlo.printable import counted, printable, time_text
 from disco_hlo.profiler.profile import Link, Profile, load, to_json
 from disco_hlo.report.bundle import beside, read_module
 from disco_hlo.report.regions import RegionFacts, region_facts
@@ -210,7 +210,7 @@ def _outcome(
 def _print(outcome: dict[str, Any], plan: plans.Plan) -> None:
     predicted = plan.prediction
     show(
-        f"{outcome['evaluations']} candidates in {outcome['wall_s']:.1f} s "
+        f"{counted(outcome['evaluations'], 'candidate')} in {outcome['wall_s']:.1f} s "
         f"({outcome['evaluations_per_s']:.0f} a second), ended by: {outcome['stopped']}",
         f"XLA's default {time_text(predicted.default_ns)}, plan {time_text(predicted.plan_ns)} "
         f"({outcome['speedup']:.2f}x), bound {time_text(predicted.bound_ns)}, all predicted",

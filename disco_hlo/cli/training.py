@@ -34,7 +34,7 @@ from disco_hlo.errors import DiscoError
 from disco_hlo.plan.store import PROFILE_NAME
 from disco_hlo.plugin.phases.capture_record import RECORD_NAME, VARIABLE, CaptureRecord
 from disco_hlo.plugin.phases.capture_record import load as load_record
-from disco_hlo.printable import printable, time_text
+from disco_hlo.printable import counted, printable, time_text
 from disco_hlo.profiler.profile import Profile, load, to_json
 
 _NO_STEP = (
@@ -197,7 +197,7 @@ def _print_profile(profile: Profile, *, aside: bool) -> None:
         add_row(rows, "latency of an all-reduce in the step", time_text(latency_ns))
     for loop in profile.loops.values():
         own = f"{time_text(loop.own_ns)} of its own each, the first {time_text(loop.first_more_ns)} more"
-        add_row(rows, f"a loop of {loop.executions} turns a step", own)
+        add_row(rows, f"a loop of {counted(loop.executions, 'turn')} a step", own)
     if (slowed := profile.contention) is not None:
         both = f"compute {slowed.compute:.3f}, collectives {slowed.communication:.3f}"
         add_row(rows, "slowed by each other", both)
@@ -209,7 +209,7 @@ def _print_profile(profile: Profile, *, aside: bool) -> None:
     if profile.holds:
         held = [share for share in profile.holds.values() if share]
         share = f", {100 * median(held):.0f} % of their time" if held else ""
-        seen = f"{len(held)} of {len(profile.holds)} kinds seen{share}"
+        seen = f"{len(held)} of {counted(len(profile.holds), 'kind')} seen{share}"
         add_row(rows, "matmuls that delay collectives", seen)
     add_row(rows, "noise of a step", f"{100 * profile.noise:.1f} %")
     show(rows, aside=aside)

@@ -14,6 +14,7 @@ from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.graph import DTYPE_BYTES
 from disco_hlo.hlo.opcodes import COLLECTIVE, COLLECTIVES, ELEMENTWISE
 from disco_hlo.hlo.proto import DTYPES, Message
+from disco_hlo.printable import counted
 
 MOST_BYTES: Final = 1 << 50
 """No array is larger: a petabyte. Sums over all arrays of a module stay inside 64 bits."""
@@ -188,7 +189,7 @@ class _Checker:
                     f"has the dimensions {extents[:8]}, expected 0 or more and {MOST_BYTES} bytes in all",
                 )
         if layout and sorted(layout) != list(range(len(extents))):
-            self.fail(where, f"has {len(extents)} dimensions in the order {layout[:8]}")
+            self.fail(where, f"has {counted(len(extents), 'dimension')} in the order {layout[:8]}")
 
     def _check_within(self, where: str, what: str, numbers: Collection[int], limit: int) -> None:
         wrong = [number for number in numbers if not 0 <= number < limit]

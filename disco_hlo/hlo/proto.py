@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from disco_hlo.errors import ModuleError
 from disco_hlo.hlo.graph import Shape
+from disco_hlo.printable import counted
 
 Message = Any
 """A message of this private schema; protobuf builds the classes at run time, so they have no static type."""
@@ -197,11 +198,11 @@ def parse(data: bytes, message_class: Any = Module) -> Message:
         module.ParseFromString(data)
     except DecodeError as error:
         raise ModuleError(
-            f"expected a serialized HloModuleProto, got {len(data)} bytes that do not parse: {error}"
+            f"expected a serialized HloModuleProto, got {counted(len(data), 'byte')} that cannot be parsed: {error}"
         ) from None
     if not any(computation.id == module.entry_computation_id for computation in module.computations):
         raise ModuleError(
-            f"expected an HLO module with an entry computation, got {len(data)} bytes naming "
+            f"expected an HLO module with an entry computation, got {counted(len(data), 'byte')} naming "
             f"computation {module.entry_computation_id} among {len(module.computations)}"
         )
     return module

@@ -31,6 +31,7 @@ from disco_hlo.hlo.graph import Graph, Kind
 from disco_hlo.hlo.opcodes import COLLECTIVES
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.units import unit_graph
+from disco_hlo.printable import counted
 from disco_hlo.profiler.collectives import CollectiveFit
 from disco_hlo.profiler.costs import NONE, Corrections, MeasuredCosts, Seen, corrections
 from disco_hlo.profiler.keys import kernel_keys
@@ -246,10 +247,9 @@ def costs_of(
     costs = Costs(profile, estimator, corrections(graph, seen_kernels(profile, graph, estimator, plans)))
     lines = [f"times from the profile of {platform}"]
     if unmeasured := costs.unmeasured(graph):
-        first, count = unmeasured[0], len(unmeasured)
-        ops, are = ("op", "is") if count == 1 else ("ops", "are")
+        first, are = unmeasured[0], "is" if len(unmeasured) == 1 else "are"
         lines.append(
-            f"{count} {ops} {are} not in the profile and {are} estimated from bytes and flops, "
+            f"{counted(len(unmeasured), 'op')} {are} not in the profile and {are} estimated from bytes and flops, "
             f"first n{first.id} ({first.opcode} {first.shape})"
         )
     if not swept:

@@ -43,6 +43,7 @@ from disco_hlo.optimize.regions import (
 )
 from disco_hlo.optimize.sends import Sends, in_shards, sent_by_groups
 from disco_hlo.plan.plan import Bucket
+from disco_hlo.printable import counted
 from disco_hlo.search.schedule import with_order
 from disco_hlo.simulator.bound import lowest_bound
 from disco_hlo.simulator.build import Built
@@ -121,7 +122,7 @@ def _joined(
 def _begun_early(graph: Graph, built: Built, devices: int, is_t3: bool) -> Gain:
     pairs = producers(built.problem)
     step_ns = simulate(with_producers(graph, built, pairs, devices, is_t3=is_t3)).makespan_ns
-    told = f"{len(pairs)} of {int(built.problem.communicates.sum())} collectives follow a matmul"
+    told = f"{len(pairs)} of {counted(int(built.problem.communicates.sum()), 'collective')} follow a matmul"
     return Gain(step_ns, f"{told}; none slows kernels down" if is_t3 else told)
 
 

@@ -34,7 +34,7 @@ from disco_hlo.plan.plan import DEFAULT, SEARCHED, Prediction, SearchRecord, Str
 from disco_hlo.plan.read import read
 from disco_hlo.plan.units import groups_with_own_copies, unit_graph
 from disco_hlo.plan.variants import unfused
-from disco_hlo.printable import time_text
+from disco_hlo.printable import counted, time_text
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.api import Dropped, OnBest, OnProgress, Progress, SearchResult, SearchSettings
 from disco_hlo.search.moves.table import in_algorithm_1
@@ -204,9 +204,9 @@ class RegionFound:
 
     def __str__(self) -> str:
         return (
-            f"searched {self.evaluations} candidates for {self.name}, which runs {self.executions:g} "
-            f"time{'s' * (self.executions != 1)} a step: the best is predicted to take {time_text(self.plan_ns)}, "
-            f"XLA's default {time_text(self.default_ns)}"
+            f"searched {counted(self.evaluations, 'candidate')} for {self.name}, which runs "
+            f"{counted(round(self.executions, 3), 'time')} a step: the best is predicted to take "
+            f"{time_text(self.plan_ns)}, XLA's default {time_text(self.default_ns)}"
         )
 
 
@@ -497,9 +497,8 @@ def search_progress(wanted: bool) -> Iterator[OnProgress | None]:
 
         def show(progress: Progress) -> None:
             gain = 100 * (1 - progress.best_ns / max(progress.start_ns, 1))
-            state = (
-                f"{progress.evaluations} candidates, {time_text(progress.best_ns)} predicted (-{gain:.1f} %)"
-            )
+            tried = counted(progress.evaluations, "candidate")
+            state = f"{tried}, {time_text(progress.best_ns)} predicted (-{gain:.1f} %)"
             bar.update(task, state=state)
 
         yield show

@@ -24,7 +24,7 @@ from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.plugin.xla.job import device_facts
-from disco_hlo.printable import size_text
+from disco_hlo.printable import counted, size_text
 
 _FEWEST_INSTRUCTIONS = 8
 """A sum over a sharded array, compiled by itself where no ``jit`` is around it, has four."""
@@ -138,7 +138,7 @@ def outside_loops(facts: ModuleFacts) -> str:
     count = facts.inner_collective_count
     if not count:
         return ""
-    collectives = f"{count} collective{'s' * (count != 1)} inside"
+    collectives = f"{counted(count, 'collective')} inside"
     return (
         f" outside loops and branches that stay as XLA compiled them ({collectives}); what a plan may change must "
         "stand elsewhere: one step a call, gradients averaged after the loop, layers unrolled"
@@ -173,8 +173,10 @@ def _size(facts: ModuleFacts) -> tuple[int, int]:
 
 def _describe(facts: ModuleFacts) -> str:
     count = facts.reducing_collective_count
-    reducing = f"{count} collective{'s' * (count != 1)} that reduce{'s' * (count == 1)}"
-    return f"{facts.instruction_count} instructions, {reducing}, {size_text(facts.collective_bytes)}"
+    reducing = f"{counted(count, 'collective')} that reduce{'s' * (count == 1)}"
+    return (
+        f"{counted(facts.instruction_count, 'instruction')}, {reducing}, {size_text(facts.collective_bytes)}"
+    )
 
 
 @dataclass
@@ -356,6 +358,7 @@ def why_none(settings: Settings) -> str:
             f"{largest.name} has no all-reduce or reduce-scatter of a computed value{outside_loops(largest)}"
         )
     return (
-        f"none of {len(seen)} modules on several devices has an all-reduce or reduce-scatter of a computed value (the "
-        f"largest is {largest.name}, {largest.instruction_count} instructions); DISCO_MODULE=name names one"
+        f"of {counted(len(seen), 'module')} on several devices none has an all-reduce or reduce-scatter of a computed "
+        f"value (the largest is {largest.name}, {counted(largest.instruction_count, 'instruction')}); "
+        "DISCO_MODULE=name names one"
     )

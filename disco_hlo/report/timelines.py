@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from disco_hlo.hlo.graph import Graph, Kind, Node, Shape
 from disco_hlo.optimize.regions import Predicted
 from disco_hlo.plan.units import Unit, UnitGraph
-from disco_hlo.printable import Strings, listed, size_text
+from disco_hlo.printable import Strings, counted, listed, size_text
 from disco_hlo.profiler.timeline import MeasuredStep
 from disco_hlo.simulator.timeline import covered_ns
 
@@ -109,7 +109,7 @@ def unit_row(graph: Graph, unit: Unit, strings: Strings) -> list[int]:
     inside = [graph.nodes[node] for node in (*unit.nodes, *unit.duplicates)]
     if unit.is_bucket:
         size_bytes = sum(node.shape.size_bytes for node in inside)
-        what = f"{len(inside)} {_collectives(inside)}, {size_text(size_bytes)}"
+        what = f"{_collectives(inside)}, {size_text(size_bytes)}"
     elif len(inside) == 1:
         what = f"{inside[0].opcode} {_shape_text(inside[0].shape)} {inside[0].op_name or inside[0].name}"
     else:
@@ -120,7 +120,7 @@ def unit_row(graph: Graph, unit: Unit, strings: Strings) -> list[int]:
 
 def _collectives(inside: list[Node]) -> str:
     kinds = {node.opcode for node in inside}
-    return f"{kinds.pop() if len(kinds) == 1 else 'collective'}{'s' * (len(inside) != 1)}"
+    return counted(len(inside), kinds.pop() if len(kinds) == 1 else "collective")
 
 
 def _shape_text(shape: Shape) -> str:

@@ -27,6 +27,7 @@ from disco_hlo.plugin.session import join, launch_options
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.xla import compiles, executables
 from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.printable import counted
 from disco_hlo.profiler.profile import Profile
 from evaluation import commands, measure, predicting, step
 from evaluation.measure import Compiled, Rounds
@@ -166,13 +167,15 @@ class Cell:
         if plans is None:
             plans = step.search(self.captured, profile, self.session.settings)
             self.files.save_plans(plans)
-            self._say(f"searched {plans.evaluations} candidates in {plans.search_s:.1f} s")
+            self._say(f"searched {counted(plans.evaluations, 'candidate')} in {plans.search_s:.1f} s")
         for name in step.OTHER_SEARCHES:
             if name not in plans.others and (not names or name in names):
                 found = step.search_otherwise(self.captured, profile, self.session.settings, name)
                 plans = msgspec.structs.replace(plans, others={**plans.others, name: found})
                 self.files.save_plans(plans)
-                self._say(f"{name}: searched {found.evaluations} candidates in {found.search_s:.1f} s")
+                self._say(
+                    f"{name}: searched {counted(found.evaluations, 'candidate')} in {found.search_s:.1f} s"
+                )
 
     def _found(self) -> tuple[step.FoundPlans, Profile]:
         """What the search found, and in which profile.

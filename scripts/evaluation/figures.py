@@ -240,7 +240,7 @@ class Page:
             yield f"{where}: {error}"
             return
         if len(values) != len(said):
-            yield f"{where}: {len(said)} figures, and {len(values)} in the records"
+            yield f"{where}: figures: {len(said)}, and {len(values)} in the records"
             return
         for figure, unit, (key, value) in zip(said, units, values, strict=True):
             if not agrees(figure, unit, key, value):

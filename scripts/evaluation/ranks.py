@@ -34,6 +34,7 @@ from disco_hlo.plugin.measuring.runner import Runner, time_once
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.session import Session, join
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.printable import counted
 from disco_hlo.profiler.profile import Profile, merge
 from evaluation import step
 from evaluation.commands import GLOO
@@ -106,7 +107,7 @@ class _Benchmark:
         batches: list[_Batch] = []
         rows = self._rows()
         trials = [Trial(name, strategy, 0) for name, strategy in rows]
-        self._say(f"compiling {len(trials)} plans")
+        self._say(f"compiling {counted(len(trials), 'plan')}")
         compile_trials(session, self.source, trials, tag="plans")
         last_s, count = 0.0, 0
         while session.tell(

@@ -16,6 +16,7 @@ from typing import Any
 from disco_hlo.errors import DiscoError
 from disco_hlo.plugin.logs import configure, one_line
 from disco_hlo.plugin.settings import Settings
+from disco_hlo.printable import counted
 from evaluation import commands
 from evaluation.cell import AT_A_TIME, Cell
 from evaluation.record import NO_TIME, CellName, RecordError
@@ -119,7 +120,10 @@ class _Stages:
         for cell, row in suspects:
             cell.compile(row, left_s)
         seconds = round(time.monotonic() - started, 1)
-        print(f"{len(ranked)} rows of {len(cells)} cells compiled in {seconds} s", flush=True)
+        print(
+            f"{counted(len(ranked), 'row')} of {counted(len(cells), 'cell')} compiled in {seconds} s",
+            flush=True,
+        )
         for cell in cells:
             spent_s = round((cell.record.fact("compile_all_s") or 0) + seconds, 1)
             cell.record.note(compile_all_s=spent_s, predicted_until=time.strftime("%H:%M:%S", time.gmtime()))

@@ -36,7 +36,7 @@ def test_the_launchers_environment_tells_the_size_of_mpis_world(
     ("environ", "obstacle"),
     [
         ({}, "not started under MPI"),
-        ({"OMPI_COMM_WORLD_SIZE": "1"}, "MPI's world has 1 processes, the job 2"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, "MPI's world has 1 process, the job 2"),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "MPI's world has 4 processes, this job only 2 of them"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, ""),
     ],

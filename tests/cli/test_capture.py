@@ -172,7 +172,7 @@ def test_what_slows_kernels_and_collectives_is_told_where_it_was_measured(
     assert "2 of 3 kinds seen, 80 % of their time" in out
     assert facts["holds"] == holds
     out, _ = told(holds={"convolution": 0.0})
-    assert "0 of 1 kinds seen " in out
+    assert "0 of 1 kind seen " in out
     assert "% of their time" not in out
 
 

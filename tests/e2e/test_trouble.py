@@ -39,7 +39,7 @@ def test_a_step_without_an_all_reduce(fresh: Callable[..., Job]) -> None:
     run = job.train("--kind", "no_all_reduce", ENABLE_SEARCH="1")
     [line] = run.lines("disco: warning:")
     assert (
-        "none of 1 modules on several devices has an all-reduce or reduce-scatter of a computed value" in line
+        "of 1 module on several devices none has an all-reduce or reduce-scatter of a computed value" in line
     )
     assert not is_ours(run)
     assert list(job.directory.iterdir()) == []

@@ -126,7 +126,8 @@ def test_what_counts_for_the_fingerprint(change: Callable[[Message], None], coun
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(b"", "naming computation 0"), (b"\x1f\x8bnot a module", "do not parse")]
+    ("data", "message"),
+    [(b"", "naming computation 0"), (b"\x1f\x8bnot a module", "14 bytes that cannot be parsed")],
 )
 def test_what_is_no_module_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ModuleError, match=message):

@@ -74,7 +74,7 @@ def test_cells_run_one_after_the_other_and_the_rest_is_named(
     assert rows_asked(asked[0]) == ["all"]
     assert rows_asked(asked[2]) == ["form", "xla", "plan of Algorithm 1", "plan by analytical estimates"]
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("6 of 6 cells are left, which takes about 0.4 hours")
+    assert out[0].startswith("cells left: 6 of 6, which takes about 0.4 hours")
     assert "rnnlm-full-sockets-2: in part" in out
     assert "llama-dp-scan-full-nvlink-2: no op fusion: failed: too large" in out
     assert (tmp_path / "tables.md").exists()
@@ -101,7 +101,7 @@ def test_what_is_left_is_listed_with_its_time_and_nothing_runs(
 ) -> None:
     assert run(tmp_path / "new", "--list", "--links", "sockets") == 0
     assert capsys.readouterr().out.splitlines() == [
-        "2 of 2 cells are left, which takes about 0.1 hours",
+        "cells left: 2 of 2, which takes about 0.1 hours",
         "rnnlm-full-sockets-2", "llama-dp-scan-full-sockets-2",
     ]  # fmt: skip
     assert asked == []

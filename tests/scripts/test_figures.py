@@ -110,7 +110,7 @@ HEAD = "| run | end, ms | share |\n| --- | --- | --- |\n"
         ("`2 ms`, [a](b-2.5.md) in section 4.3, 2026-11-20, jax 0.10.2, 2 x H100\n\n    3 ms\n", "", ""),
         (f"{HEAD}| Plan | **2.5** | 50 % |\n", TABLE, ""),
         (f"{HEAD}| Plan | 2.5 | 51 % |\n", TABLE, "51 %, and the record 0.5"),
-        (f"{HEAD}| Plan | 2.5, 2.5 | |\n", TABLE, "2 figures, and 1 in the records"),
+        (f"{HEAD}| Plan | 2.5, 2.5 | |\n", TABLE, "figures: 2, and 1 in the records"),
         (f"{HEAD}| Plan | 2.5 to 3 | |\n", "", "ms | share' has neither record nor reason"),
         ("", TABLE, "is said to have the table"),
     ],

@@ -59,6 +59,7 @@ from disco_hlo.plugin.session import Session, launch_options
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.plugin.xla.job import free_device_bytes
+from disco_hlo.printable import counted
 
 FEWEST_TO_DROP = 2
 _FAR_BEHIND = 1.02
@@ -132,7 +133,7 @@ def begin_to_compile(
             wait(begun)
             compiled.update(zip(new, others.finish(), strict=True))
         waited_s = time.monotonic() - started
-        LOGGER.debug("%s: compiled %d modules, waited for %.1f s", tag, len(waiting), waited_s)
+        LOGGER.debug("%s: compiled %s, waited for %.1f s", tag, counted(len(waiting), "module"), waited_s)
         for number, trial in enumerate(waiting):
             try:
                 with session.stage(f"{tag} {number}: compile"):

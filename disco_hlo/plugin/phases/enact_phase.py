@@ -45,6 +45,7 @@ from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.compiles import Halted
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.printable import counted
 
 _NO_PLAN = "there is no plan for it in"
 _compared: set[str] = set()
@@ -287,8 +288,7 @@ def _compares_well(session: Session, step: Step, plan: Plan, trial: Trial, why: 
 def _describe(plan: Plan) -> str:
     """What is predicted of a plan, in half a line."""
     strategy = plan.strategy
-    groups, buckets = len(strategy.groups), len(strategy.buckets)
-    shape = f"{groups} op group{'s' * (groups != 1)}, {buckets} bucket{'s' * (buckets != 1)}"
+    shape = f"{counted(len(strategy.groups), 'op group')}, {counted(len(strategy.buckets), 'bucket')}"
     if plan.structure is not UNSET:
         shape = f"{plan.structure.name}, {shape}"
     chosen = plan.measured.results.get(plan.chosen) if plan.measured else None

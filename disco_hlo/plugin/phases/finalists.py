@@ -62,6 +62,7 @@ from disco_hlo.plugin.phases.finding import MEASURE_BUDGET_S, SHORTEST_COMPILING
 from disco_hlo.plugin.session import Interruption, Session, target, versions
 from disco_hlo.plugin.step import Step
 from disco_hlo.plugin.xla import executables, jaxlink
+from disco_hlo.printable import counted
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.profiler.profile import save as save_profile
 from disco_hlo.profiler.timeline import FILE_NAME, MeasuredStep
@@ -141,8 +142,7 @@ def compile_and_measure(
     """Compile and time the trials, less those that there is no time to compile; whether that was not interrupted."""
     if session.tell(bool(stop), "interrupted"):
         return False
-    count = len(trials) - 1
-    session.say("compiling and measuring XLA's default and %d candidate%s", count, "s" * (count != 1))
+    session.say("compiling and measuring XLA's default and %s", counted(len(trials) - 1, "candidate"))
     said = [trial.name for trial in trials if trial.error]
     if not compile_finalists(session, source, trials, stop):
         return False

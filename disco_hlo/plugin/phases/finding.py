@@ -34,7 +34,7 @@ from disco_hlo.plugin.logs import LOGGER, compared, configure, one_line, progres
 from disco_hlo.plugin.session import Interruption, Session
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import why_not
-from disco_hlo.printable import time_text
+from disco_hlo.printable import counted, time_text
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search import run
 from disco_hlo.search.api import SearchResult, SearchSettings
@@ -144,8 +144,9 @@ def say_what_was_found(say: Say, found: Optimized) -> None:
     for region in found.regions:
         (LOGGER.debug if region.strategy is None else say)("%s", region)
     say(
-        "searched %d candidates in %.1f s: the best is predicted to take %.2f ms a step, XLA's default %.2f ms",
-        found.evaluations, found.search_s, found.best.predicted_ns / 1e6, found.case.default.makespan_ns / 1e6,
+        "searched %s in %.1f s: the best is predicted to take %.2f ms a step, XLA's default %.2f ms",
+        counted(found.evaluations, "candidate"), found.search_s,
+        found.best.predicted_ns / 1e6, found.case.default.makespan_ns / 1e6,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from disco_hlo.plugin.structure import KEEPS, Early, Restructured
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
+from disco_hlo.printable import counted
 from disco_hlo.structure.choose import Prices
 from disco_hlo.structure.moves import to_json
 from disco_hlo.structure.propose_loops import KEPT_IN_PART, InPart, kept_in_part
@@ -159,7 +160,7 @@ def _chosen(session: Session, early: Early, case: Case, room_bytes: int) -> InPa
     prices = functools.partial(prices_of, case.costs)
     allowed = {"copies": early.copies, "in_float32": early.in_float32}
     part = early.run(kept_in_part, early.module, prices, room_bytes, **allowed)
-    left, values = max(0, room_bytes) / 2**20, len(part.chosen.values)
+    left = max(0, room_bytes) / 2**20
     if not part.schedules:
         session.say(
             "nothing that is computed twice is kept: none of it is predicted to save time in the %.0f MiB left on each "
@@ -167,8 +168,8 @@ def _chosen(session: Session, early: Early, case: Case, room_bytes: int) -> InPa
         )  # fmt: skip
     else:
         session.say(
-            "%s keeps %d value%s computed twice, in up to %.0f of the %.0f MiB left on each device",
-            KEPT_IN_PART, values, "s" * (values != 1), part.chosen.held_bytes / 2**20, left,
+            "%s keeps %s computed twice, in up to %.0f of the %.0f MiB left on each device",
+            KEPT_IN_PART, counted(len(part.chosen.values), "value"), part.chosen.held_bytes / 2**20, left,
         )  # fmt: skip
     return part
 

@@ -85,6 +85,7 @@ from disco_hlo.plugin.xla.executables import memory, parameters
 from disco_hlo.plugin.xla.gpu_copies import copies_of
 from disco_hlo.plugin.xla.host_memory import MEMORY
 from disco_hlo.plugin.xla.job import may_rise_bytes, peak_told, peaks_bytes
+from disco_hlo.printable import counted
 from disco_hlo.profiler.profile import Profile
 from disco_hlo.search.schedule import Scheduled
 
@@ -578,8 +579,8 @@ class SearchInTraining:
         """One line about the holds since the last one."""
         if held_s := self._held_s:
             self._session.say(
-                "the training was held for %.1f s, in %d pieces of up to %.0f ms: %s",
-                sum(held_s), len(held_s), 1e3 * max(held_s), what,
+                "the training was held for %.1f s, in %s of up to %.0f ms: %s",
+                sum(held_s), counted(len(held_s), "piece"), 1e3 * max(held_s), what,
             )  # fmt: skip
         self._held_s = []
 

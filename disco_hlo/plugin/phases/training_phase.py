@@ -25,6 +25,7 @@ from disco_hlo.plugin.session import join, leave
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.switched import lacks_ranks
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, keep_tuner_results
+from disco_hlo.printable import counted
 
 _FEW_LOADS = 3
 """More often JAX loads a module only where a script has it compiled anew again and again."""
@@ -88,9 +89,9 @@ def say_if_not_begun(settings: Settings) -> None:
         loads = observation.most_loads
         anew = f"JAX loaded it {loads} times, as it does for each new jit: one that is kept"
         LOGGER.info(
-            "the script ended after %d call%s of %s, before a search for it began: nothing is saved; %s is searched "
+            "the script ended after %s of %s, before a search for it began: nothing is saved; %s is searched "
             "while it trains, DISCO_WHEN=compile searches before the first step",
-            calls, "s" * (calls != 1), name, anew if loads > _FEW_LOADS else "a longer job",
+            counted(calls, "call"), name, anew if loads > _FEW_LOADS else "a longer job",
         )  # fmt: skip
         return
     why = "; ".join(f"calls of {name} are left alone ({reason})" for name, reason in given_back.items())
