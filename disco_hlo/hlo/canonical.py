@@ -97,7 +97,12 @@ def canonicalize(data: bytes) -> CanonicalModule:
     try:
         settings = (one.backend_config for inside in module.computations for one in inside.instructions)
         return _canonical(module, backend_of_module(data, settings).name)
-    except (ArithmeticError, LookupError, RecursionError, ValueError) as error:  # what no check foresaw
+    except RecursionError as error:
+        raise ModuleError(
+            f"module {module.name!r} cannot be read: something in it, such as a backend config, is nested too deep; "
+            "expected some hundred levels at most"
+        ) from error
+    except (ArithmeticError, LookupError, ValueError) as error:  # what no check foresaw
         raise ModuleError(
             f"module {module.name!r} is inconsistent: something in it has an operand, a member or a computation that "
             f"it does not hold ({type(error).__name__}: {error})"

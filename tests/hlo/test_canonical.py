@@ -134,6 +134,15 @@ def test_what_is_no_module_is_refused(data: bytes, message: str) -> None:
         canonicalize(data)
 
 
+def test_a_backend_config_that_is_nested_too_deep_is_no_operand_that_is_missing() -> None:
+    def nest(module: Message) -> None:
+        entry_of(module).instructions[-1].backend_config = b'{"known_trip_count":' + b"[" * 100_000
+
+    with pytest.raises(ModuleError, match="such as a backend config, is nested too deep;") as error:
+        canonicalize(changed(nest))
+    assert "operand" not in str(error.value)
+
+
 def test_an_operand_that_nobody_defines_is_named() -> None:
     module = proto.parse(stored(SMALL))
     reader = next(i for i in entry_of(module).instructions if i.opcode == "bitcast")
