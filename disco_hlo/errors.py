@@ -53,6 +53,13 @@ class UnsupportedError(DiscoError):
     """This version of jax, this backend or this machine lacks something we need."""
 
 
+def why_unreadable(error: Exception) -> str:
+    """Why JSON or TOML cannot be read. What Python says of its own limits is of no use to whoever has the file."""
+    if isinstance(error, RecursionError):
+        return "something in it is nested too deep"
+    return "a number in it has thousands of digits" if "int_max_str_digits" in str(error) else str(error)
+
+
 def shared(error: AnyError) -> AnyError:
     """Mark an error as one that rank 0 knows of, whichever rank has it: then rank 0 speaks for all."""
     error.__dict__["shared"] = True

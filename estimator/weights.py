@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from disco_hlo.backends import BACKENDS
-from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.errors import DiscoError, ProfileError, why_unreadable
 from disco_hlo.estimator import architecture as spec
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.estimator.architecture import Architecture
@@ -139,7 +139,7 @@ def _head(data: bytes, source: str) -> dict[str, Any]:
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
         head = json.loads(metadata.get("disco_hlo", "{}"))
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise ProfileError(f"{source} is no readable safetensors file: {error}") from error
+        raise ProfileError(f"{source} is no readable safetensors file: {why_unreadable(error)}") from error
     return head if isinstance(head, dict) else {}
 
 

@@ -25,7 +25,7 @@ from msgspec import Meta, Struct
 
 from disco_hlo.backends import BACKENDS
 from disco_hlo.cores import own_cores
-from disco_hlo.errors import DiscoError, ProfileError
+from disco_hlo.errors import DiscoError, ProfileError, why_unreadable
 from disco_hlo.hlo.collectives import ALL_REDUCE, CollectiveKind
 from disco_hlo.hlo.cost_model import LinearPieces, by_ring
 from disco_hlo.profiler.calibrate import DeviceConstants
@@ -308,7 +308,7 @@ def from_json(text: str, source: str = "the profile") -> Profile:
     try:
         raw: Any = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise ProfileError(f"{source} is not JSON: {error}") from None
+        raise ProfileError(f"{source}: expected a profile as JSON: {why_unreadable(error)}") from None
     found = (raw.get("format"), raw.get("version")) if isinstance(raw, dict) else (None, None)
     if found != (FORMAT, VERSION):
         raise ProfileError(

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from disco_hlo.errors import ProfileError
+from disco_hlo.errors import ProfileError, why_unreadable
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.graph import behind_bitcasts
 from disco_hlo.hlo.opcodes import COLLECTIVES
@@ -136,7 +136,7 @@ def decode(data: bytes, source: str) -> MeasuredTimelines:
             raise ProfileError(f'{source}: expected "format": "{FORMAT}", "version": {VERSION}')
         record = msgspec.convert(raw, MeasuredTimelines)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{source}: {error}") from None
+        raise ProfileError(f"{source}: {why_unreadable(error)}") from None
     for step in record.steps:
         _check(step, source)
     return record

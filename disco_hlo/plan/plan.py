@@ -31,7 +31,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from disco_hlo.errors import PlanError
+from disco_hlo.errors import PlanError, why_unreadable
 from disco_hlo.hlo.cost_model import Line
 from disco_hlo.hlo.regions import ENTRY
 
@@ -309,7 +309,7 @@ def decode(data: bytes, source: str) -> Plan:
     try:
         raw: Any = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise PlanError(f"{source}: expected a plan as JSON: {error}") from None
+        raise PlanError(f"{source}: expected a plan as JSON: {why_unreadable(error)}") from None
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise PlanError(f'{source}: expected a JSON object with "format": "{FORMAT}"')
     if raw.get("version") != VERSION:

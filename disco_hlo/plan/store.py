@@ -38,7 +38,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from disco_hlo.errors import PlanError
+from disco_hlo.errors import PlanError, why_unreadable
 from disco_hlo.plan.bans import Ban, Bans
 from disco_hlo.plan.files import Lock, read_bounded, remove_leftovers, replace_files
 from disco_hlo.plan.plan import MAX_BYTES, Plan, Sha256, Target, Text
@@ -266,7 +266,10 @@ def module_digest(plan_json: bytes, where: Path) -> str:
     try:
         fields = json.loads(plan_json)
     except (ValueError, RecursionError) as error:
-        raise PlanError(f"{where} is not JSON ({error}); delete its folder and search again") from error
+        why = why_unreadable(error)
+        raise PlanError(
+            f"{where}: expected a plan as JSON: {why}; delete its folder and search again"
+        ) from error
     digest = fields.get("module_sha256") if isinstance(fields, dict) else None
     if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise PlanError(f"{where} is not a plan: expected an object with module_sha256, 64 hex digits")

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from disco_hlo.errors import DiscoError
+from disco_hlo.errors import DiscoError, why_unreadable
 from disco_hlo.plugin.logs import LEVELS
 from disco_hlo.regular_file import read_regular
 
@@ -143,7 +143,7 @@ def _from_file(path: str) -> dict[str, tuple[str, object]]:
         table = tomllib.loads(read_regular(Path(path), _MOST_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(
-            f"DISCO_CONFIG: cannot read {path}: {getattr(error, 'strerror', None) or error}"
+            f"DISCO_CONFIG: cannot read {path}: {getattr(error, 'strerror', None) or why_unreadable(error)}"
         ) from error
     unknown = sorted(set(table) - set(_KINDS))
     if unknown:

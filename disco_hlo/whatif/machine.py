@@ -42,7 +42,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from disco_hlo.errors import DiscoError
+from disco_hlo.errors import DiscoError, why_unreadable
 from disco_hlo.hlo.cost_model import LinearPieces
 from disco_hlo.regular_file import read_regular
 
@@ -171,7 +171,7 @@ def parse(data: bytes, name: str) -> Machine:
         parts = {"gpu": found.gpu, "network": found.network}
         gpu, network = _convert("gpu", found.gpu, Gpu), _convert("network", found.network, Network)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise DiscoError(f"machine {name}: {error}") from None
+        raise DiscoError(f"machine {name}: {why_unreadable(error)}") from None
     if network.devices > network.node_devices and network.node_gb_per_s == 0 and network.topology != "torus":
         raise DiscoError(
             f"machine {name}: network.node_gb_per_s is 0, but {network.devices} devices are more than one node's "

@@ -56,7 +56,19 @@ def test_damaged_plans_are_listed_with_the_reason(disco: Disco, store: Path) -> 
     assert outcome.out.count(str(slot)) == 1
     assert "delete the folder and search again" in disco("list", "--json").json["plans"][0]["problem"]
     (slot / "plan.json").write_text("{")
-    assert "is not JSON" in disco("list").out
+    assert "expected a plan as JSON" in disco("list").out
+
+
+def test_a_plan_beyond_what_python_reads_is_told_in_plain_words(disco: Disco, store: Path) -> None:
+    """ "use sys.set_int_max_str_digits() to increase the limit" is no advice to whoever has such a file."""
+    plan = plans.slot(store, plans.cpu()) / "plan.json"
+    for text, why in [
+        ('{"version": ' + "9" * 6000 + "}", "a number in it has thousands of digits"),
+        ("[" * 100_000, "something in it is nested too deep"),
+    ]:
+        plan.write_text(text)
+        said = " ".join(disco("list").out.split())
+        assert f"{plan}: expected a plan as JSON: {why}; delete its folder and search again" in said
 
 
 def test_plans_for_several_processes_are_told_apart_and_a_piped_row_is_one_line(

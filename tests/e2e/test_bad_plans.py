@@ -58,7 +58,7 @@ BAD: dict[str, tuple[Spoil, str]] = {
     "another number of devices": (
         edited(lambda plan: plan["target"].update(device_count=16)), "another job: devices 16, this is 2;",
     ),
-    "truncated": (truncated, "is not JSON"),
+    "truncated": (truncated, "expected a plan as JSON"),
     "an older version": (
         edited(lambda plan: plan.update(version=1)),
         "plan version 1; this disco-hlo reads version 2; search again",

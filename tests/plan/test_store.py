@@ -206,8 +206,12 @@ def pipe_instead(plan: Path) -> None:
     ("name", "damage", "message"),
     [
         *(
-            ("plan.json", content, r"plan\.json is not")
-            for content in (b"", b"{", b"[]", b"7", b"{}", b'{"module_sha256": 3}', b"[" * 100_000)
+            ("plan.json", content, r"plan\.json: expected a plan as JSON: ")
+            for content in (b"", b"{", b"[" * 100_000)
+        ),
+        *(
+            ("plan.json", content, r"plan\.json is not a plan: expected an object with module_sha256")
+            for content in (b"[]", b"7", b"{}", b'{"module_sha256": 3}')
         ),
         *(
             ("module.hlo.pb", content, r"not the module that plan\.json was saved with")
@@ -337,7 +341,7 @@ def test_plans_are_listed_with_the_damaged_ones_reasons(saved: PlanSlot, tmp_pat
         (other.path, b""),
     ]
     assert listed[0].problem == ""
-    assert "is not JSON" in listed[1].problem
+    assert "expected a plan as JSON" in listed[1].problem
 
 
 def test_a_plan_that_nobody_may_look_at_does_not_keep_the_others_from_being_listed(

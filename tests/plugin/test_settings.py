@@ -135,13 +135,20 @@ def test_a_bad_file_is_named_with_what_was_expected(text: str, message: str, tmp
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"\xff\xfe", b"seed = " + b"[" * 100_000], ids=["none", "text", "deep"]
+    ("content", "why"),
+    [
+        (None, "No such file"),
+        (b"\xff\xfe", "can't decode"),
+        (b"seed = " + b"[" * 50_000, "something in it is nested too deep"),
+        (b"seed = " + b"9" * 5_000, "a number in it has thousands of digits"),
+    ],
+    ids=["none", "text", "deep", "long"],
 )
-def test_a_file_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named(content: bytes | None, why: str, tmp_path: Path) -> None:
     file = tmp_path / "disco.toml"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(SettingsError, match=f"DISCO_CONFIG: cannot read {file}"):
+    with pytest.raises(SettingsError, match=f"DISCO_CONFIG: cannot read {file}: .*{why}"):
         asked(DISCO_CONFIG=str(file))
 
 

@@ -134,9 +134,9 @@ def test_files_that_cannot_be_written_or_read_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not JSON"),
-        (to_json(PROFILE)[:200], "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("", "expected a profile as JSON"),
+        (to_json(PROFILE)[:200], "expected a profile as JSON"),
+        ("[" * 100_000, "as JSON: something in it is nested too deep"),
         ("[]", "expected a disco-hlo profile of version 9, got format None"),
         ('{"format": "something else"}',
             "expected a disco-hlo profile of version 9, got format 'something else'"),

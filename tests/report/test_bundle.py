@@ -78,7 +78,7 @@ def test_damaged_and_foreign_neighbours_are_named_and_left_out(cpu_plan: Path, t
     assert bundle.source is None
     assert bundle.profile is None
     assert "damaged gzip file" in bundle.missing[0]
-    assert "is not JSON" in bundle.missing[1]
+    assert "expected a profile as JSON" in bundle.missing[1]
     (tmp_path / "default.hlo.pb.gz").write_bytes(plans.cpu_module("mlp_wide"))
     assert "is the module of another plan" in open_bundle(tmp_path / "plan.json").missing[0]
 

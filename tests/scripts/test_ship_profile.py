@@ -86,4 +86,4 @@ def test_what_is_missing_is_said_and_nothing_written(
 def test_files_that_are_no_profiles_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "profile.json").write_text("{")
     assert run(tmp_path / "profile.json") == 2
-    assert "is not JSON" in capsys.readouterr().err
+    assert "expected a profile as JSON" in capsys.readouterr().err
