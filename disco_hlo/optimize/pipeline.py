@@ -77,6 +77,8 @@ class Budget:
     """``time.process_time`` at its beginning."""
     compiling_s: float = 0.0
     """What compiling the search's code may take besides, once on a machine."""
+    told: str = ""
+    """What to say behind its seconds, where they are not those that the user gave."""
 
     @staticmethod
     def of(seconds: float | None, compiling_s: float = 0.0) -> Budget:
@@ -267,7 +269,7 @@ def optimize(
     """
     graph, xla = case.source.graph, case.xla
     if (left_s := budget.left_s) is not None and left_s <= _WORTH_A_SEARCH * _finishing_s(budget, case):
-        spent = f"preparing the search took {budget.spent_s:.1f} s of a budget of {budget.seconds:g} s"
+        spent = f"preparing the search took {budget.spent_s:.1f} s of a budget of {budget.seconds:g} s{budget.told}"
         rest = f"writing a plan takes about {_finishing_s(budget, case):.1f} s"
         return _nothing(case, also, budget, f"{spent}, {rest}: XLA's own plan is kept; give it more time")
     compiling, costs = time.monotonic(), case.costs

@@ -34,9 +34,9 @@ from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import room
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.phases import structure_search
-from disco_hlo.plugin.phases.finding import share_of_a_search
+from disco_hlo.plugin.phases.finding import find, share_of_a_search
 from disco_hlo.plugin.phases.structure_search import Ahead, Making, StructureSearch
-from disco_hlo.plugin.session import Session, join
+from disco_hlo.plugin.session import Interruption, Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
     Early,
@@ -889,6 +889,24 @@ def test_structures_that_may_be_tried_get_as_much_of_the_budget_as_a_search_of_t
     case = case_of(parsed(STEP), "gpu", ns_per_byte)
     settings = Settings(search=True, directory=Path(), structure=structure, when=when)
     assert share_of_a_search(settings, case) == pytest.approx(share)
+
+
+@pytest.mark.product_only  # compiles the simulator
+@pytest.mark.parametrize(("structure", "halved"), [("gather-once", True), ("off", False)])
+def test_a_budget_of_which_a_search_gets_half_is_told_so(structure: str, halved: bool) -> None:
+    """ "preparing the search took 4.6 s of a budget of 2.5 s", where DISCO_BUDGET_S was 5."""
+    lines: list[str] = []
+    source = parsed(STEP)
+    settings = Settings(
+        search=True, directory=Path(), structure=structure, when="compile", budget_s=2e-6, log_level="warning"
+    )
+    find(
+        settings, lambda line, *what: lines.append(line % what),
+        source, read(source), profile("gpu", 100.0), Interruption(),
+    )  # fmt: skip
+    [line] = [line for line in lines if line.startswith("preparing the search took")]
+    half = "1e-06 s (half of DISCO_BUDGET_S; the other half is for other structures of the step), writing"
+    assert f"of a budget of {half if halved else '2e-06 s, writing'} a plan takes" in line
 
 
 class Searching:

@@ -122,7 +122,11 @@ def find(
         _ = case.unfused  # in our order, for which there is code, too
         note_ready(timeline.__name__, _PREDICTIONS)
         budget = Budget.of(settings.budget_s, COMPILE_S)
-    budget = replace(budget, seconds=settings.budget_s * share_of_a_search(settings, case))
+    share = share_of_a_search(settings, case)
+    told = (
+        "" if share == 1 else " (half of DISCO_BUDGET_S; the other half is for other structures of the step)"
+    )
+    budget = replace(budget, seconds=settings.budget_s * share, told=told)
     with search_progress(progress_wanted()) as on_progress:
         found = optimize(
             case,
