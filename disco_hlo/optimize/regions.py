@@ -177,14 +177,25 @@ def launched_singly(source: CanonicalModule, strategy: Strategy, predicted_ns: i
     calls = [call for region in source.regions for call in region.calls]
     if not BACKENDS[source.graph.backend].singly_options or any(call.trips is None for call in calls):
         return False
-    executions, own = _executions(source, {}), {ENTRY: strategy, **dict(strategy.regions)}
-    kernels = {
-        name: executions[name] * len(unit_graph(region.graph, own.get(name) or read(region)).units)
-        for name, region in regions_callees_first(source)
-    }
+    kernels = _kernels(source, strategy)
     launches = sum(kernels.values())
     pays = kernels[ENTRY] * _REWRITING_NS > launches * _LAUNCHING_NS
     return pays and predicted_ns > launches * _HIDES_A_LAUNCH_NS
+
+
+def launching_ns(source: CanonicalModule, strategy: Strategy) -> int:
+    """What a step takes longer where its kernels are :func:`launched_singly` than it is predicted to: profiled and
+    simulated are recorded ones."""
+    return round(sum(_kernels(source, strategy).values()) * _LAUNCHING_NS)
+
+
+def _kernels(source: CanonicalModule, strategy: Strategy) -> dict[str, float]:
+    """How many kernels each region launches in a step."""
+    executions, own = _executions(source, {}), {ENTRY: strategy, **dict(strategy.regions)}
+    return {
+        name: executions[name] * len(unit_graph(region.graph, own.get(name) or read(region)).units)
+        for name, region in regions_callees_first(source)
+    }
 
 
 def turns(region: str, call: Call, loops: Mapping[str, LoopTime], executions: float) -> float | None:

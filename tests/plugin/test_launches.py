@@ -15,7 +15,8 @@ from msgspec import UNSET, UnsetType
 from disco_hlo.backends import BACKENDS
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.hlo.regions import Region
-from disco_hlo.optimize.regions import launched_singly
+from disco_hlo.optimize import regions
+from disco_hlo.optimize.regions import launched_singly, launching_ns
 from disco_hlo.plan import plan as plans
 from disco_hlo.plan.read import read
 from disco_hlo.plan.variants import unfused
@@ -57,6 +58,12 @@ def test_only_long_kernels_are_launched_by_themselves() -> None:
     assert [launched_singly(source, own, round(ms * 1e6)) for ms in (115, 5, 0)] == [True, False, False]
 
 
+def test_launching_singly_takes_its_time_for_each_kernel_of_a_step() -> None:
+    unrolled, scanned = captured("h100_llama/fsdp_unroll"), captured("h100_llama/dp_scan")
+    kernels = [launching_ns(one, read(one)) / regions._LAUNCHING_NS for one in (unrolled, scanned)]
+    assert kernels == [1230, 1778]  # in every turn of a loop
+
+
 def test_kernels_in_loops_stay_recorded() -> None:
     """What the host takes to rewrite 82 kernels is less than 1,778 take longer without a recording."""
     source = captured("h100_llama/dp_scan")
@@ -88,10 +95,13 @@ def test_candidates_of_long_kernels_are_compiled_and_saved_so(
         trials = [Trial("long", plan, 10**12), Trial("short", plan, 1), Trial("by itself", plan, 0)]
         compile_trials(session, source, trials, tag="candidate")
         assert not any(trial.error for trial in trials)
+        compile_trials(session, source, trials[:1], tag="again")
+        own = 10**12 + launching_ns(source, plan)
+        assert [trial.predicted_ns for trial in trials] == [own, 1, 0]
         return [(trial.launched_singly, saved(session, source, trials, trial)) for trial in trials]
 
     assert in_session(tmp_path, look) == [(True, True), (False, UNSET), (False, UNSET)]
-    assert sorted(map(dict, compiled_with), key=len) == [{}, {}, dict(SINGLY)]
+    assert sorted(map(dict, compiled_with), key=len) == [{}, {}, dict(SINGLY), dict(SINGLY)]
 
 
 def saved(session: Session, source: CanonicalModule, trials: list[Trial], winner: Trial) -> bool | UnsetType:

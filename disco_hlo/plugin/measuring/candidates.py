@@ -24,7 +24,7 @@ from disco_hlo.backends import BACKENDS
 from disco_hlo.elsewhere import here
 from disco_hlo.errors import UnsupportedError, shared
 from disco_hlo.hlo.canonical import CanonicalModule
-from disco_hlo.optimize.regions import launched_singly
+from disco_hlo.optimize.regions import launched_singly, launching_ns
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.plan import Strategy
 from disco_hlo.plan.read import verify
@@ -190,7 +190,10 @@ def _hand_out(
     sent, trial.error = broadcast_plan(session.channel, mine, reason=why, timeout_s=timeout_s, tag=tag)
     if sent is not None:
         trial.module, trial.error = sent.module, ""
-        trial.launched_singly = launched_singly(trial.source(source), trial.strategy, trial.predicted_ns)
+        own = trial.source(source)
+        if not trial.launched_singly and launched_singly(own, trial.strategy, trial.predicted_ns):
+            trial.launched_singly = True
+            trial.predicted_ns += launching_ns(own, trial.strategy)
 
 
 def _compile(

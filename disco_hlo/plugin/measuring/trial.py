@@ -27,6 +27,7 @@ class Trial:
     strategy: Strategy | None
     """None: XLA's default, untouched."""
     predicted_ns: int
+    """Its step time; with what launching its kernels singly takes, once it is handed out."""
     module: bytes = b""
     marks: PlanSlot | None = None
     """Where rank 0 notes that this candidate is being tried; None notes it nowhere."""
