@@ -97,7 +97,7 @@ def part_of(room_bytes: int) -> InPart:
     return InPart(dict.fromkeys(NAMES, MOVES) if held_bytes else {}, chosen)
 
 
-EARLY: Any = SimpleNamespace(module=b"", copies=True, run=here)
+EARLY: Any = SimpleNamespace(module=b"", copies=True, in_float32=True, run=here)
 
 
 def needing(peak_mib: int) -> Any:
@@ -116,7 +116,7 @@ def rooms_asked_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rooms in MiB for which values to keep are chosen from now on; an executable is the bytes that it needs."""
     rooms: list[int] = []
 
-    def chosen(_module: bytes, _prices: object, room_bytes: int, *, copies: bool) -> InPart:
+    def chosen(_module: bytes, _prices: object, room_bytes: int, **allowed: bool) -> InPart:
         rooms.append(room_bytes // MIB)
         return part_of(room_bytes)
 
