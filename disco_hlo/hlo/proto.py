@@ -185,6 +185,7 @@ _TAIL_PADDING_OF_ONE = b"\x80\x01\x01"
 
 _DTYPE_NUMBERS = {name: number for number, name in DTYPES.items()}
 TUPLE = _DTYPE_NUMBERS["tuple"]
+FLOAT32 = _DTYPE_NUMBERS["f32"]
 
 
 def parse(data: bytes, message_class: Any = Module) -> Message:

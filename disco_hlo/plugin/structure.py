@@ -121,11 +121,8 @@ def early_module(request: CompileRequest, run: Run = here) -> Early:
 
 def early_of(request: CompileRequest, module: bytes, run: Run = here) -> Early:
     """As :func:`early_module`, of what was captured."""
-    copies, in_float32 = (
-        backend_of(request.backend.platform).copies_early,
-        compiles.may_compute_finer(request),
-    )
-    return Early(module, run(canonicalize, module).graph.key, copies, request.devices, in_float32, run)
+    key, copies = run(canonicalize, module).graph.key, backend_of(request.backend.platform).copies_early
+    return Early(module, key, copies, request.devices, compiles.may_compute_finer(request), run)
 
 
 def named_schedules(
