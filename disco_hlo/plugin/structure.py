@@ -104,6 +104,17 @@ class Restructured:
     """The same in canonical form."""
     record: plans.Structure
     """What a plan says of it."""
+    whole: Early = field(repr=False)
+    """The step before the moves."""
+
+    def with_finer_sums(self) -> bytes | None:
+        """The early module after those of the moves alone that add up in float32 what is added up in 16 bits; None
+        where there are none. They come first, so they fit without the others."""
+        made = self.record.moves
+        finer = [
+            one for one, move in zip(made, from_json(list(made)), strict=True) if isinstance(move, Widen)
+        ]
+        return self.whole.moved(finer) if finer else None
 
 
 def early_module(request: CompileRequest, run: Run = here) -> Early:
@@ -186,7 +197,7 @@ def of_module(
     source = early.run(canonicalize, module)
     refuse_unsupported(source)
     record = plans.Structure(name, early.key, source.graph.key, tuple(moves))
-    return Restructured(changed, module, source, record)
+    return Restructured(changed, module, source, record, early)
 
 
 def refuse_unsupported(source: CanonicalModule) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +23,9 @@ from disco_hlo.errors import ActivationError, IllegalStrategyError, UnsupportedE
 from disco_hlo.hlo import proto
 from disco_hlo.hlo.canonical import CanonicalModule
 from disco_hlo.plan.apply import apply
+from disco_hlo.plan.read import read
 from disco_hlo.plan.variants import unfused
+from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring import comparing, tolerances
 from disco_hlo.plugin.measuring.candidates import compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.comparing import Reference, Survey, passes, survey_of
@@ -31,9 +35,11 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.probe import exchange_opcode
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.structure import early_module, named_schedules, restructured
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import is_whole
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
+from disco_hlo.structure.propose_loops import FLOAT32_SUMS
 from tests.outputs import outputs_of
 from tests.plugin.handled import in_session
 from tests.plugin.sessions import session_of
@@ -76,6 +82,50 @@ def assert_refused(folder: Path, step: models.Step, *changes: Callable[[bytes], 
 
 def with_cosine(module: bytes) -> bytes:
     return exchange_opcode(module, "tanh", "cosine")
+
+
+# --- sums that the default adds up in 16 bits -----------------------------------------------------
+
+
+def stagnating_step() -> models.Step:
+    """The gradient of eight rows of an embedding in bfloat16, read by 16384 tokens: each sum ends at 256 addends."""
+    tokens = np.arange(16384, dtype=np.int32) % 8
+
+    def step(table: Any, scale: Any, tokens: Any) -> Any:
+        rows = jax.vjp(lambda rows: rows[tokens], table.astype(jnp.bfloat16))[1]
+        addends = jnp.broadcast_to(jnp.abs(scale) + 1, (tokens.size, 128)).astype(jnp.bfloat16)
+        return table - rows(addends)[0].astype(jnp.float32), scale
+
+    table, scale = jax.device_put((models.random(0, 8, 128), models.random(1, 128)), models.replicated())
+    jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=models.replicated())
+    return jitted, (table, scale, jax.device_put(tokens, models.split()))
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_sums_in_float32_are_compared_with_the_default_that_adds_up_so_too(
+    wrong: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sum that stagnates in the default is far from the truth, and by no rounding of the inputs."""
+
+    def look(session: Session, source: CanonicalModule) -> Trial:
+        request = session.request
+        request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
+        early = early_module(request)
+        moves = named_schedules(early)[FLOAT32_SUMS]
+        made = restructured(early, FLOAT32_SUMS, moves, functools.partial(compiles.capture, request))
+        default, plan = Trial("default", None, 0), Trial("plan", read(made.source), 0, restructured=made)
+        compile_trials(session, source, [default, plan], tag="candidate")
+        if wrong:
+            other = exchange_opcode(made.early, "abs", "cosine")
+            plan.executable = compiles.compile_module(request, None, None, other)
+        compare_with_default(session, default, [plan])
+        return plan
+
+    caplog.set_level(logging.INFO, LOGGER.name)
+    plan = in_session(tmp_path, look, stagnating_step)
+    assert (plan.compared, plan.differs) == (not wrong, wrong)
+    assert ("differs from XLA's default at" in plan.error) == wrong
+    assert "plan adds up in float32; comparing it with XLA's default that does so, too" in caplog.text
 
 
 # --- programs that are wrong behind a mask only ---------------------------------------------------

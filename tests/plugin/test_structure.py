@@ -356,7 +356,7 @@ def picked(op: str, result: str = "") -> Restructured:
     module = module_of(SCANNED.replace("OP", op))
     source = canonicalize(module)
     record = Structure("chunk-2", "f00d", result or source.graph.key, ({"move": op},))
-    return Restructured(b"early", module, source, record)
+    return Restructured(b"early", module, source, record, Early(b"", "f00d", False, ()))
 
 
 @pytest.mark.parametrize("other", ["tanh(x)", "negate(x)"])

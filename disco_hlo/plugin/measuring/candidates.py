@@ -38,7 +38,7 @@ from disco_hlo.plugin.measuring.comparing import (
     make_runner,
     settle_inputs,
 )
-from disco_hlo.plugin.measuring.compiling import CompileBatch
+from disco_hlo.plugin.measuring.compiling import CompileBatch, compile_default
 from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
 from disco_hlo.plugin.measuring.lockstep import (
     SLICE_NS,
@@ -284,15 +284,43 @@ def compare_with_default(
     held: HeldPasses | None = None,
 ) -> None:
     """See which trials compute what XLA's default computes; one that does not on any rank is out on all, and its times
-    with it. ``inputs``, ``held`` and errors are those of :func:`~disco_hlo.plugin.measuring.comparing.compare`."""
+    with it. What adds up in float32 may be nearer to the truth than the default: where it differs, it is compared with
+    the default of the step that adds up so, too. ``inputs``, ``held`` and errors are those of
+    :func:`~disco_hlo.plugin.measuring.comparing.compare`."""
     try:
         compare(session, (default, *others), inputs, held)
+        for trial in others:
+            if trial.differs and not (session.between_steps is not None and training_ends(session)):
+                _compare_with_finer(session, trial, inputs, held)
         for trial in others:
             trial.compared = not trial.error
     finally:  # of some it may be known that they are wrong when a training ends
         for trial in others:
             if trial.error:
                 trial.times_ns.clear()
+
+
+def _compare_with_finer(
+    session: Session, trial: Trial, inputs: RealInputs | None, held: HeldPasses | None
+) -> None:
+    """Compare a trial that differs from XLA's default with the default that adds up in float32 what the trial does."""
+    what, error = f"{trial.name}: XLA's default with its sums in float32", trial.error
+    try:
+        with session.stage(what):
+            early = None if trial.restructured is None else trial.restructured.with_finer_sums()
+        if early is None:
+            return
+        finer = Trial(
+            "XLA's default with sums in float32", None, 0, executable=compile_default(session, what, early)
+        )
+        session.say("%s adds up in float32; comparing it with XLA's default that does so, too", trial.name)
+        trial.error, trial.differs = "", False
+        compare(session, (finer, trial), inputs, held)
+    except Exception as failure:
+        if session.between_steps is not None and training_ends(session):
+            raise
+        LOGGER.debug("%s: %s", what, one_line(failure))
+        trial.error, trial.differs = error, True
 
 
 def _first_runs(session: Session, alive: Sequence[Trial]) -> None:

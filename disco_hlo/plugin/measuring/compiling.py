@@ -10,7 +10,7 @@ first time: that is not tried by known picks, as XLA writes an error for each ne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
 
 from disco_hlo.backends import BACKENDS
@@ -18,6 +18,8 @@ from disco_hlo.errors import DiscoError, XlaRefusalError
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.room import in_turn
 from disco_hlo.plugin.session import Session
+from disco_hlo.plugin.xla import compiles, jaxlink
+from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 
 Compiled = TypeVar("Compiled")
@@ -69,6 +71,23 @@ class CompileBatch(Generic[Compiled]):
                     found[number] = self._pool.submit(self._compiles[number], {})
                 wait([found[number] for number in some])
         return found
+
+
+def compile_default(session: Session, what: str, early: bytes) -> LoadedExecutable:
+    """XLA's default of an early module, ``what`` in words, on all ranks at once.
+
+    Raises:
+        Exception: it cannot be compiled, on whichever rank; on all alike.
+    """
+
+    def compiled(options: Mapping[str, CompileOptionValue]) -> LoadedExecutable:
+        with jaxlink.ours():
+            return compiles.compile_module(session.request, None, options, early)
+
+    with ThreadPoolExecutor(1, "disco-compile") as pool:
+        [executing] = CompileBatch(session, what, [compiled], pool, 1).finish()
+    with session.stage(what):
+        return executing.result()
 
 
 def _new_to_the_tuner() -> Future[Compiled]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from disco_hlo.hlo.canonical import canonicalize
@@ -17,13 +17,10 @@ from disco_hlo.optimize.costs import Costs
 from disco_hlo.optimize.pipeline import Case
 from disco_hlo.optimize.regions import calls_by_caller, regions_callees_first
 from disco_hlo.plugin.logs import LOGGER, one_line
-from disco_hlo.plugin.measuring.compiling import CompileBatch
+from disco_hlo.plugin.measuring.compiling import compile_default
 from disco_hlo.plugin.measuring.room import most_needed_bytes, over_limit, whole_mib
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.structure import KEEPS, Early, Restructured
-from disco_hlo.plugin.xla import compiles, jaxlink
-from disco_hlo.plugin.xla.executables import LoadedExecutable
-from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 from disco_hlo.printable import counted
 from disco_hlo.structure.choose import Prices
 from disco_hlo.structure.moves import to_json
@@ -134,19 +131,10 @@ def needed_bytes(
 ) -> tuple[int, str]:
     """What XLA needs for a structure on each device, the most of all ranks, 0 where it is not made; and that this is
     more than ``most``, empty where it is not. One line says so."""
-    what = f"memory of {name}"
-
-    def compiled(options: Mapping[str, CompileOptionValue]) -> LoadedExecutable:
-        with jaxlink.ours():
-            return compiles.compile_module(session.request, None, options, early)
-
     try:
         with session.stage(f"{name} is made", takes_s=_TAKES_S):
             early = made.result().early
-        with ThreadPoolExecutor(1, "disco-compile") as pool:
-            [executing] = CompileBatch(session, what, [compiled], pool, 1).finish()
-        with session.stage(what, takes_s=_TAKES_S):
-            executable = executing.result()
+        executable = compile_default(session, f"memory of {name}", early)
     except Exception as error:
         LOGGER.debug("%s: %s", name, one_line(error))
         return 0, ""
