@@ -111,6 +111,8 @@ class Backend:
     """Whether an optimization barrier lasts until kernels are made. XLA:CPU takes barriers out early."""
     passes_off: str = ""
     """Passes that run before its early stage and would hide the ops that moves are about, separated by commas."""
+    early_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of compiles with that stage."""
     combiners: tuple[str, ...] = ()
     """Options that hold the size up to which it puts parts that shall travel apart together again."""
     all_reduce_kernels: tuple[tuple[str, str | bool], ...] = ()
@@ -166,8 +168,11 @@ CPU = Backend(
     copies_early=True,
     # The last must go with the others: on ops that are in no fusion it drops copies between layouts, and the numbers
     # are wrong (jax 0.10.2 to 0.12: einsum("bsd,dthe->btshe", x, w) with "fusion,fusion-wrapper" off).
-    passes_off="fusion,fusion-wrapper,multi_output_fusion,cpu-all-reduce-combiner,dot-library-rewriter,"
+    passes_off="fusion,fusion-wrapper,multi_output_fusion,cpu-all-reduce-combiner,"
     "simplification after layout assignment",
+    # Of matmuls and sums in 16 bits that its library shall take XLA:CPU makes none in float32. With the pass alone off
+    # that hands them over, it refuses such matmuls, and such sums stagnate.
+    early_options={"xla_cpu_experimental_ynn_fusion_type": ""},
     hoists=True,
     transposes_by_library=True,
     shares_processor=True,

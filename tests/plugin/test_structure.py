@@ -187,6 +187,26 @@ def test_a_step_that_adds_up_rows_in_16_bits_may_gain_where_nothing_communicates
     assert not gains_alone(step("f32"))
 
 
+def test_matmuls_and_sums_in_16_bits_are_no_coarser_in_a_step_that_is_changed() -> None:
+    """XLA:CPU refused some such matmuls, and added up in bfloat16: 1 and 256 are 256."""
+
+    def step(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ones = jnp.abs(jnp.tanh(x)) + jnp.bfloat16(1)
+        return x @ w, jax.lax.reduce(ones, jnp.bfloat16(0), jax.lax.add, (1,))
+
+    def look(request: CompileRequest) -> list[list[Any]]:
+        early = early_module(request)
+        runner = Runner(request, compiles.compile_module(request, None))
+        changed = compiles.compile_module(request, None, None, early.module)
+        return [outputs_of(one) for one in (runner, Runner(request, changed, inputs_of=runner))]
+
+    arguments = jnp.ones((64, 4096), jnp.bfloat16), jnp.ones((4096, 8), jnp.bfloat16)
+    default, changed = intercept(jax.jit(step), arguments, look, devices=1)
+    for [own], [theirs] in zip(changed, default, strict=True):
+        wide, other = np.asarray(own, np.float32), np.asarray(theirs, np.float32)
+        assert np.abs(wide - other).max() <= float(jnp.finfo(jnp.bfloat16).eps) * np.abs(other).max()
+
+
 def test_no_move_is_refused() -> None:
     def look(request: CompileRequest) -> None:
         with pytest.raises(IllegalMoveError, match="changes nothing"):

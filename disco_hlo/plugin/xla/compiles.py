@@ -307,7 +307,7 @@ def _early_options(
         if request.backend.process_index() == 0:
             _say_what_does_not_hold(off)
         return {**dict.fromkeys(off, 0), **extra}
-    return _with_passes_off(request, extra, backend.passes_off)
+    return {**_with_passes_off(request, extra, backend.passes_off), **backend.early_options}
 
 
 def _with_passes_off(
