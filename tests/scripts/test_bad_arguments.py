@@ -26,6 +26,14 @@ import pytest
         ("benchmark bert --link gloo --out o", "expected one model, in a job"),
         ("demo --steps 2", "expected a whole number, 3 or more, got '2'"),
         ("demo --budget x", "expected a whole number, 1 or more, got 'x'"),
+        ("train_in_turn --out o --runs 0 -- true", "expected --runs of at least 1"),
+        ("train_in_turn --out o", "the following arguments are required: command"),
+        (
+            f"train_in_turn --out {Path(__file__).parent} -- true",
+            "expected --out to be a new or an empty folder",
+        ),
+        ("train_stranger gemma", "the following arguments are required: --sources"),
+        ("train_stranger gemma --sources o --steps 4", "expected --steps of more than 4"),
         ("ship_profile profile.json --name ../x", "expected lower-case words joined by dashes"),
     ],
 )
