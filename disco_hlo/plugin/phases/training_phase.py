@@ -32,8 +32,9 @@ _FEW_LOADS = 3
 _SWITCH_S = 0.5e-3
 _one_at_a_time = threading.Lock()
 """A step's search begins once that of the one before has saved what it found."""
-_BEGINS_S = 5.0
-"""What a search takes at most until it can end with the process by itself: it imports much."""
+_BEGINS_S = 20.0
+"""What a search takes at most until it can end with the process by itself: it imports much, on a busy host for more
+than 5 s."""
 _process_ends = threading.Event()
 
 
