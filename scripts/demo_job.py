@@ -41,14 +41,15 @@ def run_job(argv: Sequence[str], env: dict[str, str], log: Path, limit_s: float,
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a job: mpiexec passes SIGTERM on to its ranks and waits for them."""
-    with _deaf():
-        for number, patience_s in ((signal.SIGTERM, 20), (signal.SIGKILL, 5)):
-            if process.poll() is not None:
-                return
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, number)
-                process.wait(patience_s)
+    """End a job: mpiexec passes SIGTERM on to its ranks and waits for them. What a job's first process leaves behind is
+    killed."""
+    with _deaf(), contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(5)
 
 
 @contextlib.contextmanager

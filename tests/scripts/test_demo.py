@@ -149,6 +149,17 @@ def test_a_job_that_takes_too_long_is_ended_with_all_its_processes(tmp_path: Pat
     assert not is_alive(child)
 
 
+def test_what_a_job_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    argv = ["sh", "-c", "trap '' TERM; sleep 300 & echo $!; exit 3"]
+    assert demo_job.run_job(argv, dict(os.environ), log, 60.0, lambda _log: None) == 3
+    child = int(log.read_text())
+    deadline = time.monotonic() + 60
+    while is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_alive(child)
+
+
 def test_a_log_is_shown_without_what_a_terminal_obeys(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"first\n\n\x1b[2Jsecond\xff\nthird\n")
