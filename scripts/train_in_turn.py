@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,14 +40,15 @@ FORMAT, VERSION = "disco-hlo training in turn", 1
 SWITCHED = "with the switch"
 _SHOWN = ("DISCO_", "NCCL_", "XLA_FLAGS", "JAX_PLATFORMS")
 """Begins the names of variables that a record tells."""
-_MEDIAN = re.compile(r"median ([\d.]+) ms, last loss (\S+)")
-_FIRST = re.compile(r"^step +0\b.*?([\d.]+) ms$", re.MULTILINE)
+_MEDIAN = re.compile(r"median (\d+(?:\.\d+)?) ms, last loss (-?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan))")
+_FIRST = re.compile(r"^step +0\b.*?(\d+(?:\.\d+)?) ms$", re.MULTILINE)
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    usage = "%(prog)s [-h] --out OUT [--runs RUNS] [--timeout TIMEOUT] -- command ..."
+    parser = argparse.ArgumentParser(usage=usage, description=__doc__, formatter_class=raw)
     parser.add_argument("--out", type=Path, required=True, help="folder, which must be new or empty")
     parser.add_argument("--runs", type=int, default=2, help="of each, in turn (2)")
     parser.add_argument(
@@ -54,11 +56,17 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("command", nargs="+", help="the training, behind --")
     args = parser.parse_args(argv)
-    if args.runs < 1 or args.timeout <= 0:
+    if args.runs < 1 or not args.timeout > 0:  # nor nan
         parser.error("expected --runs of at least 1, and a --timeout above 0")
     args.out = args.out.absolute()
-    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+    try:
+        taken = args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir()))
+    except OSError as error:
+        parser.error(f"cannot use --out: {error}")
+    if taken:
         parser.error(f"expected --out to be a new or an empty folder: {args.out}")
+    if shutil.which(args.command[0]) is None:
+        parser.error(f"expected a command that can be run, got {args.command[0]!r}")
     return args
 
 
@@ -110,7 +118,11 @@ def record_of(
         "format": FORMAT,
         "version": VERSION,
         "command": list(command),
-        "environment": {name: one for name, one in sorted(os.environ.items()) if name.startswith(_SHOWN)},
+        "environment": {
+            name: one
+            for name, one in sorted(os.environ.items())
+            if name.startswith(_SHOWN) and name != "DISCO_DIR"  # that of the runs lies beside the record
+        },
         "device": plan.target.device_kind,
         "devices": plan.target.device_count,
         "processes": plan.target.process_count,
@@ -161,7 +173,7 @@ def _run(
         raise DemoError(f"{name}: failed with exit status {status}{log_tail(log)}")
     text = log.read_text(errors="replace")
     median, first = _MEDIAN.search(text), _FIRST.search(text)
-    if median is None or first is None:
+    if median is None or first is None or not float(median[1]):
         raise DemoError(
             f"{name}: expected lines like 'step 0 ... 7140.29 ms' and 'median 94.19 ms, last loss 1.9'{log_tail(log)}"
         )

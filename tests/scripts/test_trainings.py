@@ -45,9 +45,11 @@ def test_a_record_says_what_was_predicted_measured_and_trained(
     monkeypatch.setattr(train_in_turn, "found_plan", lambda folder, log: (measured(), folder))
     monkeypatch.setenv("ENABLE_SEARCH", "1")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("DISCO_DIR", "somewhere/else")  # where no plan of these runs lies
     assert run(tmp_path / "out", sys.executable, "-c", PRINTS) == 0
     record: dict[str, Any] = json.loads((tmp_path / "out" / "record.json").read_text())
     assert record["environment"]["NCCL_P2P_DISABLE"] == "1"
+    assert "DISCO_DIR" not in record["environment"]
     assert record["taken"] == {
         "name": "plan", "predicted_ms": 88.0, "measured_ms": 90.0, "of_default": 0.9, "noise": 0.01
     }  # fmt: skip
@@ -67,6 +69,9 @@ def test_a_record_says_what_was_predicted_measured_and_trained(
         (PRINTS, "the search saved no plan"),
         ("raise SystemExit('no such file')", "search: failed with exit status 1"),
         ("print('trained')", "expected lines like 'step 0 ... 7140.29 ms'"),
+        (PRINTS.replace("{which}", "."), "expected lines like 'step 0 ... 7140.29 ms'"),
+        (PRINTS.replace("{which}", "0.00"), "expected lines like 'step 0 ... 7140.29 ms'"),
+        (PRINTS.replace("3.25", "3.25,"), "the search saved no plan"),
     ],
 )
 def test_what_cannot_be_compared_leaves_no_record(
@@ -77,6 +82,32 @@ def test_what_cannot_be_compared_leaves_no_record(
     assert said in error
     assert "Traceback" not in error
     assert not (tmp_path / "out" / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--out", "a" * 300, "--", "true"], "cannot use --out"),
+        (["--out", "new", "--timeout", "nan", "--", "true"], "a --timeout above 0"),
+        (
+            ["--out", "new", "--", "no-such-command"],
+            "expected a command that can be run, got 'no-such-command'",
+        ),
+    ],
+)
+def test_bad_arguments_make_no_folder(
+    argv: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        train_in_turn.main(argv)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_checkout_is_said_with_the_commands_that_get_it(
