@@ -6,7 +6,7 @@
 The command runs once with ``ENABLE_SEARCH=1 DISCO_WHEN=compile``, and then in turn without the switch and with
 ``ENABLE_SEARCH=0``. What else is to hold stands in the environment (``DISCO_*``, ``NCCL_*``, ``XLA_FLAGS``). The script
 waits for each step, and prints a line with ``median 94.19 ms, last loss 1.9073`` at its end, as examples/llama.py does,
-and one for its first step (``step 0 ... 7140.29 ms``).
+and one for its first step (``step 0 ... 7140.29 ms``). Where several processes print them, the first in the log count.
 
 DIR/record.json has the commands' environment, what the search predicted and measured, and each run's figures; beside it
 are the plan and the logs. Exit status: 0 all ran; 1 a run failed, or no plan was saved; 2 bad arguments; 130 stopped.
