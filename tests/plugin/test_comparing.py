@@ -21,7 +21,8 @@ import pytest
 
 from disco_hlo.errors import ActivationError, IllegalStrategyError, UnsupportedError
 from disco_hlo.hlo import proto
-from disco_hlo.hlo.canonical import CanonicalModule
+from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
+from disco_hlo.plan import plan as plans
 from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read
 from disco_hlo.plan.variants import unfused
@@ -33,13 +34,16 @@ from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.trial import Trial
+from disco_hlo.plugin.phases import enact_phase
 from disco_hlo.plugin.probe import exchange_opcode
-from disco_hlo.plugin.session import Session
-from disco_hlo.plugin.structure import early_module, named_schedules, restructured
+from disco_hlo.plugin.session import Session, join, target
+from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.structure import Restructured, early_module, named_schedules, restructured
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import is_whole
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.structure.propose_loops import FLOAT32_SUMS
+from tests.made_plans import made_plan
 from tests.outputs import outputs_of
 from tests.plugin.handled import in_session
 from tests.plugin.sessions import session_of
@@ -101,6 +105,13 @@ def stagnating_step() -> models.Step:
     return jitted, (table, scale, jax.device_put(tokens, models.split()))
 
 
+def with_float32_sums(request: CompileRequest) -> Restructured:
+    """The request's step with its sums in float32, and nothing else changed."""
+    early = early_module(request)
+    moves = named_schedules(early)[FLOAT32_SUMS]
+    return restructured(early, FLOAT32_SUMS, moves, functools.partial(compiles.capture, request))
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_sums_in_float32_are_compared_with_the_default_that_adds_up_so_too(
     wrong: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -110,9 +121,7 @@ def test_sums_in_float32_are_compared_with_the_default_that_adds_up_so_too(
     def look(session: Session, source: CanonicalModule) -> Trial:
         request = session.request
         request.positive, request.index_bounds = positive_parameters(source), index_bounds(source)
-        early = early_module(request)
-        moves = named_schedules(early)[FLOAT32_SUMS]
-        made = restructured(early, FLOAT32_SUMS, moves, functools.partial(compiles.capture, request))
+        made = with_float32_sums(request)
         default, plan = Trial("default", None, 0), Trial("plan", read(made.source), 0, restructured=made)
         compile_trials(session, source, [default, plan], tag="candidate")
         if wrong:
@@ -125,6 +134,27 @@ def test_sums_in_float32_are_compared_with_the_default_that_adds_up_so_too(
     plan = in_session(tmp_path, look, stagnating_step)
     assert (plan.compared, plan.differs) == (not wrong, wrong)
     assert ("differs from XLA's default at" in plan.error) == wrong
+    assert "plan adds up in float32; comparing it with XLA's default that does so, too" in caplog.text
+
+
+def test_a_plan_with_sums_in_float32_that_never_ran_here_is_enacted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is refused or not by what a search compares it with."""
+
+    def look(request: CompileRequest) -> bool:
+        session = join(request, Settings(search=False, directory=tmp_path))
+        source = canonicalize(compiles.capture(request))
+        made = with_float32_sums(request)
+        strategy = read(made.source)
+        module = apply(strategy, made.source)
+        plan = made_plan(target(source.graph, session.facts), strategy, module, structure=made.record)
+        slot = session.slot(source.graph.key)
+        slot.save(plans.encode(plan), module, "", compiles.capture(request))
+        return enact_phase.handle(request, session.settings) is not None
+
+    caplog.set_level(logging.INFO, LOGGER.name)
+    assert intercept(*stagnating_step(), look), caplog.text
     assert "plan adds up in float32; comparing it with XLA's default that does so, too" in caplog.text
 
 

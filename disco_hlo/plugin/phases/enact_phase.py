@@ -31,7 +31,7 @@ from disco_hlo.plan.plan import DEFAULT, Plan
 from disco_hlo.plan.read import verify
 from disco_hlo.plan.store import PlanSlot, note_compared, was_compared, was_measured
 from disco_hlo.plugin.logs import LOGGER, compared, one_line
-from disco_hlo.plugin.measuring.comparing import compare
+from disco_hlo.plugin.measuring.candidates import compare_with_default
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
 from disco_hlo.plugin.measuring.trial import Trial, marked
@@ -40,7 +40,7 @@ from disco_hlo.plugin.refusals import may_be_run, refuse_others, switched_on, wa
 from disco_hlo.plugin.session import Session, join, launch_options, versions, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, training_step
-from disco_hlo.plugin.structure import enacted
+from disco_hlo.plugin.structure import Restructured, enacted
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.compiles import Halted
 from disco_hlo.plugin.xla.executables import LoadedExecutable
@@ -64,6 +64,8 @@ class Proposed:
     """The compile that waits for the module; None compiles anew."""
     other: bool = False
     """Whether the plan was found under other constants."""
+    restructured: Restructured | None = None
+    """The step that the plan is for, where it changes its structure."""
 
 
 def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | None:
@@ -121,7 +123,7 @@ def _propose(
         plan = plans.decode(
             received.plan_json, f"the plan in {slot.path}" if session.leads else "the plan of rank 0"
         )
-        source = step.source
+        source, restructured = step.source, None
         options = launch_options(session, plan.launched_singly)
         if waiting is not None and (options or plan.structure is not UNSET) and plan.chosen != DEFAULT:
             waiting.end()  # XLA's default, which the plan may be compared with, waits for its name
@@ -131,13 +133,14 @@ def _propose(
         else:
             waiting = compiling.enter_context(compiles.halted(session.request, options, early=True))
             together = _all_fit(session, source, plan)
-            source = enacted(session.request, plan.structure, waiting, together).source
+            restructured = enacted(session.request, plan.structure, waiting, together)
+            source = restructured.source
         if plan.chosen == DEFAULT:
             return Proposed(plan, b"", "")
         other = plan.target.fingerprint != step.source.graph.fingerprint
         module = _own_module(source, plan, received, other)
         _refuse_banned(session, slot, module)
-        return Proposed(plan, module, "", waiting, other)
+        return Proposed(plan, module, "", waiting, other, restructured)
     except Exception as error:
         return Proposed(None, b"", one_line(error))
 
@@ -237,7 +240,7 @@ def _enact(
             plan.target.module_name,
         )
         return None
-    trial = Trial(plan.chosen, plan.strategy, 0, proposed.module, slot)
+    trial = Trial(plan.chosen, plan.strategy, 0, proposed.module, slot, restructured=proposed.restructured)
     try:
         with session.stage("enact"), marked(session, trial, "compile"):
             if proposed.waiting is None:
@@ -323,7 +326,7 @@ def _compare(session: Session, step: Step, trial: Trial) -> None:
     with session.stage("XLA's default"):
         default = request.call_default()
         request.positive, request.index_bounds = positive_parameters(step.source), index_bounds(step.source)
-    compare(session, [Trial(DEFAULT, None, 0, executable=default), trial])
+    compare_with_default(session, Trial(DEFAULT, None, 0, executable=default), [trial])
     if trial.error:
         raise PlanError(trial.error)
     session.say(
