@@ -7,7 +7,7 @@ import functools
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from disco_hlo.plan.apply import apply
 from disco_hlo.plan.read import read
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.logs import LOGGER
-from disco_hlo.plugin.measuring import comparing, tolerances
+from disco_hlo.plugin.measuring import candidates, comparing, tolerances
 from disco_hlo.plugin.measuring.candidates import compare_with_default, compile_trials
 from disco_hlo.plugin.measuring.comparing import Reference, Survey, passes, survey_of
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
@@ -156,6 +156,37 @@ def test_a_plan_with_sums_in_float32_that_never_ran_here_is_enacted(
     caplog.set_level(logging.INFO, LOGGER.name)
     assert intercept(*stagnating_step(), look), caplog.text
     assert "plan adds up in float32; comparing it with XLA's default that does so, too" in caplog.text
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("lack", ["", "rank 1: it needs 9 MiB"])
+def test_what_differs_stays_out_where_the_default_with_float32_sums_cannot_be_run(
+    lack: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no room, or the training ends; one that has no room is never run."""
+    runs: list[list[str]] = []
+
+    def compare(_session: Session, programs: Sequence[Trial], *_: Any) -> None:
+        runs.append([one.name for one in programs])
+        if len(runs) == 2:
+            raise ActivationError("the step is not called any more")
+        programs[1].error, programs[1].differs = "output 0 differs", True
+
+    monkeypatch.setattr(candidates, "compare", compare)
+    monkeypatch.setattr(candidates, "compile_default", lambda *_: None)
+    monkeypatch.setattr(candidates, "lack_of_memory", lambda *_, **__: lack)
+    made: Any = SimpleNamespace(with_finer_sums=lambda: b"early")
+    default, plan = Trial("default", None, 0), Trial("plan", None, 0, restructured=made, times_ns=[7])
+    over = iter([False, ends])
+
+    def alone(_: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    session = replace(session_of(tmp_path), between_steps=alone, over=lambda: next(over))
+    with pytest.raises(UnsupportedError if lack else ActivationError) if ends else contextlib.nullcontext():
+        compare_with_default(session, default, [plan])
+    assert (plan.error, plan.differs, plan.compared, plan.times_ns) == ("output 0 differs", True, False, [])
+    assert runs == [["default", "plan"], ["XLA's default with sums in float32", "plan"]][: 1 if lack else 2]
 
 
 # --- programs that are wrong behind a mask only ---------------------------------------------------

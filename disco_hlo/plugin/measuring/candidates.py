@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from disco_hlo.activation.agree import PlanBytes, broadcast_plan
 from disco_hlo.backends import BACKENDS
@@ -313,14 +313,20 @@ def _compare_with_finer(
         finer = Trial(
             "XLA's default with sums in float32", None, 0, executable=compile_default(session, what, early)
         )
+        room = replace(session, on_calls=None)  # as for what a call of the training may run
+        given_back = 0 if held is None else held.given_back_bytes
+        with session.alone(what):
+            lack = lack_of_memory(room, finer.name, finer.executable, given_back_bytes=given_back)
+        if lack:  # a rank that lacks it in a run leaves the others in a collective
+            raise shared(UnsupportedError(lack))
         session.say("%s adds up in float32; comparing it with XLA's default that does so, too", trial.name)
         trial.error, trial.differs = "", False
         compare(session, (finer, trial), inputs, held)
     except Exception as failure:
+        trial.error, trial.differs = error, True  # it is known to be another, however a training ends
         if session.between_steps is not None and training_ends(session):
             raise
         LOGGER.debug("%s: %s", what, one_line(failure))
-        trial.error, trial.differs = error, True
 
 
 def _first_runs(session: Session, alive: Sequence[Trial]) -> None:

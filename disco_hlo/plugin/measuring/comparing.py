@@ -90,6 +90,8 @@ class HeldPasses:
     """Holds a call for a body, on all ranks, and has the inputs be its arguments."""
     most: int
     """Passes there may be."""
+    given_back_bytes: int = 0
+    """Memory of each device that the call's arguments leave for so long."""
 
 
 def compare(

@@ -396,7 +396,7 @@ class SearchInTraining:
         if alive and inputs is not None:
             each = replace(session, between_steps=self._held_by_all)
             hold = functools.partial(self._giving_way, inputs, taken)
-            held = HeldPasses(hold, self._passes) if taken else None
+            held = HeldPasses(hold, self._passes, loan.taken_bytes) if taken else None
             compare_with_default(each, default, alive, inputs, held)
         # What ends a hold counts as an error of the candidate that was to run in it.
         if anywhere(session, self._ended(), "interrupted"):
