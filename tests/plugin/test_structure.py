@@ -63,7 +63,7 @@ from tests.modules import ADD, module_of
 from tests.outputs import outputs_of
 from tests.plugin.sessions import fake_session, session_of
 from tests.steps import models
-from tests.steps.intercept import intercept
+from tests.steps.intercept import intercept, intercepted
 from tests.structure.test_illegal import SUMMED
 
 WIDTH = 16
@@ -205,6 +205,16 @@ def test_matmuls_and_sums_in_16_bits_are_no_coarser_in_a_step_that_is_changed() 
     for [own], [theirs] in zip(changed, default, strict=True):
         wide, other = np.asarray(own, np.float32), np.asarray(theirs, np.float32)
         assert np.abs(wide - other).max() <= float(jnp.finfo(jnp.bfloat16).eps) * np.abs(other).max()
+
+
+def test_that_a_library_shall_take_matmuls_does_not_hide_them_from_moves() -> None:
+    lowered = jax.jit(lambda x, w: x @ w).lower(*[jnp.ones((256, 256), jnp.bfloat16)] * 2)
+    users = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"}
+    keys = [
+        intercepted(lowered, lambda _: True, lambda request: early_module(request).key, options)
+        for options in ({}, users)
+    ]
+    assert keys[0] == keys[1]
 
 
 def test_no_move_is_refused() -> None:

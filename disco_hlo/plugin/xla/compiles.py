@@ -299,6 +299,7 @@ def _early_options(
 
     What the user said of this very step (``compiler_options``) holds. Of what ``XLA_FLAGS`` say of all steps the
     passes that are off stay off; the thresholds of the combiners, chosen for XLA's plan, not for this one, do not hold.
+    Nor does it hold on CPU that a library takes matmuls and sums, whoever says so: moves would not see them.
     """
     users = dict(request.options.env_option_overrides)
     backend = backend_of(request.backend.platform)
