@@ -40,6 +40,7 @@ FORMAT, VERSION = "disco-hlo training in turn", 1
 SWITCHED = "with the switch"
 _SHOWN = ("DISCO_", "NCCL_", "XLA_FLAGS", "JAX_PLATFORMS")
 """Begins the names of variables that a record tells."""
+_ENACTS = "disco: enacts the plan"
 _MEDIAN = re.compile(r"median (\d+(?:\.\d+)?) ms, last loss (-?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan))")
 _FIRST = re.compile(r"^step +0\b.*?(\d+(?:\.\d+)?) ms$", re.MULTILINE)
 
@@ -92,15 +93,17 @@ def in_turn(folder: Path, command: Sequence[str], runs: int, limit_s: float) -> 
     """All runs, and the record of them.
 
     Raises:
-        DemoError: one failed, printed no figures, or the search saved no plan.
+        DemoError: one failed, printed no figures, or did not enact the plan, or the search saved none.
     """
     search = _run(folder, "search", command, {"ENABLE_SEARCH": "1", "DISCO_WHEN": "compile"}, limit_s)
     plan, _ = found_plan(folder, folder / "search.log")
     figures: dict[str, list[dict[str, float]]] = {DEFAULT: [], SWITCHED: []}
     for number in range(runs):
         for name, switch in ((DEFAULT, {}), (SWITCHED, {"ENABLE_SEARCH": "0"})):
-            log = f"{name.lower().replace(' ', '-')}-{number}"
-            figures[name].append(_run(folder, log, command, switch, limit_s))
+            run = f"{name.lower().replace(' ', '-')}-{number}"
+            figures[name].append(_run(folder, run, command, switch, limit_s))
+            if switch and plan.chosen != DEFAULT:
+                _check_enacted(folder / f"{run}.log")
     return record_of(command, plan, search, figures)
 
 
@@ -184,6 +187,13 @@ def _run(
     }
     print(f"{name}: {found['median_ms']:.2f} ms", flush=True)
     return found
+
+
+def _check_enacted(log: Path) -> None:
+    if _ENACTS not in log.read_text(errors="replace"):
+        raise DemoError(
+            f"{log.stem}: expected a line with {_ENACTS!r} (DISCO_LOG must not be above info){log_tail(log)}"
+        )
 
 
 if __name__ == "__main__":

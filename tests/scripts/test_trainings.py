@@ -18,6 +18,7 @@ from tests.made_plans import made_plan
 PRINTS = """
 import json, os, sys
 which = {None: 100.0, "1": 90.0, "0": 80.0}[os.environ.get("ENABLE_SEARCH")]
+print("disco: enacts the plan of jit_step" if which == 80.0 else "")
 print("step     0   loss 3.5   2500.00 ms")
 print(f"3 steps on 1 cpu device(s) of 1 process(es): median {which} ms, last loss 3.25")
 """
@@ -61,6 +62,16 @@ def test_a_record_says_what_was_predicted_measured_and_trained(
     }
     assert record["of_default"] == [0.8, 0.8]
     assert "100.00 ms by default, 80.00 with plan (0.8, 0.8)" in capsys.readouterr().out
+
+
+def test_a_run_that_does_not_enact_the_plan_is_not_counted_as_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_in_turn, "found_plan", lambda folder, log: (measured(), folder))
+    assert run(tmp_path / "out", sys.executable, "-c", PRINTS.replace("enacts", "refuses")) == 1
+    said = capsys.readouterr().err
+    assert "with-the-switch-0: expected a line with 'disco: enacts the plan'" in said
+    assert not (tmp_path / "out" / "record.json").exists()
 
 
 @pytest.mark.parametrize(
