@@ -122,13 +122,18 @@ def _at_least(lowest: int) -> Callable[[str], int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 1 where it failed, 130 where it was stopped."""
     args = arguments(argv)
+    return exit_status("demo", lambda: demo(args))
+
+
+def exit_status(name: str, run: Callable[[], None]) -> int:
+    """Of a script of that name that does ``run``: 1 where it failed, 130 where it was stopped, with one line."""
     try:
-        demo(args)
+        run()
     except KeyboardInterrupt:
-        sys.stderr.write("demo: stopped; its processes have ended\n")
+        sys.stderr.write(f"{name}: stopped; its processes have ended\n")
         return 130
     except (DemoError, DiscoError, OSError) as error:
-        sys.stderr.write(f"demo: {error}\n")
+        sys.stderr.write(f"{name}: {error}\n")
         return 1
     return 0
 

@@ -29,11 +29,10 @@ from checkout import find_package
 
 find_package()
 
-from demo import DemoError, found_plan  # noqa: E402
+from demo import DemoError, exit_status, found_plan  # noqa: E402
 from demo_job import end_when_told, log_tail, run_job  # noqa: E402
 from evaluation.record import write_atomically  # noqa: E402
 
-from disco_hlo.errors import DiscoError  # noqa: E402
 from disco_hlo.plan.plan import DEFAULT, Candidate, Plan  # noqa: E402
 
 FORMAT, VERSION = "disco-hlo training in turn", 1
@@ -75,18 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run all, and save the record."""
     args = arguments(argv)
     end_when_told()
-    try:
+
+    def run() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         record = in_turn(args.out, args.command, args.runs, args.timeout)
         write_atomically(args.out / "record.json", (json.dumps(record, indent=1) + "\n").encode())
-    except KeyboardInterrupt:
-        sys.stderr.write("train_in_turn: stopped; its processes have ended\n")
-        return 130
-    except (DemoError, DiscoError, OSError) as error:
-        sys.stderr.write(f"train_in_turn: {error}\n")
-        return 1
-    print(f"{args.out / 'record.json'}: {summary(record)}")
-    return 0
+        print(f"{args.out / 'record.json'}: {summary(record)}")
+
+    return exit_status("train_in_turn", run)
 
 
 def in_turn(folder: Path, command: Sequence[str], runs: int, limit_s: float) -> dict[str, Any]:

@@ -18,13 +18,7 @@ from jax.sharding import NamedSharding
 
 from strangers.training import Source, Training
 
-SOURCE = Source(
-    "google/flax", "18f8f311c275", "examples/gemma",
-    (
-        "clu", "tensorflow", "tensorflow.io", "tensorflow.errors", "tensorflow_datasets", "tensorflow_text",
-        "grain", "grain.python", "grain.experimental",
-    ),
-)  # fmt: skip
+SOURCE = Source("google/flax", "18f8f311c275", "examples/gemma")
 _PAD, _EOS, _BOS = 0, 1, 2
 """As in the comments of their input pipeline."""
 _DISTINCT = 8

@@ -12,10 +12,7 @@ from jax.sharding import Mesh
 
 from strangers.training import Source, Training
 
-SOURCE = Source(
-    "google-deepmind/nanodo", "10aefdeed40a", ".",
-    ("clu", "tensorflow", "tensorflow.io", "tensorflow.errors", "tensorflow_datasets", "grain", "grain.python"),
-)  # fmt: skip
+SOURCE = Source("google-deepmind/nanodo", "10aefdeed40a", ".")
 VOCABULARY = 32_100
 _DISTINCT = 8
 """Batches, taken in turn."""

@@ -6,23 +6,28 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+STAND_INS = (
+    "clu", "flaxformer", "flaxformer.architectures", "flaxformer.architectures.bert", "grain", "grain.experimental",
+    "grain.python", "packaging", "pandas", "tensorflow", "tensorflow.errors", "tensorflow.io", "tensorflow_datasets",
+    "tensorflow_text", "tqdm",
+)  # fmt: skip
+"""Modules that some training's files import and its step does not use."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a training's files come from, and what it needs of them."""
+    """Where a training's files come from."""
 
     repository: str
     """Of GitHub, owner and name."""
     commit: str
     folder: str
     """Of the checkout, that goes on Python's path."""
-    stand_ins: tuple[str, ...] = ()
-    """Modules that its files import and its step does not use."""
 
     def checkout(self, sources: Path) -> Path:
         """Where it lies among others."""
@@ -58,8 +63,8 @@ class _StandIn(types.ModuleType):
         return sys.modules.get(f"{self.__name__}.{name}", made)
 
 
-def put_on_path(source: Source, sources: Path) -> None:
-    """Make a training's files importable, with stand-ins for what is not installed.
+def put_on_path(source: Source, sources: Path, stand_ins: Sequence[str] = STAND_INS) -> None:
+    """Make a training's files importable, with ``stand_ins`` for those of them that are not installed.
 
     Raises:
         FileNotFoundError: the checkout is not there; says how to get it.
@@ -72,7 +77,7 @@ def put_on_path(source: Source, sources: Path) -> None:
             f"git clone {url} {checkout} && git -C {checkout} checkout {source.commit}"
         )
     sys.path.insert(0, str(checkout / source.folder))
-    for name in source.stand_ins:
+    for name in stand_ins:
         whole = name.partition(".")[0]
         if isinstance(sys.modules.get(whole), _StandIn) or importlib.util.find_spec(whole) is None:
             sys.modules[name] = _StandIn(name)

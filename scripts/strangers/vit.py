@@ -17,13 +17,7 @@ import optax
 
 from strangers.training import Source, Training
 
-SOURCE = Source(
-    "google-research/vision_transformer", "c6de1e5378c9", ".",
-    (
-        "clu", "tensorflow", "tensorflow.io", "tensorflow.errors", "tensorflow_datasets", "tensorflow_text",
-        "flaxformer", "flaxformer.architectures", "flaxformer.architectures.bert", "pandas", "tqdm", "packaging",
-    ),
-)  # fmt: skip
+SOURCE = Source("google-research/vision_transformer", "c6de1e5378c9", ".")
 CLASSES = 10
 """Of cifar10."""
 _DISTINCT = 4

@@ -146,7 +146,7 @@ def test_what_a_step_does_not_use_is_stood_in_for_where_it_is_missing(
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("not_here", "not_here.deep", "their_training"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    put_on_path(Source("somebody/theirs", "f00d", "inside", ("json", "not_here", "not_here.deep")), tmp_path)
+    put_on_path(Source("somebody/theirs", "f00d", "inside"), tmp_path, ("json", "not_here", "not_here.deep"))
     import their_training  # type: ignore[import-not-found]
 
     assert (their_training.whole, their_training.loader.__name__) == ("[1]", "Loader")

@@ -22,6 +22,8 @@ from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink.requests import CompileOptionValue
 
+_TAKES_S = 300.0
+"""How much longer than for other things ranks wait for rank 0's compile."""
 Compiled = TypeVar("Compiled")
 Compile = Callable[[Mapping[str, CompileOptionValue]], Compiled]
 """A compile with debug options, besides those of its own."""
@@ -86,7 +88,7 @@ def compile_default(session: Session, what: str, early: bytes) -> LoadedExecutab
 
     with ThreadPoolExecutor(1, "disco-compile") as pool:
         [executing] = CompileBatch(session, what, [compiled], pool, 1).finish()
-    with session.stage(what):
+    with session.stage(what, takes_s=_TAKES_S):
         return executing.result()
 
 
