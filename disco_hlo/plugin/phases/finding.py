@@ -165,10 +165,10 @@ def search_settings(settings: Settings) -> SearchSettings:
 
 
 def for_a_structure(settings: Settings, seconds: float) -> Settings:
-    """What a search of the step in another structure is asked for. It says nothing: its lines, those of the step's own
-    search again, would not tell which structure they are about."""
+    """What a search of the step in another structure is asked for, which has no other. It says nothing: its lines,
+    those of the step's own search again, would not tell which structure they are about."""
     level = "warning" if settings.log_level == "info" else settings.log_level
-    return replace(settings, budget_s=seconds, finalists=1, log_level=level)
+    return replace(settings, budget_s=seconds, finalists=1, log_level=level, structure="off")
 
 
 def all_searches_s(settings: Settings) -> float:
@@ -297,6 +297,14 @@ def search_apart(
     longest = _search_s(settings)
     asked = settings, module, profile, room_bytes, with_parts
     return apart(_found_apart, *asked, longest_s=longest, stop=lambda: stop)
+
+
+def search_structure_apart(
+    settings: Settings, stop: Interruption, module: bytes, case: Case, seconds: float
+) -> Scheduled:
+    """As :func:`search_apart`, of the step in another structure: its best plan."""
+    asked = for_a_structure(settings, seconds)
+    return search_apart(asked, module, case.costs.profile, case.room_bytes, stop).best
 
 
 def _found_apart(

@@ -63,9 +63,9 @@ from disco_hlo.plugin.phases.finalists import Outcome, likeliest, save, save_int
 from disco_hlo.plugin.phases.finding import (
     FoundPlans,
     code_compiled_beside,
-    for_a_structure,
     longest_s,
     search_apart,
+    search_structure_apart,
 )
 from disco_hlo.plugin.phases.search_phase import only_search
 from disco_hlo.plugin.phases.structure_search import (
@@ -78,7 +78,7 @@ from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, sw
 from disco_hlo.plugin.session import Interruption, Session, join_beside
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.step import Step, called_step
-from disco_hlo.plugin.structure import Restructured, gains_alone
+from disco_hlo.plugin.structure import gains_alone
 from disco_hlo.plugin.tuner_results import exchange
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import memory, parameters
@@ -87,7 +87,6 @@ from disco_hlo.plugin.xla.host_memory import MEMORY
 from disco_hlo.plugin.xla.job import may_rise_bytes, peak_told, peaks_bytes
 from disco_hlo.printable import counted
 from disco_hlo.profiler.profile import Profile
-from disco_hlo.search.schedule import Scheduled
 
 _MOST_TRIED = 2
 """Candidates that are compared with XLA's default, and tried. Those of another structure are in the place of the last
@@ -345,11 +344,7 @@ class SearchInTraining:
                 costs = costs_of(profile, source, (xla, found.best.strategy))
                 unchanged = found.of(Case(source, xla, costs, room))
 
-        def search(one: Restructured, case: Case, seconds: float) -> tuple[Scheduled, float]:
-            asked = for_a_structure(settings, seconds)
-            plans = search_apart(asked, one.module, case.costs.profile, case.room_bytes, self._stop)
-            return plans.best, plans.search_s
-
+        search = functools.partial(search_structure_apart, settings, self._stop)
         with peak_told(self._request, "structures"), measured_times(session) as store:
             trials = StructureSearch(session, slot, store, unchanged, making, search).trials()
         self._say_held("profiling structures")

@@ -8,10 +8,12 @@ save that as a plan, and hand its executable to JAX, so that the training goes o
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator
 
+from disco_hlo.elsewhere import here, quick_switches
 from disco_hlo.optimize.ablations import parts
 from disco_hlo.plan.read import read
 from disco_hlo.plan.store import PlanSlot
@@ -19,7 +21,7 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.measuring.inputs.arguments import fit_inputs
 from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
-from disco_hlo.plugin.measuring.room import limited_bytes, room_bytes
+from disco_hlo.plugin.measuring.room import interpreter, limited_bytes, room_bytes
 from disco_hlo.plugin.measuring.traced_modules import take_timelines
 from disco_hlo.plugin.phases.enact_phase import enact
 from disco_hlo.plugin.phases.finalists import (
@@ -31,7 +33,13 @@ from disco_hlo.plugin.phases.finalists import (
     save_timelines,
     trials_of,
 )
-from disco_hlo.plugin.phases.finding import Found, code_compiled_beside, find, longest_s
+from disco_hlo.plugin.phases.finding import (
+    Found,
+    code_compiled_beside,
+    find,
+    longest_s,
+    search_structure_apart,
+)
 from disco_hlo.plugin.phases.structure_search import Ahead, Making, StructureSearch
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
@@ -61,7 +69,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
         refuse_switched_on()
     fit_inputs(request, step.source)
     slot = session.slot(step.source.graph.key)
-    with only_search(session, slot):
+    with only_search(session, slot), quick_switches():  # structures are made beside the search
         return _search_and_measure(session, step, slot)
 
 
@@ -96,7 +104,9 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         if compiling is not None:
             with measured_times(session) as store:
                 unchanged = None if found is None else found.search
-                trials += StructureSearch(session, slot, store, unchanged, making).trials(compiling)
+                apart = functools.partial(search_structure_apart, session.settings, stop)
+                search = None if interpreter(source) is here else apart
+                trials += StructureSearch(session, slot, store, unchanged, making, search).trials(compiling)
             compiling.finish()
         making.end()
         started = time.monotonic()

@@ -110,8 +110,8 @@ _LEAST_SHARE = 0.1
 _TAKES_S = 300.0
 Result = TypeVar("Result")
 
-Search = Callable[[Restructured, Case, float], tuple[Scheduled, float]]
-"""Of a structure, from its case and so many seconds to the best plan and what finding it took."""
+Search = Callable[[bytes, Case, float], Scheduled]
+"""Of a structure, from its module, its case and so many seconds to the best plan."""
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ class StructureSearch:
     """What the searches over kernels, buckets and order found, on rank 0."""
     making: Making
     search: Search | None = None
-    """Makes a search; by default here and now."""
+    """Makes a search in a process of its own; None: all are made here, one after the other."""
 
     def trials(self, beside: Compiling | None = None) -> list[Trial]:
         """Candidates of another structure, to be measured with the others. All ranks call this; whatever goes wrong,
@@ -616,9 +616,9 @@ class StructureSearch:
     ) -> dict[str, Scheduled]:
         """The best plan for each schedule that is worth a search, on rank 0.
 
-        They share evenly what the searches of the unchanged step left of the time that all searches may take. A plan
-        may need a little more memory than what XLA makes of the schedule; whether the device has that is asked before
-        any is run.
+        They share evenly what the searches of the unchanged step left of the time that all searches may take; in
+        processes of their own, as many run at once as have a core for each restart. A plan may need a little more
+        memory than what XLA makes of the schedule; whether the device has that is asked before any is run.
         """
         session, settings = self.session, self.session.settings
         starts: dict[str, tuple[Case, Scheduled]] = {}
@@ -635,24 +635,35 @@ class StructureSearch:
         forced = settings.forced_structure is not None
         worth = [name for name, (_, start) in starts.items() if forced or start.predicted_ns <= most_ns]
         left_s = all_searches_s(settings) - unchanged.search_s
-        best: dict[str, Scheduled] = {}
-        for number, name in enumerate(worth):
-            case, start = starts[name]
-            seconds = max(left_s / (len(worth) - number), _LEAST_SHARE * settings.budget_s)
-            more_bytes = case.default.peak_bytes - unchanged.case.default.peak_bytes
+        each_s = max(left_s / max(1, len(worth)), _LEAST_SHARE * settings.budget_s)
+        for name in worth:
+            more_bytes = starts[name][0].default.peak_bytes - unchanged.case.default.peak_bytes
             session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
+        abreast = 1 if self.search is None else max(1, len(own_cores()) // search_settings(settings).seeds)
+        with ThreadPoolExecutor(abreast, "disco-searches") as pool:
+            asked = functools.partial(self._searched_in, made, starts, each_s)
+            searches = {name: pool.submit(asked, name) for name in worth}
+        best: dict[str, Scheduled] = {}
+        for name, one in searches.items():
             try:
-                if self.search is not None:
-                    best[name], took_s = self.search(made[name], case, seconds)
-                else:
-                    asked = replace(search_settings(settings), finalists=1)
-                    one = optimize(case, asked, Budget.of(seconds), also=[start.strategy])
-                    best[name], took_s = one.best, one.search_s
+                best[name] = one.result()
             except Exception as error:
                 _say_left_out(session, name, error)
-                continue
-            left_s -= took_s
         return best
+
+    def _searched_in(
+        self,
+        made: Mapping[str, Restructured],
+        starts: Mapping[str, tuple[Case, Scheduled]],
+        seconds: float,
+        name: str,
+    ) -> Scheduled:
+        case, start = starts[name]
+        if self.search is not None:
+            found = self.search(made[name].module, case, seconds)
+            return min(found, start, key=lambda one: one.predicted_ns)
+        settings = replace(search_settings(self.session.settings), finalists=1)
+        return optimize(case, settings, Budget.of(seconds), also=[start.strategy]).best
 
     def _told(self, best: Mapping[str, Scheduled], made: Mapping[str, Restructured]) -> list[Trial]:
         """The candidates on every rank: those predicted to beat the plan, or the one that is forced."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
 
 from disco_hlo.activation.channel import Channel
+from disco_hlo.elsewhere import quick_switches
 from disco_hlo.plugin.calls.observing import Observation
 from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import join_uninterrupted
@@ -29,7 +28,6 @@ from disco_hlo.printable import counted
 
 _FEW_LOADS = 3
 """More often JAX loads a module only where a script has it compiled anew again and again."""
-_SWITCH_S = 0.5e-3
 _one_at_a_time = threading.Lock()
 """A step's search begins once that of the one before has saved what it found."""
 _BEGINS_S = 20.0
@@ -110,19 +108,7 @@ def _wait_for(search: threading.Thread) -> None:
 
 
 def _search(trial: weakref.ref[Trial], settings: Settings, trains: threading.Thread) -> None:
-    with _one_at_a_time, _quick_switches():
+    with _one_at_a_time, quick_switches():
         from disco_hlo.plugin.phases.search_in_training import SearchInTraining
 
         SearchInTraining(trial, settings, trains, _process_ends).run()
-
-
-@contextlib.contextmanager
-def _quick_switches() -> Iterator[None]:
-    """The training's thread has Python back soon after it asks for it. By default that takes 5 ms, and with a thread
-    beside it that never rests a step of 3 ms had a third of its throughput."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, _SWITCH_S))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
