@@ -127,6 +127,13 @@ class PlanStore:
         name += f"-p{process_count}" if process_count > 1 else ""
         return PlanSlot(self.directory, self.directory / key[:16] / name)
 
+    def names_on_one_device(self) -> frozenset[str]:
+        """Of the steps on one device that there are plans for; what cannot be read has none."""
+        with contextlib.suppress(OSError):
+            folders = [path.parent for path in self.directory.glob(f"*/*-x1/{PLAN_NAME}")]
+            return frozenset(_module_name(PlanSlot(self.directory, one)) for one in folders)
+        return frozenset()
+
     def list_plans(self) -> list[Listed]:
         """Every plan in the store, by path; damaged ones with the reason, and folders that have bans alone.
 

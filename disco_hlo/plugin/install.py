@@ -13,7 +13,7 @@ from pathlib import Path
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.logs import LOGGER, configure
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.switched import announce, lacks_ranks, said
+from disco_hlo.plugin.switched import announce, is_alone, lacks_ranks, said
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -21,6 +21,8 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 _one_at_a_time = threading.Lock()
 _compiled: dict[str, bool] = {}
 """Names of the modules that rank 0 compiled, and whether a phase has looked at one of this name."""
+_expected: set[str] = set()
+"""Those of them that ran on several devices, or are named by DISCO_MODULE."""
 _NO_JIT = (
     "jax_disable_jit is on: JAX runs every op by itself, so there is no training step to search or to run by a plan; "
     "switch it off (JAX_DISABLE_JIT=0)"
@@ -98,9 +100,11 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
     leads = request.backend.process_index() == 0
     if compiles_no_step(leads):
         return None
-    may_be_step = len(request.devices) > 1 or settings.names(request.module_name)
+    may_be_step = _may_be_step(request, settings)
     if leads:
         _compiled[request.module_name] = may_be_step or _compiled.get(request.module_name, False)
+        if len(request.devices) > 1 or settings.names(request.module_name):
+            _expected.add(request.module_name)
     if not may_be_step or lacks_ranks(request):
         return None
     from disco_hlo.plugin import tuner_results
@@ -125,6 +129,23 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
             leave()
 
 
+def _may_be_step(request: CompileRequest, settings: Settings) -> bool:
+    """Whether anybody may want to see a module: of those on one device what is watched, named, or planned."""
+    name = request.module_name
+    if len(request.devices) > 1 or settings.names(name):
+        return True
+    if settings.search:
+        return _watches(settings) and is_alone()
+    return is_alone() and name in _planned_on_one_device(settings.directory)
+
+
+@functools.cache
+def _planned_on_one_device(directory: Path) -> frozenset[str]:
+    from disco_hlo.plan.store import PlanStore
+
+    return PlanStore(directory).names_on_one_device()
+
+
 def _say_if_nothing_was_found(settings: Settings, process: int) -> None:
     """At the end of a training that compiled something, but nothing that the phase could act on; not of its forks."""
     if not _compiled or said() or _is_helper() or os.getpid() != process:
@@ -133,7 +154,7 @@ def _say_if_nothing_was_found(settings: Settings, process: int) -> None:
     if settings.module is not None and not settings.may_be_key:
         reason = _named_module_missing(settings)
     elif not any(_compiled.values()):
-        reason = _nothing_on_several_devices()
+        reason = _nothing_on_several_devices(settings)
     elif not _watches(settings):
         from disco_hlo.plugin.step import why_none
 
@@ -150,12 +171,12 @@ def _is_helper() -> bool:
     """Whether this process is a child of another one's ``multiprocessing`` and saw nothing to train: a data loader."""
     from multiprocessing import parent_process
 
-    if parent_process() is None or any(_compiled.values()):
+    if parent_process() is None or _expected:
         return False
     return jaxlink.distributed_job() is None
 
 
-def _nothing_on_several_devices() -> str:
+def _nothing_on_several_devices(settings: Settings) -> str:
     from disco_hlo.activation.choose import mpi_world_size
 
     world = mpi_world_size(os.environ) or 1
@@ -164,7 +185,9 @@ def _nothing_on_several_devices() -> str:
             f"{world} processes were started together, but their script does not call "
             "jax.distributed.initialize(): each trains for itself"
         )
-    return "nothing was compiled for more than one device (DISCO_MODULE=name takes a step on one)"
+    if settings.search:
+        return "nothing was compiled for more than one device (DISCO_MODULE=name takes a step on one)"
+    return f"nothing was compiled for more than one device, and no plan in {settings.directory} is for a step on one"
 
 
 def _named_module_missing(settings: Settings) -> str:

@@ -253,7 +253,8 @@ def training_step(
     facts, named = _facts(request, step), _named(request, settings, step)
     choice = choose(facts, history.seen, named=named)
     history.seen.append(facts)
-    waits = or_planned and named is None and qualifies(facts)
+    # On one device only what shares its name with a plan comes here.
+    waits = or_planned and named is None and (qualifies(facts) or facts.device_count == 1)
     _tell(request, key, facts, choice, history, named is not None, waits)
     if not choice.chosen and not waits:
         history.left.add((request.module_name, fingerprint))
@@ -275,7 +276,9 @@ def called_step(request: CompileRequest, settings: Settings) -> Step:
     """
     module = compiles.capture(request)
     step = Step(module, canonicalize(module))
-    choice = choose(_facts(request, step), (), named=_named(request, settings, step))
+    facts, named = _facts(request, step), _named(request, settings, step)
+    # By its calls it is the step; by what it communicates none on one device is.
+    choice = choose(facts, (), named=True if named is None and facts.device_count == 1 else named)
     if not choice.chosen:
         raise UnsupportedError(f"{request.module_name} {choice.reason}")
     if wrong := _wrong_numbers(request, step):
@@ -350,7 +353,7 @@ def why_none(settings: Settings) -> str:
             else f"no module is called {settings.module} or has a key that begins so (DISCO_MODULE); on "
             f"several devices were compiled {listed or 'none'}"
         )
-    if not seen or any(map(qualifies, seen)):
+    if not seen or any(map(qualifies, seen)) or any(history.taken for history in _histories.values()):
         return ""
     largest = max(seen, key=lambda facts: (facts.inner_collective_count > 0, facts.instruction_count))
     if largest.inner_collective_count:

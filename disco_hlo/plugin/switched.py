@@ -3,6 +3,7 @@
 A rank that has it says so in the job's key-value store while JAX discovers plugins, or as it joins a later job. Only
 then JAX makes its clients of the devices, and a client waits until it knows the devices of all ranks. So at the first
 compile for devices of several ranks each of these has said so, or never will. A rank without the plugin does nothing.
+A process that is alone has nobody to agree with.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 
 from disco_hlo.activation.channel import CoordinationStore, key_part, name_ranks
+from disco_hlo.activation.choose import mpi_world_size
 from disco_hlo.errors import ActivationError
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.xla import jaxlink
@@ -40,6 +43,12 @@ def lacks_ranks(request: CompileRequest) -> bool:
     verb = "does" if len(lacking) == 1 else "do"
     _say(rank == min(running & having), f"{name_ranks(lacking)} {verb}", len(request.process_indices))
     return True
+
+
+def is_alone() -> bool:
+    """Whether no other process trains with this one, by what JAX and the launcher's environment say. Its training step
+    may run on one device."""
+    return jaxlink.process_count() == 1 and (mpi_world_size(os.environ) or 1) == 1
 
 
 def said() -> bool:

@@ -33,7 +33,7 @@ print(json.dumps([result, ours, hasattr(compiler.compile_or_get_cached, "_disco_
 """
 
 WATCHES = "disco_hlo.plugin.phases.training_phase"
-ALONE = "nothing was compiled for more than one device (DISCO_MODULE=name takes a step on one)"
+ALONE = "nothing was compiled for more than one device, and no plan in {} is for a step on one"
 NO_TRAIN_STEP = (
     "disco: warning: no training step was found: no module is called train_step (DISCO_MODULE); "
     "compiled were "
@@ -90,15 +90,15 @@ def run(*script: str | Path, **environment: str) -> tuple[str, str]:
     ids=["enact", "search, started together"],
 )
 def test_switched_on_compiles_are_intercepted_and_no_phase_but_what_watches_is_imported_for_one_device(
-    environment: dict[str, str], reason: str
+    environment: dict[str, str], reason: str, tmp_path: Path
 ) -> None:
-    stdout, stderr = run("-c", TRAINING, **environment)
+    stdout, stderr = run("-c", TRAINING, DISCO_DIR=str(tmp_path), **environment)
     found = json.loads(stdout)
     assert found[0] == 42.0
     assert found[2] is True
     watches = {WATCHES} if environment["ENABLE_SEARCH"] == "1" and jaxlink.keeps_donation() else set()
     assert {name for name in found[1] if name.startswith("disco_hlo.plugin.phases.")} == watches
-    assert stderr == f"disco: warning: no training step was found: {reason}\n"
+    assert stderr == f"disco: warning: no training step was found: {reason.format(tmp_path)}\n"
 
 
 def test_workers_that_load_data_say_nothing(tmp_path: Path) -> None:
@@ -170,7 +170,10 @@ def test_the_switch_names_the_phase_that_sees_modules_on_several_devices(
     plugin.initialize()
     jax.jit(on_four, in_shardings=on_devices(4))(np.zeros(4, np.float32))
     jax.jit(on_one)(np.zeros(4, np.float32))
-    assert [(name, module) for name, module, _ in phases] == [(phase, "jit_on_four")]
+    seen = [(phase, "jit_on_four")]
+    if phase == "training_phase":  # its calls tell whether it is a step
+        seen.append((phase, "jit_on_one"))
+    assert [(name, module) for name, module, _ in phases] == seen
     decided = {"training_phase": "training", "search_phase": "compile"}.get(phase, "auto")
     assert phases[0][2] == Settings(search=switch == "1", directory=Path("/plans"), when=decided)
 
@@ -210,15 +213,49 @@ def test_where_calls_cannot_be_watched_the_default_searches_before_the_first_ste
 def test_a_named_module_is_seen_on_one_device_too(
     phases: list[tuple[str, str, Settings]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lonely(x: jax.Array) -> jax.Array:
-        return x + 1
-
     monkeypatch.setenv("ENABLE_SEARCH", "1")
     monkeypatch.setenv("DISCO_MODULE", "lonely")
     monkeypatch.setenv("DISCO_WHEN", "compile")
     plugin.initialize()
     jax.jit(lonely)(np.zeros(4, np.float32))
     assert [module for _, module, _ in phases] == ["jit_lonely"]
+
+
+def lonely(x: jax.Array) -> jax.Array:
+    return x + 1
+
+
+@pytest.mark.parametrize(("processes", "seen"), [("1", ["jit_lonely"]), ("2", [])])
+def test_calls_on_one_device_are_watched_where_one_process_trains_alone(
+    processes: str, seen: list[str], phases: list[tuple[str, str, Settings]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENABLE_SEARCH", "1")
+    monkeypatch.setenv("DISCO_WHEN", "training")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", processes)
+    plugin.initialize()
+    jax.jit(lonely)(np.zeros(5, np.float32))
+    assert [module for _, module, _ in phases] == seen
+
+
+@pytest.mark.parametrize("planned", ["jit_lonely", "jit_another"])
+def test_of_modules_on_one_device_those_are_enacted_whose_names_have_plans(
+    planned: str,
+    phases: list[tuple[str, str, Settings]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for folder, name in (("cpu-cpu-x1", planned), ("cpu-cpu-x4", "jit_lonely")):
+        target = {
+            "key": "ab" * 32, "fingerprint": "ab" * 32, "module_name": name, "backend": "cpu",
+            "device_kind": "cpu", "device_count": 1, "process_count": 1,
+        }  # fmt: skip
+        (tmp_path / "abababababababab" / folder).mkdir(parents=True)
+        (tmp_path / "abababababababab" / folder / "plan.json").write_text(json.dumps({"target": target}))
+    monkeypatch.setenv("ENABLE_SEARCH", "0")
+    monkeypatch.setenv("DISCO_DIR", str(tmp_path))
+    plugin.initialize()
+    jax.jit(lonely)(np.zeros(6, np.float32))
+    assert [module for _, module, _ in phases] == [planned] * (planned == "jit_lonely")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.refusals import may_be_run
 from disco_hlo.plugin.session import join, leave
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.switched import lacks_ranks
+from disco_hlo.plugin.switched import is_alone, lacks_ranks
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, keep_tuner_results
 from disco_hlo.printable import counted
 
@@ -61,7 +61,7 @@ def observe(settings: Settings) -> Observation:
             return False
         if settings.names(request.module_name):
             return True
-        return len(request.devices) > 1 and (settings.module is None or settings.may_be_key)
+        return (len(request.devices) > 1 or is_alone()) and (settings.module is None or settings.may_be_key)
 
     def search(trial: Trial) -> None:
         trains = threading.current_thread()
@@ -97,8 +97,8 @@ def say_if_not_begun(settings: Settings) -> None:
     helps = not given_back or bool(given_back.keys() - observation.unjoined)
     LOGGER.warning(
         "no training step was found: %s%s",
-        why or "nothing that ran on several devices returns the state that it takes",
-        "; DISCO_WHEN=compile goes by collectives instead" if helps else "",
+        why or f"nothing that ran{'' if is_alone() else ' on several devices'} returns the state that it takes",
+        "; DISCO_WHEN=compile goes by collectives, or by DISCO_MODULE, instead" if helps else "",
     )
 
 
