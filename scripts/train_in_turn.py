@@ -41,6 +41,7 @@ _SHOWN = ("DISCO_", "NCCL_", "XLA_FLAGS", "JAX_PLATFORMS")
 """Begins the names of variables that a record tells."""
 _ENACTS = "disco: enacts the plan"
 _MEDIAN = re.compile(r"median (\d+(?:\.\d+)?) ms, last loss (-?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|inf|nan))")
+_HELD = re.compile(r"^disco: the training was held for (\d+) s: ", re.MULTILINE)
 _FIRST = re.compile(r"^step +0\b.*?(\d+(?:\.\d+)?) ms$", re.MULTILINE)
 
 
@@ -99,16 +100,22 @@ def in_turn(folder: Path, command: Sequence[str], runs: int, limit_s: float) -> 
             figures[name].append(_run(folder, run, command, switch, limit_s))
             if switch and plan.chosen != DEFAULT:
                 _check_enacted(folder / f"{run}.log")
-    return record_of(command, plan, search, figures)
+    held = _HELD.search((folder / "search.log").read_text(errors="replace"))
+    return record_of(command, plan, search, int(held[1]) if held else None, figures)
 
 
 def record_of(
     command: Sequence[str],
     plan: Plan,
     search: Mapping[str, float],
+    held_s: int | None,
     figures: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> dict[str, Any]:
-    """As it is saved. Times are in ms and s, as their names say."""
+    """As it is saved. Times are in ms and s, as their names say.
+
+    Args:
+        held_s: from the first profile of the step to the last of its candidates, by the search's own log.
+    """
     measured = plan.measured
     candidates = {} if not measured else {one.name: _told(one) for one in measured.candidates}
     pairs = zip(figures[SWITCHED], figures[DEFAULT], strict=True)
@@ -127,6 +134,7 @@ def record_of(
         "versions": plan.versions,
         "created": measured.created if measured else "",
         "first_step_with_search_s": search["first_step_s"],
+        "held_s": held_s,
         "stages_s": {
             name: getattr(measured, f"{name}_s") for name in ("profile", "search", "measure") if measured
         },

@@ -88,7 +88,7 @@ def only_search(session: Session, slot: PlanSlot) -> Iterator[None]:
 
 
 def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedExecutable | None:
-    source = step.source
+    source, began = step.source, time.monotonic()
     stop = interruption(session, source.graph.fingerprint)
     with stop.watched():
         with code_compiled_beside(session, step.module, stop.__bool__) as code:
@@ -96,6 +96,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         if searched is None:
             return None
         profile_s, found, making = searched
+        searched_s = time.monotonic() - began
         trials, compiling = trials_of(session, None if found is None else found.candidates, slot), None
         if not session.tell(bool(stop), "interrupted"):
             compiling = begin_with_likeliest(session, source, trials)
@@ -110,10 +111,16 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
             compiling.finish()
         making.end()
         started = time.monotonic()
+        structures_s = started - began - searched_s
         compared = measured_winner(
             session, source, trials, stop, slot, lambda: [] if found is None else parts(found.search)
         )
     measure_s = time.monotonic() - started
+    if found is not None:
+        session.say(
+            "the training was held for %.0f s: profiling %.0f, search %.0f, other structures %.0f, candidates %.0f",
+            time.monotonic() - began, profile_s, searched_s - profile_s, structures_s, measure_s,
+        )  # fmt: skip
     exchange(session)
     winner, saved = compared or trials[0], False
     if found is not None and plans is not None:

@@ -93,11 +93,12 @@ def say_if_not_begun(settings: Settings) -> None:
             counted(calls, "call"), name, anew if loads > _FEW_LOADS else "a longer job",
         )  # fmt: skip
         return
+    ran = "nothing that ran" if is_alone() else "nothing that ran on several devices"
     why = "; ".join(f"calls of {name} are left alone ({reason})" for name, reason in given_back.items())
     helps = not given_back or bool(given_back.keys() - observation.unjoined)
     LOGGER.warning(
         "no training step was found: %s%s",
-        why or f"nothing that ran{'' if is_alone() else ' on several devices'} returns the state that it takes",
+        why or f"{ran} returns the state that it takes",
         "; DISCO_WHEN=compile goes by collectives, or by DISCO_MODULE, instead" if helps else "",
     )
 
