@@ -47,6 +47,7 @@ BOTH = (
     "e2e/test_enact.py", "e2e/test_ranks.py", "e2e/test_structure.py", "e2e/test_unset.py",
     "estimator/test_train.py", "estimator/test_training_script.py", "fuzz/test_found.py", "kernels/",
     "plan/test_apply.py", "plan/test_storage_steps.py", "plugin/calls/", "plugin/test_compiles.py",
+    "plugin/test_contexts.py",
     "plugin/test_decisions.py", "plugin/test_hook.py", "plugin/test_indices.py",
     "plugin/test_install.py", "plugin/test_jaxlink.py", "plugin/test_job.py", "plugin/test_lockstep.py",
     "plugin/test_microbenchmarks.py", "plugin/test_profiling.py",

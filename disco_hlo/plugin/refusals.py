@@ -43,11 +43,13 @@ def refuse_callbacks(module: bytes, name: str) -> None:
         )
 
 
-def switched_on() -> str:
+def switched_on(request: CompileRequest) -> str:
     """What makes another step of the script's own, and the way out; empty where nothing does."""
     import jax
 
-    if jax.config.jax_debug_nans:
+    with request.as_user():
+        debugs = jax.config.jax_debug_nans
+    if debugs:
         return (
             "jax_debug_nans is on, with which JAX donates no buffers: that is another step, with a plan of its own; "
             "switch it off (JAX_DEBUG_NANS=0)"
@@ -55,7 +57,7 @@ def switched_on() -> str:
     return ""
 
 
-def refuse_switched_on() -> None:
+def refuse_switched_on(request: CompileRequest) -> None:
     """Refuse to search a step that is not the one that trains, or while the script takes a trace of its own.
 
     Raises:
@@ -66,7 +68,7 @@ def refuse_switched_on() -> None:
             "the script's own profiler trace (jax.profiler) is under way, and there is one profiler, which the search "
             "needs: start the trace after the first step, or train without ENABLE_SEARCH"
         )
-    if reason := switched_on():
+    if reason := switched_on(request):
         raise UnsupportedError(reason)
 
 

@@ -88,6 +88,17 @@ def with_cosine(module: bytes) -> bytes:
     return exchange_opcode(module, "tanh", "cosine")
 
 
+def test_a_wrong_program_of_a_training_under_a_mesh_is_told_where_it_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of flax's gemma no candidate was: JAX refused to look at one device's numbers under the training's set_mesh."""
+    monkeypatch.setattr(tolerances, "_ON_DEVICES", 2)  # as large outputs
+    mesh = jax.make_mesh((models.DEVICES,), ("data",), (jax.sharding.AxisType.Explicit,))
+    monkeypatch.setattr(models, "mesh", lambda: mesh)
+    with jax.set_mesh(mesh):
+        assert_refused(tmp_path, models.mlp(), with_cosine)
+
+
 # --- sums that the default adds up in 16 bits -----------------------------------------------------
 
 

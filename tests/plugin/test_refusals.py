@@ -152,7 +152,7 @@ def test_a_profiler_under_way_is_noticed_before_anything_is_measured(tmp_path: P
         jax.profiler.stop_trace()
     assert is_shared(refused.value)
     assert not (tmp_path / "plans").exists()
-    refuse_switched_on()
+    intercept(*models.mlp(), refuse_switched_on)
 
 
 @pytest.mark.usefixtures("debugging")

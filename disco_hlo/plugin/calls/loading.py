@@ -7,7 +7,7 @@ import threading
 from disco_hlo.errors import UnsupportedError
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import jaxlink
-from disco_hlo.plugin.xla.jaxlink import Execute, LoadedModule
+from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
 
 _watching = threading.Event()
 
@@ -21,7 +21,7 @@ def watch() -> None:
         LOGGER.debug("calls cannot be watched: %s", one_line(error))
 
 
-def refuse_unwatched() -> None:
+def refuse_unwatched(request: CompileRequest) -> None:
     """Refuse what needs ``CompileRequest.on_load``.
 
     Raises:
@@ -31,7 +31,9 @@ def refuse_unwatched() -> None:
 
     if not _watching.is_set():
         raise UnsupportedError("calls are not watched")
-    if jax.config.jax_enable_pgle:
+    with request.as_user():
+        anew = jax.config.jax_enable_pgle
+    if anew:
         raise UnsupportedError("JAX compiles the step anew by a profile of its own (jax_enable_pgle)")
 
 

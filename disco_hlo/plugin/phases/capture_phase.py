@@ -59,7 +59,7 @@ def _profile(session: Session, step: Step) -> Profile | None:
     try:
         refuse_others(session, step.source.graph.fingerprint)
         with session.stage("switches"):
-            refuse_switched_on()
+            refuse_switched_on(session.request)
         fit_inputs(session.request, step.source)
         with measured_times(session) as store:
             profiled = profile_step(session, step.source, read(step.source), store)

@@ -74,7 +74,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     with compiles.halted(request) as waiting:
         step = training_step(request, settings, or_planned=True, capture=lambda _: waiting.module())
         executable = None if step is None else enact(request, settings, step, waiting)
-        if executable is None and jaxlink.only_compiles():
+        if executable is None and jaxlink.only_compiles(request):
             return waiting.go_on()
         return executable
 
@@ -148,7 +148,7 @@ def _propose(
 def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | None, str]:
     """Rank 0's plan and module on every rank, or None and the reason."""
     mine, reason = None, ""
-    advice = switched_on() or "search first (ENABLE_SEARCH=1)"
+    advice = switched_on(session.request) or "search first (ENABLE_SEARCH=1)"
     advice = "a step that waits for Python is not searched" if waits_for_python(step.module) else advice
     if session.leads:
         try:

@@ -159,8 +159,6 @@ class SearchInTraining:
 
     def run(self) -> None:
         """Go through all stages, with the other ranks; the training goes on whatever happens."""
-        import jax
-
         trial = self._calls()
         if trial is None:
             return
@@ -175,7 +173,7 @@ class SearchInTraining:
         try:
             request.call_ns = call_ns if lasts_alike(module) else 0
             request.trains, request.training_peaks_bytes = True, peaks_bytes(request)
-            with jaxlink.ours(), jax.transfer_guard("allow"):
+            with jaxlink.ours():
                 session = join_beside(request, self._settings, f"search {tag}", self._over)
                 self._session = session
                 self._search(replace(session, between_steps=self._held, on_calls=self, over=self._ended))
@@ -294,7 +292,7 @@ class SearchInTraining:
         """Refuse what cannot be tried, before it has cost anything."""
         name = self._request.module_name
         refuse_callbacks(step.module, name)
-        if reason := switched_on():
+        if reason := switched_on(self._request):
             raise UnsupportedError(reason)
         try:
             refuse_other_threads(self._request, self._trains)

@@ -66,7 +66,7 @@ def handle(request: CompileRequest, settings: Settings) -> LoadedExecutable | No
     session = join(request, settings)
     refuse_others(session, step.source.graph.fingerprint)
     with session.stage("switches"):
-        refuse_switched_on()
+        refuse_switched_on(request)
     fit_inputs(request, step.source)
     slot = session.slot(step.source.graph.key)
     with only_search(session, slot), quick_switches():  # structures are made beside the search

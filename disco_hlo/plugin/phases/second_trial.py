@@ -121,7 +121,7 @@ def takes_turns(
     request = session.request
     try:
         with session.stage("watching calls"):
-            refuse_unwatched()
+            refuse_unwatched(request)
             refuse_other_threads(request, threading.current_thread())
             check_same_signature(request.call_default(), executable)
     except Exception as error:

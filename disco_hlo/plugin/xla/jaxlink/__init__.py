@@ -1,6 +1,6 @@
 """Where the plugin meets JAX: the files of this package alone touch private jax names.
 
-Five things of stock JAX are used, without a fork:
+Six things of stock JAX are used, without a fork:
 
 * ``jax._src.compiler.compile_or_get_cached``, which every ``jit``, ``shard_map`` and ``pmap`` compile goes
   through, is wrapped: a compile becomes a :class:`CompileRequest`, handed to the plugin's handler (``requests``).
@@ -13,6 +13,8 @@ Five things of stock JAX are used, without a fork:
 * ``pxla.UnloadedMeshExecutable.load`` gives what JAX will call. Only where calls are watched (``calls``), a
   stand-in for its executable sees each call; how that is kept off JAX's C++ path, and given back to it, is told in
   ``docs/calls.md``.
+* what the user's code has set in JAX for its thread (``jax.set_mesh``, guards, precision) is off where work of ours
+  runs there, and on where the user's module is compiled (``contexts``).
 * ``distributed.State.initialize``, by which a process joins a job, is wrapped: ranks say that they have the plugin.
 
 (DisCo, section 5: the module that enacts the optimized strategy inside the framework's compiler.)

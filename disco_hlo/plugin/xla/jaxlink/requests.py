@@ -25,6 +25,8 @@ from disco_hlo.errors import UnsupportedError, is_shared
 from disco_hlo.plugin.logs import LOGGER, one_line
 from disco_hlo.plugin.xla import hook
 from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.jaxlink import contexts
+from disco_hlo.plugin.xla.jaxlink.contexts import ThreadContext
 
 Handler = Callable[["CompileRequest"], LoadedExecutable | None]
 CompileOptionValue = str | bool | int | float
@@ -69,6 +71,8 @@ class CompileRequest:
     executable_devices: Any
     """jaxlib DeviceList."""
     _compile_default: Callable[[], LoadedExecutable] = field(repr=False)
+    _context: ThreadContext = field(repr=False)
+    """Of the user's code, where it asked for the compile."""
     positive: frozenset[int] | None = None
     """Entry parameters whose made-up values have to be positive; None: all. Whoever runs the step sets it, before the
     first run, to what the step's graph says, and the same on every rank."""
@@ -141,9 +145,13 @@ class CompileRequest:
     def call_default(self) -> LoadedExecutable:
         """Compile as JAX would without us, persistent cache included. Later calls return the same."""
         if self._default is None:
-            with hook.ordinary_compile(self.module_name):
+            with hook.ordinary_compile(self.module_name), self.as_user():
                 self._default = self._compile_default()
         return self._default
+
+    def as_user(self) -> contextlib.AbstractContextManager[None]:
+        """For the body, what the user's code has set for its own thread holds in this one."""
+        return contexts.entered(self._context)
 
 
 def _told_apart(module: Any) -> tuple[str, list[Any]]:
@@ -191,13 +199,15 @@ _thread = _Thread()
 
 @contextlib.contextmanager
 def ours() -> Iterator[None]:
-    """Mark what this thread compiles as the plugin's own, so that it is not intercepted.
+    """Mark what this thread compiles as the plugin's own, so that it is not intercepted; and keep off it what the
+    user's code has set in JAX for this thread.
 
-    The handler's thread is marked already; a thread that the handler starts must mark itself.
+    So is the handler's thread already; a thread that the handler starts must mark itself.
     """
     _thread.ours += 1
     try:
-        yield
+        with contexts.cleared():
+            yield
     finally:
         _thread.ours -= 1
 
@@ -207,10 +217,13 @@ def install(handler: Handler) -> None:
     exception of the handler is logged and the default compiled. Installing again replaces the handler.
 
     Raises:
-        UnsupportedError: this jax lacks the hook or compiles by other functions than those known here.
+        UnsupportedError: this jax lacks the hook, compiles by other functions than those known here, or keeps
+            elsewhere what a thread has set.
     """
     compiler = compiler_module()
     _hook_extension()
+    if lacking := contexts.lacking():
+        raise UnsupportedError(unsupported(f"what threads set lies elsewhere, without {', '.join(lacking)}"))
     uninstall()
     original = compiler.compile_or_get_cached
     signature = inspect.signature(original)
@@ -256,11 +269,12 @@ def uninstall() -> None:
     state.initialize = getattr(state.initialize, _WRAPPED, state.initialize)
 
 
-def only_compiles() -> bool:
+def only_compiles(request: CompileRequest) -> bool:
     """Whether JAX does no more than compile: neither keeps the executable nor compiles anew by a profile of its own."""
     import jax
 
-    return not jax.config.jax_compilation_cache_dir and not jax.config.jax_enable_pgle
+    with request.as_user():
+        return not jax.config.jax_compilation_cache_dir and not jax.config.jax_enable_pgle
 
 
 def _ask(handler: Handler, request: CompileRequest) -> LoadedExecutable | None:
@@ -292,6 +306,7 @@ def _request(
         executable_devices=arguments["executable_devices"],
         silent=silent,
         _compile_default=compile_default,
+        _context=contexts.context_of_thread().to_enter(),
         _partitioners=tuple(getattr(custom_partitioning, "_sharding_callbacks", {}).values()),
     )
 
@@ -365,7 +380,8 @@ def compile_past_cache(
     options = copy.deepcopy(request.options)
     options.env_option_overrides = [*options.env_option_overrides, *extra.items()]
     keep_tuner_results(request, options)
-    with ours():
+    # Functions that partition the module's ops are traced in there.
+    with ours(), request.as_user():
         return compiler.backend_compile_and_load(
             backend=request.backend,
             module=module,
