@@ -28,7 +28,7 @@ from disco_hlo.plugin.measuring.microbenchmarks import (
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.xla.executables import Parameter
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.plugin.xla.own_programs import Chain, in_clean_thread
+from disco_hlo.plugin.xla.own_programs import Chain
 from disco_hlo.profiler.calibrate import DeviceConstants
 from disco_hlo.profiler.trace import Execution, Trace
 from tests.outputs import Outputs, outputs_of
@@ -221,13 +221,3 @@ def test_groups_that_leave_devices_out_cannot_be_swept() -> None:
 
     with pytest.raises(UnsupportedError, match="expected groups of one size that hold each of 4 devices"):
         over(jax.devices()[:4], look)
-
-
-def test_a_guard_that_the_user_set_on_all_threads_is_not_on_a_clean_one() -> None:
-    before = jax.config.jax_transfer_guard
-    jax.config.update("jax_transfer_guard", "disallow")
-    try:
-        made = in_clean_thread(lambda: jax.numpy.ones(3))
-    finally:
-        jax.config.update("jax_transfer_guard", before)
-    np.testing.assert_array_equal(made, [1, 1, 1])

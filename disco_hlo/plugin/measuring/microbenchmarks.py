@@ -35,7 +35,7 @@ from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.session import Session
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, OwnTrace
-from disco_hlo.plugin.xla.own_programs import Chain, compile_chain, in_clean_thread
+from disco_hlo.plugin.xla.own_programs import Chain, compile_chain
 from disco_hlo.profiler import trace as tracing
 from disco_hlo.profiler.calibrate import DeviceConstants, device_constants
 from disco_hlo.profiler.contention import launch_gap_ns
@@ -94,7 +94,7 @@ def measure_constants(session: Session) -> DeviceConstants | None:
     for left in reversed(range(_ATTEMPTS)):
         disturbed: ProfileError | None = None
         try:
-            constants = in_clean_thread(lambda: _measure(device, backend, repeat, sliced))
+            constants = _measure(device, backend, repeat, sliced)
         except ProfileError as error:  # other programs on the machine
             LOGGER.debug("device constants: %s", error)
             disturbed = error
@@ -203,7 +203,7 @@ class Sweep:
         """What :meth:`chain` runs."""
         element = np.dtype(np.float32)
         count = max(1, -(-size_bytes // element.itemsize))
-        return in_clean_thread(lambda: compile_chain(self.request, self.kind, count, element, repeats, chain))
+        return compile_chain(self.request, self.kind, count, element, repeats, chain)
 
     def chain(
         self, size_bytes: int, repeats: int, chain: Chain = Chain.TIGHT, inputs_of: Runner | None = None

@@ -31,7 +31,7 @@ from disco_hlo.plugin.refusals import refuse_callbacks
 from disco_hlo.plugin.xla import executables, jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
-from disco_hlo.plugin.xla.own_programs import Chain, compile_chain, in_clean_thread
+from disco_hlo.plugin.xla.own_programs import Chain, compile_chain
 
 Result = TypeVar("Result")
 _SMALL_BYTES = 1 << 20
@@ -243,7 +243,7 @@ class Runner:
         import jax
 
         arguments = self.runs_on.fresh() if arguments is None else arguments
-        with coming_back(self.runs_on.request), jax.transfer_guard("allow"), self._silently():
+        with coming_back(self.runs_on.request), self._silently():
             started_ns = time.perf_counter_ns()
             arrays = executables.result_arrays(executables.execute(self._executable, arguments))
             jax.block_until_ready(arrays)
@@ -298,9 +298,7 @@ class _Meeting:
         self._executable: LoadedExecutable | None = None
         if backend_of(request.backend.platform).asynchronous or len(request.process_indices) == 1:
             return
-        self._executable = in_clean_thread(
-            lambda: compile_chain(request, ALL_REDUCE, 1, np.dtype(np.float32), 1, Chain.TIGHT)
-        )
+        self._executable = compile_chain(request, ALL_REDUCE, 1, np.dtype(np.float32), 1, Chain.TIGHT)
         parameters = executables.parameters(self._executable)
         self._arguments = Inputs(request, parameters, 0, contextlib.nullcontext, None, {}).fresh()
 
@@ -318,8 +316,5 @@ def _ended_ns(token: Any) -> int:
 
 def _largest(arrays: Iterable[Any]) -> float:
     """The largest number on this process's first device, by its size; not finite where any is not."""
-    import jax
-
-    with jax.transfer_guard("allow"):
-        values = [np.asarray(array.addressable_data(0)) for array in arrays]
+    values = [np.asarray(array.addressable_data(0)) for array in arrays]
     return float(np.max([np.abs(one).astype(np.float32).max(initial=0.0) for one in values]))

@@ -1,6 +1,6 @@
 """Programs of our own, which are neither the user's nor a rewritten step.
 
-They are compiled in a thread without what the user's code has set on its own. Small ones run on each of this process's
+Small ones run on each of this process's
 devices at once, so that what lies there need not come to the host. Chains of collectives of one kind and size are there
 to be timed (DisCo, section 4.2: T = Cx + D).
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from disco_hlo.plugin.xla.executables import LoadedExecutable, read_executable
 from disco_hlo.plugin.xla.host_memory import is_copy, is_reached, overwrite
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 
-Result = TypeVar("Result")
 PerDevice = Sequence[Any]
 """An array for each of the devices, of one shape with at least one dimension."""
 _KEPT = 256
@@ -47,19 +45,6 @@ _WORK_WIDTH = 384
 """Rows and columns of the matrix whose square is the work between two collectives."""
 
 
-def in_clean_thread(work: Callable[[], Result]) -> Result:
-    """Run ``work`` without the mesh, guards and precision that the user's code may have set on its thread, and without
-    the guard that it may have set on all."""
-    import jax
-
-    def marked() -> Result:
-        with jaxlink.ours(), jax.transfer_guard("allow"):
-            return work()
-
-    with ThreadPoolExecutor(1, "disco-compile") as clean:
-        return clean.submit(marked).result()
-
-
 def on_each_device(
     devices: tuple[Any, ...], function: Callable[..., Any], static: tuple[Any, ...], *arguments: PerDevice
 ) -> list[list[Any]]:
@@ -68,7 +53,7 @@ def on_each_device(
     returns ``[output][device]``. Types of 64 bits are allowed."""
     import jax
 
-    with jax.enable_x64(True), jax.transfer_guard("allow"):
+    with jaxlink.ours(), jax.enable_x64(True):
         facts = tuple((one[0].shape, np.dtype(one[0].dtype)) for one in arguments)
         executable = _compiled(devices, function, static, facts)
         joined = [_joined(devices, one) for one in arguments]
@@ -104,7 +89,7 @@ def on_devices(devices: tuple[Any, ...], copies: PerDevice) -> list[Any]:
     from jax.sharding import SingleDeviceSharding
 
     fact, every = (copies[0].shape, np.dtype(copies[0].dtype)), list(zip(devices, copies, strict=True))
-    with jax.enable_x64(True), jax.transfer_guard("allow"):
+    with jaxlink.ours(), jax.enable_x64(True):
         # In numpy's own order.
         if all(
             is_copy(one) and one.flags.c_contiguous and is_reached(*fact, device) for device, one in every
@@ -176,25 +161,22 @@ def _compiled(
     def disco_on_each_device(*arrays: Any) -> Any:
         return function(*static, *arrays)
 
-    def compile_it() -> LoadedExecutable:
-        with jax.enable_x64(True):
-            mapped = jax.shard_map(
-                disco_on_each_device,
-                mesh=sharding.mesh,
-                in_specs=sharding.spec,
-                out_specs=sharding.spec,
-                check_vma=False,
-            )
-            taken = [
-                jax.ShapeDtypeStruct((shape[0] * len(devices), *shape[1:]), dtype, sharding=sharding)
-                for shape, dtype in facts
-            ]
-            # Untuned they need no device to compile, and no call of a training is held for it.
-            untuned = dict(backend_of(devices[0].platform).untuned)
-            lowered = jax.jit(mapped, keep_unused=True).lower(*taken)
-            return lowered.compile(compiler_options=untuned).runtime_executable()
-
-    return in_clean_thread(compile_it)
+    with jaxlink.ours(), jax.enable_x64(True):
+        mapped = jax.shard_map(
+            disco_on_each_device,
+            mesh=sharding.mesh,
+            in_specs=sharding.spec,
+            out_specs=sharding.spec,
+            check_vma=False,
+        )
+        taken = [
+            jax.ShapeDtypeStruct((shape[0] * len(devices), *shape[1:]), dtype, sharding=sharding)
+            for shape, dtype in facts
+        ]
+        # Untuned they need no device to compile, and no call of a training is held for it.
+        untuned = dict(backend_of(devices[0].platform).untuned)
+        lowered = jax.jit(mapped, keep_unused=True).lower(*taken)
+        return lowered.compile(compiler_options=untuned).runtime_executable()
 
 
 # --- chains of collectives ------------------------------------------------------------------------
@@ -209,6 +191,7 @@ class Chain(enum.Enum):
     WORK_ALONE = "the same compute, without the collectives"
 
 
+@jaxlink.ours()
 def compile_chain(
     request: CompileRequest,
     kind: CollectiveKind,

@@ -205,23 +205,15 @@ def test_nothing_is_compiled_while_a_call_is_held_to_compare(
     in_passes_without_room(monkeypatch)  # as on a GPU
     if has_room:
         monkeypatch.setattr(search_in_training, "may_rise_bytes", lambda *_: 1 << 40)
-    compiled: list[int] = []
-    in_clean_thread = own_programs.in_clean_thread
-
-    def counted(work: Callable[[], Any]) -> Any:
-        compiled.append(1)
-        return in_clean_thread(work)
-
-    monkeypatch.setattr(own_programs, "in_clean_thread", counted)
     before: list[int] = []
 
     def make(watch: Any) -> Any:
         compile_comparison(watch.request.local_devices, watch.request.call_default())
-        before.append(len(compiled))
+        before.append(own_programs._compiled.cache_info().misses)
         return compiled_again(watch)
 
     assert compared(observation, tmp_path, make, width=_LARGE)[0].compared
-    assert before == [len(compiled)] != [0]
+    assert before == [own_programs._compiled.cache_info().misses] != [0]
 
 
 class Raising:
@@ -714,7 +706,7 @@ def test_each_run_or_each_pass_holds_a_call_and_a_wrong_last_element_of_many_arr
     same.executable = compiled_again(calls.watch)
 
     def compare() -> None:
-        with jaxlink.ours(), jax.transfer_guard("allow"):
+        with jaxlink.ours():
             search._compare(session, default, [same, wrong])
 
     thread = threading.Thread(target=compare)

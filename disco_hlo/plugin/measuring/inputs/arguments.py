@@ -114,8 +114,7 @@ class Inputs:
         import jax
 
         with self.together():
-            with jax.transfer_guard("allow"):
-                prepared = [self._arguments(handed_on if number else ()) for number in range(count)]
+            prepared = [self._arguments(handed_on if number else ()) for number in range(count)]
             jax.block_until_ready(prepared)
         return prepared
 
@@ -202,16 +201,15 @@ class Inputs:
 
         parameter, how = self.parameters[index], self._floats(index, nudge, change)
         differ = parameter.sharded and index not in self.equal and not is_whole(parameter.dtype)
-        with jax.transfer_guard("allow"):
-            made: NDArray[Any] | None = None
-            buffers = []
-            for device, place in zip(self.request.local_devices, self._places(index), strict=True):
-                if made is None or differ:
-                    bound = self.index_bounds.get(index, 2)
-                    made = synthetic_values(
-                        parameter, self.seed, index, place, how, bound=bound, permuted=self.permuted
-                    )
-                buffers.append(jax.device_put(made, device, may_alias=False))
+        made: NDArray[Any] | None = None
+        buffers = []
+        for device, place in zip(self.request.local_devices, self._places(index), strict=True):
+            if made is None or differ:
+                bound = self.index_bounds.get(index, 2)
+                made = synthetic_values(
+                    parameter, self.seed, index, place, how, bound=bound, permuted=self.permuted
+                )
+            buffers.append(jax.device_put(made, device, may_alias=False))
         return buffers
 
 
@@ -301,18 +299,14 @@ class RealInputs(Inputs):
 
     def made(self, index: int, nudge: float = 0.0, change: int = 0) -> list[Any]:
         """What parameter ``index`` holds on each local device, made anew, changed as by :meth:`nudge`."""
-        import jax
-
         parameter, values = self.parameters[index], self._given[index]
         changed = bool(nudge) and not is_whole(parameter.dtype)
         by_host = self.beside or not are_made_on_devices(parameter)
         if changed and by_host:
             values = [self._changed(one, index, nudge, change) for one in values]
-        local = self.request.local_devices
-        with jax.enable_x64(True), jax.transfer_guard("allow"):
-            arrays = on_devices(local, values)
-            if changed and not by_host:
-                return self._changed_on_devices(arrays, index, nudge, change)
+        arrays = on_devices(self.request.local_devices, values)
+        if changed and not by_host:
+            return self._changed_on_devices(arrays, index, nudge, change)
         return arrays
 
     def _all(self) -> list[Any]:
