@@ -1,8 +1,7 @@
 """Programs of our own, which are neither the user's nor a rewritten step.
 
-Small ones run on each of this process's
-devices at once, so that what lies there need not come to the host. Chains of collectives of one kind and size are there
-to be timed (DisCo, section 4.2: T = Cx + D).
+Small ones run on each of this process's devices at once, so that what lies there need not come to the host. Chains of
+collectives of one kind and size are there to be timed (DisCo, section 4.2: T = Cx + D).
 """
 
 from __future__ import annotations
