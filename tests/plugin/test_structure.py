@@ -898,6 +898,13 @@ def test_structures_that_there_is_no_time_to_profile_are_named(
     assert in_time(budget_s=10) == ["a", "known", "b"]
     assert said == ["c is not tried: no time is left to profile it"]
     assert in_time(budget_s=1) == ["a", "known", "b"]
+    monkeypatch.setattr(structure_search, "making_s", lambda _: 20.0)
+    said.clear()
+    assert in_time(budget_s=10) == ["a", "known"]
+    assert said == [
+        "a is tried by estimates: no time is left to profile it",
+        *(f"{name} is not tried: no time is left to profile it" for name in "bc"),
+    ]
     assert in_time(budget_s=1, when="training") == ["a", "known", "b", "c"]
 
 

@@ -230,11 +230,13 @@ class Making:
 
     def in_time(self, ranked: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
         """Of structures, the most promising first, those that no profile is wanted of or that there is time to
-        profile."""
+        profile. Where it is the first that is left out, it goes on by estimates: the clock will tell."""
         left_s, kept = self._ends - time.monotonic(), []
-        for name, lacking in ranked:
+        for number, (name, lacking) in enumerate(ranked):
             if lacking and left_s < self._profiling_s:
-                self._session.say("%s is not tried: no time is left to profile it", name)
+                tried = "tried by estimates" if not number else "not tried"
+                self._session.say("%s is %s: no time is left to profile it", name, tried)
+                kept += [(name, False)] * (not number)
                 continue
             left_s -= self._profiling_s if lacking else 0.0
             kept.append((name, lacking))
