@@ -566,13 +566,14 @@ def test_that_a_training_ends_says_nothing_of_a_program_and_hides_no_wrong_one(
 def test_squares_of_large_numbers_do_not_hide_what_is_updated(large: float, kind: Any) -> None:
     """A diverging training: numpy's warning of an overflow stood among the script's lines."""
     few, near, far = (np.array([large, factor * large], kind) for factor in (1.0, 1.0001, -9.0))
-    assert comparing._nearest(few, [(4, far), (7, near)]) == 7
+    assert comparing._nearest(few, ([4, 7], np.stack([far, near]))) == 7
 
 
 def test_infinite_numbers_do_not_hide_what_is_updated(recwarn: pytest.WarningsRecorder) -> None:
     """A training whose loss scale had become infinite: numpy's warning stood among the script's lines."""
     inf, nan = np.inf, np.nan
     few, near = np.array([1.0, 2.0, inf, nan]), np.array([1.1, 2.0, inf, 3.0])
-    assert comparing._nearest(few, [(4, np.array([9.0, 9.0, inf, nan])), (7, near)]) == 7
-    assert comparing._nearest(few, [(4, np.array([nan, inf, 1.0, 2.0]))]) is None
+    far = np.array([9.0, 9.0, inf, nan])
+    assert comparing._nearest(few, ([4, 7], np.stack([far, near]))) == 7
+    assert comparing._nearest(few, ([4], np.array([[nan, inf, 1.0, 2.0]]))) is None
     assert not recwarn.list

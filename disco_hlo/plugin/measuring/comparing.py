@@ -78,8 +78,8 @@ _MANY_ELEMENTS = 1 << 24
 _UPDATED = 0.3
 """An output that lies so near to an input of its shape, relative to its norm, updates it."""
 _MOST_PASSES = 64
-_Samples = Mapping[tuple[str, tuple[int, ...]], Sequence[tuple[int, NDArray[Any]]]]
-"""By type and shape, numbers of parameters and a few of their values."""
+_Samples = Mapping[tuple[str, tuple[int, ...]], tuple[list[int], NDArray[Any]]]
+"""By type and shape, numbers of parameters and a few values of each, in a row."""
 
 
 @dataclass(frozen=True)
@@ -536,7 +536,7 @@ def survey_of(runner: Runner, arrays: list[list[Any]], samples: _Samples | None 
         few, count = _looked_at(own, runner.runs_on.beside)
         shapes.append(tuple(first.shape))
         dtypes.append(np.dtype(first.dtype))
-        updated.append(_nearest(few, inputs.get((str(first.dtype), tuple(first.shape)), ())))
+        updated.append(_nearest(few, inputs.get((str(first.dtype), tuple(first.shape)))))
         strange += count
     return Survey(shapes, dtypes, updated, strange)
 
@@ -598,33 +598,36 @@ def not_finite(values: NDArray[Any]) -> int:
 
 
 def _samples(runner: Runner) -> _Samples:
-    found: dict[tuple[str, tuple[int, ...]], list[tuple[int, NDArray[Any]]]] = {}
+    found: dict[tuple[str, tuple[int, ...]], dict[int, NDArray[Any]]] = {}
     for index, parameter in enumerate(runner.runs_on.parameters):
         places = _places(math.prod(parameter.shape))
         if places.size and not is_whole(parameter.dtype):
             few = widened(runner.runs_on.floats(index, 0, places))
-            found.setdefault((str(parameter.dtype), parameter.shape), []).append((index, few))
-    return found
+            found.setdefault((str(parameter.dtype), parameter.shape), {})[index] = few
+    return {kind: (list(alike), np.stack(list(alike.values()))) for kind, alike in found.items()}
 
 
-def _nearest(few: NDArray[Any], candidates: Sequence[tuple[int, NDArray[Any]]]) -> int | None:
-    """The candidate that a few values are nearest to, by those that are finite in both, or None."""
-    if not candidates:
+def _nearest(few: NDArray[Any], alike: tuple[list[int], NDArray[Any]] | None) -> int | None:
+    """The parameter that a few values are nearest to, by those that are finite in both, or None."""
+    if alike is None:
         return None
-    few = widened(few)
-    apart, index = min((_distance(few, old), index) for index, old in candidates)
-    return index if apart < _UPDATED else None
+    indices, old = alike
+    apart = _distances(widened(few), old)
+    nearest = int(np.argmin(apart))
+    return indices[nearest] if apart[nearest] < _UPDATED else None
 
 
-def _distance(few: NDArray[Any], old: NDArray[Any]) -> float:
-    """Norm of the difference over that of ``few``; infinite where no value is finite in both."""
+def _distances(few: NDArray[Any], old: NDArray[Any]) -> NDArray[np.float64]:
+    """For each row of ``old``, the norm of its difference to ``few`` over that of ``few``; infinite where no value is
+    finite in both."""
     finite = np.isfinite(few) & np.isfinite(old)
-    if not finite.any():
-        return math.inf
-    both = np.stack((few, old))[:, finite]
-    both = both.astype(np.complex128 if np.iscomplexobj(both) else np.float64)
-    both /= max(1e-30, float(np.abs(both).max()))  # the square of a large number is infinite
-    return float(np.linalg.norm(both[0] - both[1])) / max(float(np.linalg.norm(both[0])), 1e-30)
+    kind = np.result_type(few, old, np.float64)
+    own, other = (np.where(finite, one, 0).astype(kind) for one in (few, old))
+    # The square of a large number is infinite.
+    scale = np.maximum(np.maximum(np.abs(own), np.abs(other)).max(axis=1, keepdims=True), 1e-30)
+    own, other = own / scale, other / scale
+    apart = np.linalg.norm(own - other, axis=1) / np.maximum(np.linalg.norm(own, axis=1), 1e-30)
+    return np.where(finite.any(axis=1), apart, math.inf)
 
 
 def _places(size: int) -> NDArray[np.int64]:

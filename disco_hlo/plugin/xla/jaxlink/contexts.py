@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,14 @@ _STAYS = {
     "jax_array_garbage_collection_guard", *_TRANSFERS,
 }  # fmt: skip
 """What nobody enters again: what is being traced; and guards, which no compile asks, and arrays of ours might meet."""
+
+
+class _Thread(threading.local):
+    is_cleared = False
+    """Work of ours asks for that again and again, which would take 40 us each time."""
+
+
+_thread = _Thread()
 
 
 @dataclass(frozen=True)
@@ -67,20 +76,26 @@ def entered(context: ThreadContext) -> Iterator[None]:
 def cleared() -> Iterator[None]:
     """For the body, have this thread nothing of its own: neither in JAX nor in what numpy does with errors. The guards
     that the user may have set on all threads are off."""
+    if _thread.is_cleared:
+        yield
+        return
     config, mesh, _ = _modules()
     guards = {config.config_states[name]: "allow" for name in _TRANSFERS}
     numpys = np.errstate(divide="warn", over="warn", under="ignore", invalid="warn")
-    with _set(ThreadContext(guards, (mesh.EMPTY_ENV,)), context_of_thread()), numpys:
+    with _set(ThreadContext(guards, (mesh.EMPTY_ENV,)), context_of_thread(), is_cleared=True), numpys:
         yield
 
 
 @contextlib.contextmanager
-def _set(context: ThreadContext, before: ThreadContext) -> Iterator[None]:
+def _set(context: ThreadContext, before: ThreadContext, *, is_cleared: bool = False) -> Iterator[None]:
+    was_cleared = _thread.is_cleared
     try:
         _change(before, context)
+        _thread.is_cleared = is_cleared
         yield
     finally:
         _change(context_of_thread(), before)
+        _thread.is_cleared = was_cleared
 
 
 def _change(old: ThreadContext, new: ThreadContext) -> None:
