@@ -8,8 +8,10 @@ The command runs once with ``ENABLE_SEARCH=1 DISCO_WHEN=compile``, and then in t
 waits for each step, and prints a line with ``median 94.19 ms, last loss 1.9073`` at its end, as examples/llama.py does,
 and one for its first step (``step 0 ... 7140.29 ms``). Where several processes print them, the first in the log count.
 
-DIR/record.json has the commands' environment, what the search predicted and measured, and each run's figures; beside it
-are the plan and the logs. Exit status: 0 all ran; 1 a run failed, or no plan was saved; 2 bad arguments; 130 stopped.
+DIR/record.json has the commands' environment, what the search predicted and measured, and each run's figures: those
+until then where one fails or is stopped. Beside it are the plan and the logs.
+
+Exit status: 0 all ran; 1 a run failed, or no plan was saved; 2 bad arguments; 130 stopped.
 """
 
 from __future__ import annotations
@@ -79,14 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         record = in_turn(args.out, args.command, args.runs, args.timeout)
-        write_atomically(args.out / "record.json", (json.dumps(record, indent=1) + "\n").encode())
         print(f"{args.out / 'record.json'}: {summary(record)}")
 
     return exit_status("train_in_turn", run)
 
 
 def in_turn(folder: Path, command: Sequence[str], runs: int, limit_s: float) -> dict[str, Any]:
-    """All runs, and the record of them.
+    """All runs, and the record of them, which is saved whatever becomes of the later ones.
 
     Raises:
         DemoError: one failed, printed no figures, or did not enact the plan, or the search saved none.
@@ -94,14 +95,20 @@ def in_turn(folder: Path, command: Sequence[str], runs: int, limit_s: float) -> 
     search = _run(folder, "search", command, {"ENABLE_SEARCH": "1", "DISCO_WHEN": "compile"}, limit_s)
     plan, _ = found_plan(folder, folder / "search.log")
     figures: dict[str, list[dict[str, float]]] = {DEFAULT: [], SWITCHED: []}
-    for number in range(runs):
-        for name, switch in ((DEFAULT, {}), (SWITCHED, {"ENABLE_SEARCH": "0"})):
-            run = f"{name.lower().replace(' ', '-')}-{number}"
-            figures[name].append(_run(folder, run, command, switch, limit_s))
-            if switch and plan.chosen != DEFAULT:
-                _check_enacted(folder / f"{run}.log")
     held = _HELD.search((folder / "search.log").read_text(errors="replace"))
-    return record_of(command, plan, search, int(held[1]) if held else None, figures)
+    held_s = int(held[1]) if held else None
+    try:
+        for number in range(runs):
+            for name, switch in ((DEFAULT, {}), (SWITCHED, {"ENABLE_SEARCH": "0"})):
+                run = f"{name.lower().replace(' ', '-')}-{number}"
+                ran = _run(folder, run, command, switch, limit_s)
+                if switch and plan.chosen != DEFAULT:
+                    _check_enacted(folder / f"{run}.log")
+                figures[name].append(ran)
+    finally:
+        record = record_of(command, plan, search, held_s, figures)
+        write_atomically(folder / "record.json", (json.dumps(record, indent=1) + "\n").encode())
+    return record
 
 
 def record_of(
@@ -118,7 +125,7 @@ def record_of(
     """
     measured = plan.measured
     candidates = {} if not measured else {one.name: _told(one) for one in measured.candidates}
-    pairs = zip(figures[SWITCHED], figures[DEFAULT], strict=True)
+    pairs = zip(figures[SWITCHED], figures[DEFAULT], strict=False)  # the last one may have no other
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -141,7 +148,7 @@ def record_of(
         "taken": {"name": plan.chosen, **candidates.get(plan.chosen, {})},
         "candidates": candidates,
         "runs": {
-            name: {what: [one[what] for one in every] for what in every[0]} for name, every in figures.items()
+            name: {what: [one[what] for one in every] for what in search} for name, every in figures.items()
         },
         "of_default": [round(ours["median_ms"] / theirs["median_ms"], 3) for ours, theirs in pairs],
     }

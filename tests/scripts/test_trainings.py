@@ -74,7 +74,9 @@ def test_a_run_that_does_not_enact_the_plan_is_not_counted_as_its_own(
     assert run(tmp_path / "out", sys.executable, "-c", PRINTS.replace("enacts", "refuses")) == 1
     said = capsys.readouterr().err
     assert "with-the-switch-0: expected a line with 'disco: enacts the plan'" in said
-    assert not (tmp_path / "out" / "record.json").exists()
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert record["runs"]["XLA default"]["median_ms"] == [100.0]
+    assert record["runs"]["with the switch"]["median_ms"] == record["of_default"] == []
 
 
 @pytest.mark.parametrize(
