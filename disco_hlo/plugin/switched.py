@@ -47,8 +47,11 @@ def lacks_ranks(request: CompileRequest) -> bool:
 
 def is_alone() -> bool:
     """Whether no other process trains with this one, by what JAX and the launcher's environment say. Its training step
-    may run on one device."""
-    return jaxlink.process_count() == 1 and (mpi_world_size(os.environ) or 1) == 1
+    may run on one device. A child of another one's ``multiprocessing`` is not alone: it may load data for that."""
+    from multiprocessing import parent_process
+
+    one = jaxlink.process_count() == 1 and (mpi_world_size(os.environ) or 1) == 1
+    return one and parent_process() is None
 
 
 def said() -> bool:

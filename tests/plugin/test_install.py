@@ -68,6 +68,30 @@ if __name__ == "__main__":
 """
 
 
+TRANSFORMING = """
+import multiprocessing, threading
+import jax, jax.numpy as jnp
+
+@jax.jit
+def transform(x):
+    for _ in range(9):
+        x = jnp.tanh(x @ x) + x
+    return x
+
+def load(number):
+    x = jnp.ones((8, 8))
+    for _ in range(50):
+        x = transform(x)
+    return any(one.name.startswith("disco-") for one in threading.enumerate())
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2) as workers:
+        print(workers.map(load, range(2)))
+        workers.close()
+        workers.join()
+"""
+
+
 def run(*script: str | Path, **environment: str) -> tuple[str, str]:
     """What a script that knows nothing of us writes to stdout and stderr."""
     done = subprocess.run(
@@ -106,6 +130,13 @@ def test_workers_that_load_data_say_nothing(tmp_path: Path) -> None:
     script.write_text(LOADING)
     said = run(script, ENABLE_SEARCH="0", DISCO_MODULE="train_step")
     assert said == ("[0.0, 2.0]\n", NO_TRAIN_STEP + "jit__lambda\n")
+
+
+def test_workers_that_transform_data_by_jit_are_not_searched(tmp_path: Path) -> None:
+    """What transforms a batch returns one, as a step returns its state: each worker began a search of its own."""
+    script = tmp_path / "transforms.py"
+    script.write_text(TRANSFORMING)
+    assert run(script, ENABLE_SEARCH="1", DISCO_DIR=str(tmp_path / "plans")) == ("[False, False]\n", "")
 
 
 def test_a_fork_of_the_training_says_nothing_at_its_end() -> None:
