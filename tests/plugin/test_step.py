@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable
@@ -336,6 +337,29 @@ def test_that_a_step_has_no_plan_is_said_once_however_often_it_is_compiled(
     install(lambda request: enact_phase.handle(request, settings))
     run(2), run(2)
     assert len([line for line in caplog.messages if "there is no plan for it" in line]) == 1
+
+
+def test_where_a_step_on_one_device_has_changed_it_is_said_once_that_its_plan_is_for_another(
+    install: Install, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Nothing was said of a step whose name has plans, and the training ran without one."""
+    target = {
+        "key": "ab" * 32, "fingerprint": "ab" * 32, "module_name": "jit_lonely", "backend": "cpu",
+        "device_kind": "cpu", "device_count": 1, "process_count": 1,
+    }  # fmt: skip
+    folder = tmp_path / "abababababababab" / "cpu-cpu-x1"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"target": target}))
+    settings = Settings(search=False, directory=tmp_path)
+    install(lambda request: enact_phase.handle(request, settings))
+
+    @jax.jit
+    def lonely(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ x) @ x
+
+    lonely(np.ones((3, 3), np.float32)), lonely(np.ones((4, 4), np.float32))
+    [line] = [line for line in caplog.messages if "there is no plan for it" in line]
+    assert "for jit_lonely a plan lies beside (disco list), but another batch size" in line
 
 
 def test_a_step_that_waits_for_python_is_not_told_to_search_when_it_is_compiled_again(

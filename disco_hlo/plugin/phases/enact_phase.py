@@ -50,6 +50,8 @@ from disco_hlo.printable import counted
 _NO_PLAN = "there is no plan for it in"
 _compared: set[str] = set()
 """Digests of modules that this process compared, where the plan directory cannot say so."""
+_told: set[str] = set()
+"""Names of modules that have no plan, as the user knows."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,20 @@ def enact(
             return _enact(session, step, slot, proposed.plan, proposed)
     reason = (proposed.reason if session.channel.size == 1 else "") or agreement.reason
     # The reason is the same on all ranks. Of a step compiled again it was said, or why the search made no plan.
-    quiet = not session.leads or ((step.again or not step.chosen) and _NO_PLAN in reason)
+    known = step.again or not _is_looked_for(session, step)
+    quiet = not session.leads or (known and _NO_PLAN in reason)
     level = logging.DEBUG if quiet else logging.WARNING
     LOGGER.log(level, "%s runs as XLA compiles it: %s", request.module_name, reason)
     return None
+
+
+def _is_looked_for(session: Session, step: Step) -> bool:
+    """Whether the user may wonder why it has no plan: it is the step, or on one device the first module of a name that
+    plans are for."""
+    name = step.source.graph.module_name
+    first = session.facts.device_count == 1 and name not in _told
+    _told.add(name)
+    return step.chosen or first
 
 
 def _propose(
@@ -154,7 +166,9 @@ def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | 
         try:
             stored = slot.load()
             mine = None if stored is None else PlanBytes(stored.plan_json, stored.module)
-            reason = f"{_NO_PLAN} {slot.path}; {advice}{_others(step, slot)}" if stored is None else ""
+            reason = (
+                f"{_NO_PLAN} {slot.path}; {advice}{_others(session, step, slot)}" if stored is None else ""
+            )
             if stored is not None:
                 _refuse_banned(session, slot, stored.module)
         except Exception as error:  # whatever it is, the other ranks wait for an answer
@@ -162,10 +176,10 @@ def _receive(session: Session, step: Step, slot: PlanSlot) -> tuple[PlanBytes | 
     return broadcast_plan(session.channel, mine, reason=reason, timeout_s=session.timeout_s)
 
 
-def _others(step: Step, slot: PlanSlot) -> str:
+def _others(session: Session, step: Step, slot: PlanSlot) -> str:
     """What to say of plans beside, for what the user may take for this very step."""
     name = step.source.graph.module_name
-    count = slot.beside(name) if step.chosen else 0
+    count = slot.beside(name) if step.chosen or session.facts.device_count == 1 else 0
     if not count:
         return ""
     plans_lie = "a plan lies" if count == 1 else f"{count} plans lie"
