@@ -115,6 +115,12 @@ class Settings:
         return cls(search=_switch(env.get("ENABLE_SEARCH", "")), **values)
 
 
+def before_first_step(module_name: str, device_count: int) -> str:
+    """What to set, as a part of a sentence, for a search before the first call of a step: one on one device is found by
+    its name alone."""
+    return "DISCO_WHEN=compile" + (f" with DISCO_MODULE={module_name}" if device_count == 1 else "")
+
+
 def _switch(value: str) -> bool:
     if value.strip() not in ("0", "1"):
         raise SettingsError(f"ENABLE_SEARCH is {value!r}; expected 1 (search) or 0 (enact)")

@@ -301,6 +301,24 @@ def test_another_structure_is_profiled_searched_compared_and_tried_as_real_steps
     assert len(training.processes) == 2
 
 
+def test_of_a_step_on_one_device_it_is_said_that_a_search_before_it_needs_its_name(
+    training: Training, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``DISCO_WHEN=compile``, which the line advised, finds no step on one device."""
+
+    def alone(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return weights - 0.1 * jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) @ w.T - x) ** 2))(weights)
+
+    call, weights = jax.jit(named("short_alone", alone)), jnp.eye(16)
+    for _ in range(3):
+        weights = call(weights, jnp.ones((8, 16)))
+    training_phase.say_if_not_begun(training.settings)
+    [line] = [line for line in caplog.messages if "the script ended after" in line]
+    assert line.endswith(
+        ", DISCO_WHEN=compile with DISCO_MODULE=jit_short_alone searches before the first step"
+    )
+
+
 @pytest.mark.slow
 def test_a_step_on_one_device_is_searched_and_enacted_without_its_name(
     training: Training, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -21,6 +21,7 @@ from disco_hlo.plan.plan import DEFAULT
 from disco_hlo.plugin.calls.trial import Trial
 from disco_hlo.plugin.calls.watch import LEAST_SHARE, DeviceTimes, Seen, Watch
 from disco_hlo.plugin.logs import LOGGER, one_line
+from disco_hlo.plugin.settings import before_first_step
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.executables import LoadedExecutable, Memory, memory
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, Execute, LoadedModule
@@ -75,6 +76,8 @@ class Observation:
         self._lock = threading.Lock()
         self.calls: Counter[str] = Counter()
         """Of the modules that are or were watched, by name."""
+        self.device_counts: dict[str, int] = {}
+        """On how many devices these run, by name."""
         self.given_back: dict[str, str] = {}
         """Those that go on with XLA's default, or never were watched, by name, and why."""
         self.unjoined: set[str] = set()
@@ -147,8 +150,9 @@ class Observation:
                 self._left.add(digest)
                 LOGGER.info(
                     "%s: JAX loaded it anew in each of %d searches, as it does for each new jit, and there is no "
-                    "other: keep its jit, or let DISCO_WHEN=compile search before the first step",
+                    "other: keep its jit, or let %s search before the first step",
                     request.module_name, _MOST_SEARCHES,
+                    before_first_step(request.module_name, len(request.devices)),
                 )  # fmt: skip
             return None
         with self._lock:
@@ -167,6 +171,8 @@ class Observation:
         trial.due, trial.begin = self._due, self._begin
         with self._lock:
             self._trials.append(weakref.ref(trial))
+
+        self.device_counts[request.module_name] = len(request.devices)
 
         def execute(arguments: Sequence[Any]) -> tuple[Any, Any]:
             self.calls[request.module_name] += 1

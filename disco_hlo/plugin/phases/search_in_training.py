@@ -76,7 +76,7 @@ from disco_hlo.plugin.phases.structure_search import (
 )
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on
 from disco_hlo.plugin.session import Interruption, Session, join_beside
-from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.settings import Settings, before_first_step
 from disco_hlo.plugin.step import Step, called_step
 from disco_hlo.plugin.structure import gains_alone
 from disco_hlo.plugin.tuner_results import exchange
@@ -95,7 +95,7 @@ _LOOK_S = 0.5
 _END_S = 10.0
 """How long the end of the process waits for what is under way."""
 _ENDED = "the training ended before the search for {} did"
-_NEXT = "the next job goes on from there, or DISCO_WHEN=compile searches before the first step"
+_NEXT = "the next job goes on from there, or {} searches before the first step"
 _under_way: weakref.WeakSet[SearchInTraining] = weakref.WeakSet()
 
 
@@ -198,13 +198,19 @@ class SearchInTraining:
         self._ends = self._stop.wanted = True
         join_uninterrupted(self._thread, _END_S)
 
+    @property
+    def _earlier(self) -> str:
+        """What would search the step before its first call."""
+        return before_first_step(self._request.module_name, len(self._request.devices))
+
     def say_nothing_saved(self) -> None:
         """One line on rank 0, where none has said what was saved."""
         if not self._saved and self._request.backend.process_index() == 0:
             self._saved = True
             LOGGER.info(
                 "%s: no plan is saved, what was measured is kept in %s; %s",
-                _ENDED.format(self._request.module_name), shown(self._settings.directory), _NEXT,
+                _ENDED.format(self._request.module_name), shown(self._settings.directory),
+                _NEXT.format(self._earlier),
             )  # fmt: skip
 
     def _search(self, session: Session) -> None:
@@ -298,12 +304,12 @@ class SearchInTraining:
             refuse_other_threads(self._request, self._trains)
         except UnsupportedError as error:
             raise UnsupportedError(
-                f"{error}; DISCO_WHEN=compile searches it before such threads begin"
+                f"{error}; {self._earlier} searches it before such threads begin"
             ) from None
         if step.source.module.input_output_alias.entries and not jaxlink.keeps_donation():
             raise UnsupportedError(
                 f"this jax loses buffer donation in a rewritten step, so no other one can take a call of {name} over; "
-                "DISCO_WHEN=compile searches it, and so does jax 0.11"
+                f"{self._earlier} searches it, and so does jax 0.11"
             )
 
     def _profile(
@@ -479,7 +485,8 @@ class SearchInTraining:
         self._saved = True
         if not self._settled.is_set() or ((self._tried or failed) and not self._rounds):
             if self._gone():
-                save_interrupted(outcome, _ENDED.format(self._request.module_name), _NEXT)
+                why = _ENDED.format(self._request.module_name)
+                save_interrupted(outcome, why, _NEXT.format(self._earlier))
             else:
                 save_interrupted(outcome)
             return

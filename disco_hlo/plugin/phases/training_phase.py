@@ -21,7 +21,7 @@ from disco_hlo.plugin.calls.watch import join_uninterrupted
 from disco_hlo.plugin.logs import LOGGER
 from disco_hlo.plugin.refusals import may_be_run
 from disco_hlo.plugin.session import join, leave
-from disco_hlo.plugin.settings import Settings
+from disco_hlo.plugin.settings import Settings, before_first_step
 from disco_hlo.plugin.switched import is_alone, lacks_ranks
 from disco_hlo.plugin.xla.jaxlink import CompileRequest, keep_tuner_results
 from disco_hlo.printable import counted
@@ -89,8 +89,9 @@ def say_if_not_begun(settings: Settings) -> None:
         anew = f"JAX loaded it {loads} times, as it does for each new jit: one that is kept"
         LOGGER.info(
             "the script ended after %s of %s, before a search for it began: nothing is saved; %s is searched "
-            "while it trains, DISCO_WHEN=compile searches before the first step",
+            "while it trains, %s searches before the first step",
             counted(calls, "call"), name, anew if loads > _FEW_LOADS else "a longer job",
+            before_first_step(name, observation.device_counts[name]),
         )  # fmt: skip
         return
     ran = "nothing that ran" if is_alone() else "nothing that ran on several devices"
