@@ -265,6 +265,21 @@ def test_what_another_thread_had_set_holds_where_its_step_is_compiled_but_for_it
     assert found == [(False, "allow", True), (True, "allow", False), (False, "allow", True)]
 
 
+def test_a_step_of_64_bits_that_its_thread_alone_allows_runs_on_made_up_inputs() -> None:
+    """They were made with 32 bits, so the step took none of them, and was not searched."""
+
+    def runs(request: CompileRequest) -> list[str]:
+        runner = Runner(request, request.call_default(), seed=3)
+        return [str(one[0].dtype) for _ in range(2) for one in runner.output_arrays()]
+
+    with jax.enable_x64(True):
+        lowered = jax.jit(lambda x, i: (x * 2, i + 1), donate_argnums=(0,)).lower(
+            jnp.ones((64, 64), jnp.float64), jnp.ones(4, jnp.int64)
+        )
+        found = intercepted(lowered, lambda _: True, runs)
+    assert found == ["float64", "int64"] * 2
+
+
 def test_a_switch_of_this_thread_alone_makes_another_step_too() -> None:
     assert seen(switched_on, lambda x: x + 1, 1.0) == ""
     with jax.debug_nans(True):

@@ -125,7 +125,8 @@ class Inputs:
         taken = sorted(self._taken.difference(handed_on))
         values = [self._values[index] for index in taken]
         # In one call: for each by itself that takes a step's time where there are hundreds.
-        copies = jax.device_put(values, [one.sharding for one in values], may_alias=False)
+        with jax.enable_x64(True):  # else 64 bits become 32
+            copies = jax.device_put(values, [one.sharding for one in values], may_alias=False)
         for index, copy in zip(taken, copies, strict=True):
             arguments[index] = copy
         return arguments
@@ -209,7 +210,8 @@ class Inputs:
                 made = synthetic_values(
                     parameter, self.seed, index, place, how, bound=bound, permuted=self.permuted
                 )
-            buffers.append(jax.device_put(made, device, may_alias=False))
+            with jax.enable_x64(True):  # else 64 bits become 32
+                buffers.append(jax.device_put(made, device, may_alias=False))
         return buffers
 
 
