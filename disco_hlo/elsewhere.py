@@ -135,7 +135,7 @@ def _answer(
         try:
             while process.poll() is None:
                 if stop():
-                    raise DiscoError("the training ended before the search")
+                    raise DiscoError("the search was stopped")
                 if time.monotonic() > end:
                     raise DiscoError(f"the search's process has not ended after {longest_s:.0f} s")
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -143,7 +143,7 @@ def test_what_fails_there_is_one_line_here_also_where_warnings_are_errors(
 
 
 @pytest.mark.parametrize(
-    ("longest_s", "over", "why"), [(60.0, True, "training ended"), (0.0, False, "after 0 s")]
+    ("longest_s", "over", "why"), [(60.0, True, "search was stopped"), (0.0, False, "after 0 s")]
 )
 def test_apart_from_a_training_nothing_goes_on_for_longer_than_it_may(
     longest_s: float, over: bool, why: str
