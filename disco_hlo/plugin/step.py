@@ -280,7 +280,7 @@ def called_step(request: CompileRequest, settings: Settings) -> Step:
     # By its calls it is the step; by what it communicates none on one device is.
     choice = choose(facts, (), named=True if named is None and facts.device_count == 1 else named)
     if not choice.chosen:
-        raise UnsupportedError(f"{request.module_name} {choice.reason}")
+        raise UnsupportedError(f"{request.module_name}: {choice.reason}")
     if wrong := _wrong_numbers(request, step):
         raise UnsupportedError(wrong)
     return step
@@ -350,8 +350,8 @@ def why_none(settings: Settings) -> str:
         return (
             ""
             if any(any(history.taken.values()) for history in _histories.values())
-            else f"no module is called {settings.module} or has a key that begins so (DISCO_MODULE); on "
-            f"several devices were compiled {listed or 'none'}"
+            else f"no module is called {settings.module} or has a key that begins so (DISCO_MODULE); compiled "
+            f"were {listed or 'none'}"
         )
     if not seen or any(map(qualifies, seen)) or any(history.taken for history in _histories.values()):
         return ""

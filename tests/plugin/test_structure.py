@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from disco_hlo.activation.kvstore import KvChannel
 from disco_hlo.backends import BACKENDS
 from disco_hlo.elsewhere import elsewhere, here
-from disco_hlo.errors import ActivationError, IllegalMoveError, PlanError, XlaRefusalError
+from disco_hlo.errors import ActivationError, DiscoError, IllegalMoveError, PlanError, XlaRefusalError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.optimize.costs import costs_of
 from disco_hlo.optimize.pipeline import Budget, Case, Optimized, optimize, unsearched
@@ -1001,6 +1001,16 @@ def test_structures_are_searched_abreast_where_each_restart_has_a_core(
 
     best = searching.best(120, search)
     assert {name: one.predicted_ns for name, one in best.items()} == {"a": 85, "b": 80, "c": 85}
+
+
+def test_a_structure_whose_search_is_killed_keeps_the_order_that_it_began_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def search(*_: object) -> Scheduled:
+        raise DiscoError("the search's process ended with -9 and found nothing")
+
+    [(name, one)] = Searching(monkeypatch, {"a": 90}, takes_s=10).best(120, search).items()
+    assert (name, one.predicted_ns) == ("a", 90)
 
 
 def test_a_structure_that_is_asked_for_gets_as_much_as_the_step_and_none_gets_nothing(

@@ -662,7 +662,11 @@ class StructureSearch:
     ) -> Scheduled:
         case, start = starts[name]
         if self.search is not None:
-            found = self.search(made[name].module, case, seconds)
+            try:
+                found = self.search(made[name].module, case, seconds)
+            except (DiscoError, OSError) as error:
+                LOGGER.debug("%s keeps XLA's kernels in our order: %s", name, one_line(error))
+                return start
             return min(found, start, key=lambda one: one.predicted_ns)
         settings = replace(search_settings(self.session.settings), finalists=1)
         return optimize(case, settings, Budget.of(seconds), also=[start.strategy]).best
