@@ -25,7 +25,8 @@ FOLDERS = {
 
 # Names that belong to one place each: (what, the only files that may import it).
 JAXLINK = {
-    f"disco_hlo/plugin/xla/jaxlink/{name}.py" for name in ("calls", "process", "profiling", "requests")
+    f"disco_hlo/plugin/xla/jaxlink/{name}.py"
+    for name in ("calls", "contexts", "process", "profiling", "requests")
 }
 TRAINING_FILES = {"estimator/train.py"}
 RESERVED = {

@@ -21,8 +21,6 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 _one_at_a_time = threading.Lock()
 _compiled: dict[str, bool] = {}
 """Names of the modules that rank 0 compiled, and whether a phase has looked at one of this name."""
-_expected: set[str] = set()
-"""Those of them that ran on several devices, or are named by DISCO_MODULE."""
 _NO_JIT = (
     "jax_disable_jit is on: JAX runs every op by itself, so there is no training step to search or to run by a plan; "
     "switch it off (JAX_DISABLE_JIT=0)"
@@ -103,8 +101,6 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
     may_be_step = _may_be_step(request, settings)
     if leads:
         _compiled[request.module_name] = may_be_step or _compiled.get(request.module_name, False)
-        if len(request.devices) > 1 or settings.names(request.module_name):
-            _expected.add(request.module_name)
     if not may_be_step or lacks_ranks(request):
         return None
     from disco_hlo.plugin import tuner_results
@@ -130,13 +126,13 @@ def _handle(request: CompileRequest, settings: Settings, capture: str) -> Loaded
 
 
 def _may_be_step(request: CompileRequest, settings: Settings) -> bool:
-    """Whether anybody may want to see a module: of those on one device what is watched, named, or planned."""
+    """Whether a phase shall look at a module: of those on one device at what is watched, named, or planned."""
     name = request.module_name
     if len(request.devices) > 1 or settings.names(name):
         return True
-    if settings.search:
-        return _watches(settings) and is_alone()
-    return is_alone() and name in _planned_on_one_device(settings.directory)
+    if not is_alone():
+        return False
+    return _watches(settings) if settings.search else name in _planned_on_one_device(settings.directory)
 
 
 @functools.cache
@@ -171,7 +167,7 @@ def _is_helper() -> bool:
     """Whether this process is a child of another one's ``multiprocessing`` and saw nothing to train: a data loader."""
     from multiprocessing import parent_process
 
-    if parent_process() is None or _expected:
+    if parent_process() is None or any(_compiled.values()):
         return False
     return jaxlink.distributed_job() is None
 

@@ -37,7 +37,7 @@ from disco_hlo.plugin.phases.keeping import (
 from disco_hlo.plugin.phases.structure_search import Making, StructureSearch
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
-from disco_hlo.plugin.structure import Restructured, early_module, enacted
+from disco_hlo.plugin.structure import early_module, enacted
 from disco_hlo.plugin.xla import compiles
 from disco_hlo.plugin.xla.executables import memory
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
@@ -283,8 +283,8 @@ def test_a_step_without_room_for_all_keeps_some_which_the_plan_says(
         case = Case(source, read(source), costs, most - resident_bytes(source.graph))
         known = replace(found(source), case=case)
 
-        def search(_made: Restructured, case: Case, _seconds: float) -> tuple[Scheduled, float]:
-            return case.unfused, 0.0
+        def search(_module: bytes, case: Case, _seconds: float) -> Scheduled:
+            return case.unfused
 
         (trial,) = StructureSearch(session, slot, None, known, Making(session, source), search).trials()
         made = trial.restructured

@@ -280,7 +280,8 @@ def test_a_plan_beside_is_of_another_step_for_every_reason_that_there_may_be() -
     graph = SimpleNamespace(module_name="jit_step", backend="cpu")
     step: Any = SimpleNamespace(source=SimpleNamespace(graph=graph), chosen="by its size")
     slot: Any = SimpleNamespace(beside=lambda _name: 2)
-    assert enact_phase._others(step, slot) == (
+    session: Any = SimpleNamespace(facts=SimpleNamespace(device_count=2))
+    assert enact_phase._others(session, step, slot) == (
         "; for jit_step 2 plans lie beside (disco list), but another batch size, type of numbers, number of processes, "
         "version or flag of XLA, or number that decides a loop, a branch or a slice or equals another of the step's "
         "takes a plan of its own"

@@ -521,7 +521,7 @@ def test_a_script_whose_modules_are_no_steps_is_not_told_to_train_for_longer(
     training_phase.say_if_not_begun(training.settings)
     assert caplog.messages == [
         "no training step was found: calls of jit_rare_step are left alone (it takes 100% of the devices' time); "
-        "DISCO_WHEN=compile goes by collectives instead"
+        "DISCO_WHEN=compile goes by collectives, or by DISCO_MODULE, instead"
     ]
 
 
