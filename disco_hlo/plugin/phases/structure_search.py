@@ -233,13 +233,16 @@ class Making:
         profile. Where it is the first that is left out, it goes on by estimates: the clock will tell."""
         left_s, kept = self._ends - time.monotonic(), []
         for number, (name, lacking) in enumerate(ranked):
-            if lacking and left_s < self._profiling_s:
-                tried = "tried by estimates" if not number else "not tried"
-                self._session.say("%s is %s: no time is left to profile it", name, tried)
-                kept += [(name, False)] * (not number)
-                continue
-            left_s -= self._profiling_s if lacking else 0.0
-            kept.append((name, lacking))
+            if not lacking:
+                kept.append((name, False))
+            elif left_s >= self._profiling_s:
+                left_s -= self._profiling_s
+                kept.append((name, True))
+            elif number:
+                self._session.say("%s is not tried: no time is left to profile it", name)
+            else:
+                self._session.say("%s is tried by estimates: no time is left to profile it", name)
+                kept.append((name, False))
         return kept
 
     def end(self) -> None:
