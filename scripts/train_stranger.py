@@ -6,7 +6,7 @@ Their checkouts lie in DIR; where one does not, the message has the commands tha
 What they import and the step does not use may be missing (``clu``, ``tensorflow``, ``grain``). What it does use is:
 ``pip install flax optax chex einops sentencepiece absl-py ml_collections jaxtyping orbax-checkpoint``.
 
-A batch is made before it is asked for, and each step is waited for. On one GPU name the step for the switch:
+A batch is made before it is asked for, and each step is waited for. On one GPU a search before it takes its name:
 ``DISCO_MODULE=jax_train_step`` (gemma), ``_fun`` (vit), ``_train_step`` (nanodo).
 
 Exit status: 0 it trained; 1 a checkout or a library is missing; 2 bad arguments.

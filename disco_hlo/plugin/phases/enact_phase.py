@@ -51,7 +51,7 @@ _NO_PLAN = "there is no plan for it in"
 _compared: set[str] = set()
 """Digests of modules that this process compared, where the plan directory cannot say so."""
 _told: set[str] = set()
-"""Names of modules that have no plan, as the user knows."""
+"""Names of modules of which it was said that they have no plan."""
 
 
 @dataclass(frozen=True)
@@ -104,20 +104,14 @@ def enact(
             return _enact(session, step, slot, proposed.plan, proposed)
     reason = (proposed.reason if session.channel.size == 1 else "") or agreement.reason
     # The reason is the same on all ranks. Of a step compiled again it was said, or why the search made no plan.
-    known = step.again or not _is_looked_for(session, step)
+    # On one device what shares its name with a plan is a step that the user may miss its plan for: it is told once.
+    first = session.facts.device_count == 1 and request.module_name not in _told
+    _told.add(request.module_name)
+    known = step.again or not (step.chosen or first)
     quiet = not session.leads or (known and _NO_PLAN in reason)
     level = logging.DEBUG if quiet else logging.WARNING
     LOGGER.log(level, "%s runs as XLA compiles it: %s", request.module_name, reason)
     return None
-
-
-def _is_looked_for(session: Session, step: Step) -> bool:
-    """Whether the user may wonder why it has no plan: it is the step, or on one device the first module of a name that
-    plans are for."""
-    name = step.source.graph.module_name
-    first = session.facts.device_count == 1 and name not in _told
-    _told.add(name)
-    return step.chosen or first
 
 
 def _propose(

@@ -644,35 +644,39 @@ class StructureSearch:
         for name in worth:
             more_bytes = starts[name][0].default.peak_bytes - unchanged.case.default.peak_bytes
             session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
-        abreast = 1 if self.search is None else max(1, len(own_cores()) // search_settings(settings).seeds)
-        with ThreadPoolExecutor(abreast, "disco-searches") as pool:
-            asked = functools.partial(self._searched_in, made, starts, each_s)
-            searches = {name: pool.submit(asked, name) for name in worth}
+        found = self._searches({name: (made[name].module, *starts[name]) for name in worth}, each_s)
         best: dict[str, Scheduled] = {}
-        for name, one in searches.items():
+        for name, one in found.items():
             try:
-                best[name] = one.result()
+                best[name] = one()
             except Exception as error:
                 _say_left_out(session, name, error)
         return best
 
-    def _searched_in(
-        self,
-        made: Mapping[str, Restructured],
-        starts: Mapping[str, tuple[Case, Scheduled]],
-        seconds: float,
-        name: str,
-    ) -> Scheduled:
-        case, start = starts[name]
-        if self.search is not None:
+    def _searches(
+        self, wanted: Mapping[str, tuple[bytes, Case, Scheduled]], seconds: float
+    ) -> dict[str, Callable[[], Scheduled]]:
+        """What gives the best plan of each, from its module, its case and the plan that it begins with: here when it is
+        asked for, where Ctrl-C comes, and else at the end of searches side by side."""
+        settings = replace(search_settings(self.session.settings), finalists=1)
+        search = self.search
+        if search is None:
+
+            def now(_: bytes, case: Case, start: Scheduled) -> Scheduled:
+                return optimize(case, settings, Budget.of(seconds), also=[start.strategy]).best
+
+            return {name: functools.partial(now, *one) for name, one in wanted.items()}
+
+        def beside(module: bytes, case: Case, start: Scheduled) -> Scheduled:
             try:
-                found = self.search(made[name].module, case, seconds)
+                found = search(module, case, seconds)
             except (DiscoError, OSError) as error:
-                LOGGER.debug("%s keeps XLA's kernels in our order: %s", name, one_line(error))
+                LOGGER.debug("a structure keeps XLA's kernels in our order: %s", one_line(error))
                 return start
             return min(found, start, key=lambda one: one.predicted_ns)
-        settings = replace(search_settings(self.session.settings), finalists=1)
-        return optimize(case, settings, Budget.of(seconds), also=[start.strategy]).best
+
+        with ThreadPoolExecutor(max(1, len(own_cores()) // settings.seeds), "disco-searches") as pool:
+            return {name: pool.submit(beside, *one).result for name, one in wanted.items()}
 
     def _told(self, best: Mapping[str, Scheduled], made: Mapping[str, Restructured]) -> list[Trial]:
         """The candidates on every rank: those predicted to beat the plan, or the one that is forced."""
