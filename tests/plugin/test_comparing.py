@@ -145,7 +145,7 @@ def test_sums_in_float32_are_compared_with_the_default_that_adds_up_so_too(
     plan = in_session(tmp_path, look, stagnating_step)
     assert (plan.compared, plan.differs) == (not wrong, wrong)
     assert ("differs from XLA's default at" in plan.error) == wrong
-    assert "plan adds up in float32; comparing it with XLA's default that does so, too" in caplog.text
+    assert "plan: adds up in float32, and is compared with XLA's default that does so, too" in caplog.text
 
 
 def test_a_plan_with_sums_in_float32_that_never_ran_here_is_enacted(
@@ -166,38 +166,42 @@ def test_a_plan_with_sums_in_float32_that_never_ran_here_is_enacted(
 
     caplog.set_level(logging.INFO, LOGGER.name)
     assert intercept(*stagnating_step(), look), caplog.text
-    assert "plan adds up in float32; comparing it with XLA's default that does so, too" in caplog.text
+    assert "plan: adds up in float32, and is compared with XLA's default that does so, too" in caplog.text
 
 
-@pytest.mark.parametrize("ends", [False, True])
-@pytest.mark.parametrize("lack", ["", "rank 1: it needs 9 MiB"])
-def test_what_differs_stays_out_where_the_default_with_float32_sums_cannot_be_run(
-    lack: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("refuses", "lack", "with_what"),
+    [
+        ("", "", "XLA's default with sums in float32"),
+        ("", "rank 1: it needs 9 MiB", "default"),
+        ("XLA refuses it", "", "default"),
+    ],
+)
+def test_what_adds_up_in_float32_is_compared_with_the_default_that_does_so_where_that_can_be_run(
+    refuses: str, lack: str, with_what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no room, or the training ends; one that has no room is never run."""
+    """Plans that add up in float32 in the same places have one such default; others are compared as ever."""
     runs: list[list[str]] = []
+
+    def compile_default(*_: Any) -> None:
+        if refuses:
+            raise UnsupportedError(refuses)
 
     def compare(_session: Session, programs: Sequence[Trial], *_: Any) -> None:
         runs.append([one.name for one in programs])
-        if len(runs) == 2:
-            raise ActivationError("the step is not called any more")
-        programs[1].error, programs[1].differs = "output 0 differs", True
+        programs[-1].error, programs[-1].differs = "output 0 differs", True
 
     monkeypatch.setattr(candidates, "compare", compare)
-    monkeypatch.setattr(candidates, "compile_default", lambda *_: None)
+    monkeypatch.setattr(candidates, "compile_default", compile_default)
     monkeypatch.setattr(candidates, "lack_of_memory", lambda *_, **__: lack)
     made: Any = SimpleNamespace(with_finer_sums=lambda: b"early")
-    default, plan = Trial("default", None, 0), Trial("plan", None, 0, restructured=made, times_ns=[7])
-    over = iter([False, ends])
-
-    def alone(_: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    session = replace(session_of(tmp_path), between_steps=alone, over=lambda: next(over))
-    with pytest.raises(UnsupportedError if lack else ActivationError) if ends else contextlib.nullcontext():
-        compare_with_default(session, default, [plan])
-    assert (plan.error, plan.differs, plan.compared, plan.times_ns) == ("output 0 differs", True, False, [])
-    assert runs == [["default", "plan"], ["XLA's default with sums in float32", "plan"]][: 1 if lack else 2]
+    default, plain = Trial("default", None, 0), Trial("plain", None, 0, times_ns=[7])
+    finer = [Trial(name, None, 0, restructured=made, times_ns=[7]) for name in ("plan", "plan 2")]
+    compare_with_default(session_of(tmp_path), default, [finer[0], plain, finer[1]])
+    apart = [[with_what, "plan", "plan 2"], ["default", "plain"]]
+    assert runs == (apart if with_what != "default" else [["default", "plan", "plain", "plan 2"]])
+    assert (finer[1].compared, finer[1].times_ns, finer[0].compared) == (False, [], True)
+    assert finer[0].finer is finer[1].finer
 
 
 # --- programs that are wrong behind a mask only ---------------------------------------------------

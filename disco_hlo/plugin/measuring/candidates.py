@@ -112,6 +112,8 @@ def begin_to_compile(
         _hand_out(session, source, trial, trials[:number], tag=f"{tag} {number}")
     waiting = [trial for trial in trials if not trial.error]
     at_once = compiles_at_once(session)
+    if session.between_steps is None and len(waiting) < at_once:
+        waiting += [one for one in finer_defaults(waiting) if one.executable is None]
     suspected = any(one.marks is not None and one.marks.bans.suspects(one.digest) for one in waiting)
     if anywhere(session, suspected, f"{tag}: suspects"):  # on all ranks, as they hold calls together
         at_once = 1
@@ -121,8 +123,8 @@ def begin_to_compile(
     one_by_one = [
         functools.partial(_compile, session, source, one, verified, at_once, then) for one in waiting
     ]
-    own = [number for number, one in enumerate(waiting) if one.restructured is None]
-    new = [number for number, one in enumerate(waiting) if one.restructured is not None]
+    own = [number for number, one in enumerate(waiting) if one.structure is None]
+    new = [number for number, one in enumerate(waiting) if one.structure is not None]
     compiled = {number: pool.submit(one_by_one[number], {}) for number in own}
     others = CompileBatch(session, tag, [one_by_one[number] for number in new], pool, at_once)
     begun = [*compiled.values(), *others.begun]
@@ -139,7 +141,8 @@ def begin_to_compile(
                 with session.stage(f"{tag} {number}: compile"):
                     compiled[number].result()
             except Exception as error:
-                if trial.strategy is None or (session.between_steps is not None and training_ends(session)):
+                ends = session.between_steps is not None and training_ends(session)
+                if ends or (trial.strategy is None and trial.structure is None):
                     raise
                 trial.error = one_line(error)
                 LOGGER.debug("%s: %s", trial.name, trial.error)
@@ -207,7 +210,9 @@ def _compile(
 ) -> None:
     """Compile a trial's module on this rank, and what is done ``then``."""
     started = time.monotonic()
-    if trial.strategy is None:
+    if trial.strategy is None and trial.early is not None:
+        trial.executable = compiles.compile_module(session.request, None, options, trial.early)
+    elif trial.strategy is None:
         trial.executable = compiles.compile_module(session.request, None, trial.options)
         try:
             devices = session.request.local_devices
@@ -276,6 +281,21 @@ def measure(
     return complete
 
 
+def finer_defaults(trials: Sequence[Trial]) -> list[Trial]:
+    """XLA's defaults that :func:`compare_with_default` compares trials with which add up in float32: one for all that
+    do so in the same places. Each of these trials is told its own."""
+    found: dict[bytes | None, Trial] = {}
+    for trial in trials:
+        if finer := trial.finer or _finer_default(trial):
+            trial.finer = found.setdefault(finer.early, finer)
+    return list(found.values())
+
+
+def _finer_default(trial: Trial) -> Trial | None:
+    early = None if trial.restructured is None else trial.restructured.with_finer_sums()
+    return None if early is None else Trial("XLA's default with sums in float32", None, 0, early=early)
+
+
 def compare_with_default(
     session: Session,
     default: Trial,
@@ -284,14 +304,24 @@ def compare_with_default(
     held: HeldPasses | None = None,
 ) -> None:
     """See which trials compute what XLA's default computes; one that does not on any rank is out on all, and its times
-    with it. What adds up in float32 may be nearer to the truth than the default: where it differs, it is compared with
-    the default of the step that adds up so, too. ``inputs``, ``held`` and errors are those of
+    with it. What adds up in float32 may be nearer to the truth than the default: it is compared with the default of the
+    step that adds up so, too, where that can be run. ``inputs``, ``held`` and errors are those of
     :func:`~disco_hlo.plugin.measuring.comparing.compare`."""
     try:
-        compare(session, (default, *others), inputs, held)
-        for trial in others:
-            if trial.differs and not (session.between_steps is not None and training_ends(session)):
-                _compare_with_finer(session, trial, inputs, held)
+        with session.stage("sums in float32"):
+            defaults = finer_defaults(others)
+        left = list(others)
+        for finer in defaults:
+            if _can_be_run(session, finer, held):
+                alike = [trial for trial in others if trial.finer is finer]
+                session.say(
+                    "%s: adds up in float32, and is compared with XLA's default that does so, too",
+                    ", ".join(trial.name for trial in alike),
+                )
+                compare(session, (finer, *alike), inputs, held)
+                left = [trial for trial in left if trial.finer is not finer]
+        if left:
+            compare(session, (default, *left), inputs, held)
         for trial in others:
             trial.compared = not trial.error
     finally:  # of some it may be known that they are wrong when a training ends
@@ -300,33 +330,24 @@ def compare_with_default(
                 trial.times_ns.clear()
 
 
-def _compare_with_finer(
-    session: Session, trial: Trial, inputs: RealInputs | None, held: HeldPasses | None
-) -> None:
-    """Compare a trial that differs from XLA's default with the default that adds up in float32 what the trial does."""
-    what, error = f"{trial.name}: XLA's default with its sums in float32", trial.error
-    try:
-        with session.stage(what):
-            early = None if trial.restructured is None else trial.restructured.with_finer_sums()
-        if early is None:
-            return
-        finer = Trial(
-            "XLA's default with sums in float32", None, 0, executable=compile_default(session, what, early)
-        )
+def _can_be_run(session: Session, finer: Trial, held: HeldPasses | None) -> bool:
+    """Whether XLA's default with sums in float32 is compiled, now or before, and has room to run, on all ranks."""
+    if finer.executable is None and not finer.error:
+        try:
+            finer.executable = compile_default(session, finer.name, finer.early or b"")
+        except Exception as error:
+            if session.between_steps is not None and training_ends(session):
+                raise
+            finer.error = one_line(error)
+    if not finer.error:
         room = replace(session, on_calls=None)  # as for what a call of the training may run
         given_back = 0 if held is None else held.given_back_bytes
-        with session.alone(what):
+        with session.alone(finer.name):  # a rank that lacks room in a run leaves the others in a collective
             lack = lack_of_memory(room, finer.name, finer.executable, given_back_bytes=given_back)
-        if lack:  # a rank that lacks it in a run leaves the others in a collective
-            raise shared(UnsupportedError(lack))
-        session.say("%s adds up in float32; comparing it with XLA's default that does so, too", trial.name)
-        trial.error, trial.differs = "", False
-        compare(session, (finer, trial), inputs, held)
-    except Exception as failure:
-        trial.error, trial.differs = error, True  # it is known to be another, however a training ends
-        if session.between_steps is not None and training_ends(session):
-            raise
-        LOGGER.debug("%s: %s", what, one_line(failure))
+        finer.error = lack
+    if finer.error:
+        LOGGER.debug("%s: %s", finer.name, finer.error)
+    return not finer.error
 
 
 def _first_runs(session: Session, alive: Sequence[Trial]) -> None:

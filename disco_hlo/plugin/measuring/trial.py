@@ -37,6 +37,10 @@ class Trial:
     """As of :class:`~disco_hlo.plan.plan.Plan`; the same on all ranks once it is handed out."""
     restructured: Restructured | None = None
     """What the strategy is for, where it is not the step with the structure XLA gives it."""
+    early: bytes | None = None
+    """Of XLA's default of another structure, the early module."""
+    finer: Trial | None = None
+    """What it is compared with where it adds up in float32 what the step adds up in 16 bits: XLA's default of that."""
     executable: Any = None
     executed: bytes = b""
     """The module that the executable runs, where that was read."""
@@ -80,7 +84,7 @@ class Trial:
     @property
     def structure(self) -> bytes | None:
         """What takes the place of the step's early module."""
-        return None if self.restructured is None else self.restructured.early
+        return self.early if self.restructured is None else self.restructured.early
 
 
 def marked(session: Session, trial: Trial, stage: Stage) -> contextlib.AbstractContextManager[None]:
