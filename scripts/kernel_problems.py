@@ -158,7 +158,7 @@ class Call:
     """A function of one device's arrays, how those lie on the mesh, and the global arrays."""
 
     local: Callable[..., Any]
-    arguments: Any
+    arguments: tuple[Any, ...]
     results: Any
     arrays: Any
 
@@ -311,7 +311,7 @@ class Bench:
             like = jax.ShapeDtypeStruct(x.shape, x.dtype)
             return plgpu.kernel(body, out_type=like, grid=(1,), grid_names=("block",))(x)
 
-        return Call(local, WHOLE, WHOLE, (jnp.zeros(128, jnp.float32),))
+        return Call(local, (WHOLE,), WHOLE, (jnp.zeros(128, jnp.float32),))
 
 
 class Problem:

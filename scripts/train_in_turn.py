@@ -38,7 +38,7 @@ from evaluation.record import write_atomically  # noqa: E402
 from disco_hlo.plan.plan import DEFAULT, Candidate, Plan  # noqa: E402
 
 FORMAT, VERSION = "disco-hlo training in turn", 1
-SWITCHED = "with the switch"
+SWITCHED, SEARCHING = "with the switch", "with the switch, the run that searched"
 _SHOWN = ("DISCO_", "NCCL_", "XLA_FLAGS", "JAX_PLATFORMS")
 """Begins the names of variables that a record tells."""
 _ENACTS = "disco: enacts the plan"
@@ -94,7 +94,7 @@ def in_turn(folder: Path, command: Sequence[str], runs: int, limit_s: float) -> 
     """
     search = _run(folder, "search", command, {"ENABLE_SEARCH": "1", "DISCO_WHEN": "compile"}, limit_s)
     plan, _ = found_plan(folder, folder / "search.log")
-    figures: dict[str, list[dict[str, float]]] = {DEFAULT: [], SWITCHED: []}
+    figures: dict[str, list[dict[str, float]]] = {SEARCHING: [search], DEFAULT: [], SWITCHED: []}
     held = _HELD.search((folder / "search.log").read_text(errors="replace"))
     held_s = int(held[1]) if held else None
     try:
@@ -106,7 +106,7 @@ def in_turn(folder: Path, command: Sequence[str], runs: int, limit_s: float) -> 
                     _check_enacted(folder / f"{run}.log")
                 figures[name].append(ran)
     finally:
-        record = record_of(command, plan, search, held_s, figures)
+        record = record_of(command, plan, held_s, figures)
         write_atomically(folder / "record.json", (json.dumps(record, indent=1) + "\n").encode())
     return record
 
@@ -114,7 +114,6 @@ def in_turn(folder: Path, command: Sequence[str], runs: int, limit_s: float) -> 
 def record_of(
     command: Sequence[str],
     plan: Plan,
-    search: Mapping[str, float],
     held_s: int | None,
     figures: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> dict[str, Any]:
@@ -125,6 +124,7 @@ def record_of(
     """
     measured = plan.measured
     candidates = {} if not measured else {one.name: _told(one) for one in measured.candidates}
+    [search] = figures[SEARCHING]
     pairs = zip(figures[SWITCHED], figures[DEFAULT], strict=False)  # the last one may have no other
     return {
         "format": FORMAT,

@@ -146,11 +146,13 @@ def test_the_page_has_the_tables_of_its_rows() -> None:
 )
 def test_it_runs_from_end_to_end_and_does_not_measure_twice(tmp_path: Path) -> None:
     command = [
-        sys.executable, SCRIPT, "--out", tmp_path, "--interpret", "--tiny", "--kernels", "embedding-all-to-all",
+        sys.executable, SCRIPT, "--out", tmp_path, "--interpret", "--tiny",
+        "--kernels", "floor", "embedding-all-to-all",
     ]  # fmt: skip
     ran = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert ran.returncode == 0, ran.stderr
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    floor, *rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert (floor["kernel"], floor["us"]) == ("floor", {"floor": None})
     assert [(row["kernel"], row["kind"]) for row in rows] == [
         ("embedding-all-to-all", kind) for kind in ("point", "point", "final")
     ]
@@ -165,7 +167,7 @@ def test_it_runs_from_end_to_end_and_does_not_measure_twice(tmp_path: Path) -> N
         "separate without a loop",
     }
     again = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    assert again.stdout.splitlines() == [f"3 rows in {tmp_path / 'rows.jsonl'}"]
+    assert again.stdout.splitlines() == [f"4 rows in {tmp_path / 'rows.jsonl'}"]
 
 
 def test_every_call_of_a_row_is_made_and_timed() -> None:

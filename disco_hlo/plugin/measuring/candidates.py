@@ -117,7 +117,7 @@ def begin_to_compile(
     suspected = any(one.marks is not None and one.marks.bans.suspects(one.digest) for one in waiting)
     if anywhere(session, suspected, f"{tag}: suspects"):  # on all ranks, as they hold calls together
         at_once = 1
-    verified = _Verified(len({id(one.strategy) for one in waiting if one.strategy is not None}) > 1)
+    verified = _Verified()
     pool = ThreadPoolExecutor(at_once, "disco-compile")
 
     one_by_one = [
@@ -152,10 +152,9 @@ def begin_to_compile(
 
 @dataclass
 class _Verified:
-    """Verifies modules of a batch: what is compiled twice, with other options, once. Several large ones in interpreters
-    of their own, others in turn: so XLA compiles the first while the next is verified."""
+    """Verifies modules of a batch: what is compiled twice, with other options, once. Large ones in interpreters of
+    their own, others in turn: so XLA compiles the first while the next is verified."""
 
-    several: bool
     seen: dict[tuple[int, int, str], Future[None]] = field(default_factory=dict)
     turn: threading.Lock = field(default_factory=threading.Lock)
 
@@ -163,7 +162,7 @@ class _Verified:
         key, mine = (id(source), id(strategy), hashlib.sha256(module).hexdigest()), Future[None]()
         first = self.seen.setdefault(key, mine)
         if first is mine:
-            run = interpreter(source) if self.several else here
+            run = interpreter(source)
             try:
                 with self.turn if run is here else contextlib.nullcontext():
                     mine.set_result(run(verify, source, module, strategy))

@@ -45,7 +45,7 @@ from disco_hlo.plugin.measuring.microbenchmarks import (
     measure_constants,
     traced_transfers,
 )
-from disco_hlo.plugin.measuring.room import lack_of_memory
+from disco_hlo.plugin.measuring.room import interpreter, lack_of_memory
 from disco_hlo.plugin.measuring.runner import Runner
 from disco_hlo.plugin.measuring.step_traces import ALONE, BESIDE, UNFUSED, op_times, step_profile, take_in
 from disco_hlo.plugin.measuring.traced_modules import (
@@ -241,7 +241,8 @@ def _compile(session: Session, source: CanonicalModule, modules: Sequence[Tracea
     """Compile modules, and read each while others are compiled."""
     of = {id(trial): module for module in modules for trial in module.trials}
     trials = [trial for module in modules for trial in module.trials]
-    compile_trials(session, source, trials, tag=tag, then=lambda trial: of[id(trial)].read(trial))
+    run = interpreter(source)
+    compile_trials(session, source, trials, tag=tag, then=lambda trial: of[id(trial)].read(trial, run))
 
 
 def _known_and_wanted(

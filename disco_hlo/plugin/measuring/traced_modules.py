@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from disco_hlo.backends import BACKENDS
+from disco_hlo.elsewhere import Run
 from disco_hlo.errors import DiscoError, ProfileError
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.opcodes import COLLECTIVES
@@ -91,12 +92,16 @@ class Traceable:
         own = [] if self.is_called else [self.trial]
         return own if self.by_name is None else [*own, self.by_name]
 
-    def read(self, compiled: Trial) -> None:
-        """Read what one of :attr:`trials` executes, and whose names the trace will have as a canonical graph."""
+    def read(self, compiled: Trial, run: Run) -> None:
+        """Read what one of :attr:`trials` executes, and whose names the trace will have as a canonical graph.
+
+        Args:
+            run: calls what takes Python long.
+        """
         compiled.executed = executables.read_executable(compiled.executable)
         if self.by_itself and compiled is self.trials[-1]:
             with contextlib.suppress(DiscoError):  # said of the trace, which is left out; a search goes on
-                self.written = canonicalize(compiled.executed)
+                self.written = run(canonicalize, compiled.executed)
 
     def let_go(self) -> None:
         """Free what was compiled and read."""

@@ -19,7 +19,7 @@ from typing import cast
 from disco_hlo.backends import BACKENDS
 from disco_hlo.compiled import can_be_ready, is_cached, is_ready, note_ready
 from disco_hlo.cores import own_cores
-from disco_hlo.elsewhere import apart
+from disco_hlo.elsewhere import Run, apart, here
 from disco_hlo.estimator.analytic import DeviceModel
 from disco_hlo.hlo.canonical import CanonicalModule, canonicalize
 from disco_hlo.hlo.regions import ENTRY
@@ -91,10 +91,11 @@ class Found:
     """Everything to measure, XLA's default first."""
     profile: Profile
 
-    def plans(self, settings: Settings) -> FoundPlans:
-        """What goes on from here."""
+    def plans(self, settings: Settings, run: Run = here) -> FoundPlans:
+        """What goes on from here; ``run`` calls what takes Python long."""
         record = search_record(search_settings(settings), self.search)
-        return FoundPlans(self.candidates, self.search.prediction, record, self.search.search_s)
+        prediction = run(Case.prediction, self.search.case, self.search.best)
+        return FoundPlans(self.candidates, prediction, record, self.search.search_s)
 
 
 def find(

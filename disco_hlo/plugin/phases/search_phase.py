@@ -12,6 +12,7 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from disco_hlo.elsewhere import here, quick_switches
 from disco_hlo.optimize.ablations import parts
@@ -100,16 +101,20 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         trials, compiling = trials_of(session, None if found is None else found.candidates, slot), None
         if not session.tell(bool(stop), "interrupted"):
             compiling = begin_with_likeliest(session, source, trials)
-        with session.stage("what the plan is predicted to take", takes_s=_AROUND_S):
-            plans = None if found is None else found.plans(session.settings)
+        run = interpreter(source)
+        predicting = ThreadPoolExecutor(1, "disco-prediction")
+        predicted = None if found is None else predicting.submit(found.plans, session.settings, run)
+        predicting.shutdown(wait=False)
         if compiling is not None:
             with measured_times(session) as store:
                 unchanged = None if found is None else found.search
                 apart = functools.partial(search_structure_apart, session.settings, stop)
-                search = None if interpreter(source) is here else apart
+                search = None if run is here else apart
                 trials += StructureSearch(session, slot, store, unchanged, making, search).trials(compiling)
             compiling.finish()
         making.end()
+        with session.stage("what the plan is predicted to take", takes_s=_AROUND_S):
+            plans = None if predicted is None else predicted.result()
         started = time.monotonic()
         structures_s = started - began - searched_s
         compared = measured_winner(

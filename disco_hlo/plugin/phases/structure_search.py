@@ -622,8 +622,9 @@ class StructureSearch:
         """The best plan for each schedule that is worth a search, on rank 0.
 
         They share evenly what the searches of the unchanged step left of the time that all searches may take; in
-        processes of their own, as many run at once as have a core for each restart. A plan may need a little more
-        memory than what XLA makes of the schedule; whether the device has that is asked before any is run.
+        processes of their own, as many run at once, for as long as one would, as have a core for each restart. A plan
+        may need a little more memory than what XLA makes of the schedule; whether the device has that is asked before
+        any is run.
         """
         session, settings = self.session, self.session.settings
         starts: dict[str, tuple[Case, Scheduled]] = {}
@@ -640,7 +641,7 @@ class StructureSearch:
         forced = settings.forced_structure is not None
         worth = [name for name, (_, start) in starts.items() if forced or start.predicted_ns <= most_ns]
         left_s = all_searches_s(settings) - unchanged.search_s
-        each_s = max(left_s / max(1, len(worth)), _LEAST_SHARE * settings.budget_s)
+        each_s = max(left_s / max(1, -(-len(worth) // self._at_once)), _LEAST_SHARE * settings.budget_s)
         for name in worth:
             more_bytes = starts[name][0].default.peak_bytes - unchanged.case.default.peak_bytes
             session.say("%s: predicted to need %+.0f MiB on each device", name, more_bytes / 2**20)
@@ -675,8 +676,14 @@ class StructureSearch:
                 return start
             return min(found, start, key=lambda one: one.predicted_ns)
 
-        with ThreadPoolExecutor(max(1, len(own_cores()) // settings.seeds), "disco-searches") as pool:
+        with ThreadPoolExecutor(self._at_once, "disco-searches") as pool:
             return {name: pool.submit(beside, *one).result for name, one in wanted.items()}
+
+    @property
+    def _at_once(self) -> int:
+        """How many structures are searched at once."""
+        restarts = search_settings(self.session.settings).seeds
+        return 1 if self.search is None else max(1, len(own_cores()) // restarts)
 
     def _told(self, best: Mapping[str, Scheduled], made: Mapping[str, Restructured]) -> list[Trial]:
         """The candidates on every rank: those predicted to beat the plan, or the one that is forced."""
