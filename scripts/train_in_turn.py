@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -94,7 +95,7 @@ def in_turn(folder: Path, command: Sequence[str], runs: int, limit_s: float) -> 
     """
     search = _run(folder, "search", command, {"ENABLE_SEARCH": "1", "DISCO_WHEN": "compile"}, limit_s)
     plan, _ = found_plan(folder, folder / "search.log")
-    figures: dict[str, list[dict[str, float]]] = {SEARCHING: [search], DEFAULT: [], SWITCHED: []}
+    figures: dict[str, list[dict[str, Any]]] = {SEARCHING: [search], DEFAULT: [], SWITCHED: []}
     held = _HELD.search((folder / "search.log").read_text(errors="replace"))
     held_s = int(held[1]) if held else None
     try:
@@ -115,7 +116,7 @@ def record_of(
     command: Sequence[str],
     plan: Plan,
     held_s: int | None,
-    figures: Mapping[str, Sequence[Mapping[str, float]]],
+    figures: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> dict[str, Any]:
     """As it is saved. Times are in ms and s, as their names say.
 
@@ -173,7 +174,7 @@ def _told(one: Candidate) -> dict[str, Any]:
 
 def _run(
     folder: Path, name: str, command: Sequence[str], switch: Mapping[str, str], limit_s: float
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """What one run says of itself."""
     log = folder / f"{name}.log"
     plain = {key: value for key, value in os.environ.items() if key != "ENABLE_SEARCH"}
@@ -190,10 +191,11 @@ def _run(
         raise DemoError(
             f"{name}: expected lines like 'step 0 ... 7140.29 ms' and 'median 94.19 ms, last loss 1.9'{log_tail(log)}"
         )
+    loss = float(median[2])
     found = {
         "median_ms": float(median[1]),
         "first_step_s": round(float(first[1]) / 1e3, 1),
-        "last_loss": float(median[2]),
+        "last_loss": loss if math.isfinite(loss) else str(loss),  # JSON has no nan
     }
     print(f"{name}: {found['median_ms']:.2f} ms", flush=True)
     return found

@@ -49,7 +49,8 @@ def test_a_record_says_what_was_predicted_measured_and_trained(
     monkeypatch.setenv("ENABLE_SEARCH", "1")
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
     monkeypatch.setenv("DISCO_DIR", "somewhere/else")  # where no plan of these runs lies
-    assert run(tmp_path / "out", sys.executable, "-c", PRINTS) == 0
+    program = PRINTS.replace("loss 3.25", 'loss {float("nan") if which == 90.0 else 3.25}')
+    assert run(tmp_path / "out", sys.executable, "-c", program) == 0
     record: dict[str, Any] = json.loads((tmp_path / "out" / "record.json").read_text())
     assert record["environment"]["NCCL_P2P_DISABLE"] == "1"
     assert "DISCO_DIR" not in record["environment"]
@@ -60,9 +61,12 @@ def test_a_record_says_what_was_predicted_measured_and_trained(
     assert record["held_s"] == 61
     assert record["stages_s"] == {"profile": 5.0, "search": 6.0, "measure": 7.0}
     assert record["runs"] == {
+        "with the switch, the run that searched": {
+            "median_ms": [90.0], "first_step_s": [2.5], "last_loss": ["nan"]
+        },
         "XLA default": {"median_ms": [100.0, 100.0], "first_step_s": [2.5, 2.5], "last_loss": [3.25, 3.25]},
         "with the switch": {"median_ms": [80.0, 80.0], "first_step_s": [2.5, 2.5], "last_loss": [3.25, 3.25]},
-    }
+    }  # fmt: skip
     assert record["of_default"] == [0.8, 0.8]
     assert "100.00 ms by default, 80.00 with plan (0.8, 0.8)" in capsys.readouterr().out
 
